@@ -1,0 +1,251 @@
+"""The system's side of the ports: disk, clock, dice and downloads as product code receives them.
+
+Every other file gets these as arguments, so that a simulation can hand over its own. This file and the
+few others named in tests/test_import_rules.py are the only ones that touch the operating system.
+
+**Disk.** All blocking file work of one `Disk` runs on one thread of its own, in the order asked for. One
+thread, because ordinary disks gain little from more, and because order then needs no further thought.
+`write_atomic` writes beside the target, forces the bytes down with ``fdatasync``, renames, and forces the
+folder down: after a crash the target is the old file or the new one, whole. A `Disk` belongs to whoever
+opened it (``async with Disk() as disk``).
+
+**Downloads** get a daemon thread each: a name server that never answers cannot be interrupted, and must
+hold up neither the disk nor the end of the program.
+"""
+
+import asyncio
+import contextlib
+import os
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, TypeVar, TypeVarTuple
+
+import aiofiles
+import aiofiles.os
+
+Result = TypeVar("Result")
+Arguments = TypeVarTuple("Arguments")
+Part = bytes | bytearray | memoryview
+
+Clock = Callable[[], float]
+"""Seconds from an arbitrary start; only differences mean something. In a loop this is ``loop.time``."""
+
+Entropy = Callable[[int], bytes]
+"""Return that many unpredictable bytes: nonces, session ids, incarnations. Never used for training."""
+
+FETCH_CHUNK_BYTES = 1 << 18
+
+
+def system_clock() -> Clock:
+    """Return the clock of the running loop. Raises RuntimeError outside one."""
+    return asyncio.get_running_loop().time
+
+
+def system_entropy(size_bytes: int) -> bytes:
+    """Return `size_bytes` bytes from the operating system's generator."""
+    return os.urandom(size_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskStatistics:
+    """What a disk has done since it was opened."""
+
+    reads: int
+    read_bytes: int
+    writes: int
+    written_bytes: int
+
+
+class Disk:
+    """Files, on one thread of their own.
+
+    Paths are `pathlib.Path`. Errors are the system's own (`FileNotFoundError`, `PermissionError`, ...).
+    Cancelling any method lets go of the answer; the step that has begun on the thread runs to its end
+    there, so a cancelled `write_atomic` leaves the old file or the new one, whole.
+
+    Args:
+        name: What the thread and the repr are called.
+        close_timeout_s: How long `aclose` waits for work that was asked for before it.
+    """
+
+    def __init__(self, *, name: str = "disk", close_timeout_s: float = 10.0) -> None:
+        self._name = name
+        self._close_timeout_s = close_timeout_s
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
+        self._closed = False
+        # One write at a time: two writes of one path would otherwise share their aside file.
+        self._writing = asyncio.Lock()
+        self._reads = self._read_bytes = self._writes = self._written_bytes = 0
+
+    async def __aenter__(self) -> "Disk":
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Finish what was asked for, then end the thread. Safe to call twice.
+
+        Cancelling it, or its deadline, drops what is queued; the thread ends with the job it is in.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            async with asyncio.timeout(self._close_timeout_s):
+                await self.run(_nothing)
+        finally:
+            self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def statistics(self) -> DiskStatistics:
+        """Count what was read and written."""
+        return DiskStatistics(
+            reads=self._reads,
+            read_bytes=self._read_bytes,
+            writes=self._writes,
+            written_bytes=self._written_bytes,
+        )
+
+    def __repr__(self) -> str:
+        return f"<Disk {self._name} {self._reads} reads {self._writes} writes>"
+
+    async def run(self, function: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
+        """Run a blocking function on the disk's thread, in turn; for decoding what was read."""
+        return await asyncio.get_running_loop().run_in_executor(self._executor, function, *arguments)
+
+    async def read_bytes(self, path: Path) -> bytes:
+        """Return the whole file."""
+        return await self._read(path, -1)
+
+    async def read_header(self, path: Path, size_bytes: int) -> bytes:
+        """Return the first `size_bytes` bytes of the file, or all of a shorter one."""
+        return await self._read(path, size_bytes)
+
+    async def _read(self, path: Path, size_bytes: int) -> bytes:
+        async with aiofiles.open(path, "rb", executor=self._executor) as file:
+            data = await file.read(size_bytes)
+        self._reads += 1
+        self._read_bytes += len(data)
+        return data
+
+    async def names(self, folder: Path) -> list[str]:
+        """Return the names in a folder, sorted."""
+        return sorted(await aiofiles.os.listdir(folder, executor=self._executor))
+
+    async def write_atomic(self, path: Path, parts: Iterable[Part]) -> None:
+        """Replace the file by the concatenation of `parts`, all or nothing, and durable on return.
+
+        Folders on the way are made. A failed write removes what it had written aside.
+        """
+        aside = path.with_name(f"{path.name}.{os.getpid()}.aside")
+        async with self._writing:
+            await aiofiles.os.makedirs(path.parent, exist_ok=True, executor=self._executor)
+            try:
+                async with aiofiles.open(aside, "wb", executor=self._executor) as file:
+                    written = 0
+                    for part in parts:
+                        written += await file.write(part)
+                    await file.flush()
+                    await self.run(_force_data, file.fileno())
+                await self.run(_rename_durably, aside, path)
+            except BaseException:
+                # Queued, not awaited: a cancelled task must not wait again, and the thread keeps order.
+                self._executor.submit(_remove_if_there, aside)
+                raise
+        self._writes += 1
+        self._written_bytes += written
+
+
+def _nothing() -> None:
+    """Take a turn on the disk's thread."""
+
+
+def _force_data(descriptor: int) -> None:
+    # macOS has no fdatasync; fsync is the stronger of the two.
+    getattr(os, "fdatasync", os.fsync)(descriptor)
+
+
+def _rename_durably(aside: Path, path: Path) -> None:
+    os.replace(aside, path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _remove_if_there(path: Path) -> None:
+    path.unlink(missing_ok=True)
+
+
+class Fetch(Protocol):
+    """The download port: return what is at a URL."""
+
+    async def __call__(self, url: str, *, timeout_s: float, limit_bytes: int) -> bytes:
+        """Raise OSError when the URL cannot be read within the time and the limit."""
+
+
+async def fetch_url(url: str, *, timeout_s: float, limit_bytes: int) -> bytes:
+    """Return what is at an http or https URL, by the system's proxy settings and certificates.
+
+    Args:
+        url: Where.
+        timeout_s: Deadline for the whole answer, connecting included.
+        limit_bytes: Largest answer accepted.
+
+    Raises:
+        OSError: No connection, an error status, more than `limit_bytes`, or the deadline passed
+            (`TimeoutError`). Cancelling returns at once; the thread ends at its next chunk.
+    """
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[bytes] = loop.create_future()
+    abandoned = threading.Event()
+
+    def finish(data: bytes | None, error: Exception | None) -> None:
+        if answer.done():
+            return
+        if error is not None:
+            answer.set_exception(error)
+        else:
+            answer.set_result(data or b"")
+
+    def work() -> None:
+        data, error = None, None
+        try:
+            data = _read_url(url, timeout_s, limit_bytes, abandoned)
+        except Exception as failure:
+            error = failure if isinstance(failure, OSError) else OSError(f"{url}: {failure!r}")
+        # The loop may have closed since it lost interest; then nobody waits for the answer.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(finish, data, error)
+
+    threading.Thread(target=work, name=f"fetch {url}", daemon=True).start()
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await answer
+    finally:
+        abandoned.set()
+
+
+def _read_url(url: str, timeout_s: float, limit_bytes: int, abandoned: threading.Event) -> bytes:
+    if not url.startswith(("http://", "https://")):
+        raise OSError(f"{url} is neither http nor https")
+    parts: list[bytes] = []
+    size = 0
+    try:
+        response = urllib.request.urlopen(url, timeout=timeout_s)
+    except urllib.error.HTTPError as answer:
+        answer.close()
+        raise OSError(f"{url} answers {answer.code} {answer.reason}") from None
+    with response:
+        while not abandoned.is_set() and (part := response.read1(FETCH_CHUNK_BYTES)):
+            parts.append(part)
+            size += len(part)
+            if size > limit_bytes:
+                raise OSError(f"{url} sends more than the {limit_bytes} bytes expected")
+    return b"".join(parts)

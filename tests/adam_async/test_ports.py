@@ -1,0 +1,144 @@
+"""The disk, the clock, the dice and downloads, against the real system."""
+
+import asyncio
+import http.server
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from adam_async.ports import Disk, fetch_url, system_clock, system_entropy
+
+
+async def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "folder" / "file"
+    async with Disk() as disk:
+        await disk.write_atomic(path, [b"head", bytearray(b"er "), memoryview(b"body")])
+
+        assert await disk.read_bytes(path) == b"header body"
+        assert await disk.read_header(path, 6) == b"header"
+        assert await disk.read_header(path, 600) == b"header body"
+        assert await disk.names(path.parent) == ["file"]
+        statistics = disk.statistics()
+        assert (statistics.writes, statistics.written_bytes, statistics.reads) == (1, 11, 3)
+
+
+async def test_a_failed_write_leaves_the_old_file_and_nothing_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+
+    def parts() -> Iterator[bytes]:
+        yield b"half of the new"
+        raise RuntimeError("source broke")
+
+    async with Disk() as disk:
+        await disk.write_atomic(path, [b"old"])
+        with pytest.raises(RuntimeError, match="source broke"):
+            await disk.write_atomic(path, parts())
+
+        assert await disk.names(tmp_path) == ["file"]
+        assert await disk.read_bytes(path) == b"old"
+
+
+async def test_concurrent_writes_of_one_path_leave_one_of_them_whole(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    contents = [bytes([65 + number]) * 1000 for number in range(8)]
+    async with Disk() as disk:
+        async with asyncio.TaskGroup() as group:
+            for number, content in enumerate(contents):
+                group.create_task(disk.write_atomic(path, [content[:500], content[500:]]), name=f"{number}")
+
+        assert await disk.read_bytes(path) == contents[-1]
+
+
+async def test_a_cancelled_write_leaves_the_old_file_or_the_new_one(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    async with Disk() as disk:
+        await disk.write_atomic(path, [b"old"])
+        for turns in range(12):
+            async with asyncio.TaskGroup() as group:
+                task = group.create_task(disk.write_atomic(path, [b"new"] * 3), name="write")
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                task.cancel()
+            assert await disk.read_bytes(path) in {b"old", b"newnewnew"}
+        assert await disk.names(tmp_path) == ["file"]
+
+
+async def test_a_missing_file_is_the_systems_own_error(tmp_path: Path) -> None:
+    async with Disk() as disk:
+        with pytest.raises(FileNotFoundError):
+            await disk.read_bytes(tmp_path / "absent")
+
+
+async def test_the_loop_goes_on_while_the_disk_is_busy() -> None:
+    async with Disk(name="slow") as disk, asyncio.TaskGroup() as group:
+        released = threading.Event()
+        waiting = group.create_task(disk.run(released.wait, 5.0), name="busy disk")
+        await asyncio.sleep(0)
+        released.set()
+        assert await waiting
+
+
+async def test_closing_twice_is_allowed_and_work_asked_for_before_is_done() -> None:
+    disk = Disk()
+    done: list[int] = []
+    async with asyncio.TaskGroup() as group:
+        group.create_task(disk.run(done.append, 1), name="work")
+        await asyncio.sleep(0)
+        await disk.aclose()
+    await disk.aclose()
+
+    assert done == [1]
+    assert repr(disk) == "<Disk disk 0 reads 0 writes>"
+
+
+async def test_the_clock_is_the_loops() -> None:
+    before = asyncio.get_running_loop().time()
+    assert system_clock()() >= before
+
+
+def test_entropy_has_the_length_asked_for_and_does_not_repeat() -> None:
+    assert len(system_entropy(16)) == 16
+    assert system_entropy(16) != system_entropy(16)
+
+
+class _Pages(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path == "/page" else 404)
+        self.end_headers()
+        self.wfile.write(b"a page" * 100)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Keep quiet."""
+
+
+@pytest.fixture
+def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setenv("no_proxy", "*")
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Pages) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+async def test_a_page_is_fetched_within_its_limit(address: str) -> None:
+    assert await fetch_url(f"{address}/page", timeout_s=5, limit_bytes=600) == b"a page" * 100
+    with pytest.raises(OSError, match="more than the 599 bytes"):
+        await fetch_url(f"{address}/page", timeout_s=5, limit_bytes=599)
+    with pytest.raises(OSError, match="404"):
+        await fetch_url(f"{address}/absent", timeout_s=5, limit_bytes=600)
+    with pytest.raises(OSError, match="neither http nor https"):
+        await fetch_url("file:///etc/hostname", timeout_s=5, limit_bytes=600)
+
+
+async def test_a_server_that_never_answers_is_left_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("no_proxy", "*")
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        with pytest.raises(TimeoutError):
+            await fetch_url(f"http://127.0.0.1:{listener.getsockname()[1]}/", timeout_s=0.05, limit_bytes=600)
