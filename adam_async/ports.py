@@ -19,14 +19,14 @@ import os
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar, TypeVarTuple
+from typing import IO, Any, Protocol, TypeVar, TypeVarTuple
 
-import aiofiles
 import aiofiles.os
+import aiofiles.threadpool
 
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
@@ -127,11 +127,33 @@ class Disk:
         return await self._read(path, size_bytes)
 
     async def _read(self, path: Path, size_bytes: int) -> bytes:
-        async with aiofiles.open(path, "rb", executor=self._executor) as file:
-            data = await file.read(size_bytes)
+        async with self._open(path, "rb") as file:
+            data: bytes = await file.read(size_bytes)
         self._reads += 1
         self._read_bytes += len(data)
         return data
+
+    @contextlib.asynccontextmanager
+    async def _open(self, path: Path, mode: str) -> AsyncIterator[Any]:
+        """Open a file so that it is closed whatever is cancelled, which aiofiles does not promise.
+
+        A cancelled wait for `open` loses the file that the thread is about to return, and a cancelled wait
+        for `close` may never begin it. So closing is queued on the thread and not waited for; writers
+        flush before they leave, so that nothing can fail in it.
+        """
+        opening: Future[IO[bytes]] = self._executor.submit(open, path, mode)
+        try:
+            yield aiofiles.threadpool.wrap(await asyncio.wrap_future(opening), executor=self._executor)
+        finally:
+            opening.add_done_callback(self._close_later)
+
+    def _close_later(self, opening: "Future[IO[bytes]]") -> None:
+        if not opening.cancelled() and opening.exception() is None:
+            file = opening.result()
+            try:
+                self._executor.submit(file.close)
+            except RuntimeError:  # the disk was closed meanwhile
+                file.close()
 
     async def names(self, folder: Path) -> list[str]:
         """Return the names in a folder, sorted."""
@@ -146,7 +168,7 @@ class Disk:
         async with self._writing:
             await aiofiles.os.makedirs(path.parent, exist_ok=True, executor=self._executor)
             try:
-                async with aiofiles.open(aside, "wb", executor=self._executor) as file:
+                async with self._open(aside, "wb") as file:
                     written = 0
                     for part in parts:
                         written += await file.write(part)
