@@ -1,0 +1,55 @@
+"""Pure: networks as numbers. Specs, layers, contexts, rules; no asyncio anywhere."""
+
+from adam_async.model.bare import StepBuffers, new_rule_state, train_step
+from adam_async.model.context import Context
+from adam_async.model.errors import GradientMismatchError, ModelError, SpecError
+from adam_async.model.layer import Array, Factors, Layer, Loss, ParameterSpec, Slots, Weights
+from adam_async.model.layers import BUILTIN_LAYERS
+from adam_async.model.named import NAMED_MODELS, mlp, named_model
+from adam_async.model.network import KERNELS, Network
+from adam_async.model.rules import (
+    RULES,
+    Adagrad,
+    Adam,
+    Rule,
+    RuleState,
+    Sgd,
+    make_rule,
+    new_scratch,
+    plain_step,
+)
+from adam_async.model.spec import LayerSpec, ModelSpec
+
+__all__ = [
+    "BUILTIN_LAYERS",
+    "KERNELS",
+    "NAMED_MODELS",
+    "RULES",
+    "Adagrad",
+    "Adam",
+    "Array",
+    "Context",
+    "Factors",
+    "GradientMismatchError",
+    "Layer",
+    "LayerSpec",
+    "Loss",
+    "ModelError",
+    "ModelSpec",
+    "Network",
+    "ParameterSpec",
+    "Rule",
+    "RuleState",
+    "Sgd",
+    "Slots",
+    "SpecError",
+    "StepBuffers",
+    "Weights",
+    "make_rule",
+    "mlp",
+    "named_model",
+    "new_rule_state",
+    "new_scratch",
+    "plain_step",
+    "train_step",
+]

@@ -1,0 +1,238 @@
+"""Pure: a training context, the arrays of one group in flight.
+
+Everything is allocated once, for `group_size` images. A smaller group (the last of an epoch) uses the front
+of the same memory: each array is a flat buffer, of which a view of the right shape is made for each number
+of images that occurs, once.
+
+An output that several layers read collects one error gradient per reader; they are added up before the
+layer's own way back. Where there is one reader, it writes straight into the one array there is.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from adam_async.model.errors import ModelError
+from adam_async.model.layer import Array, Layer, Loss, Slots
+from adam_async.model.spec import Shape
+from adam_async.model.topology import INPUT_INDEX, Topology
+
+
+class Context:
+    """Activations, error gradients and scratch of one group.
+
+    Made by `Network.context`; for one thread at a time.
+
+    Args:
+        topology: The network's layers.
+        input_shape: Shape of one image.
+        group_size: Largest number of images.
+        dtype: float32 or float64.
+        training: Without it there are no error gradients, and no way back.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        input_shape: Shape,
+        *,
+        group_size: int,
+        dtype: np.dtype[Any],
+        training: bool,
+    ) -> None:
+        if group_size < 1:
+            raise ModelError(f"a context must hold at least 1 image, not {group_size}")
+        self._topology = topology
+        self._input_shape = input_shape
+        self._group_size = group_size
+        self._dtype = dtype
+        self._training = training
+        self._memory: dict[tuple[object, ...], Array] = {}
+        self._bound: dict[int, _Bound] = {}
+        self._numbers = {layer.name: number for number, layer in enumerate(topology.layers)}
+        self._current = self._bind(group_size)
+
+    def __repr__(self) -> str:
+        kind = "training" if self._training else "evaluation"
+        return f"<Context {kind} {self.images} of {self._group_size} images, {self.nbytes / 1e6:.1f} MB>"
+
+    @property
+    def group_size(self) -> int:
+        """Largest number of images."""
+        return self._group_size
+
+    @property
+    def images(self) -> int:
+        """Number of images of the group now in it."""
+        return self._current.images
+
+    @property
+    def training(self) -> bool:
+        """Whether it holds error gradients."""
+        return self._training
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all its arrays."""
+        return sum(buffer.nbytes for buffer in self._memory.values())
+
+    def load(self, images: Array, labels: Array | None = None) -> None:
+        """Take a group of 1 to `group_size` images; uint8 becomes 0 to 1, floats are copied.
+
+        Args:
+            images: Shape ``(n, C, H, W)`` or any other that holds ``n`` images in that order, such as ``(n,
+                H, W)``.
+            labels: What the loss layer takes: class numbers ``(n,)``, or target values. None, only to
+                predict.
+
+        Raises:
+            ModelError: Number, shape or dtype does not fit.
+        """
+        count = images.shape[0] if images.ndim else 0
+        features = math.prod(self._input_shape)
+        if not 1 <= count <= self._group_size:
+            raise ModelError(f"this context holds 1 to {self._group_size} images, not {count}")
+        if images.size != count * features:
+            raise ModelError(
+                f"images must have shape {list(self._input_shape)}, not {list(images.shape[1:])}"
+            )
+        self.resize(count)
+        source, target = images.reshape(count, features).T, self.input.reshape(features, count)
+        if images.dtype == np.uint8:
+            np.divide(source, 255, out=target, dtype=self._dtype, casting="unsafe")
+        elif images.dtype.kind == "f":
+            np.copyto(target, source, casting="same_kind")
+        else:
+            raise ModelError(f"images must be uint8 or floating point, not {images.dtype}")
+        if labels is not None:
+            loss = self._topology.layers[-1]
+            assert isinstance(loss, Loss)
+            loss.load_targets(self._current.slots[-1], labels)
+
+    def resize(self, images: int) -> None:
+        """Lay the context out for another number of images; what it held is lost."""
+        bound = self._bound.get(images)
+        self._current = bound if bound is not None else self._bind(images)
+
+    @property
+    def input(self) -> Array:
+        """The images, in the layout inside a context: ``(C, H, W, B)`` or ``(F, B)``."""
+        return self._current.input
+
+    def slots(self, number: int) -> Slots:
+        """Arrays of the layer with this number, for the current number of images."""
+        return self._current.slots[number]
+
+    def output(self, name: str) -> Array:
+        """View of a layer's output, batch first: ``(B, C, H, W)`` or ``(B, F)``.
+
+        A layer that works in the memory of its input shows its own output under both names.
+        """
+        return np.moveaxis(self.slots(self._number(name)).output, -1, 0)
+
+    def error(self, name: str) -> Array:
+        """View of the error gradient of a layer's output, batch first.
+
+        Valid from its reader's way back until its own.
+        """
+        slots = self.slots(self._number(name))
+        if slots.output_error is None:
+            raise ModelError(f"this context holds no error gradient for layer {name!r}")
+        return np.moveaxis(slots.output_error, -1, 0)
+
+    def gather_error(self, number: int) -> None:
+        """Add up the error gradients that several readers of one output left."""
+        parts = self._current.merges.get(number)
+        if parts is None:
+            return
+        total = self.slots(number).error
+        np.add(parts[0], parts[1], out=total)
+        for part in parts[2:]:
+            np.add(total, part, out=total)
+
+    def _number(self, name: str) -> int:
+        try:
+            return self._numbers[name]
+        except KeyError:
+            raise ModelError(f"no layer is named {name!r}; known names: {', '.join(self._numbers)}") from None
+
+    def _take(self, key: tuple[object, ...], full: Shape, shape: Shape, dtype: Any) -> Array:
+        buffer = self._memory.get(key)
+        if buffer is None:
+            buffer = self._memory[key] = np.zeros(math.prod(full), dtype)
+        return buffer[: math.prod(shape)].reshape(shape)
+
+    def _per_image(self, key: tuple[object, ...], shape: Shape, images: int) -> Array:
+        return self._take(key, (*shape, self._group_size), (*shape, images), self._dtype)
+
+    def _bind(self, images: int) -> "_Bound":
+        topology, layers = self._topology, self._topology.layers
+        bound = _Bound(images, self._per_image(("input",), self._input_shape, images))
+        for number, layer in enumerate(layers):
+            source = topology.producers[number][0]
+            if topology.shares[number]:
+                output = bound.outputs[source].reshape(*layer.output_shape, images)
+            else:
+                output = self._per_image(("output", number), layer.output_shape, images)
+            bound.outputs.append(output)
+        if self._training:
+            self._bind_errors(bound)
+        for number, layer in enumerate(layers):
+            slots = Slots(
+                images=images,
+                inputs=tuple(
+                    bound.input if source == INPUT_INDEX else bound.outputs[source]
+                    for source in topology.producers[number]
+                ),
+                output=bound.outputs[number],
+                output_error=bound.errors.get(number),
+                input_errors=tuple(
+                    bound.edges.get((number, position)) for position in range(len(topology.producers[number]))
+                ),
+                scratch=self._scratch(number, layer, images),
+            )
+            layer.prepare(slots)
+            bound.slots.append(slots)
+        self._bound[images] = bound
+        return bound
+
+    def _bind_errors(self, bound: "_Bound") -> None:
+        topology = self._topology
+        for number in reversed(range(len(topology.layers) - 1)):
+            readers = topology.consumers[number]
+            if not topology.wants_error[number]:
+                continue
+            shape = topology.layers[number].output_shape
+            reader = readers[0][0]
+            if len(readers) == 1 and topology.shares[reader]:
+                error = bound.errors[reader].reshape(*shape, bound.images)
+            else:
+                error = self._per_image(("error", number), shape, bound.images)
+            bound.errors[number] = error
+            if len(readers) == 1:
+                bound.edges[readers[0]] = error
+                continue
+            for edge in readers:
+                bound.edges[edge] = self._per_image(("edge", *edge), shape, bound.images)
+            bound.merges[number] = tuple(bound.edges[edge] for edge in readers)
+
+    def _scratch(self, number: int, layer: Layer, images: int) -> dict[str, Array]:
+        full = layer.scratch(self._group_size)
+        return {
+            name: self._take(("scratch", number, name), full[name][0], shape, dtype or self._dtype)
+            for name, (shape, dtype) in layer.scratch(images).items()
+        }
+
+
+class _Bound:
+    """All views for one number of images."""
+
+    def __init__(self, images: int, images_in: Array) -> None:
+        self.images = images
+        self.input = images_in
+        self.outputs: list[Array] = []
+        self.errors: dict[int, Array] = {}
+        self.edges: dict[tuple[int, int], Array] = {}
+        self.merges: dict[int, tuple[Array, ...]] = {}
+        self.slots: list[Slots] = []

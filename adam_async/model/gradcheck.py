@@ -1,0 +1,187 @@
+"""Pure: finite-difference checks of gradients, for our layers and yours.
+
+Along a random direction d, a function f of x with gradient g satisfies f(x + h d) - f(x - h d) = 2 h (g .
+d) up to terms of order h cubed. In float64 with h = 1e-6 both sides agree to about nine digits; a wrong
+gradient agrees by accident along one random direction with probability zero. Functions with kinks are
+checked at random points, where no kink is within h.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adam_async.dice import Dice
+from adam_async.model.errors import GradientMismatchError, ModelError
+from adam_async.model.layer import Layer, Loss, Slots
+from adam_async.model.network import Network
+
+STEP = 1e-6
+TOLERANCE = 1e-6
+"""Relative to the size of the two sides, or to 1e-3 where both are smaller than that."""
+
+Floats = NDArray[np.float64]
+
+
+def check_gradient(
+    name: str,
+    value: Floats,
+    gradient: Floats,
+    function: Callable[[], float],
+    dice: Dice,
+    *,
+    directions: int = 2,
+    tolerance: float = TOLERANCE,
+) -> None:
+    """Compare a gradient with finite differences of `function`, which reads `value`.
+
+    `value` is changed on the way and restored.
+
+    Raises:
+        GradientMismatchError: They differ; the message names what was checked and both numbers.
+    """
+    kept = value.copy()
+    for number in range(directions):
+        drawn = dice.normal("gradient check", keys=(name, number), count=value.size, dtype=np.float64)
+        direction = drawn.reshape(value.shape)
+        value[...] = kept + STEP * direction
+        above = function()
+        value[...] = kept - STEP * direction
+        below = function()
+        value[...] = kept
+        expected = (above - below) / (2.0 * STEP)
+        found = float(np.sum(gradient * direction))
+        if not abs(found - expected) <= tolerance * max(abs(found), abs(expected), 1e-3):
+            raise GradientMismatchError(
+                f"gradient of {name}: {found:.9g} along direction {number}, "
+                f"but the finite difference is {expected:.9g}"
+            )
+
+
+def check_network(
+    network: Network,
+    weights: dict[str, Floats],
+    images: NDArray[Any],
+    labels: NDArray[Any],
+    dice: Dice,
+    *,
+    directions: int = 2,
+    tolerance: float = TOLERANCE,
+) -> None:
+    """Check the gradient of every tensor of a float64 network on one group; factors must multiply to it.
+
+    Raises:
+        GradientMismatchError: One is wrong; the message names it.
+        ModelError: The network computes in float32.
+    """
+    if network.dtype != np.float64:
+        raise ModelError(f"gradients are checked in float64, but the network computes in {network.dtype}")
+    context = network.context(images.shape[0])
+    context.load(images, labels)
+    network.forward(weights, context)
+    network.backward(weights, context)
+    gradients: dict[str, Floats] = {}
+    for parameter in network.parameters:
+        out = np.empty(parameter.shape, network.dtype)
+        network.delta(context, parameter.name, out=out)
+        gradients[parameter.name] = out
+        factors = network.factors(context, parameter.name)
+        if factors is not None and not np.allclose(factors[1].T @ factors[0], out, rtol=1e-12, atol=1e-14):
+            raise GradientMismatchError(f"the factors of {parameter.name} do not multiply to its gradient")
+    for name, gradient in gradients.items():
+        check_gradient(
+            name,
+            weights[name],
+            gradient,
+            lambda: network.forward(weights, context),
+            dice,
+            directions=directions,
+            tolerance=tolerance,
+        )
+
+
+def check_layer(
+    layer: Layer,
+    dice: Dice,
+    *,
+    images: int = 3,
+    labels: NDArray[Any] | None = None,
+    directions: int = 2,
+    tolerance: float = TOLERANCE,
+) -> None:
+    """Check one layer alone, in float64: error gradients of all inputs, gradients of all tensors.
+
+    The function differentiated is the sum of the outputs times random numbers; for a loss, the mean loss of
+    `labels`.
+
+    Raises:
+        GradientMismatchError: One is wrong; the message names it.
+    """
+    slots = _lone_slots(layer, dice, images)
+    weights = {p.name: _draw(dice, p.name, p.shape) / np.sqrt(max(p.row_size, 1)) for p in layer.parameters}
+    if isinstance(layer, Loss):
+        if labels is None:
+            raise ModelError(f"layer {layer.name!r} is a loss: give labels to check it")
+        layer.load_targets(slots, labels)
+        pull = np.full(images, 1.0 / images)
+    else:
+        pull = _draw(dice, "pull", slots.output.shape)
+
+    def function() -> float:
+        layer.forward(weights, slots)
+        return float(np.sum(slots.output * pull))
+
+    function()
+    if not isinstance(layer, Loss):
+        slots.error[...] = pull
+    gradients = [(p, np.empty(p.shape, np.float64)) for p in layer.parameters]
+    layer.backward(weights, slots)
+    for parameter, out in gradients:
+        layer.delta(slots, parameter.kind, out)
+    for number, (value, error) in enumerate(zip(slots.inputs, slots.input_errors, strict=True)):
+        assert error is not None
+        check_gradient(
+            f"{layer.name} input {number}",
+            value,
+            error.copy(),
+            function,
+            dice,
+            directions=directions,
+            tolerance=tolerance,
+        )
+    for parameter, gradient in gradients:
+        check_gradient(
+            parameter.name,
+            weights[parameter.name],
+            gradient,
+            function,
+            dice,
+            directions=directions,
+            tolerance=tolerance,
+        )
+
+
+def _draw(dice: Dice, name: str, shape: Sequence[int]) -> Floats:
+    drawn = dice.normal("gradient check values", keys=(name,), count=int(np.prod(shape)), dtype=np.float64)
+    return drawn.reshape(shape)
+
+
+def _lone_slots(layer: Layer, dice: Dice, images: int) -> Slots:
+    """Arrays for a layer outside any network, inputs drawn at random, nothing shared."""
+    inputs = tuple(
+        _draw(dice, f"input {number}", (*shape, images)) for number, shape in enumerate(layer.input_shapes)
+    )
+    slots = Slots(
+        images=images,
+        inputs=inputs,
+        output=np.empty((*layer.output_shape, images)),
+        output_error=None if isinstance(layer, Loss) else np.empty((*layer.output_shape, images)),
+        input_errors=tuple(np.empty_like(value) for value in inputs),
+        scratch={
+            name: np.empty(shape, dtype or np.float64)
+            for name, (shape, dtype) in layer.scratch(images).items()
+        },
+    )
+    layer.prepare(slots)
+    return slots

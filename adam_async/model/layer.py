@@ -1,0 +1,239 @@
+"""Pure: the interface of a layer.
+
+A layer is one class. It knows shapes and arithmetic; it owns no arrays, no optimiser and no thread, so one
+object serves any number of contexts at once. Its three steps are separate, so that segments, partitions and
+push protocols compose:
+
+    forward          inputs and weights to the output
+    backward         the output's error gradient to those of the inputs
+    delta, factors   the output's error gradient to a weight gradient, or to the two factors of it
+
+Arrays come in `Slots`, allocated once per context and reused. **Inside a context the batch is the last
+axis**: the memory of an activation is (C, H, W, B) or (F, B), C-contiguous. One row of an image then is ``W
+* B`` numbers in a row, which makes column copies, pooling and their ways back long strides of memory at any
+group size above a few; a convolution is one GEMM over the whole group, flattening is free, and rows of an
+image can be cut by a slice. The outside sees BCHW views (`Context.output`).
+
+Group gradients are means over the group's images: the loss divides its error gradient by the number of
+images, the layers only add up.
+
+To add a layer, subclass `Layer`, and hand ``{**BUILTIN_LAYERS, "mine": Mine}`` to the `Network`.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adam_async.dice import Dice
+from adam_async.model.errors import ModelError, SpecError
+from adam_async.model.spec import LayerSpec, OptionValue, Shape
+
+Array = NDArray[Any]
+Weights = Mapping[str, Array]
+Factors = tuple[Array, Array]
+Cut = Literal["rows", "outputs", "whole"]
+"""How a partition may cut a layer's output: by image rows, by output neurons, or not at all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterSpec:
+    """One tensor of a layer.
+
+    `kind` is ``"weight"`` or ``"bias"``; `bound` is the half-width of its uniform start values.
+    """
+
+    name: str
+    shape: Shape
+    layer: str
+    kind: str
+    bound: float = 0.0
+
+    @property
+    def size(self) -> int:
+        """Number of values."""
+        return math.prod(self.shape)
+
+    @property
+    def row_size(self) -> int:
+        """Number of values in one row, a row being one index of the first axis."""
+        return math.prod(self.shape[1:])
+
+    def initial_values(self, dice: Dice, start_row: int, stop_row: int, dtype: np.dtype[Any]) -> Array:
+        """Draw rows ``start_row`` to ``stop_row``; they equal the same rows of the whole tensor."""
+        if not 0 <= start_row <= stop_row <= self.shape[0]:
+            raise ModelError(
+                f"rows {start_row} to {stop_row} of {self.name!r} do not exist: it has {self.shape[0]} rows"
+            )
+        shape = (stop_row - start_row, *self.shape[1:])
+        if self.bound == 0.0:
+            return np.zeros(shape, dtype)
+        drawn = dice.uniform(
+            "initial values",
+            keys=(self.name,),
+            start=start_row * self.row_size,
+            count=math.prod(shape),
+            dtype=dtype,
+        )
+        drawn *= 2.0 * self.bound
+        drawn -= self.bound
+        return drawn.reshape(shape)
+
+
+ScratchSpec = tuple[Shape, Any]
+"""Shape and dtype of one scratch array; dtype None means the network's."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Slots:
+    """The arrays of one layer in one context, for one number of images. Batch axis last.
+
+    An entry of `input_errors` is None where nobody needs that gradient. `scratch` is what `Layer.scratch`
+    asked for; its contents survive from forward to backward, but not a change of the number of images.
+    `views` belongs to the layer: `Layer.prepare` fills it once.
+    """
+
+    images: int
+    inputs: tuple[Array, ...]
+    output: Array
+    output_error: Array | None
+    input_errors: tuple[Array | None, ...]
+    scratch: dict[str, Array]
+    views: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def error(self) -> Array:
+        """The output's error gradient, in a layer that is known to have one."""
+        assert self.output_error is not None, "this context holds no error gradients"
+        return self.output_error
+
+
+class Layer(ABC):
+    """One layer of a network. See the head of this file.
+
+    Subclasses set `OPTIONS` and, in ``__init__``, `output_shape` and where they apply `parameters` and
+    `multiply_adds`.
+
+    Args:
+        spec: Name, kind and options.
+        input_shapes: Shape of one image at each input, without the batch.
+
+    Raises:
+        SpecError: An option is unknown, missing or out of range, or an input's shape does not fit.
+    """
+
+    OPTIONS: ClassVar[Mapping[str, OptionValue | None]] = {}
+    """Known options and their defaults; None means that the option is required."""
+    NUM_INPUTS: ClassVar[int | None] = 1
+    """Number of inputs; None means two or more."""
+    CUT: ClassVar[Cut] = "whole"
+    SHARES_INPUT: ClassVar[bool] = False
+    """Whether output and error gradient may lie in the memory of the (only) input."""
+    OVERWRITES: ClassVar[bool] = False
+    """Whether, sharing its input's memory, it changes the values there."""
+    READS_OUTPUT: ClassVar[bool] = False
+    """Whether the way back reads the layer's own output, which then nobody may overwrite."""
+
+    def __init__(self, spec: LayerSpec, input_shapes: tuple[Shape, ...]) -> None:
+        self.spec = spec
+        self.name = spec.name
+        self.input_shapes = input_shapes
+        self.output_shape: Shape = input_shapes[0] if input_shapes else ()
+        self.parameters: tuple[ParameterSpec, ...] = ()
+        self.multiply_adds: int = 0
+        known = ", ".join(self.OPTIONS) or "none"
+        given = dict(spec.options)
+        for key in given:
+            if key not in self.OPTIONS:
+                raise self.refusal(f"unknown option {key!r}; known options: {known}")
+        for key, default in self.OPTIONS.items():
+            if default is None and key not in given:
+                raise self.refusal(f"option {key!r} is missing; known options: {known}")
+        self._options = {**self.OPTIONS, **given}
+        count = len(input_shapes)
+        if count < 2 if self.NUM_INPUTS is None else count != self.NUM_INPUTS:
+            wanted = "two or more inputs" if self.NUM_INPUTS is None else f"{self.NUM_INPUTS} input"
+            raise self.refusal(f"needs {wanted}, but reads {count}: {', '.join(spec.inputs)}")
+
+    def __repr__(self) -> str:
+        shapes = " and ".join(str(list(shape)) for shape in self.input_shapes)
+        return f"<{self.spec.kind} {self.name!r} {shapes} to {list(self.output_shape)}>"
+
+    def refusal(self, reason: str) -> SpecError:
+        """Make the error that names this layer."""
+        return SpecError(f"layer {self.name!r} ({self.spec.kind}): {reason}")
+
+    def integer(self, key: str, *, minimum: int) -> int:
+        """Read a whole-number option."""
+        value = self._options[key]
+        if type(value) is not int or value < minimum:
+            raise self.refusal(f"option {key!r} must be a whole number of at least {minimum}, not {value!r}")
+        return value
+
+    def choice(self, key: str, known: tuple[str, ...]) -> str:
+        """Read an option that is one of a few words."""
+        value = self._options[key]
+        if value not in known:
+            raise self.refusal(f"option {key!r} must be one of {', '.join(known)}, not {value!r}")
+        return str(value)
+
+    def image_input(self) -> tuple[int, int, int]:
+        """The input's channels, height and width, for a layer that needs an image."""
+        if len(self.input_shapes[0]) != 3:
+            raise self.refusal(
+                f"needs an input of [channels, height, width], not {list(self.input_shapes[0])}"
+            )
+        channels, height, width = self.input_shapes[0]
+        return channels, height, width
+
+    def input_rows(self, rows: range) -> range:
+        """Say which rows of each input the given output rows need. By default the same ones."""
+        return rows
+
+    def scratch(self, images: int) -> dict[str, ScratchSpec]:
+        """Name the scratch arrays for a group; sizes must not shrink as `images` grows."""
+        return {}
+
+    def prepare(self, slots: Slots) -> None:  # noqa: B027 - most layers need no views
+        """Make the views that the steps use, once per context and number of images."""
+
+    @abstractmethod
+    def forward(self, weights: Weights, slots: Slots) -> None:
+        """Fill ``slots.output`` from ``slots.inputs``."""
+
+    @abstractmethod
+    def backward(self, weights: Weights, slots: Slots) -> None:
+        """Fill each wanted one of ``slots.input_errors`` from ``slots.output_error``.
+
+        Called only when at least one is wanted. May overwrite ``slots.output_error`` only where
+        `SHARES_INPUT` says so. Weights are as they are now, not as forward saw them: they may be shared and
+        unlocked, on purpose.
+        """
+
+    def delta(self, slots: Slots, kind: str, out: Array) -> None:
+        """Write the group gradient of the parameter of this kind into `out`, C-contiguous, of its shape."""
+        raise ModelError(f"layer {self.name!r} has no parameter of kind {kind!r}")
+
+    def factors(self, slots: Slots, kind: str) -> Factors | None:
+        """Give views ``(x_BI, errors_BO)`` with ``errors_BO.T @ x_BI`` the group gradient, or None."""
+        return None
+
+
+class Loss(Layer):
+    """A last layer: its output is one loss per image, shape ``(B,)``; its way back starts the errors."""
+
+    def __init__(self, spec: LayerSpec, input_shapes: tuple[Shape, ...]) -> None:
+        super().__init__(spec, input_shapes)
+        self.output_shape = ()
+
+    @abstractmethod
+    def load_targets(self, slots: Slots, labels: Array) -> None:
+        """Store what the group should have given.
+
+        Raises:
+            ModelError: The labels do not fit the layer.
+        """

@@ -1,0 +1,44 @@
+"""Pure: the layers that come with the package, by the kind a spec calls them."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from adam_async.model.layer import Layer
+from adam_async.model.layers.activations import Relu, Sigmoid, Tanh
+from adam_async.model.layers.conv2d import Conv2d
+from adam_async.model.layers.dense import Dense
+from adam_async.model.layers.joins import Add, Concatenate, Flatten
+from adam_async.model.layers.losses import MeanSquaredError, SoftmaxCrossEntropy
+from adam_async.model.layers.max_pool import MaxPool
+
+__all__ = [
+    "BUILTIN_LAYERS",
+    "Add",
+    "Concatenate",
+    "Conv2d",
+    "Dense",
+    "Flatten",
+    "MaxPool",
+    "MeanSquaredError",
+    "Relu",
+    "Sigmoid",
+    "SoftmaxCrossEntropy",
+    "Tanh",
+]
+
+BUILTIN_LAYERS: Mapping[str, type[Layer]] = MappingProxyType(
+    {
+        "conv2d": Conv2d,
+        "max_pool": MaxPool,
+        "dense": Dense,
+        "relu": Relu,
+        "sigmoid": Sigmoid,
+        "tanh": Tanh,
+        "flatten": Flatten,
+        "add": Add,
+        "concatenate": Concatenate,
+        "softmax_cross_entropy": SoftmaxCrossEntropy,
+        "mean_squared_error": MeanSquaredError,
+    }
+)
+"""Kinds a `Network` knows unless told otherwise. To add one: ``{**BUILTIN_LAYERS, "mine": Mine}``."""

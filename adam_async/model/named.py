@@ -1,0 +1,95 @@
+"""Pure: the models known by name, all of them written as ordinary specs."""
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+
+from adam_async.model.errors import SpecError
+from adam_async.model.spec import LayerSpec, ModelSpec, Shape
+
+_layer = LayerSpec.of
+
+
+def mnist_adam() -> ModelSpec:
+    """The network of the paper's MNIST experiment: 298 090 parameters, 756 000 multiply-adds forward."""
+    return ModelSpec(
+        name="mnist-adam",
+        input_shape=(1, 28, 28),
+        layers=(
+            _layer("conv1", "conv2d", filters=10, kernel=5),
+            _layer("relu1", "relu"),
+            _layer("pool1", "max_pool", kernel=2),
+            _layer("conv2", "conv2d", filters=20, kernel=5),
+            _layer("relu2", "relu"),
+            _layer("pool2", "max_pool", kernel=2),
+            _layer("flat", "flatten"),
+            _layer("fc1", "dense", outputs=400),
+            _layer("relu3", "relu"),
+            _layer("fc2", "dense", outputs=400),
+            _layer("relu4", "relu"),
+            _layer("fc3", "dense", outputs=10, init="lecun"),
+            _layer("loss", "softmax_cross_entropy"),
+        ),
+    )
+
+
+def mlp(
+    sizes: Sequence[int] = (784, 256, 128, 10), *, input_shape: Shape = (1, 28, 28), name: str = "mlp"
+) -> ModelSpec:
+    """Dense layers of the given sizes with ReLU between them; ``sizes[0]`` is the input.
+
+    Args:
+        sizes: Features of the input, of each hidden layer, and the number of classes.
+        input_shape: Shape of one image; it must hold ``sizes[0]`` values.
+        name: Name of the model.
+    """
+    layers = [_layer("flat", "flatten")]
+    for number, outputs in enumerate(sizes[1:-1], start=1):
+        layers.append(_layer(f"fc{number}", "dense", outputs=outputs))
+        layers.append(_layer(f"relu{number}", "relu"))
+    layers.append(_layer(f"fc{len(sizes) - 1}", "dense", outputs=sizes[-1], init="lecun"))
+    layers.append(_layer("loss", "softmax_cross_entropy"))
+    features = 1
+    for size in input_shape:
+        features *= size
+    if features != sizes[0]:
+        raise SpecError(
+            f"model {name!r}: an input of {list(input_shape)} has {features} values, "
+            f"but sizes[0] is {sizes[0]}"
+        )
+    return ModelSpec(name=name, input_shape=input_shape, layers=tuple(layers))
+
+
+def digits() -> ModelSpec:
+    """A small convolutional network for the embedded 8x8 digits."""
+    return ModelSpec(
+        name="digits",
+        input_shape=(1, 8, 8),
+        layers=(
+            _layer("conv1", "conv2d", filters=16, kernel=3, padding=1),
+            _layer("relu1", "relu"),
+            _layer("pool1", "max_pool", kernel=2),
+            _layer("flat", "flatten"),
+            _layer("fc1", "dense", outputs=64),
+            _layer("relu2", "relu"),
+            _layer("fc2", "dense", outputs=10, init="lecun"),
+            _layer("loss", "softmax_cross_entropy"),
+        ),
+    )
+
+
+NAMED_MODELS: Mapping[str, Callable[[], ModelSpec]] = MappingProxyType(
+    {"mnist-adam": mnist_adam, "mlp": mlp, "digits": digits}
+)
+"""Models that a name stands for."""
+
+
+def named_model(name: str) -> ModelSpec:
+    """Look a model up by its name.
+
+    Raises:
+        SpecError: There is none of that name; the message lists those there are.
+    """
+    try:
+        return NAMED_MODELS[name]()
+    except KeyError:
+        raise SpecError(f"no model is named {name!r}; known names: {', '.join(NAMED_MODELS)}") from None

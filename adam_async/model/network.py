@@ -1,0 +1,226 @@
+"""Pure: a network, from its spec to numbers.
+
+A `Network` is immutable and holds no weights: weights arrive with every call as a mapping from names to
+arrays, be they a worker's copy or a server's own memory. Arrays of one group live in a `Context`. Any
+number of threads may use one network, each with contexts of its own.
+
+    network = Network(named_model("mnist-adam"))
+    weights = network.initial_weights(Dice(1))
+    context = network.context(16)
+    context.load(images, labels)
+    loss = network.forward(weights, context)
+    network.backward(weights, context)
+    network.delta(context, "fc1.weight", out=gradient)
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from adam_async.dice import Dice
+from adam_async.model.context import Context
+from adam_async.model.errors import ModelError, SpecError
+from adam_async.model.layer import Array, Factors, Layer, ParameterSpec, Weights
+from adam_async.model.layers import BUILTIN_LAYERS
+from adam_async.model.spec import ModelSpec
+from adam_async.model.topology import Topology
+
+KERNELS = ("numpy",)
+"""Known sets of kernels."""
+
+PREDICT_BATCH = 64
+"""Images per step of an evaluation: columns of a larger group leave the second-level cache."""
+
+
+class Network:
+    """A network that can be run. Making one allocates nothing.
+
+    Args:
+        spec: What the network is.
+        dtype: float32 in training, float64 in proofs.
+        kernels: Which implementation of the layers.
+        layers: Kinds of layers the spec may use; ``{**BUILTIN_LAYERS, "mine": Mine}`` adds one.
+
+    Raises:
+        SpecError: The spec cannot be built.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        dtype: DTypeLike = np.float32,
+        *,
+        kernels: str = "numpy",
+        layers: Mapping[str, type[Layer]] = BUILTIN_LAYERS,
+    ) -> None:
+        if kernels not in KERNELS:
+            raise SpecError(f"unknown kernels {kernels!r}; known: {', '.join(KERNELS)}")
+        self._dtype = np.dtype(dtype)
+        if self._dtype not in (np.float32, np.float64):
+            raise SpecError(f"a network computes in float32 or float64, not {self._dtype}")
+        self._spec = spec
+        self._kernels = kernels
+        self._topology = Topology.of(spec, layers)
+        self._parameters = tuple(
+            parameter for layer in self._topology.layers for parameter in layer.parameters
+        )
+        self._owners = {
+            parameter.name: (number, parameter)
+            for number, layer in enumerate(self._topology.layers)
+            for parameter in layer.parameters
+        }
+        if len(self._owners) != len(self._parameters):
+            raise SpecError(f"model {spec.name!r}: two parameters share a name")
+
+    def __repr__(self) -> str:
+        return (
+            f"<Network {self._spec.name} {self.num_parameters} parameters, "
+            f"{self.multiply_adds} multiply-adds, "
+            f"{self._dtype} {self._kernels}>"
+        )
+
+    @property
+    def spec(self) -> ModelSpec:
+        """What the network is."""
+        return self._spec
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """float32 or float64."""
+        return self._dtype
+
+    @property
+    def kernels(self) -> str:
+        """Which implementation of the layers."""
+        return self._kernels
+
+    @property
+    def layers(self) -> tuple[Layer, ...]:
+        """Layers in the order of the forward pass; the last is the loss."""
+        return self._topology.layers
+
+    @property
+    def parameters(self) -> tuple[ParameterSpec, ...]:
+        """All tensors, in the order of their layers."""
+        return self._parameters
+
+    @property
+    def num_parameters(self) -> int:
+        """Number of trained values."""
+        return sum(parameter.size for parameter in self._parameters)
+
+    @property
+    def multiply_adds(self) -> int:
+        """Multiply-adds of one image's forward pass, in convolutions and dense layers."""
+        return sum(layer.multiply_adds for layer in self._topology.layers)
+
+    def parameter(self, name: str) -> ParameterSpec:
+        """Look a tensor up by its name, such as ``"conv1.weight"``.
+
+        Raises:
+            ModelError: There is none of that name.
+        """
+        return self._owner(name)[1]
+
+    def initial_values(
+        self, dice: Dice, name: str, start_row: int = 0, stop_row: int | None = None
+    ) -> NDArray[Any]:
+        """Draw the start values of rows ``start_row`` to ``stop_row`` of a tensor, as of the whole tensor."""
+        parameter = self.parameter(name)
+        stop = parameter.shape[0] if stop_row is None else stop_row
+        return parameter.initial_values(dice, start_row, stop, self._dtype)
+
+    def initial_weights(self, dice: Dice) -> dict[str, NDArray[Any]]:
+        """Draw the start values of all tensors."""
+        return {parameter.name: self.initial_values(dice, parameter.name) for parameter in self._parameters}
+
+    def context(self, group_size: int, *, training: bool = True) -> Context:
+        """Allocate the arrays for one group of up to `group_size` images."""
+        return Context(
+            self._topology,
+            self._spec.input_shape,
+            group_size=group_size,
+            dtype=self._dtype,
+            training=training,
+        )
+
+    def forward(self, weights: Weights, context: Context) -> float:
+        """Run all layers on the loaded group and return its mean loss."""
+        self.forward_layers(weights, context, range(len(self.layers)))
+        losses = context.slots(len(self.layers) - 1).output
+        return float(np.add.reduce(losses)) / context.images
+
+    def forward_layers(self, weights: Weights, context: Context, layers: range) -> None:
+        """Run the layers with these numbers; their inputs must be there."""
+        for number in layers:
+            self._topology.layers[number].forward(weights, context.slots(number))
+
+    def backward(self, weights: Weights, context: Context) -> None:
+        """Compute all error gradients of the group that `forward` ran, as of its mean loss."""
+        self.backward_layers(weights, context, range(len(self.layers)))
+
+    def backward_layers(self, weights: Weights, context: Context, layers: range) -> None:
+        """Run the ways back of the layers with these numbers, last first.
+
+        Afterwards `delta` and `factors` of their tensors are valid. Nothing that lies before the first
+        parameters is computed.
+
+        Raises:
+            ModelError: The context was made without error gradients.
+        """
+        if not context.training:
+            raise ModelError("this context was made with training=False and has no error gradients")
+        for number in reversed(layers):
+            context.gather_error(number)
+            slots = context.slots(number)
+            if any(error is not None for error in slots.input_errors):
+                self._topology.layers[number].backward(weights, slots)
+
+    def delta(self, context: Context, name: str, *, out: Array) -> None:
+        """Write the group gradient of one tensor, the mean over the group's images, into `out`.
+
+        Raises:
+            ModelError: `out` has the wrong shape or dtype or is not C-contiguous.
+        """
+        number, parameter = self._owner(name)
+        if out.shape != parameter.shape or out.dtype != self._dtype or not out.flags.c_contiguous:
+            raise ModelError(
+                f"the gradient of {name!r} needs a C-contiguous {self._dtype} array "
+                f"of shape {parameter.shape}, not {out.dtype} of {out.shape}"
+            )
+        self._topology.layers[number].delta(context.slots(number), parameter.kind, out)
+
+    def factors(self, context: Context, name: str) -> Factors | None:
+        """Give ``(x_BI, errors_BO)`` with ``errors_BO.T @ x_BI`` the group gradient.
+
+        None for a tensor that has no factors. They are views into the context, not contiguous: copy them to
+        keep or send them.
+        """
+        number, parameter = self._owner(name)
+        return self._topology.layers[number].factors(context.slots(number), parameter.kind)
+
+    def scores(self, weights: Weights, images: Array, batch: int = PREDICT_BATCH) -> NDArray[Any]:
+        """Compute what the loss layer reads, ``(N, ...)``: in classifiers one score per image and class."""
+        context = self.context(batch, training=False)
+        last = len(self.layers) - 1
+        found = np.empty((images.shape[0], *self.layers[last].input_shapes[0]), self._dtype)
+        for start in range(0, images.shape[0], batch):
+            context.load(images[start : start + batch])
+            self.forward_layers(weights, context, range(last))
+            found[start : start + batch] = np.moveaxis(context.slots(last).inputs[0], -1, 0)
+        return found
+
+    def predict(self, weights: Weights, images: Array, batch: int = PREDICT_BATCH) -> NDArray[np.int64]:
+        """Name the class with the highest score for each image, shape ``(N,)``."""
+        scores = self.scores(weights, images, batch).reshape(images.shape[0], -1)
+        return np.asarray(scores.argmax(axis=1), np.int64)
+
+    def _owner(self, name: str) -> tuple[int, ParameterSpec]:
+        try:
+            return self._owners[name]
+        except KeyError:
+            raise ModelError(
+                f"no parameter is named {name!r}; known names: {', '.join(self._owners)}"
+            ) from None

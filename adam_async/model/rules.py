@@ -1,0 +1,304 @@
+"""Pure: update rules, from a gradient to new values.
+
+A rule is a frozen record of its constants. Its state belongs to whoever owns the values (a shard) and is a
+dictionary of
+arrays: `state_names` are elementwise, one number per value, and can be cut, copied and saved with the
+    values; `scalar_names` are
+arrays of one number per shard, such as Adam's count of steps.
+
+`apply` works in place, block by block, so that a block's values, state, gradient and scratch stay in the
+first two caches through all the operations on it; blocks are independent, so the result does not depend on
+their size. Several gradients applied one after the other mean exactly that. Scratch comes from the caller;
+nothing is allocated. Weight decay is added to the gradient once per application.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from adam_async.model.errors import ModelError
+from adam_async.model.layer import Array
+from adam_async.model.spec import Shape
+
+BLOCK = 16 * 1024
+"""Values per block: 64 KiB of float32, which with gradient, states and scratch fits a 512 KiB cache."""
+
+RuleState = dict[str, Array]
+
+
+def new_scratch(dtype: DTypeLike = np.float32) -> Array:
+    """Allocate the scratch that every rule's `apply` takes: two blocks. One per thread."""
+    return np.empty((2, BLOCK), dtype)
+
+
+class Rule(Protocol):
+    """What a rule offers. See the head of this file."""
+
+    @property
+    def name(self) -> str:
+        """The name in configurations and reports."""
+        ...
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """Names of the elementwise arrays of the state."""
+        ...
+
+    @property
+    def scalar_names(self) -> tuple[str, ...]:
+        """Names of the arrays of one number per shard."""
+        ...
+
+    def new_state(self, shape: Shape, dtype: DTypeLike) -> RuleState:
+        """Allocate the state for values of this shape."""
+        ...
+
+    def apply(self, values: Array, state: RuleState, gradient: Array, *, rate: float, scratch: Array) -> None:
+        """Change `values` and `state` in place.
+
+        Args:
+            values: The values, C-contiguous.
+            state: What `new_state` made for them.
+            gradient: Of the same shape and dtype, C-contiguous; not changed.
+            rate: Learning rate of this application.
+            scratch: What `new_scratch` made, of the same dtype.
+
+        Raises:
+            ModelError: Shapes or dtypes differ, or an array is not C-contiguous.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sgd:
+    """Gradient descent with momentum m and weight decay w.
+
+    g = gradient + w * p;  buffer = m * buffer + g;  p = p - rate * buffer. The buffer starts at zero.
+    """
+
+    name: ClassVar[str] = "sgd"
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_fraction("momentum", self.momentum)
+        _check_decay(self.weight_decay)
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """The momentum buffer, if there is momentum."""
+        return ("momentum",) if self.momentum else ()
+
+    @property
+    def scalar_names(self) -> tuple[str, ...]:
+        """None."""
+        return ()
+
+    def new_state(self, shape: Shape, dtype: DTypeLike) -> RuleState:
+        """Allocate the buffer, zero."""
+        return {name: np.zeros(shape, dtype) for name in self.state_names}
+
+    def apply(self, values: Array, state: RuleState, gradient: Array, *, rate: float, scratch: Array) -> None:
+        """See `Rule.apply`."""
+        rate = float(rate)  # a NumPy scalar would drag float32 through float64
+        if not self.momentum and not self.weight_decay:
+            plain_step(values, gradient, rate=rate, scratch=scratch)
+            return
+        for p, g, kept, s, _ in _blocks(values, gradient, state, self.state_names, scratch):
+            step = _decayed(g, p, self.weight_decay, s)
+            if self.momentum:
+                (buffer,) = kept
+                np.multiply(buffer, self.momentum, out=buffer)
+                np.add(buffer, step, out=buffer)
+                step = buffer
+            np.multiply(step, rate, out=s)
+            np.subtract(p, s, out=p)
+
+
+def plain_step(values: Array, gradient: Array, *, rate: float, scratch: Array) -> None:
+    """Subtract ``rate * gradient`` in place: `Sgd` without momentum or decay, and a worker's local step."""
+    rate = float(rate)
+    for p, g, _, s, _ in _blocks(values, gradient, {}, (), scratch):
+        np.multiply(g, rate, out=s)
+        np.subtract(p, s, out=p)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adagrad:
+    """Rates that shrink with the squares seen so far.
+
+    g = gradient + w * p;  squares = squares + g * g;  p = p - rate * g / (sqrt(squares) + epsilon).
+    """
+
+    name: ClassVar[str] = "adagrad"
+    weight_decay: float = 0.0
+    epsilon: float = 1e-10
+
+    def __post_init__(self) -> None:
+        _check_decay(self.weight_decay)
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """The sum of squares."""
+        return ("squares",)
+
+    @property
+    def scalar_names(self) -> tuple[str, ...]:
+        """None."""
+        return ()
+
+    def new_state(self, shape: Shape, dtype: DTypeLike) -> RuleState:
+        """Allocate the sums, zero."""
+        return {"squares": np.zeros(shape, dtype)}
+
+    def apply(self, values: Array, state: RuleState, gradient: Array, *, rate: float, scratch: Array) -> None:
+        """See `Rule.apply`."""
+        rate = float(rate)  # a NumPy scalar would drag float32 through float64
+        for p, g, (squares,), s, t in _blocks(values, gradient, state, self.state_names, scratch):
+            step = _decayed(g, p, self.weight_decay, s)
+            np.multiply(step, step, out=t)
+            np.add(squares, t, out=squares)
+            np.sqrt(squares, out=t)
+            np.add(t, self.epsilon, out=t)
+            np.multiply(step, rate, out=s)
+            np.divide(s, t, out=s)
+            np.subtract(p, s, out=p)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adam:
+    """Moments of the gradient, corrected for their start at zero; t counts applications from 1.
+
+    g = gradient + w * p;  mean = b1 * mean + (1 - b1) * g;  square = b2 * square + (1 - b2) * g * g;
+    p = p - rate / (1 - b1^t) * mean / (sqrt(square) / sqrt(1 - b2^t) + epsilon).
+    """
+
+    name: ClassVar[str] = "adam"
+    weight_decay: float = 0.0
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+
+    def __post_init__(self) -> None:
+        _check_decay(self.weight_decay)
+        _check_fraction("beta1", self.beta1)
+        _check_fraction("beta2", self.beta2)
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """Both moments."""
+        return ("mean", "square")
+
+    @property
+    def scalar_names(self) -> tuple[str, ...]:
+        """The count of applications."""
+        return ("steps",)
+
+    def new_state(self, shape: Shape, dtype: DTypeLike) -> RuleState:
+        """Allocate both moments and the count, zero."""
+        return {
+            "mean": np.zeros(shape, dtype),
+            "square": np.zeros(shape, dtype),
+            "steps": np.zeros(1, np.int64),
+        }
+
+    def apply(self, values: Array, state: RuleState, gradient: Array, *, rate: float, scratch: Array) -> None:
+        """See `Rule.apply`."""
+        rate = float(rate)  # a NumPy scalar would drag float32 through float64
+        state["steps"] += 1
+        steps = int(state["steps"][0])
+        scaled_rate = rate / (1.0 - self.beta1**steps)
+        root = math.sqrt(1.0 - self.beta2**steps)
+        for p, g, (mean, square), s, t in _blocks(values, gradient, state, self.state_names, scratch):
+            step = _decayed(g, p, self.weight_decay, s)
+            np.multiply(step, step, out=t)
+            np.multiply(t, 1.0 - self.beta2, out=t)
+            np.multiply(square, self.beta2, out=square)
+            np.add(square, t, out=square)
+            np.multiply(step, 1.0 - self.beta1, out=s)
+            np.multiply(mean, self.beta1, out=mean)
+            np.add(mean, s, out=mean)
+            np.sqrt(square, out=t)
+            np.divide(t, root, out=t)
+            np.add(t, self.epsilon, out=t)
+            np.multiply(mean, scaled_rate, out=s)
+            np.divide(s, t, out=s)
+            np.subtract(p, s, out=p)
+
+
+RULES: Mapping[str, type[Sgd] | type[Adagrad] | type[Adam]] = MappingProxyType(
+    {"sgd": Sgd, "adagrad": Adagrad, "adam": Adam}
+)
+"""Rules by name."""
+
+
+def make_rule(name: str, *, momentum: float = 0.0, weight_decay: float = 0.0) -> Rule:
+    """Make a rule from what a configuration says.
+
+    Raises:
+        ModelError: The name is unknown, a number is out of range, or momentum is given to a rule without it.
+    """
+    match name:
+        case "sgd":
+            return Sgd(momentum=momentum, weight_decay=weight_decay)
+        case "adagrad" | "adam":
+            if momentum:
+                raise ModelError(
+                    f"rule {name!r} takes no momentum, but momentum is {momentum}; set it to 0 or use sgd"
+                )
+            return RULES[name](weight_decay=weight_decay)
+    raise ModelError(f"unknown rule {name!r}; known rules: {', '.join(RULES)}")
+
+
+_Block = tuple[Array, Array, tuple[Array, ...], Array, Array]
+
+
+def _blocks(
+    values: Array, gradient: Array, state: RuleState, names: tuple[str, ...], scratch: Array
+) -> Iterator[_Block]:
+    """Cut values, gradient, the named state and both rows of scratch into blocks."""
+    kept = tuple(state[name] for name in names)
+    for array in (values, gradient, *kept):
+        if array.shape != values.shape or array.dtype != values.dtype or not array.flags.c_contiguous:
+            raise ModelError(
+                f"a rule needs C-contiguous arrays of one shape and dtype: "
+                f"values are {values.dtype} of {values.shape}, but one is {array.dtype} of {array.shape}"
+            )
+    if scratch.dtype != values.dtype:
+        raise ModelError(f"scratch is {scratch.dtype}, but values are {values.dtype}")
+    flat, flat_gradient = values.reshape(-1), gradient.reshape(-1)
+    flat_kept = tuple(array.reshape(-1) for array in kept)
+    for start in range(0, flat.size, BLOCK):
+        cut = slice(start, start + BLOCK)
+        p = flat[cut]
+        yield (
+            p,
+            flat_gradient[cut],
+            tuple(a[cut] for a in flat_kept),
+            scratch[0, : p.size],
+            scratch[1, : p.size],
+        )
+
+
+def _decayed(gradient: Array, values: Array, weight_decay: float, out: Array) -> Array:
+    """The gradient with weight decay, in `out` if there is any."""
+    if not weight_decay:
+        return gradient
+    np.multiply(values, weight_decay, out=out)
+    np.add(out, gradient, out=out)
+    return out
+
+
+def _check_fraction(name: str, value: float) -> None:
+    if not 0.0 <= value < 1.0:
+        raise ModelError(f"{name} must be at least 0 and below 1, not {value}")
+
+
+def _check_decay(value: float) -> None:
+    if not 0.0 <= value < math.inf:
+        raise ModelError(f"weight_decay must not be negative, not {value}")

@@ -1,0 +1,163 @@
+"""Pure: what a network is, as plain frozen records.
+
+A `ModelSpec` is a list of named layers in an order in which each one's inputs come before it. A layer
+without `inputs` reads the layer before it (the first reads ``"input"``); naming inputs makes any acyclic
+graph. The last layer is the loss.
+
+In TOML:
+
+    name = "two-ways"
+    input = [1, 28, 28]                 # channels, height, width; or [features]
+
+    [[layers]]
+    name = "conv1"
+    kind = "conv2d"
+    filters = 10                        # every key but name, kind and inputs is an option of the layer
+    kernel = 5
+
+    [[layers]]
+    name = "loss"
+    kind = "softmax_cross_entropy"
+
+Kinds and options are checked when a `Network` is built, because users bring layers of their own.
+"""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from adam_async.model.errors import SpecError
+
+OptionValue = int | float | str | bool
+Shape = tuple[int, ...]
+
+INPUT = "input"
+"""The name by which a layer reads the images themselves."""
+
+_MODEL_KEYS = ("name", "input", "layers")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSpec:
+    """One layer: its name, its kind, the layers it reads, and its options as sorted pairs."""
+
+    name: str
+    kind: str
+    inputs: tuple[str, ...] = ()
+    options: tuple[tuple[str, OptionValue], ...] = ()
+
+    @classmethod
+    def of(cls, name: str, kind: str, *, inputs: tuple[str, ...] = (), **options: OptionValue) -> "LayerSpec":
+        """Write a layer down in one line: ``LayerSpec.of("conv1", "conv2d", filters=10, kernel=5)``."""
+        return cls(name=name, kind=kind, inputs=inputs, options=tuple(sorted(options.items())))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give the layer as plain builtins, in the form of one TOML table."""
+        return {"name": self.name, "kind": self.kind, "inputs": list(self.inputs), **dict(self.options)}
+
+    @classmethod
+    def from_dict(cls, table: Mapping[str, Any]) -> "LayerSpec":
+        """Read one layer table.
+
+        Raises:
+            SpecError: A name or kind is missing, or a value has a type no layer takes.
+        """
+        name, kind = table.get("name"), table.get("kind")
+        if not isinstance(name, str) or not isinstance(kind, str):
+            raise SpecError(f"a layer needs a name and a kind, both texts, but one has {dict(table)!r}")
+        inputs = table.get("inputs", [])
+        if not isinstance(inputs, list | tuple) or not all(isinstance(item, str) for item in inputs):
+            raise SpecError(f"layer {name!r}: inputs must be a list of layer names, not {inputs!r}")
+        options = {key: value for key, value in table.items() if key not in ("name", "kind", "inputs")}
+        for key, value in options.items():
+            if not isinstance(value, OptionValue):
+                raise SpecError(
+                    f"layer {name!r}: option {key!r} must be a number, text or boolean, not {value!r}"
+                )
+        return cls(name=name, kind=kind, inputs=tuple(inputs), options=tuple(sorted(options.items())))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """A whole network. After construction every layer's `inputs` are explicit.
+
+    Raises:
+        SpecError: Two layers share a name, a layer reads one that does not come before it, or there is no
+            layer.
+    """
+
+    name: str
+    input_shape: Shape
+    layers: tuple[LayerSpec, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.input_shape) not in (1, 3) or not all(
+            type(size) is int and size > 0 for size in self.input_shape
+        ):
+            raise SpecError(
+                f"model {self.name!r}: input must be [features] or [channels, height, width], all positive, "
+                f"not {list(self.input_shape)}"
+            )
+        if not self.layers:
+            raise SpecError(f"model {self.name!r} has no layers")
+        previous, seen, explicit = INPUT, [INPUT], []
+        for layer in self.layers:
+            if not layer.name or layer.name in seen:
+                raise SpecError(f"model {self.name!r}: layer name {layer.name!r} is empty or taken twice")
+            inputs = layer.inputs or (previous,)
+            for source in inputs:
+                if source not in seen:
+                    raise SpecError(
+                        f"layer {layer.name!r} reads {source!r}, which is not a layer before it; "
+                        f"known there: {', '.join(seen)}"
+                    )
+            explicit.append(replace(layer, inputs=inputs))
+            seen.append(layer.name)
+            previous = layer.name
+        object.__setattr__(self, "layers", tuple(explicit))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give the model as plain builtins, to be sent to another process or written as TOML."""
+        return {
+            "name": self.name,
+            "input": list(self.input_shape),
+            "layers": [layer.to_dict() for layer in self.layers],
+        }
+
+    @classmethod
+    def from_dict(cls, table: Mapping[str, Any]) -> "ModelSpec":
+        """Read what `to_dict` gave.
+
+        Raises:
+            SpecError: A key is unknown or missing, or has the wrong type.
+        """
+        for key in table:
+            if key not in _MODEL_KEYS:
+                raise SpecError(f"unknown key {key!r} in a model; known keys: {', '.join(_MODEL_KEYS)}")
+        for key in _MODEL_KEYS:
+            if key not in table:
+                raise SpecError(f"a model needs the key {key!r}; it has: {', '.join(table) or 'none'}")
+        name, shape, layers = (table[key] for key in _MODEL_KEYS)
+        if not isinstance(name, str):
+            raise SpecError(f"a model's name must be a text, not {name!r}")
+        if not isinstance(shape, list | tuple):
+            raise SpecError(f"model {name!r}: input must be a list of sizes, not {shape!r}")
+        if not isinstance(layers, list | tuple) or not all(isinstance(item, Mapping) for item in layers):
+            raise SpecError(f"model {name!r}: layers must be a list of tables, not {layers!r}")
+        return cls(
+            name=name, input_shape=tuple(shape), layers=tuple(LayerSpec.from_dict(item) for item in layers)
+        )
+
+    @classmethod
+    def from_toml(cls, text: str) -> "ModelSpec":
+        """Read a model from the text of a TOML file.
+
+        Raises:
+            SpecError: The text is not TOML, or does not describe a model.
+        """
+        try:
+            table = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise SpecError(f"the model file is not valid TOML: {error}") from error
+        return cls.from_dict(table)

@@ -1,0 +1,119 @@
+"""Pure: the graph of a network's layers, and who may use whose memory.
+
+Numbers stand for layers, in the order of the spec; `INPUT_INDEX` stands for the images. Everything here is
+settled once per network; contexts only follow it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from adam_async.model.errors import SpecError
+from adam_async.model.layer import Layer, Loss
+from adam_async.model.spec import INPUT, ModelSpec
+
+INPUT_INDEX = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topology:
+    """Layers and the edges between them.
+
+    Attributes:
+        layers: In an order in which inputs come first; the last is the loss.
+        producers: For each layer, the numbers of the layers it reads.
+        consumers: For each layer, an entry (layer, position among its inputs) per reader.
+        wants_error: Whether the layer or any before it has parameters, so that its output's error gradient
+            is needed.
+        shares: Whether the layer's output lies in the memory of its input.
+    """
+
+    layers: tuple[Layer, ...]
+    producers: tuple[tuple[int, ...], ...]
+    consumers: tuple[tuple[tuple[int, int], ...], ...]
+    wants_error: tuple[bool, ...]
+    shares: tuple[bool, ...]
+
+    @classmethod
+    def of(cls, spec: ModelSpec, kinds: Mapping[str, type[Layer]]) -> "Topology":
+        """Build the layers of a spec, checking shapes layer by layer.
+
+        Raises:
+            SpecError: A kind or option is unknown, shapes do not fit, an output is read by nobody, or the
+                loss is not last.
+        """
+        numbers = {INPUT: INPUT_INDEX} | {layer.name: number for number, layer in enumerate(spec.layers)}
+        layers: list[Layer] = []
+        for described in spec.layers:
+            if described.kind not in kinds:
+                raise SpecError(
+                    f"layer {described.name!r}: unknown kind {described.kind!r}; "
+                    f"known kinds: {', '.join(kinds)}"
+                )
+            if issubclass(kinds[described.kind], Loss) and described is not spec.layers[-1]:
+                raise SpecError(f"layer {described.name!r} is a loss, which must be the last layer")
+            shapes = tuple(
+                spec.input_shape if source == INPUT else layers[numbers[source]].output_shape
+                for source in described.inputs
+            )
+            layers.append(kinds[described.kind](described, shapes))
+        producers = tuple(tuple(numbers[source] for source in layer.inputs) for layer in spec.layers)
+        consumers = tuple(
+            tuple(
+                (reader, position)
+                for reader, sources in enumerate(producers)
+                for position, source in enumerate(sources)
+                if source == number
+            )
+            for number in range(len(layers))
+        )
+        _check_ends(layers, consumers)
+        wants_error: list[bool] = []
+        for layer, sources in zip(layers, producers, strict=True):
+            wants_error.append(
+                bool(layer.parameters) or any(source >= 0 and wants_error[source] for source in sources)
+            )
+        return cls(
+            layers=tuple(layers),
+            producers=producers,
+            consumers=consumers,
+            wants_error=tuple(wants_error),
+            shares=_sharing(layers, producers, consumers),
+        )
+
+    def wants_input_error(self, number: int, position: int) -> bool:
+        """Whether the layer's way back must fill the error gradient of this input."""
+        source = self.producers[number][position]
+        return source != INPUT_INDEX and self.wants_error[source]
+
+
+def _check_ends(layers: list[Layer], consumers: tuple[tuple[tuple[int, int], ...], ...]) -> None:
+    for layer, readers in zip(layers[:-1], consumers, strict=False):
+        if not readers:
+            raise SpecError(f"layer {layer.name!r} is read by no other layer")
+    if not isinstance(layers[-1], Loss):
+        raise SpecError(f"the last layer must be a loss, but {layers[-1].name!r} is a {layers[-1].spec.kind}")
+
+
+def _sharing(
+    layers: list[Layer],
+    producers: tuple[tuple[int, ...], ...],
+    consumers: tuple[tuple[tuple[int, int], ...], ...],
+) -> tuple[bool, ...]:
+    """Decide which layers work in their input's memory.
+
+    Two conditions: nobody else reads the input, and where the layer changes values there, no way back reads
+    the old ones.
+    """
+    shares: list[bool] = []
+    read_later: list[bool] = []  # whether a way back reads the memory that holds this layer's output
+    for layer, sources in zip(layers, producers, strict=True):
+        source = sources[0]
+        shared = (
+            layer.SHARES_INPUT
+            and source != INPUT_INDEX
+            and len(consumers[source]) == 1
+            and not (layer.OVERWRITES and read_later[source])
+        )
+        shares.append(shared)
+        read_later.append(layer.READS_OUTPUT or (shared and read_later[source]))
+    return tuple(shares)

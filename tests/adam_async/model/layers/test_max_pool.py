@@ -1,0 +1,68 @@
+"""Max pooling equals the naive loops, and gives each gradient to exactly one winner."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from adam_async.dice import Dice
+from adam_async.model import LayerSpec, ModelSpec, Network
+
+
+def pooled(x_BCHW, kernel, stride):
+    spec = ModelSpec(
+        name="it",
+        input_shape=x_BCHW.shape[1:],
+        layers=(
+            LayerSpec.of("conv", "conv2d", filters=x_BCHW.shape[1], kernel=1),
+            LayerSpec.of("pool", "max_pool", kernel=kernel, stride=stride),
+            LayerSpec.of("loss", "mean_squared_error"),
+        ),
+    )
+    network = Network(spec, np.float64)
+    channels = x_BCHW.shape[1]
+    weights = {
+        "conv.weight": np.eye(channels).reshape(channels, channels, 1, 1),
+        "conv.bias": np.zeros(channels),
+    }
+    context = network.context(x_BCHW.shape[0])
+    context.load(x_BCHW)
+    network.forward_layers(weights, context, range(2))
+    return network, weights, context
+
+
+@settings(max_examples=60)
+@given(
+    height=st.integers(3, 9),
+    width=st.integers(3, 9),
+    kernel=st.integers(1, 3),
+    stride=st.integers(1, 4),
+    images=st.integers(1, 3),
+    few=st.booleans(),
+)
+def test_pooling_equals_the_naive_loops_both_ways(height, width, kernel, stride, images, few):
+    x = Dice(2).normal("x", count=images * 2 * height * width, dtype=float).reshape(images, 2, height, width)
+    if few:  # many equal values
+        x = np.round(x)
+    network, weights, context = pooled(x, kernel, stride)
+    y = context.output("pool")
+    error = context.error("pool")
+    error[...] = Dice(3).normal("e", count=error.size, dtype=float).reshape(error.shape)
+    kept = error.copy()
+    network.backward_layers(weights, context, range(1, 2))
+
+    expected_y, expected_error = np.empty(y.shape), np.zeros(x.shape)
+    for index in np.ndindex(y.shape):
+        image, channel, row, column = index
+        top, left = row * stride, column * stride
+        patch = x[image, channel, top : top + kernel, left : left + kernel]
+        expected_y[index] = patch.max()
+        across, down = divmod(int(patch.T.argmax()), kernel)  # leftmost column first, topmost row in it
+        expected_error[image, channel, top + down, left + across] += kept[index]
+    np.testing.assert_array_equal(y, expected_y)
+    np.testing.assert_allclose(context.error("conv"), expected_error, rtol=1e-12, atol=1e-12)
+
+
+def test_a_kernel_larger_than_the_image_is_refused():
+    with pytest.raises(ValueError, match=r"'pool'.*a kernel of 4 does not fit an input of 3x5"):
+        pooled(np.zeros((1, 1, 3, 5)), 4, 1)

@@ -1,0 +1,341 @@
+"""Whole networks: gradients, contexts, start values, predictions."""
+
+import gc
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from adam_async.dice import Dice
+from adam_async.model import (
+    BUILTIN_LAYERS,
+    Layer,
+    LayerSpec,
+    ModelError,
+    ModelSpec,
+    Network,
+    Sgd,
+    StepBuffers,
+    mlp,
+    named_model,
+    new_rule_state,
+    train_step,
+)
+from adam_async.model.gradcheck import check_network
+
+of = LayerSpec.of
+
+BRANCHES = ModelSpec(
+    name="branches",
+    input_shape=(2, 6, 6),
+    layers=(
+        of("stem", "conv2d", filters=3, kernel=3, padding=1),
+        of("bend", "relu"),
+        of("left", "conv2d", filters=3, kernel=3, padding=1, inputs=("bend",)),
+        of("left_tanh", "tanh"),
+        of("right", "conv2d", filters=3, kernel=1, inputs=("bend",)),
+        of("right_relu", "relu"),
+        of("sum", "add", inputs=("left_tanh", "right_relu", "bend")),
+        of("sum_relu", "relu"),
+        of("both", "concatenate", inputs=("sum_relu", "left_tanh", "input")),
+        of("pool", "max_pool", kernel=2),
+        of("flat", "flatten"),
+        of("flat_relu", "relu"),
+        of("hidden", "dense", outputs=6),
+        of("squash", "sigmoid"),
+        of("squash_relu", "relu"),
+        of("twice", "add", inputs=("squash_relu", "squash_relu")),
+        of("out", "dense", outputs=4),
+        of("loss", "softmax_cross_entropy"),
+    ),
+)
+
+
+def draw(network, images, seed=1):
+    shape = (images, *network.spec.input_shape)
+    x = Dice(seed).normal("x", count=int(np.prod(shape)), dtype=np.float64).reshape(shape)
+    classes = network.layers[-1].input_shapes[0][0]
+    return x, Dice(seed).permutation("labels", images) % classes
+
+
+def gradients(network, weights, context):
+    network.backward(weights, context)
+    found = {}
+    for parameter in network.parameters:
+        found[parameter.name] = np.empty(parameter.shape, network.dtype)
+        network.delta(context, parameter.name, out=found[parameter.name])
+    return found
+
+
+@pytest.mark.parametrize("images", [1, 3])
+def test_gradients_of_a_branching_network_are_right(images):
+    network = Network(BRANCHES, np.float64)
+    images, labels = draw(network, images)
+
+    check_network(network, network.initial_weights(Dice(3)), images, labels, Dice(4))
+
+
+@pytest.mark.parametrize("name", ["mnist-adam", "mlp", "digits"])
+def test_gradients_of_the_named_models_are_right(name):
+    network = Network(named_model(name), np.float64)
+    images, labels = draw(network, 2)
+
+    check_network(network, network.initial_weights(Dice(3)), images, labels, Dice(4), directions=1)
+
+
+def test_float32_agrees_with_float64():
+    found = {}
+    for dtype in (np.float32, np.float64):
+        network = Network(named_model("mnist-adam"), dtype)
+        images, labels = draw(network, 8)
+        weights = network.initial_weights(Dice(1))
+        context = network.context(8)
+        context.load(images, labels)
+        loss = network.forward(weights, context)
+        found[dtype] = loss, gradients(network, weights, context)
+
+    assert found[np.float32][0] == pytest.approx(found[np.float64][0], rel=1e-5)
+    for name, exact in found[np.float64][1].items():
+        rough = found[np.float32][1][name]
+        assert np.linalg.norm(rough - exact) <= 1e-4 * np.linalg.norm(exact)
+
+
+@pytest.mark.parametrize("spec", [named_model("mnist-adam"), BRANCHES], ids=lambda spec: spec.name)
+def test_a_group_gradient_is_the_mean_and_does_not_depend_on_the_size_of_the_context(spec):
+    network = Network(spec, np.float64)
+    images, labels = draw(network, 5)
+    weights = network.initial_weights(Dice(1))
+    roomy, tight = network.context(7), network.context(5)
+    roomy.load(np.concatenate([images, images[:2]]), np.concatenate([labels, labels[:2]]))
+    gradients(network, weights, roomy)  # leaves its traces in the memory that is used again
+    network.forward(weights, roomy)
+
+    roomy.load(images, labels)
+    tight.load(images, labels)
+    assert network.forward(weights, roomy) == network.forward(weights, tight)
+    first, second = gradients(network, weights, roomy), gradients(network, weights, tight)
+
+    single = network.context(1)
+    losses, singles = [], []
+    for image, label in zip(images, labels, strict=True):
+        single.load(image[None], label[None])
+        losses.append(network.forward(weights, single))
+        singles.append(gradients(network, weights, single))
+    assert network.forward(weights, tight) == pytest.approx(np.mean(losses), rel=1e-12)
+    for name, value in first.items():
+        np.testing.assert_array_equal(value, second[name])
+        np.testing.assert_allclose(value, np.mean([g[name] for g in singles], axis=0), rtol=1e-9, atol=1e-13)
+
+
+# What is left is NumPy's own buffers for mixing dtypes: 8192 values per operand, freed at once.
+@pytest.mark.parametrize(("dtype", "limit_bytes"), [(np.float32, 256 * 1024), (np.float64, 512 * 1024)])
+def test_steady_state_allocates_no_tensors(dtype, limit_bytes):
+    network = Network(named_model("mnist-adam"), dtype)
+    weights = network.initial_weights(Dice(1))
+    rule = Sgd(momentum=0.9, weight_decay=1e-4)
+    state, buffers, context = new_rule_state(network, rule), StepBuffers.of(network), network.context(16)
+    images = np.zeros((16, 28, 28), np.uint8)
+    labels = np.arange(16) % 10
+
+    def group(count):
+        context.load(images[:count], labels[:count])
+        train_step(network, weights, state, context, buffers, rule, rate=0.001)
+
+    group(16)
+    group(9)
+    gc.collect()
+    tracemalloc.start()
+    try:
+        group(16)
+        before = tracemalloc.get_traced_memory()[0]
+        tracemalloc.reset_peak()
+        for number in range(200):
+            group(9 if number % 20 == 19 else 16)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak - before < limit_bytes
+
+
+def test_slices_of_start_values_equal_the_whole():
+    network = Network(named_model("mnist-adam"))
+    for parameter in network.parameters:
+        whole = network.initial_values(Dice(1), parameter.name)
+        assert whole.shape == parameter.shape
+        assert np.all(np.abs(whole) <= parameter.bound)
+        np.testing.assert_array_equal(network.initial_values(Dice(1), parameter.name, 3, 7), whole[3:7])
+    with pytest.raises(ModelError, match=r"rows 5 to 11 of 'fc3.bias' do not exist: it has 10 rows"):
+        network.initial_values(Dice(1), "fc3.bias", 5, 11)
+
+
+def test_factors_multiply_to_the_delta_and_only_dense_weights_have_them():
+    network = Network(named_model("digits"), np.float64)
+    images, labels = draw(network, 6)
+    weights = network.initial_weights(Dice(1))
+    context = network.context(8)
+    context.load(images, labels)
+    network.forward(weights, context)
+    found = gradients(network, weights, context)
+
+    for parameter in network.parameters:
+        factors = network.factors(context, parameter.name)
+        assert (factors is not None) == (parameter.name in ("fc1.weight", "fc2.weight"))
+        if factors is not None:
+            x_BI, errors_BO = factors
+            assert (x_BI.shape[0], errors_BO.shape[0]) == (6, 6)
+            np.testing.assert_allclose(errors_BO.T @ x_BI, found[parameter.name], rtol=1e-12, atol=1e-15)
+
+
+def test_images_may_be_bytes_or_floats_of_several_shapes():
+    network = Network(mlp((12, 3), input_shape=(3, 2, 2)))
+    images = np.arange(48, dtype=np.uint8).reshape(4, 3, 2, 2)
+    context = network.context(4)
+    context.load(images)
+    as_bytes = np.moveaxis(context.input, -1, 0).copy()
+
+    np.testing.assert_array_equal(as_bytes, images.astype(np.float32) / np.float32(255))
+    for given in (images / 255, images.reshape(4, 12)):
+        context.load(given)
+        np.testing.assert_array_equal(np.moveaxis(context.input, -1, 0), as_bytes)
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "message"),
+    [
+        (np.zeros((5, 8, 8)), None, "holds 1 to 4 images, not 5"),
+        (np.zeros((0, 8, 8)), None, "holds 1 to 4 images, not 0"),
+        (np.zeros((2, 7, 8)), None, r"shape \[1, 8, 8\], not \[7, 8\]"),
+        (np.zeros((2, 8, 8), int), None, "uint8 or floating point, not int64"),
+        (np.zeros((2, 8, 8)), np.zeros(3, int), r"'loss' needs 2 class numbers, not int64 of shape \(3,\)"),
+        (np.zeros((2, 8, 8)), np.zeros(2), r"'loss' needs 2 class numbers, not float64 of shape \(2,\)"),
+        (np.zeros((2, 8, 8)), np.array([0, 10]), "has 10 classes, but labels go from 0 to 10"),
+        (np.zeros((2, 8, 8)), np.array([-1, 0]), "has 10 classes, but labels go from -1 to 0"),
+    ],
+)
+def test_groups_that_do_not_fit_are_refused(images, labels, message):
+    with pytest.raises(ModelError, match=message):
+        Network(named_model("digits")).context(4).load(images, labels)
+
+
+def test_mean_squared_error_takes_values_or_classes():
+    spec = ModelSpec(
+        name="m",
+        input_shape=(3,),
+        layers=(of("out", "dense", outputs=2), of("loss", "mean_squared_error")),
+    )
+    network = Network(spec, np.float64)
+    weights = network.initial_weights(Dice(1))
+    x = np.eye(3)
+    context = network.context(3)
+    context.load(x, np.array([0, 1, 1]))
+    loss = network.forward(weights, context)
+    targets = np.array([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
+    expected = np.mean((network.scores(weights, x) - targets) ** 2)
+
+    assert loss == pytest.approx(expected, rel=1e-12)
+    context.load(x, targets)
+    assert network.forward(weights, context) == loss
+    for labels, message in (
+        (np.zeros((3, 3)), r"targets of shape \(3, 2\), not \(3, 3\)"),
+        (np.array([0, 1, 2]), "has 2 features, but labels go from 0 to 2"),
+    ):
+        with pytest.raises(ModelError, match=message):
+            context.load(x, labels)
+
+
+def test_predictions_do_not_depend_on_the_batch():
+    network = Network(named_model("digits"), np.float64)
+    weights = network.initial_weights(Dice(1))
+    images, _ = draw(network, 23)
+
+    scores = network.scores(weights, images, 5)
+    assert scores.shape == (23, 10)
+    np.testing.assert_allclose(scores, network.scores(weights, images), rtol=1e-12)
+    np.testing.assert_array_equal(network.predict(weights, images), scores.argmax(axis=1))
+
+
+def test_wrong_uses_are_refused_by_name():
+    network = Network(named_model("digits"))
+    weights = network.initial_weights(Dice(1))
+    context = network.context(2)
+    with pytest.raises(ModelError, match=r"no parameter is named 'fc9'; known names: conv1\.weight"):
+        network.delta(context, "fc9", out=np.zeros(1))
+    with pytest.raises(ModelError, match="needs a C-contiguous float32 array"):
+        network.delta(context, "fc1.bias", out=np.zeros(64))
+    with pytest.raises(ModelError, match="no layer is named 'conv9'"):
+        context.output("conv9")
+    with pytest.raises(ModelError, match="no error gradient for layer 'loss'"):
+        context.error("loss")
+    with pytest.raises(ModelError, match="at least 1 image, not 0"):
+        network.context(0)
+    with pytest.raises(ModelError, match="training=False"):
+        network.backward(weights, network.context(2, training=False))
+    with pytest.raises(ModelError, match="checked in float64"):
+        check_network(network, weights, np.zeros((1, 8, 8)), np.zeros(1, int), Dice(1))
+
+
+def test_a_user_adds_a_layer_by_writing_a_class():
+    class Doubled(Layer):
+        def forward(self, weights, slots):
+            np.multiply(slots.inputs[0], 2, out=slots.output)
+
+        def backward(self, weights, slots):
+            np.multiply(slots.error, 2, out=slots.input_errors[0])
+
+    spec = ModelSpec(
+        name="m",
+        input_shape=(3,),
+        layers=(
+            of("a", "dense", outputs=4),
+            of("twice", "doubled"),
+            of("b", "dense", outputs=2),
+            of("loss", "softmax_cross_entropy"),
+        ),
+    )
+    network = Network(spec, np.float64, layers={**BUILTIN_LAYERS, "doubled": Doubled})
+    images, labels = draw(network, 3)
+
+    check_network(network, network.initial_weights(Dice(1)), images, labels, Dice(2))
+
+
+def test_networks_and_contexts_describe_themselves():
+    network = Network(named_model("mnist-adam"))
+
+    assert repr(network) == "<Network mnist-adam 298090 parameters, 756000 multiply-adds, float32 numpy>"
+    assert repr(network.context(4)).startswith("<Context training 4 of 4 images")
+    assert repr(network.layers[0]) == "<conv2d 'conv1' [1, 28, 28] to [10, 24, 24]>"
+
+
+@pytest.mark.parametrize("spec", [named_model("mnist-adam"), named_model("digits")], ids=lambda s: s.name)
+def test_losses_and_gradients_equal_those_of_pytorch(spec):
+    torch = pytest.importorskip("torch")
+    network = Network(spec, np.float64)
+    images, labels = draw(network, 4)
+    weights = network.initial_weights(Dice(1))
+    context = network.context(4)
+    context.load(images, labels)
+    loss = network.forward(weights, context)
+    found = gradients(network, weights, context)
+
+    tensors = {name: torch.tensor(value, requires_grad=True) for name, value in weights.items()}
+    x = torch.tensor(images)
+    for layer in spec.layers[:-1]:
+        options, functional = dict(layer.options), torch.nn.functional
+        weight, bias = (tensors.get(f"{layer.name}.{kind}") for kind in ("weight", "bias"))
+        match layer.kind:
+            case "conv2d":
+                x = functional.conv2d(x, weight, bias, padding=options.get("padding", 0))
+            case "dense":
+                x = functional.linear(x, weight, bias)
+            case "relu":
+                x = functional.relu(x)
+            case "max_pool":
+                x = functional.max_pool2d(x, options["kernel"])
+            case "flatten":
+                x = x.flatten(1)
+    expected = torch.nn.functional.cross_entropy(x, torch.tensor(labels))
+    expected.backward()
+
+    assert loss == pytest.approx(expected.item(), rel=1e-10)
+    for name, value in found.items():
+        np.testing.assert_allclose(value, tensors[name].grad.numpy(), rtol=1e-8, atol=1e-12)

@@ -1,0 +1,82 @@
+"""Random values are functions of what they are for."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adam_async.dice import Dice
+
+
+@given(
+    start=st.integers(0, 300), count=st.integers(0, 100), kind=st.sampled_from(["uniform", "normal", "bits"])
+)
+def test_a_slice_drawn_alone_equals_the_slice_of_the_whole(start, count, kind):
+    draw = getattr(Dice(7), kind)
+    whole = draw("x", keys=(1, "fc1"), count=400)
+
+    np.testing.assert_array_equal(
+        draw("x", keys=(1, "fc1"), start=start, count=count), whole[start : start + count]
+    )
+
+
+def test_equal_keys_draw_equal_values_and_any_difference_draws_others():
+    base = Dice(1).bits("mask", keys=(1, 23), count=4)
+
+    np.testing.assert_array_equal(Dice(1).bits("mask", keys=(1, 23), count=4), base)
+    for other in (
+        Dice(2).bits("mask", keys=(1, 23), count=4),
+        Dice(1).bits("order", keys=(1, 23), count=4),
+        Dice(1).bits("mask", keys=(12, 3), count=4),
+        Dice(1).bits("mask", keys=("1", 23), count=4),
+        Dice(1).bits("mask", keys=(1,), count=4),
+    ):
+        assert not np.array_equal(other, base)
+
+
+def test_values_are_the_same_for_ever():
+    assert Dice(0).bits("known", keys=(1, "a"), count=2).tolist() == [
+        4094247431784635369,
+        12118056153891292239,
+    ]
+
+
+def test_float32_is_float64_rounded_down_and_stays_below_one():
+    wide = Dice(3).uniform("u", count=1000, dtype=np.float64)
+    narrow = Dice(3).uniform("u", count=1000)
+
+    assert narrow.dtype == np.float32
+    assert np.all(narrow <= wide)
+    assert np.all(wide - narrow < 2.0**-24)
+    assert narrow.min() >= 0.0
+    assert narrow.max() < 1.0
+
+
+def test_uniform_and_normal_have_their_moments():
+    uniform = Dice(5).uniform("u", count=100_000, dtype=np.float64)
+    normal = Dice(5).normal("n", count=100_000, dtype=np.float64)
+
+    assert abs(uniform.mean() - 0.5) < 0.005
+    assert abs(uniform.var() - 1 / 12) < 0.002
+    assert abs(normal.mean()) < 0.015
+    assert abs(normal.std() - 1.0) < 0.01
+    assert abs((normal**4).mean() - 3.0) < 0.15
+
+
+def test_a_permutation_holds_every_number_once():
+    order = Dice(1).permutation("order", 1000, keys=(3,))
+
+    assert order.dtype == np.int64
+    np.testing.assert_array_equal(np.sort(order), np.arange(1000))
+    assert not np.array_equal(order, np.arange(1000))
+
+
+def test_wrong_arguments_are_refused():
+    with pytest.raises(ValueError, match="start=-1"):
+        Dice(1).bits("x", start=-1, count=1)
+    with pytest.raises(ValueError, match="float16"):
+        Dice(1).uniform("x", count=1, dtype=np.float16)
+
+
+def test_dice_show_their_seed():
+    assert repr(Dice(9)) == "<Dice seed=9>"
