@@ -1,0 +1,118 @@
+"""Pure: a data set in memory, checked once where it enters.
+
+Letters: N images, C channels, H rows, W columns. Images are uint8, labels int64, both C-contiguous.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adam_async.errors import DataError
+
+MAX_CHANNELS = 4
+"""A trailing axis of at most this length is taken for channels (rows, columns, channels)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Dataset:
+    """Training and test images with their labels, ready to be cut into groups."""
+
+    name: str
+    """Short name, such as ``mnist`` or ``digits``."""
+    source: str
+    """One sentence: which source was taken and why."""
+    train_images: NDArray[np.uint8]
+    """Shape (N, C, H, W)."""
+    train_labels: NDArray[np.int64]
+    """Shape (N,), each in ``range(num_classes)``."""
+    test_images: NDArray[np.uint8]
+    test_labels: NDArray[np.int64]
+    num_classes: int
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """(C, H, W) of every image."""
+        _, channels, rows, columns = self.train_images.shape
+        return channels, rows, columns
+
+    def __repr__(self) -> str:
+        sizes = f"{len(self.train_images)} train {len(self.test_images)} test"
+        return f"<Dataset {self.name} {sizes} {self.image_shape} {self.num_classes} classes>"
+
+
+def make_dataset(
+    *,
+    name: str,
+    source: str,
+    train: tuple[NDArray[Any], NDArray[Any]],
+    test: tuple[NDArray[Any], NDArray[Any]],
+    origins: tuple[str, str, str, str],
+) -> Dataset:
+    """Check four raw arrays and join them.
+
+    Args:
+        name: Short name of the data set.
+        source: Sentence for the report.
+        train: Images (N, H, W), (N, C, H, W) or (N, H, W, C) of uint8, and integer labels (N,) or (N, 1).
+        test: The same for the test set.
+        origins: What to call the four arrays in an error: train images, train labels, test images, labels.
+
+    Raises:
+        DataError: A wrong dtype, shape or count; names the array, what it is and what it should be.
+    """
+    train_images, test_images = (_images(train[0], origins[0]), _images(test[0], origins[2]))
+    train_labels, test_labels = (_labels(train[1], origins[1]), _labels(test[1], origins[3]))
+    for images, labels, of_images, of_labels in (
+        (train_images, train_labels, origins[0], origins[1]),
+        (test_images, test_labels, origins[2], origins[3]),
+    ):
+        if len(images) != len(labels):
+            raise DataError(
+                f"{of_images} has {len(images)} images but {of_labels} has {len(labels)} labels; "
+                "take both from the same data set"
+            )
+    if train_images.shape[1:] != test_images.shape[1:]:
+        raise DataError(
+            f"{origins[0]} has images of {train_images.shape[1:]} (channels, rows, columns) but {origins[2]} "
+            f"of {test_images.shape[1:]}; training and test images must have one shape"
+        )
+    return Dataset(
+        name=name,
+        source=source,
+        train_images=train_images,
+        train_labels=train_labels,
+        test_images=test_images,
+        test_labels=test_labels,
+        num_classes=int(max(train_labels.max(), test_labels.max())) + 1,
+    )
+
+
+def _images(array: NDArray[Any], origin: str) -> NDArray[np.uint8]:
+    if array.dtype != np.uint8:
+        raise DataError(f"{origin} holds {array.dtype}, expected uint8 pixels; scale to 0..255 and convert")
+    if array.ndim == 3:
+        array = array[:, np.newaxis]
+    if array.ndim != 4:
+        raise DataError(
+            f"{origin} has shape {array.shape}, expected (images, rows, columns), "
+            "(images, channels, rows, columns) or (images, rows, columns, channels)"
+        )
+    if array.shape[1] > MAX_CHANNELS >= array.shape[3]:
+        array = array.transpose(0, 3, 1, 2)
+    if 0 in array.shape:
+        raise DataError(f"{origin} has shape {array.shape}, which holds no pixels; is the file complete?")
+    return np.ascontiguousarray(array)
+
+
+def _labels(array: NDArray[Any], origin: str) -> NDArray[np.int64]:
+    if array.ndim == 2 and array.shape[1] == 1:
+        array = array[:, 0]
+    if array.ndim != 1:
+        raise DataError(f"{origin} has shape {array.shape}, expected one class number per image: (images,)")
+    if array.dtype.kind not in "iu":
+        raise DataError(f"{origin} holds {array.dtype}, expected integers (class numbers from 0)")
+    if len(array) and int(array.min()) < 0:
+        raise DataError(f"{origin} holds the label {int(array.min())}; class numbers start at 0")
+    return np.ascontiguousarray(array, dtype=np.int64)

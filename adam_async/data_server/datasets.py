@@ -1,0 +1,168 @@
+"""Where training data come from: a folder, an archive, MNIST, or the digits inside this package.
+
+    auto     `data_dir`, else MNIST from the cache, else MNIST downloaded into it, else the digits
+    mnist    the same without the digits
+    digits   1 797 images of 8x8 that ship with the package; needs no network
+    PATH     a folder with the four MNIST files (``.gz`` or not) or one ``.npz``; or an ``.npz`` file
+
+A source that the user named and that is damaged is an error; `auto` passes over a damaged cache and a
+missing network, and says so in `Dataset.source`.
+"""
+
+from pathlib import Path
+
+from adam_async.data_server.dataset import Dataset, make_dataset
+from adam_async.data_server.idx import parse_idx
+from adam_async.data_server.mnist import MIRRORS, STEMS, download_mnist
+from adam_async.data_server.npz import KEYS, parse_npz
+from adam_async.errors import DataError
+from adam_async.ports import Disk, Fetch
+
+DIGITS_FILE = Path(__file__).with_name("digits.npz")
+
+
+async def load(
+    source: str,
+    disk: Disk,
+    *,
+    fetch: Fetch | None = None,
+    data_dir: Path | None = None,
+    cache_dir: Path | None = None,
+    mirrors: tuple[str, ...] = MIRRORS,
+    connect_timeout_s: float = 5.0,
+    transfer_timeout_s: float = 120.0,
+) -> Dataset:
+    """Load a data set. Cancelling leaves no half-written file.
+
+    Args:
+        source: ``auto``, ``mnist``, ``digits``, a folder or an ``.npz`` file.
+        disk: Reads, decodes and writes, all off the event loop.
+        fetch: The download port; without it nothing is downloaded.
+        data_dir: What ``ADAM_DATA_DIR`` says, for ``auto`` and ``mnist``.
+        cache_dir: Folder in which downloaded MNIST files are kept; without it nothing is downloaded.
+        mirrors: Base addresses to download MNIST from.
+        connect_timeout_s: How long, for all mirrors together, the first file may take.
+        transfer_timeout_s: How long each further file may take.
+
+    Raises:
+        DataError: The source is missing or damaged; names the file, what was found, what was expected
+            and what to do.
+    """
+    if source == "digits":
+        return await _digits(disk, "the digits inside the package, as asked for")
+    if source not in {"auto", "mnist"}:
+        return await _from_path(Path(source), disk, f"{source}, as asked for")
+    if data_dir is not None:
+        return await _from_path(data_dir, disk, f"{data_dir}, because ADAM_DATA_DIR names it")
+    passed_over: list[str] = []
+    cached = await _from_cache(cache_dir, disk, passed_over)
+    if cached is not None:
+        return cached
+    if fetch is None or cache_dir is None:
+        passed_over.append("downloading is switched off")
+    else:
+        try:
+            mirror = await download_mnist(
+                cache_dir,
+                disk=disk,
+                fetch=fetch,
+                mirrors=mirrors,
+                connect_timeout_s=connect_timeout_s,
+                transfer_timeout_s=transfer_timeout_s,
+            )
+            return await _from_folder(cache_dir, disk, f"MNIST, downloaded from {mirror} into {cache_dir}")
+        except (DataError, OSError) as error:
+            passed_over.append(f"the download failed ({error})")
+    why = ", and ".join(passed_over)
+    if source == "mnist":
+        raise DataError(f"no MNIST: {why}. Set ADAM_DATA_DIR to a folder with its four files, or use digits")
+    return await _digits(disk, f"the digits inside the package, because {why}")
+
+
+async def _digits(disk: Disk, source: str) -> Dataset:
+    data = await disk.read_bytes(DIGITS_FILE)
+    return parse_npz(data, str(DIGITS_FILE), name="digits", source=source)
+
+
+async def _from_cache(cache_dir: Path | None, disk: Disk, passed_over: list[str]) -> Dataset | None:
+    """Return MNIST from the cache, or add why it is passed over and return None."""
+    if cache_dir is None:
+        passed_over.append("there is no cache folder")
+        return None
+    try:
+        return await _from_folder(cache_dir, disk, f"MNIST, from the cache in {cache_dir}")
+    except FileNotFoundError:
+        passed_over.append(f"{cache_dir} has no MNIST yet")
+    except (DataError, OSError) as error:
+        passed_over.append(f"the cache is unusable ({error})")
+    return None
+
+
+async def _from_path(path: Path, disk: Disk, source: str) -> Dataset:
+    """Load from a folder or an archive that the user named; every failure is a DataError."""
+    try:
+        if path.suffix == ".npz":
+            return await _from_archive(path, disk, source)
+        return await _from_folder(path, disk, source)
+    except FileNotFoundError:
+        raise DataError(
+            f"{path} does not exist; name a folder with the four MNIST files, an .npz file, "
+            "or one of auto, mnist, digits"
+        ) from None
+    except NotADirectoryError:
+        raise DataError(f"{path} is neither a folder nor an .npz file ({', '.join(KEYS)})") from None
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+async def _from_archive(path: Path, disk: Disk, source: str) -> Dataset:
+    data = await disk.read_bytes(path)
+    return await disk.run(lambda: parse_npz(data, str(path), name=path.stem, source=source))
+
+
+async def _from_folder(folder: Path, disk: Disk, source: str) -> Dataset:
+    """Load the four MNIST files, or the only ``.npz``, of a folder."""
+    names = await disk.names(folder)
+    found = {stem: _file_of(stem, names) for stem in STEMS}
+    archives = [name for name in names if name.endswith(".npz")]
+    if not any(found.values()):
+        if len(archives) == 1:
+            return await _from_archive(folder / archives[0], disk, source)
+        if archives:
+            raise DataError(
+                f"{folder} holds {len(archives)} archives ({', '.join(archives)}); name one of them"
+            )
+        raise DataError(
+            f"{folder} holds no data set: expected {', '.join(STEMS)} (with or without .gz), or one .npz; "
+            f"found {', '.join(names[:5]) or 'nothing'}"
+        )
+    missing = [stem for stem, name in found.items() if name is None]
+    if missing:
+        raise DataError(f"{folder} lacks {', '.join(missing)} (with or without .gz); add what is missing")
+    paths = [folder / name for name in found.values() if name is not None]
+    contents = [await disk.read_bytes(path) for path in paths]
+    origins = (str(paths[0]), str(paths[1]), str(paths[2]), str(paths[3]))
+
+    def decode() -> Dataset:
+        arrays = [
+            parse_idx(content, origin, axes=axes)
+            for content, origin, axes in zip(contents, origins, (3, 1, 3, 1), strict=True)
+        ]
+        return make_dataset(
+            name="mnist",
+            source=source,
+            train=(arrays[0], arrays[1]),
+            test=(arrays[2], arrays[3]),
+            origins=origins,
+        )
+
+    return await disk.run(decode)
+
+
+def _file_of(stem: str, names: list[str]) -> str | None:
+    """Return the name under which a file of MNIST is there: plain first, either usual spelling."""
+    dotted = stem.replace("-idx", ".idx")
+    for name in (stem, dotted, f"{stem}.gz", f"{dotted}.gz"):
+        if name in names:
+            return name
+    return None

@@ -1,0 +1,55 @@
+"""Pure: data sets in NumPy's ``.npz`` archives, with the keys that Keras made usual."""
+
+import io
+import zipfile
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adam_async.data_server.dataset import Dataset, make_dataset
+from adam_async.errors import DataError
+
+KEYS = ("x_train", "y_train", "x_test", "y_test")
+
+
+def parse_npz(data: bytes, origin: str, *, name: str, source: str) -> Dataset:
+    """Return the data set in an archive with arrays x_train, y_train, x_test and y_test.
+
+    Pickled objects are never loaded.
+
+    Raises:
+        DataError: Not such an archive, an array is missing, or an array has a wrong dtype, shape or count.
+    """
+    try:
+        archive = np.load(io.BytesIO(data), allow_pickle=False)
+    except (ValueError, EOFError, OSError, zipfile.BadZipFile) as error:
+        raise DataError(f"{origin} is not an .npz archive ({error})") from None
+    if not isinstance(archive, np.lib.npyio.NpzFile):
+        raise DataError(f"{origin} holds one array, expected an .npz archive with {', '.join(KEYS)}")
+    with archive:
+        missing = [key for key in KEYS if key not in archive.files]
+        if missing:
+            raise DataError(
+                f"{origin} has no array {', '.join(missing)}; it has {', '.join(archive.files) or 'none'}"
+            )
+        arrays = [_array(archive, key, origin) for key in KEYS]
+    return make_dataset(
+        name=name,
+        source=source,
+        train=(arrays[0], arrays[1]),
+        test=(arrays[2], arrays[3]),
+        origins=(f"{origin}:x_train", f"{origin}:y_train", f"{origin}:x_test", f"{origin}:y_test"),
+    )
+
+
+def _array(archive: Any, key: str, origin: str) -> NDArray[Any]:
+    try:
+        array: NDArray[Any] = archive[key]
+    except ValueError as error:
+        raise DataError(
+            f"{origin}:{key} cannot be read ({error}); save plain arrays of uint8 images and integer labels"
+        ) from None
+    except (zipfile.BadZipFile, EOFError, OSError) as error:
+        raise DataError(f"{origin}:{key} is damaged ({error}); fetch the file again") from None
+    return array

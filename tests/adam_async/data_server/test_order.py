@@ -1,0 +1,64 @@
+"""Epoch order, groups and shares."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adam_async.data_server.order import count_groups, cut_shares, epoch_order
+from adam_async.dice import Dice
+
+counts = st.integers(1, 300)
+
+
+@given(st.integers(), st.integers(0, 100), counts, st.integers(1, 40))
+def test_the_groups_of_an_epoch_hold_every_image_once(seed: int, epoch: int, images: int, size: int) -> None:
+    order = epoch_order(Dice(seed), epoch=epoch, num_images=images, images_per_group=size)
+    groups = [order.group(number) for number in range(order.num_groups)]
+
+    assert sorted(np.concatenate(groups).tolist()) == list(range(images))
+    assert all(len(group) == size for group in groups[:-1])
+    assert 1 <= len(groups[-1]) <= size
+
+
+def test_the_order_depends_on_seed_and_epoch_and_nothing_else() -> None:
+    def order(seed: int, epoch: int) -> list[int]:
+        made = epoch_order(Dice(seed), epoch=epoch, num_images=100, images_per_group=16)
+        return [int(index) for index in made.indices]
+
+    assert order(1, 0) == order(1, 0)
+    assert order(1, 0) != order(1, 1)
+    assert order(1, 0) != order(2, 0)
+
+
+def test_the_order_does_not_depend_on_the_group_size() -> None:
+    orders = [epoch_order(Dice(5), epoch=2, num_images=50, images_per_group=size) for size in (1, 16)]
+
+    np.testing.assert_array_equal(orders[0].indices, orders[1].indices)
+
+
+@given(st.integers(0, 500), st.integers(1, 60))
+def test_shares_are_contiguous_complete_and_balanced_to_one_group(groups: int, shares: int) -> None:
+    cut = cut_shares(groups, shares)
+
+    assert len(cut) == shares
+    assert [number for start, stop in cut for number in range(start, stop)] == list(range(groups))
+    sizes = [stop - start for start, stop in cut]
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_a_group_that_is_not_there_is_named() -> None:
+    order = epoch_order(Dice(1), epoch=3, num_images=20, images_per_group=16)
+
+    assert repr(order) == "<EpochOrder 3 20 images 2 groups>"
+    for number in (-1, 2):
+        with pytest.raises(IndexError, match=f"epoch 3 has groups 0 to 1, not {number}"):
+            order.group(number)
+
+
+def test_counts_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(ValueError, match="not 0 and 16"):
+        epoch_order(Dice(1), epoch=0, num_images=0, images_per_group=16)
+    with pytest.raises(ValueError, match="3 groups into 0 shares"):
+        cut_shares(3, 0)
+    assert count_groups(33, 16) == 3
