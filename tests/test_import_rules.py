@@ -1,0 +1,315 @@
+"""The rules of the house that can be read off the syntax: who may import whom, and who may touch the world.
+
+`violations` reads one file. What each rule forbids is in the tables below; `PORTS` is the complete list of
+the product files that may touch clock, dice, files, threads, processes, sockets or loops, each with the reason.
+The tests at the end feed `violations` bad snippets, so that a rule that stopped working would be noticed.
+"""
+
+import ast
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("dataflow", "transport", "adam_async")
+ROLES = ("data_server", "model_worker", "parameter_server", "controller")
+
+PURE_FORBIDDEN = frozenset(
+    {"asyncio", "concurrent", "os", "pathlib", "random", "socket", "threading", "time", "uvloop"}
+)
+
+PACKAGE_IMPORTS = {
+    "dataflow": frozenset({"dataflow"}),
+    "transport": frozenset({"transport", "numpy", "msgpack", "ml_dtypes"}),
+}
+"""What a package may import beside the standard library. `adam_async` is not limited here."""
+
+MODEL_IMPORTS = ("adam_async.model", "adam_async.dice", "adam_async.errors")
+"""What the numbers may import of `adam_async`: their own files, the keyed dice and the base of the errors."""
+
+SERIALISERS = frozenset({"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "dbm"})
+MSGPACK_FILE = "transport/frames.py"
+
+MODULE_CAPABILITIES = {
+    "time": "clock",
+    "datetime": "clock",
+    "random": "dice",
+    "secrets": "dice",
+    "uuid": "dice",
+    "os": "system",
+    "platform": "system",
+    "resource": "system",
+    "signal": "system",
+    "shutil": "files",
+    "tempfile": "files",
+    "aiofiles": "files",
+    "mmap": "memory",
+    "threading": "threads",
+    "_thread": "threads",
+    "concurrent": "threads",
+    "queue": "threads",
+    "multiprocessing": "processes",
+    "subprocess": "processes",
+    "socket": "sockets",
+    "ssl": "sockets",
+    "selectors": "sockets",
+    "urllib": "sockets",
+    "http": "sockets",
+    "uvloop": "loops",
+}
+CALL_CAPABILITIES = {
+    "open": "files",
+    "read_text": "files",
+    "write_text": "files",
+    "write_bytes": "files",
+    "mkdir": "files",
+    "unlink": "files",
+    "iterdir": "files",
+    "rglob": "files",
+    "urandom": "dice",
+    "run_in_executor": "threads",
+    "to_thread": "threads",
+    "create_subprocess_exec": "processes",
+    "create_subprocess_shell": "processes",
+    "new_event_loop": "loops",
+    "set_event_loop": "loops",
+    "run_until_complete": "loops",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """Files that may use some capabilities, and why."""
+
+    files: str
+    capabilities: frozenset[str]
+    reason: str
+
+
+def port(files: str, capabilities: str, reason: str) -> Port:
+    return Port(files, frozenset(capabilities.split()), reason)
+
+
+PORTS = (
+    port("adam_async/ports.py", "dice files sockets system threads", "the disk, entropy and downloads"),
+    port("adam_async/dice.py", "numpy.random", "the keyed dice, made of Philox"),
+    port("adam_async/cli*.py", "clock files loops processes system", "chooses the loop; reads environment"),
+    port(
+        "adam_async/cluster_processes.py", "files processes system", "starts and watches the child processes"
+    ),
+    port("dataflow/pool.py", "clock system threads", "the compute pool: threads, their CPUs and trace times"),
+    port("transport/buffers.py", "memory", "anonymous memory for what is received"),
+    port("transport/tcp.py", "sockets", "socket options of TCP links"),
+)
+
+
+def capabilities_of(path: str) -> set[str]:
+    return {name for row in PORTS if fnmatch(path, row.files) for name in row.capabilities}
+
+
+def imported_modules(node: ast.AST) -> list[str]:
+    """Return the full names that an import statement brings in, ``from a import b`` as ``a.b``."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        return [f"{node.module}.{alias.name}" for alias in node.names]
+    return []
+
+
+def terminal_name(node: ast.AST) -> str:
+    """Return ``c`` for ``c``, ``a.c`` and ``a.b.c``; nothing for other expressions."""
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def uses(tree: ast.AST) -> Iterator[tuple[int, str, str]]:
+    """Yield (line, capability, what) for everything in a file that touches the world."""
+    for node in ast.walk(tree):
+        for module in imported_modules(node):
+            root = module.partition(".")[0]
+            if module.startswith("urllib.parse"):
+                continue
+            if root in MODULE_CAPABILITIES:
+                yield node.lineno, MODULE_CAPABILITIES[root], f"imports {module}"
+            if module.startswith("numpy.random"):
+                yield node.lineno, "numpy.random", f"imports {module}"
+        if isinstance(node, ast.Call):
+            name = terminal_name(node.func)
+            if name.startswith("sock_"):
+                yield node.lineno, "sockets", f"calls {name}"
+            if name in CALL_CAPABILITIES:
+                yield node.lineno, CALL_CAPABILITIES[name], f"calls {name}"
+            if ast.unparse(node.func) == "asyncio.run":
+                yield node.lineno, "loops", "calls asyncio.run"
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in {"np.random", "numpy.random"}:
+            yield node.lineno, "numpy.random", "uses numpy.random"
+
+
+def world_violations(path: str, tree: ast.Module) -> Iterator[str]:
+    allowed = capabilities_of(path)
+    for line, capability, what in uses(tree):
+        if capability not in allowed:
+            yield f"{path}:{line}: {what}; take it as an argument (PORTS gives this file no {capability})"
+
+
+def import_violations(path: str, tree: ast.Module) -> Iterator[str]:
+    package, *rest = path.removesuffix(".py").split("/")
+    role = rest[0] if rest and rest[0] in ROLES else ""
+    is_pure = (ast.get_docstring(tree) or "").startswith("Pure:")
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            yield f"{path}:{node.lineno}: relative import; write the full name"
+            continue
+        for module in imported_modules(node):
+            where = f"{path}:{node.lineno}: imports {module}"
+            root = module.partition(".")[0]
+            parts = module.split(".")
+            if is_pure and root in PURE_FORBIDDEN:
+                yield f"{where}, but calls itself Pure"
+            if package in PACKAGE_IMPORTS and root not in PACKAGE_IMPORTS[package] | sys.stdlib_module_names:
+                yield f"{where}; {package} may import only {sorted(PACKAGE_IMPORTS[package])} and the library"
+            if root in SERIALISERS:
+                yield f"{where}; nothing here loads or stores objects that way"
+            if root == "msgpack" and path != MSGPACK_FILE:
+                yield f"{where}; only {MSGPACK_FILE} may"
+            if rest and rest[0] == "model":
+                if root == "asyncio" or root in PACKAGES[:2]:
+                    yield f"{where}; the model is numbers only"
+                if root == "adam_async" and not module.startswith(MODEL_IMPORTS):
+                    yield f"{where}; the model may import only {MODEL_IMPORTS}"
+            if root == "adam_async" and len(parts) > 2 and parts[1] in ROLES and role:
+                if parts[1] != role and parts[2] != "client":
+                    yield f"{where}; of another role only its client may be imported"
+                if rest[-1] == "state" and parts[2] == "client":
+                    yield f"{where}; a state imports no client"
+
+
+def call_violations(path: str, tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        name = terminal_name(node.func)
+        where = f"{path}:{node.lineno}"
+        if isinstance(node.func, ast.Name) and name in {"eval", "exec", "compile", "__import__"}:
+            yield f"{where}: calls {name}"
+        if any(k.arg == "allow_pickle" and ast.unparse(k.value) != "False" for k in node.keywords):
+            yield f"{where}: allow_pickle is not False"
+        if name == "ensure_future":
+            yield f"{where}: ensure_future starts a task without a parent; use a TaskGroup"
+        if name == "create_task":
+            parent = terminal_name(node.func.value) if isinstance(node.func, ast.Attribute) else ""
+            if parent != "tg" and not parent.endswith("group"):
+                yield f"{where}: create_task without a visible parent (a variable tg or ...group)"
+            if not any(keyword.arg == "name" for keyword in node.keywords):
+                yield f"{where}: create_task without a name"
+
+
+def violations(path: str, source: str) -> list[str]:
+    """Return what is against the rules in one file.
+
+    Args:
+        path: From the root of the repository, with ``/``.
+        source: Its text.
+    """
+    tree = ast.parse(source, path)
+    return [
+        *import_violations(path, tree),
+        *world_violations(path, tree),
+        *call_violations(path, tree),
+    ]
+
+
+def product_files() -> list[str]:
+    return sorted(
+        path.relative_to(ROOT).as_posix() for package in PACKAGES for path in (ROOT / package).rglob("*.py")
+    )
+
+
+@pytest.mark.parametrize("path", product_files())
+def test_every_product_file_keeps_the_rules(path: str) -> None:
+    assert violations(path, (ROOT / path).read_text()) == []
+
+
+@pytest.mark.parametrize("path", product_files())
+def test_states_and_numbers_call_themselves_pure(path: str) -> None:
+    if path.endswith("/state.py"):
+        assert (ast.get_docstring(ast.parse((ROOT / path).read_text())) or "").startswith("Pure:")
+
+
+def test_no_permission_is_held_in_reserve() -> None:
+    for row in PORTS:
+        matching = [path for path in product_files() if fnmatch(path, row.files)]
+        used = {use[1] for path in matching for use in uses(ast.parse((ROOT / path).read_text()))}
+        if matching:
+            assert row.capabilities <= used, f"{row.files} no longer needs {row.capabilities - used}"
+        assert row.reason
+
+
+@pytest.mark.parametrize(
+    ("path", "source", "claim"),
+    [
+        ("dataflow/x.py", "import numpy", "dataflow may import only"),
+        ("dataflow/x.py", "from transport import frames", "dataflow may import only"),
+        ("transport/x.py", "from adam_async.ids import NodeId", "transport may import only"),
+        ("transport/x.py", "import msgpack", "only transport/frames.py may"),
+        ("transport/x.py", "from . import frames", "relative import"),
+        ("adam_async/x.py", '"""Pure: x."""\nimport asyncio', "calls itself Pure"),
+        ("adam_async/x.py", '"""Pure: x."""\nfrom pathlib import Path', "calls itself Pure"),
+        ("adam_async/x.py", '"""Pure: x."""\ndef f():\n    import random', "calls itself Pure"),
+        ("adam_async/model/x.py", "import asyncio", "numbers only"),
+        ("adam_async/model/x.py", "from adam_async.config import Run", "the model may import only"),
+        ("adam_async/controller/x.py", "from adam_async.data_server.state import S", "only its client"),
+        ("adam_async/controller/x.py", "from adam_async.data_server import state", "only its client"),
+        ("adam_async/controller/state.py", "from adam_async.data_server.client import C", "no client"),
+        ("adam_async/x.py", "import pickle", "loads or stores objects"),
+        ("adam_async/x.py", "import numpy as np\nnp.load(f, allow_pickle=True)", "allow_pickle is not False"),
+        ("adam_async/x.py", "eval('1')", "calls eval"),
+        ("adam_async/x.py", "import time", "clock"),
+        ("adam_async/x.py", "from time import monotonic", "clock"),
+        ("adam_async/x.py", "from datetime import datetime", "clock"),
+        ("adam_async/x.py", "import random", "dice"),
+        ("adam_async/x.py", "import numpy as np\nnp.random.default_rng()", "numpy.random"),
+        ("adam_async/x.py", "from numpy.random import Philox", "numpy.random"),
+        ("adam_async/x.py", "import os\nos.urandom(8)", "dice"),
+        ("adam_async/x.py", "open('file')", "files"),
+        ("adam_async/x.py", "path.write_text('x')", "files"),
+        ("adam_async/x.py", "import threading", "threads"),
+        ("adam_async/x.py", "from concurrent.futures import ThreadPoolExecutor", "threads"),
+        ("adam_async/x.py", "loop.run_in_executor(None, f)", "threads"),
+        ("adam_async/x.py", "asyncio.to_thread(f)", "threads"),
+        ("adam_async/x.py", "loop.sock_recv(s, 1)", "sockets"),
+        ("adam_async/x.py", "import socket", "sockets"),
+        ("adam_async/x.py", "import subprocess", "processes"),
+        ("adam_async/x.py", "asyncio.create_subprocess_exec('ls')", "processes"),
+        ("adam_async/x.py", "import uvloop", "loops"),
+        ("adam_async/x.py", "asyncio.run(main())", "loops"),
+        ("adam_async/x.py", "asyncio.create_task(f(), name='f')", "visible parent"),
+        ("adam_async/x.py", "loop.create_task(f(), name='f')", "visible parent"),
+        ("adam_async/x.py", "asyncio.ensure_future(f())", "without a parent"),
+        ("adam_async/x.py", "group.create_task(f())", "without a name"),
+    ],
+)
+def test_what_is_against_a_rule_is_found(path: str, source: str, claim: str) -> None:
+    assert any(claim in violation for violation in violations(path, source))
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("dataflow/x.py", "import collections\nfrom dataflow.tokens import Tag"),
+        ("transport/frames.py", "import msgpack\nimport numpy as np"),
+        ("transport/tcp.py", "import asyncio\nimport socket"),
+        ("adam_async/model/x.py", "import numpy as np\nfrom adam_async.dice import Dice"),
+        ("adam_async/controller/service.py", "from adam_async.data_server.client import Client"),
+        ("adam_async/x.py", "import asyncio\nself._group.create_task(f(), name='f')"),
+        ("adam_async/x.py", "import urllib.parse\ndisk.read_bytes(path)"),
+        ("adam_async/ports.py", "import os, threading\nos.urandom(1)"),
+    ],
+)
+def test_what_keeps_the_rules_is_left_alone(path: str, source: str) -> None:
+    assert violations(path, source) == []
