@@ -1,7 +1,10 @@
 """Pure: finite-difference checks of gradients, for our layers and yours.
 
-Along a random direction d, a function f of x with gradient g satisfies f(x + h d) - f(x - h d) = 2 h (g .
-d) up to terms of order h cubed. In float64 with h = 1e-6 both sides agree to about nine digits; a wrong
+Along a random direction d, a function f of x with gradient g satisfies
+
+    f(x + h d) - f(x - h d) = 2 h (g . d)
+
+up to terms of order h cubed. In float64 with h = 1e-6 both sides agree to about nine digits; a wrong
 gradient agrees by accident along one random direction with probability zero. Functions with kinks are
 checked at random points, where no kink is within h.
 """

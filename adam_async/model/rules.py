@@ -1,10 +1,8 @@
 """Pure: update rules, from a gradient to new values.
 
 A rule is a frozen record of its constants. Its state belongs to whoever owns the values (a shard) and is a
-dictionary of
-arrays: `state_names` are elementwise, one number per value, and can be cut, copied and saved with the
-    values; `scalar_names` are
-arrays of one number per shard, such as Adam's count of steps.
+dictionary of arrays: `state_names` are elementwise, one number per value, and can be cut, copied and saved with
+the values; `scalar_names` are arrays of one number per shard, such as Adam's count of steps.
 
 `apply` works in place, block by block, so that a block's values, state, gradient and scratch stay in the
 first two caches through all the operations on it; blocks are independent, so the result does not depend on
@@ -25,8 +23,8 @@ from adam_async.model.errors import ModelError
 from adam_async.model.layer import Array
 from adam_async.model.spec import Shape
 
-BLOCK = 16 * 1024
-"""Values per block: 64 KiB of float32, which with gradient, states and scratch fits a 512 KiB cache."""
+BLOCK = 32 * 1024
+"""Values per block: 128 KiB of float32. Smaller blocks cost more calls, each a chance to lose the GIL."""
 
 RuleState = dict[str, Array]
 

@@ -8,8 +8,9 @@ C-contiguous.
     delta       errors_ON @ columns_KN.T              (columns kept from forward)
     backward    weights_OK.T @ errors_ON, folded back onto the input pixels they came from
 
-The batch being the last axis, columns are copied in runs of ``width * B`` numbers, and folding back is one
-long addition per kernel position instead of thousands of short ones.
+The batch being the last axis, columns are copied in runs of ``width * B`` numbers. Folding back goes in two
+passes, first over the kernel's rows, then over its columns: ``2 * kernel`` long additions instead of
+``kernel * kernel`` short ones.
 """
 
 from collections.abc import Mapping
@@ -80,7 +81,12 @@ class Conv2d(Layer):
         """Columns and their error gradient; with padding, padded copies of input and input error too."""
         channels = self.input_shapes[0][0]
         columns: Shape = (channels, self.kernel, self.kernel, *self.output_shape[1:], images)
-        specs: dict[str, ScratchSpec] = {"columns": (columns, None), "column_errors": (columns, None)}
+        tall: Shape = (channels, self.kernel, self._padded_shape(images)[1], self.output_shape[2], images)
+        specs: dict[str, ScratchSpec] = {
+            "columns": (columns, None),
+            "column_errors": (columns, None),
+            "tall": (tall, None),
+        }
         if self.padding:
             specs["padded"] = (self._padded_shape(images), None)
             specs["padded_error"] = (self._padded_shape(images), None)
@@ -116,14 +122,14 @@ class Conv2d(Layer):
         if self.padding:
             views["target_inner"] = self._inner(target)
             views["input_error"] = slots.input_errors[0]
-        rows, columns_wide = (self.stride * (size - 1) + 1 for size in self.output_shape[1:])
-        views["folds"] = tuple(
-            (
-                target[:, y : y + rows : self.stride, x : x + columns_wide : self.stride],
-                column_errors[:, y, x],
-            )
+        tall = slots.scratch["tall"]
+        down, across = (self.stride * (size - 1) + 1 for size in self.output_shape[1:])
+        views["fold_rows"] = tuple(
+            (tall.swapaxes(1, 2)[:, y : y + down : self.stride], column_errors[:, y].swapaxes(1, 2))
             for y in range(self.kernel)
-            for x in range(self.kernel)
+        )
+        views["fold_columns"] = tuple(
+            (target[:, :, x : x + across : self.stride], tall[:, x]) for x in range(self.kernel)
         )
 
     def forward(self, weights: Weights, slots: Slots) -> None:
@@ -143,9 +149,10 @@ class Conv2d(Layer):
         np.matmul(
             weights[self.weight].reshape(self.filters, -1).T, views["error"], out=views["column_errors"]
         )
-        views["target"].fill(0)
-        for target, column in views["folds"]:
-            np.add(target, column, out=target)
+        for whole, folds in ((slots.scratch["tall"], "fold_rows"), (views["target"], "fold_columns")):
+            whole.fill(0)
+            for target, part in views[folds]:
+                np.add(target, part, out=target)
         if self.padding:
             np.copyto(views["input_error"], views["target_inner"])
 

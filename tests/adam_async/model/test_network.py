@@ -2,6 +2,7 @@
 
 import gc
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -241,6 +242,39 @@ def test_mean_squared_error_takes_values_or_classes():
     ):
         with pytest.raises(ModelError, match=message):
             context.load(x, labels)
+
+
+def test_scores_beyond_the_range_of_exp_give_finite_losses_and_gradients():
+    network = Network(mlp((2, 3), input_shape=(2,)))
+    weights = network.initial_weights(Dice(1))
+    weights["fc1.weight"][...] = [[1e4, 0], [-1e4, 0], [0, 1e4]]
+    context = network.context(2)
+    context.load(np.array([[1.0, 0.0], [0.0, 1.0]]), np.array([1, 2]))
+
+    assert network.forward(weights, context) == pytest.approx(1e4)
+    assert all(np.isfinite(value).all() for value in gradients(network, weights, context).values())
+
+
+def test_threads_share_a_network_and_run_segments_of_it():
+    network = Network(named_model("mnist-adam"), np.float64)
+    weights = network.initial_weights(Dice(1))
+    middle, end = range(6), range(6, len(network.layers))
+
+    def work(seed):
+        context = network.context(3)
+        context.load(*draw(network, 3, seed))
+        for segment in (middle, end):
+            network.forward_layers(weights, context, segment)
+        for segment in (end, middle):
+            network.backward_layers(weights, context, segment)
+        out = np.empty((10, 1, 5, 5))
+        network.delta(context, "conv1.weight", out=out)
+        return out
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(work, range(8)))
+    for seed, value in enumerate(found):
+        np.testing.assert_array_equal(value, work(seed))
 
 
 def test_predictions_do_not_depend_on_the_batch():
