@@ -1,1 +1,85 @@
-"""dataflow."""
+"""Event-driven dataflow graphs for asyncio: nodes fire when their inputs for a tag are there, in any order.
+
+A `Graph` describes nodes joined by named ports. An `Engine` runs it for many tags at once: light nodes on the
+loop, heavy ones in a `ComputePool`. All decisions are made by a pure `Scheduler`. Fakes are in
+`dataflow.testing`. Standard library only.
+"""
+
+from dataflow.engine import Engine, OnOutput, Trace
+from dataflow.errors import (
+    DataflowError,
+    DuplicateToken,
+    EngineClosed,
+    GraphError,
+    NodeFailed,
+    NoRoom,
+    PoolClosed,
+    TagAbandoned,
+    TagError,
+    TagInFlight,
+    TagSettled,
+    TagUnknown,
+    TokenError,
+    TooManyEarlyTokens,
+    UnknownPort,
+    WaitTimedOut,
+    WrongOutputs,
+)
+from dataflow.graph import Graph, Node
+from dataflow.jobs import Job, JobPool
+from dataflow.pool import ComputePool
+from dataflow.scheduler import Scheduler
+from dataflow.stats import EngineStatistics, PoolStatistics
+from dataflow.tokens import (
+    Abandoned,
+    BatchCall,
+    ContextFreed,
+    Effect,
+    Finished,
+    Firing,
+    Output,
+    Tag,
+    Token,
+    TraceRecord,
+)
+
+__all__ = [
+    "Abandoned",
+    "BatchCall",
+    "ComputePool",
+    "ContextFreed",
+    "DataflowError",
+    "DuplicateToken",
+    "Effect",
+    "Engine",
+    "EngineClosed",
+    "EngineStatistics",
+    "Finished",
+    "Firing",
+    "Graph",
+    "GraphError",
+    "Job",
+    "JobPool",
+    "NoRoom",
+    "Node",
+    "NodeFailed",
+    "OnOutput",
+    "Output",
+    "PoolClosed",
+    "PoolStatistics",
+    "Scheduler",
+    "Tag",
+    "TagAbandoned",
+    "TagError",
+    "TagInFlight",
+    "TagSettled",
+    "TagUnknown",
+    "Token",
+    "TokenError",
+    "TooManyEarlyTokens",
+    "Trace",
+    "TraceRecord",
+    "UnknownPort",
+    "WaitTimedOut",
+    "WrongOutputs",
+]

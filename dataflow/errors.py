@@ -1,0 +1,160 @@
+"""Pure: what can go wrong in a graph, and whose doing it is.
+
+DataflowError
+├── GraphError             a graph's description is wrong; found when it is built
+├── TokenError             a delivery was wrong
+│   ├── UnknownPort            the graph has no such input
+│   ├── DuplicateToken         a second token for one input of a live tag
+│   └── TooManyEarlyTokens     too much arrived for tags not yet admitted
+├── TagError               a tag was used wrongly, or is not what the caller hoped
+│   ├── TagInFlight            admitted twice
+│   ├── TagSettled             admitted again after it finished or was abandoned
+│   ├── TagUnknown             waited for, but never admitted
+│   └── TagAbandoned           waited for, and abandoned meanwhile
+├── NodeFailed             a node's function raised; `__cause__` is what it raised
+├── WrongOutputs           a node's function returned something else than it declared
+├── NoRoom                 nothing free now, and the caller did not want to wait
+├── EngineClosed           the engine is not running
+├── PoolClosed             the pool takes no more jobs
+└── WaitTimedOut           a wait passed its deadline (also a `TimeoutError`)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dataflow.tokens import Tag
+
+
+class DataflowError(Exception):
+    """Anything this package raises on purpose."""
+
+
+class GraphError(DataflowError):
+    """The description of a graph is wrong; the message names the node or port at fault."""
+
+
+class TokenError(DataflowError):
+    """A token was delivered where it cannot go."""
+
+
+class UnknownPort(TokenError):
+    """The graph has no external input called `port`."""
+
+    def __init__(self, *, port: str, inputs: Sequence[str]) -> None:
+        super().__init__(f"unknown port {port!r}: the graph's inputs are {', '.join(map(repr, inputs))}")
+        self.port = port
+
+
+class DuplicateToken(TokenError):
+    """A second token came to `port` for `tag`, which is live."""
+
+    def __init__(self, *, port: str, tag: Tag) -> None:
+        super().__init__(
+            f"second token for port {port!r} and {tag}: each input takes one token per tag; "
+            "repeat a group under a higher attempt"
+        )
+        self.port = port
+        self.tag = tag
+
+
+class TooManyEarlyTokens(TokenError):
+    """More than `limit` tokens wait for tags that were never admitted."""
+
+    def __init__(self, *, port: str, tag: Tag, limit: int) -> None:
+        super().__init__(
+            f"token for port {port!r} and {tag} refused: {limit} tokens already wait for tags not admitted; "
+            "admit or abandon those tags, or raise early_limit"
+        )
+        self.port = port
+        self.tag = tag
+        self.limit = limit
+
+
+class TagError(DataflowError):
+    """Something about `tag` is not as the caller assumed."""
+
+    def __init__(self, message: str, *, tag: Tag) -> None:
+        super().__init__(message)
+        self.tag = tag
+
+
+class TagInFlight(TagError):
+    """`tag` is admitted already, or another caller is waiting to admit it."""
+
+    def __init__(self, *, tag: Tag) -> None:
+        super().__init__(f"{tag} is already admitted or about to be; use a higher attempt", tag=tag)
+
+
+class TagSettled(TagError):
+    """`tag` has finished, was abandoned, or belongs to an epoch that is over."""
+
+    def __init__(self, *, tag: Tag) -> None:
+        super().__init__(
+            f"{tag} has already finished or been abandoned, or its epoch is over; use a higher attempt",
+            tag=tag,
+        )
+
+
+class TagUnknown(TagError):
+    """`tag` was never admitted, so waiting for it would never end."""
+
+    def __init__(self, *, tag: Tag) -> None:
+        super().__init__(f"{tag} was never admitted; admit it before waiting for it", tag=tag)
+
+
+class TagAbandoned(TagError):
+    """`tag` was abandoned while someone waited for it to finish."""
+
+    def __init__(self, *, tag: Tag) -> None:
+        super().__init__(f"{tag} was abandoned before it finished", tag=tag)
+
+
+class NodeFailed(DataflowError):
+    """The function of `node` raised; the exception is the `__cause__`.
+
+    `tags` holds every tag of the failed call, more than one only for a batching node; `tag` is the first.
+    """
+
+    def __init__(self, *, node: str, tags: Sequence[Tag], cause: BaseException) -> None:
+        listed = ", ".join(map(str, tags))
+        super().__init__(f"node {node!r} failed for {listed}: {type(cause).__name__}: {cause}")
+        self.node = node
+        self.tags = tuple(tags)
+        self.tag = self.tags[0]
+        self.__cause__ = cause
+
+
+class WrongOutputs(DataflowError):
+    """The function of `node` did not return what the node declares."""
+
+    def __init__(self, *, node: str, expected: str, result: object) -> None:
+        if isinstance(result, tuple | list):
+            got = f"a {type(result).__name__} of {len(result)}"
+        else:
+            got = f"a {type(result).__name__}"
+        super().__init__(f"node {node!r} returned {got}, expected {expected}")
+        self.node = node
+
+
+class NoRoom(DataflowError):
+    """Every slot, or every training context, is taken."""
+
+
+class EngineClosed(DataflowError):
+    """The engine has not been entered, or has stopped."""
+
+
+class PoolClosed(DataflowError):
+    """The pool has not been entered, or takes no more jobs."""
+
+
+class WaitTimedOut(DataflowError, TimeoutError):
+    """The wait called `name` passed its deadline of `timeout_s` seconds."""
+
+    def __init__(self, *, name: str, timeout_s: float, details: str) -> None:
+        super().__init__(f"{name} was not done after {timeout_s:g} s: {details}")
+        self.name = name
+        self.timeout_s = timeout_s

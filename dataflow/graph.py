@@ -1,0 +1,215 @@
+"""Pure: the immutable description of a graph, validated once when it is built.
+
+A *port* is a name for a value: either an external input of the graph or an output of one node. A node reads
+ports and writes ports; a port may have any number of readers and has exactly one writer. Everything that
+can be looked up by number is numbered here, so that a firing later costs a few list operations and no
+look-up by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from inspect import iscoroutinefunction
+from typing import Any
+
+from dataflow.errors import GraphError, WrongOutputs
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One step of a graph: a plain function with named inputs and outputs.
+
+    The function is called as ``fn(firing, *inputs)``, inputs in declared order. It returns
+
+    - no outputs: anything, which is ignored;
+    - one output: the value itself;
+    - two or more: a tuple or list of exactly that many values, in declared order.
+
+    A node with ``batch > 1`` is called as ``fn(firings, *columns)``: a list of firings and, per input, a
+    list of values of the same length. It returns a sequence with one entry per firing, each shaped as
+    above.
+
+    A node without inputs fires when its tag is admitted.
+
+    Args:
+        name: Unique in its graph.
+        fn: The function. It may not be a coroutine function.
+        inputs: Ports it reads. One port may be read twice.
+        outputs: Ports it writes.
+        heavy: Run in the compute pool; otherwise on the event loop, where it must be short.
+        cost: Label handed to the pool with each job; the name by default.
+        batch: At most this many ready tags per call.
+        jobs: At most this many calls at once; what becomes ready meanwhile waits, and forms the next batch.
+            None is no limit without batching and 1 with it: a batch can only form while something is waiting.
+
+    Raises:
+        GraphError: A name is empty, or a number is below 1.
+    """
+
+    name: str
+    fn: Callable[..., Any]
+    _: KW_ONLY
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    heavy: bool = False
+    cost: str = ""
+    batch: int = 1
+    jobs: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise GraphError("a node needs a name")
+        assign = object.__setattr__  # the dataclass is frozen
+        for side in ("inputs", "outputs"):
+            ports = getattr(self, side)
+            if isinstance(ports, str):
+                raise GraphError(f"node {self.name!r} has {side}={ports!r}, it must be a tuple of names")
+            assign(self, side, tuple(ports))
+        if self.batch < 1:
+            raise GraphError(f"node {self.name!r} has batch={self.batch}, it must be at least 1")
+        if self.jobs is None and self.batch > 1:
+            assign(self, "jobs", 1)
+        if self.jobs is not None and self.jobs < 1:
+            raise GraphError(f"node {self.name!r} has jobs={self.jobs}, it must be at least 1 or None")
+        if iscoroutinefunction(self.fn):
+            raise GraphError(f"node {self.name!r} has a coroutine function; nodes are plain functions")
+
+
+class CompiledNode:
+    """A node by number: what the scheduler looks at when it fires."""
+
+    __slots__ = ("arity", "batch", "cost", "fn", "gated", "heavy", "index", "jobs", "name", "outputs")
+
+    def __init__(self, node: Node, *, index: int, outputs: tuple[int, ...]) -> None:
+        self.index = index
+        self.name = node.name
+        self.fn = node.fn
+        self.heavy = node.heavy
+        self.cost = node.cost or node.name
+        self.batch = node.batch
+        self.jobs = node.jobs or 0
+        self.gated = node.jobs is not None
+        self.arity = len(node.inputs)
+        self.outputs = outputs
+
+    def unpack(self, result: Any) -> Sequence[Any]:
+        """One value per output port, from what the function returned. Raises WrongOutputs."""
+        count = len(self.outputs)
+        if count == 1:
+            return (result,)
+        if count == 0:
+            return ()
+        if not isinstance(result, tuple | list) or len(result) != count:
+            raise WrongOutputs(node=self.name, expected=f"a tuple of {count}", result=result)
+        return result
+
+    def __repr__(self) -> str:
+        return f"<node {self.name!r}>"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Graph:
+    """Nodes joined by named ports.
+
+    Args:
+        nodes: At least one node, in any order.
+        inputs: Ports delivered from outside, one token per tag each. Each is read by some node.
+        outputs: Ports reported to the outside as soon as their value is there.
+
+    Raises:
+        GraphError: A name is used twice, a port has no writer, an input has no reader, or nodes wait for each
+            other in a cycle. The message names the culprit.
+    """
+
+    nodes: tuple[Node, ...]
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    ports: tuple[str, ...] = field(init=False, compare=False)
+    """Every port: the inputs first, then node outputs in node order. A port's number is its place here."""
+    compiled: tuple[CompiledNode, ...] = field(init=False, compare=False, repr=False)
+    """The nodes by number."""
+    readers: tuple[tuple[tuple[CompiledNode, int], ...], ...] = field(init=False, compare=False, repr=False)
+    """Per port number: which nodes read it, and as which of their inputs."""
+
+    def __post_init__(self) -> None:
+        assign = object.__setattr__  # the dataclass is frozen
+        for name in ("nodes", "inputs", "outputs"):
+            assign(self, name, tuple(getattr(self, name)))
+        if not self.nodes:
+            raise GraphError("a graph needs at least one node")
+        assign(self, "ports", self._number_ports())
+        self._check_readers()
+        self._check_cycles()
+        number = {port: index for index, port in enumerate(self.ports)}
+        compiled = tuple(
+            CompiledNode(node, index=index, outputs=tuple(number[port] for port in node.outputs))
+            for index, node in enumerate(self.nodes)
+        )
+        readers: list[list[tuple[CompiledNode, int]]] = [[] for _ in self.ports]
+        for node, described in zip(compiled, self.nodes, strict=True):
+            for slot, port in enumerate(described.inputs):
+                readers[number[port]].append((node, slot))
+        assign(self, "compiled", compiled)
+        assign(self, "readers", tuple(map(tuple, readers)))
+
+    def _number_ports(self) -> tuple[str, ...]:
+        names: set[str] = set()
+        for node in self.nodes:
+            if node.name in names:
+                raise GraphError(f"two nodes are called {node.name!r}")
+            names.add(node.name)
+        writer: dict[str, str] = {}
+        for port in self.inputs:
+            if port in writer:
+                raise GraphError(f"input {port!r} is listed twice")
+            writer[port] = "the graph's inputs"
+        for node in self.nodes:
+            for port in node.outputs:
+                if port in writer:
+                    raise GraphError(
+                        f"port {port!r} of node {node.name!r} is already written by {writer[port]}"
+                    )
+                writer[port] = f"node {node.name!r}"
+        return tuple(writer)
+
+    def _check_readers(self) -> None:
+        ports = set(self.ports)
+        for node in self.nodes:
+            for port in node.inputs:
+                if port not in ports:
+                    raise GraphError(f"node {node.name!r} reads port {port!r}, which nothing writes")
+        for place, port in enumerate(self.outputs):
+            if port not in ports:
+                raise GraphError(f"output {port!r} is written by nothing")
+            if port in self.outputs[:place]:
+                raise GraphError(f"output {port!r} is listed twice")
+        # An input that no node reads would make no difference to when a tag has finished.
+        read = {port for node in self.nodes for port in node.inputs}
+        for port in self.inputs:
+            if port not in read:
+                raise GraphError(f"input {port!r} is read by no node")
+
+    def _check_cycles(self) -> None:
+        """Take away nodes whose inputs are all there until none is left, or the rest wait for each other."""
+        there = set(self.inputs)
+        waiting = list(self.nodes)
+        while waiting:
+            stuck = [node for node in waiting if not there.issuperset(node.inputs)]
+            if len(stuck) == len(waiting):
+                raise GraphError(f"nodes wait for each other in a cycle: {' -> '.join(_one_cycle(stuck))}")
+            for node in waiting:
+                if there.issuperset(node.inputs):
+                    there.update(node.outputs)
+            waiting = stuck
+
+
+def _one_cycle(stuck: list[Node]) -> list[str]:
+    """Walk back from writer to writer among nodes that all wait for each other, until one comes up again."""
+    writer = {port: node for node in stuck for port in node.outputs}
+    node = stuck[0]
+    path: list[str] = []
+    while node.name not in path:
+        path.append(node.name)
+        node = next(writer[port] for port in node.inputs if port in writer)
+    return [*path[path.index(node.name) :], node.name][::-1]

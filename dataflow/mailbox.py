@@ -1,0 +1,48 @@
+"""From threads to the loop: many items, one wake-up.
+
+Waking a loop from a thread costs a system call, more than an empty job. So an item only wakes the loop if no
+wake-up is under way, and one wake-up takes everything that has come meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Mailbox(Generic[T]):
+    """Collects items posted by any thread and hands them to `receive` on the loop, in lists, in order.
+
+    Args:
+        loop: Where `receive` is called.
+        receive: Takes a list that is never empty. It must not raise.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, receive: Callable[[list[T]], None]) -> None:
+        self._wake = loop.call_soon_threadsafe
+        self._receive = receive
+        self._items: deque[T] = deque()
+        self._waking = False
+        self.num_wakes = 0
+
+    def post(self, item: T) -> None:
+        """Add an item, from any thread. Raises RuntimeError if the loop is closed."""
+        self._items.append(item)
+        # Two threads may both see False and wake the loop twice, which does no harm. An item is never
+        # forgotten: the loop clears the flag before it looks, so who sees True is looked at later.
+        if not self._waking:
+            self._waking = True
+            self._wake(self.empty)
+
+    def empty(self) -> None:
+        """Hand over what is there. On the loop only."""
+        self._waking = False
+        items = self._items
+        count = len(items)
+        if count:
+            self.num_wakes += 1
+            self._receive([items.popleft() for _ in range(count)])

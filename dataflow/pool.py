@@ -1,0 +1,339 @@
+"""The port for computation: named threads that run jobs, the only place where this package uses threads or
+a clock.
+
+Jobs go in through one `SimpleQueue` (in C, one lock) and come back through one `Mailbox`. The loop alone
+counts what is accepted and what has come back, so the bound on the intake needs no lock. Statistics are
+kept per thread and only read by the loop.
+
+A thread runs a job to its end; there is no way to stop it. Whoever gives up on a job must be ready to hear
+of it later. Numerical code must release the interpreter's lock to run in parallel, as numpy and numba
+`nogil` do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from threading import Thread
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from dataflow.errors import PoolClosed, WaitTimedOut
+from dataflow.jobs import Job
+from dataflow.mailbox import Mailbox
+from dataflow.stats import PoolStatistics
+
+R = TypeVar("R")
+
+
+class _FunctionJob(Job):
+    """A plain function from `submit` or `run`, with a callback of its own."""
+
+    __slots__ = ("args", "fn", "on_done", "with_context")
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        *,
+        on_done: Callable[[Job], None],
+        cost: str,
+        with_context: bool,
+    ) -> None:
+        self.fn = fn
+        self.args = args
+        self.on_done = on_done
+        self.cost = cost
+        self.with_context = with_context
+        self.sink = _tell_each
+        self.result = None
+        self.error = None
+
+    def execute(self, context: Any) -> Any:
+        return self.fn(context, *self.args) if self.with_context else self.fn(*self.args)
+
+
+def _tell_each(jobs: list[Job]) -> None:
+    for job in jobs:
+        assert isinstance(job, _FunctionJob)
+        try:
+            job.on_done(job)
+        except Exception as error:  # the others must hear of theirs
+            asyncio.get_running_loop().call_exception_handler(
+                {"message": f"callback of pool job {job.cost!r} raised", "exception": error}
+            )
+
+
+def function_job(
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    *,
+    on_done: Callable[[Job], None],
+    cost: str | None,
+    with_context: bool,
+) -> Job:
+    """A job that calls `fn(*args)`, or `fn(context, *args)`; for those who write a pool."""
+    label = getattr(fn, "__name__", "job") if cost is None else cost
+    return _FunctionJob(fn, args, on_done=on_done, cost=label, with_context=with_context)
+
+
+class _Worker:
+    """One thread and what it alone writes."""
+
+    __slots__ = ("busy_s", "context", "cpus", "current", "jobs", "name", "thread", "wait_s")
+
+    def __init__(self, *, name: str, context: Any, cpus: frozenset[int] | None) -> None:
+        self.name = name
+        self.context = context
+        self.cpus = cpus
+        self.busy_s = 0.0
+        self.wait_s = 0.0
+        self.jobs = 0
+        self.current: str | None = None
+        self.thread: Thread | None = None
+
+    def work(self, take: Callable[[], Job | None], post: Callable[[Job], None]) -> None:
+        """Run jobs until None comes."""
+        if self.cpus is not None:
+            os.sched_setaffinity(0, self.cpus)  # 0 is the calling thread
+        clock = time.monotonic
+        while True:
+            job = take()
+            if job is None:
+                return
+            self.current = job.cost
+            job.thread = self.name
+            job.started = started = clock()
+            try:
+                job.result = job.execute(self.context)
+            except BaseException as error:  # a thread has nobody above it; the sink decides
+                job.error = error
+            job.finished = finished = clock()
+            self.busy_s += finished - started
+            self.wait_s += started - job.queued
+            self.jobs += 1
+            self.current = None
+            try:
+                post(job)
+            except RuntimeError:  # the loop was closed over a running job: nobody is left to tell
+                return
+            del job  # an idle thread keeps no arrays alive
+
+
+class ComputePool:
+    """Threads for heavy work, shared by as many engines and other users of one loop as like.
+
+    An asynchronous context manager. Leaving it takes no new jobs, runs all accepted ones, delivers their
+    results, then ends the threads. Cancelling that wait ends the threads as soon as the accepted jobs are
+    done, without waiting for it.
+
+    Args:
+        threads: How many.
+        name: Threads are called "name/0", "name/1" and so on.
+        contexts: One object per thread, handed to jobs that ask for it; None gives each thread None.
+        affinity: Per thread, the CPUs it may run on; None leaves that to the system.
+        intake: Most jobs accepted and not yet finished.
+        close_timeout_s: Seconds that leaving waits for accepted jobs.
+
+    Raises:
+        ValueError: A number is below 1, a sequence has not one entry per thread, or affinity is not
+            supported here.
+    """
+
+    def __init__(
+        self,
+        *,
+        threads: int,
+        name: str = "pool",
+        contexts: Sequence[Any] | None = None,
+        affinity: Sequence[Sequence[int]] | None = None,
+        intake: int = 1024,
+        close_timeout_s: float = 30.0,
+    ) -> None:
+        if threads < 1 or intake < 1:
+            raise ValueError(f"threads and intake must be at least 1, they are {threads} and {intake}")
+        for label, given in (("contexts", contexts), ("affinity", affinity)):
+            if given is not None and len(given) != threads:
+                raise ValueError(f"{label} has {len(given)} entries for {threads} threads")
+        if affinity is not None and not hasattr(os, "sched_setaffinity"):
+            raise ValueError("affinity is not supported on this system; leave it None")
+        for cpus in affinity or ():
+            missing = sorted(set(cpus) - os.sched_getaffinity(0))
+            if missing or not cpus:
+                raise ValueError(f"affinity {tuple(cpus)}: CPUs {missing} may not be used by this process")
+        self.name = name
+        self._workers = [
+            _Worker(
+                name=f"{name}/{index}",
+                context=None if contexts is None else contexts[index],
+                cpus=None if affinity is None else frozenset(affinity[index]),
+            )
+            for index in range(threads)
+        ]
+        self._intake = intake
+        self._close_timeout_s = close_timeout_s
+        self._queue: SimpleQueue[Job | None] = SimpleQueue()
+        self._mailbox: Mailbox[Job] | None = None
+        self._open = False
+        self._accepted = 0
+        self._finished = 0
+        self._opened_at = 0.0
+        self._wants_room: deque[Callable[[], None]] = deque()
+        self._drained: asyncio.Future[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        if self._mailbox is not None:
+            raise PoolClosed(f"pool {self.name!r} can be entered only once")
+        self._mailbox = Mailbox(asyncio.get_running_loop(), self._completed)
+        self._opened_at = self.clock()
+        self._open = True
+        for worker in self._workers:
+            # A daemon: a job that never ends must not keep a second Ctrl-C from ending the process.
+            worker.thread = Thread(
+                target=worker.work,
+                args=(self._queue.get, self._mailbox.post),
+                name=worker.name,
+                daemon=True,
+            )
+            worker.thread.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open = False
+        try:
+            if self.outstanding:
+                self._drained = asyncio.get_running_loop().create_future()
+                async with asyncio.timeout(self._close_timeout_s):
+                    await self._drained
+        except TimeoutError:
+            running = [f"{worker.name} runs {worker.current!r}" for worker in self._workers if worker.current]
+            raise WaitTimedOut(
+                name=f"closing pool {self.name!r}",
+                timeout_s=self._close_timeout_s,
+                details=f"{self.outstanding} jobs outstanding, {', '.join(running)}",
+            ) from None
+        finally:
+            for _ in self._workers:
+                self._queue.put(None)
+        for worker in self._workers:  # nothing is queued or running: they end at once
+            assert worker.thread is not None
+            worker.thread.join()
+
+    def clock(self) -> float:
+        """The clock that stamps jobs, in seconds; the one asyncio's loop uses, never coarser."""
+        return time.monotonic()
+
+    @property
+    def outstanding(self) -> int:
+        """Jobs accepted and not yet given to their sinks."""
+        return self._accepted - self._finished
+
+    def submit_jobs(self, jobs: Sequence[Job]) -> int:
+        """Accept as many jobs as there is room for, in order; returns how many.
+
+        Raises:
+            PoolClosed: The pool is not open.
+        """
+        if not self._open:
+            raise PoolClosed(f"pool {self.name!r} is not open: it takes jobs only inside its `async with`")
+        room = self._intake - self._accepted + self._finished
+        if room < len(jobs):
+            jobs = jobs[:room]
+        now = time.monotonic()
+        put = self._queue.put
+        for job in jobs:
+            job.queued = now
+            put(job)
+        self._accepted += len(jobs)
+        return len(jobs)
+
+    def call_when_room(self, callback: Callable[[], None]) -> None:
+        """Call back once, on the loop, when jobs have come back. First come, first served."""
+        self._wants_room.append(callback)
+
+    def submit(
+        self,
+        fn: Callable[..., Any],
+        *args: Any,
+        on_done: Callable[[Job], None],
+        cost: str | None = None,
+        with_context: bool = False,
+    ) -> bool:
+        """Run `fn(*args)`, or `fn(context, *args)`, in a thread; then `on_done(job)` on the loop.
+
+        Returns False if there is no room, in which case nothing happens. `job.error` is what `fn` raised,
+        or None; `job.result` is what it returned. `cost` defaults to the function's name. Raises
+        PoolClosed.
+        """
+        job = function_job(fn, args, on_done=on_done, cost=cost, with_context=with_context)
+        return bool(self.submit_jobs((job,)))
+
+    async def run(
+        self, fn: Callable[..., R], *args: Any, cost: str | None = None, with_context: bool = False
+    ) -> R:
+        """Run `fn(*args)`, or `fn(context, *args)`, in a thread and return its result or raise its error.
+
+        Waits for room first. Cancelling while waiting for room submits nothing; cancelling later does not
+        stop the function, only drops its result. Bound the wait with `asyncio.timeout`. Raises PoolClosed.
+        """
+        loop = asyncio.get_running_loop()
+        result: asyncio.Future[R] = loop.create_future()
+
+        def settle(job: Job) -> None:
+            if result.done():
+                return
+            if job.error is None:
+                result.set_result(job.result)
+            elif isinstance(job.error, StopIteration):  # a future cannot hold one
+                result.set_exception(RuntimeError(f"{job.cost} raised StopIteration"))
+            else:
+                result.set_exception(job.error)
+
+        while not self.submit(fn, *args, on_done=settle, cost=cost, with_context=with_context):
+            room: asyncio.Future[None] = loop.create_future()
+            self.call_when_room(lambda room=room: room.done() or room.set_result(None))  # type: ignore[misc]
+            await room
+        return await result
+
+    def _completed(self, jobs: list[Job]) -> None:
+        self._finished += len(jobs)
+        by_sink: dict[Callable[[list[Job]], None], list[Job]] = {}
+        for job in jobs:
+            by_sink.setdefault(job.sink, []).append(job)
+        for sink, mine in by_sink.items():
+            sink(mine)
+        # Who finds no room after all lines up anew, so only those there now are called.
+        for _ in range(len(self._wants_room)):
+            if self.outstanding >= self._intake:
+                break
+            self._wants_room.popleft()()
+        if self._drained is not None and not self.outstanding and not self._drained.done():
+            self._drained.set_result(None)
+
+    def statistics(self) -> PoolStatistics:
+        """What the pool has done so far. Jobs still running count for nothing yet."""
+        elapsed_s = self.clock() - self._opened_at if self._mailbox is not None else 0.0
+        busy_s = sum(worker.busy_s for worker in self._workers)
+        num_jobs = sum(worker.jobs for worker in self._workers)
+        available_s = elapsed_s * len(self._workers)
+        return PoolStatistics(
+            threads=len(self._workers),
+            accepted=self._accepted,
+            finished=self._finished,
+            outstanding=self.outstanding,
+            wakes=0 if self._mailbox is None else self._mailbox.num_wakes,
+            elapsed_s=elapsed_s,
+            busy_s=busy_s,
+            busy_share=busy_s / available_s if available_s else 0.0,
+            queue_wait_s=sum(worker.wait_s for worker in self._workers) / num_jobs if num_jobs else 0.0,
+        )
+
+    def __repr__(self) -> str:
+        state = "open" if self._open else "closed"
+        return f"<ComputePool {self.name!r} {len(self._workers)} threads {self.outstanding} jobs {state}>"

@@ -1,0 +1,391 @@
+"""Pure: which node fires when, and who may use which training context.
+
+Theory of operation
+-------------------
+Every event is one method call: `admit`, `deliver`, `fired`, `failed`, `abandon`. What follows from it is
+appended to a list of effects that the shell takes with `take_effects` and carries out in order: calls to
+execute (each to be reported back exactly once through `fired` or `failed`), outputs, and news about tags.
+Methods stand in for event records because an event happens several times per firing and a record would cost
+as much as the rest.
+
+A tag moves through these states:
+
+    (early) --admit--> live --all nodes have fired----------> finished
+       |                 |
+       |              abandon, failed --nothing running-----> abandoned
+       |                 |                                        ^
+       |                 +--calls running--> abandoned, still running
+       +--abandon-------------------------------------------------+
+
+*early*: tokens came before the tag was admitted. They are held, at most `early_limit` of all tags together.
+*live*: holds a slot (of `in_flight`) and a context. *abandoned, still running*: a call is out in a thread and
+cannot be recalled. The slot is free at once, so that another tag may enter; the context is not, for the
+thread may be writing it. *finished* and *abandoned* are remembered by `SettledTags`; their tokens are
+dropped and counted.
+
+A tag has finished when all its nodes have fired, not when all outputs are there: a node that only sends is
+part of the work.
+
+Invariants, held by `check_invariants` and by property tests: a node fires at most once per tag, and exactly
+once if the tag finishes; a context belongs to at most one flight, from its admission until it is over and
+nothing of it runs; admission never exceeds `in_flight`; a gated node never has more than `jobs` calls out.
+
+A *gated* node (`jobs` is set) keeps its ready firings in a queue. Whenever it has fewer than `jobs` calls
+out, the next call takes up to `batch` of them. So batches grow by themselves when calls are slow, and an
+idle node waits for nobody. All that becomes ready between two `take_effects` is seen together: gates are
+opened there.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from dataflow.errors import DuplicateToken, NoRoom, TagInFlight, TagSettled, TooManyEarlyTokens, UnknownPort
+from dataflow.graph import CompiledNode, Graph
+from dataflow.settled import SettledTags
+from dataflow.tokens import (
+    Abandoned,
+    BatchCall,
+    Call,
+    ContextFreed,
+    Effect,
+    Finished,
+    Firing,
+    Flight,
+    Output,
+    Tag,
+)
+
+
+class _Gate:
+    """Ready firings of a gated node, and how many of its calls are out."""
+
+    __slots__ = ("node", "out", "ready")
+
+    def __init__(self, node: CompiledNode) -> None:
+        self.node = node
+        self.out = 0
+        self.ready: deque[Firing] = deque()
+
+
+class Scheduler:
+    """Decides what fires. Knows no loop, no thread and no clock.
+
+    Args:
+        graph: What to run.
+        in_flight: Most tags live at once.
+        contexts: One object per live tag, handed out at admission; at least `in_flight` of them. More let
+            admission go on while abandoned tags still run. None if tags need no context.
+        early_limit: Most tokens held for tags that are not admitted yet.
+        keep_epochs: Epochs whose tags are remembered one by one; see `SettledTags`.
+
+    Raises:
+        ValueError: A number is below 1, or there are fewer contexts than `in_flight`.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        *,
+        in_flight: int,
+        contexts: Sequence[Any] | None = None,
+        early_limit: int = 1024,
+        keep_epochs: int = 2,
+    ) -> None:
+        if in_flight < 1:
+            raise ValueError(f"in_flight must be at least 1, not {in_flight}")
+        if early_limit < 0:
+            raise ValueError(f"early_limit must not be negative, it is {early_limit}")
+        if contexts is not None and len(contexts) < in_flight:
+            raise ValueError(f"{len(contexts)} contexts are too few for in_flight={in_flight}")
+        self.graph = graph
+        self.in_flight = in_flight
+        self.num_admitted = 0
+        self.num_finished = 0
+        self.num_abandoned = 0
+        self.num_firings = 0
+        self.num_dropped = 0
+        self._early_limit = early_limit
+        self._readers = graph.readers
+        self._inputs = {port: index for index, port in enumerate(graph.inputs)}
+        self._output_names = [port if port in graph.outputs else None for port in graph.ports]
+        self._arities = [node.arity for node in graph.compiled]
+        self._sources = [node for node in graph.compiled if node.arity == 0]
+        self._gates = {node.index: _Gate(node) for node in graph.compiled if node.gated}
+        self._contexts = None if contexts is None else list(contexts)
+        # Last in, first out: the context freed last is the one still in the processor's caches.
+        self._free_contexts = [] if contexts is None else list(reversed(contexts))
+        self._live: dict[Tag, Flight] = {}
+        self._still_running: dict[Tag, Flight] = {}
+        self._early: dict[Tag, dict[str, Any]] = {}
+        self._num_early = 0
+        self._settled = SettledTags(keep_epochs=keep_epochs)
+        self._effects: list[Effect] = []
+
+    # Events
+
+    def admit(self, tag: Tag) -> Any:
+        """Make `tag` live and return its context; deliver what came early.
+
+        Raises:
+            NoRoom: `room` is 0.
+            TagInFlight, TagSettled: The tag is, or was, in use.
+        """
+        self.check_admissible(tag)
+        if not self.room:
+            raise NoRoom(f"{tag} not admitted: {self.describe()}")
+        context = None if self._contexts is None else self._free_contexts.pop()
+        flight = Flight(tag, context=context, num_nodes=len(self._arities), missing=self._arities.copy())
+        self._live[tag] = flight
+        self.num_admitted += 1
+        for node in self._sources:
+            self._ready(Firing(node, flight, ()))
+        early = self._early.pop(tag, None)
+        if early is not None:
+            self._num_early -= len(early)
+            for port, value in early.items():
+                self.deliver(port, tag, value)
+        return context
+
+    def deliver(self, port: str, tag: Tag, value: Any) -> None:
+        """Give external input `port` its value for `tag`.
+
+        Tokens of a tag that is over are dropped and counted; tokens of a tag not yet admitted are held.
+
+        Raises:
+            UnknownPort: The graph has no such input.
+            DuplicateToken: The tag is live, or held as early, and has that token already.
+            TooManyEarlyTokens: The token would be held, and `early_limit` are already.
+        """
+        index = self._inputs.get(port)
+        if index is None:
+            raise UnknownPort(port=port, inputs=self.graph.inputs)
+        flight = self._live.get(tag)
+        if flight is None:
+            self._deliver_early(port, tag, value)
+            return
+        bit = 1 << index
+        if flight.arrived & bit:
+            raise DuplicateToken(port=port, tag=tag)
+        flight.arrived |= bit
+        self._feed(flight, index, value)
+
+    def fired(self, call: Call, result: Any) -> None:
+        """Report that `call` was executed, with what its `execute` returned."""
+        if call.node.gated:
+            self._gates[call.node.index].out -= 1
+        if type(call) is Firing:
+            self._complete(call, result)
+        else:
+            for firing, values in zip(call.firings, result, strict=True):
+                self._complete(firing, values)
+
+    def failed(self, call: Call) -> list[Tag]:
+        """Report that `call` raised; its live tags are abandoned and returned."""
+        if call.node.gated:
+            self._gates[call.node.index].out -= 1
+        lost = [firing.flight for firing in call.firings if not firing.flight.abandoned]
+        for firing in call.firings:
+            firing.flight.running -= 1
+        for flight in lost:
+            self._abandon(flight)
+        for firing in call.firings:
+            self._free_if_idle(firing.flight)
+        return [flight.tag for flight in lost]
+
+    def abandon(self, tag: Tag) -> bool:
+        """Give `tag` up, whether live, early or yet unheard of; returns False if it was over already."""
+        flight = self._live.get(tag)
+        if flight is not None:
+            self._abandon(flight)
+            return True
+        if tag in self._settled:
+            return False
+        early = self._early.pop(tag, {})
+        self._num_early -= len(early)
+        self.num_dropped += len(early)
+        self._settled.add(tag)
+        return True
+
+    def abandon_all(self) -> None:
+        """Give up every live tag."""
+        for flight in list(self._live.values()):
+            self._abandon(flight)
+
+    def take_effects(self) -> list[Effect]:
+        """What is to be done since the last time, in order. Empty when there is nothing."""
+        for gate in self._gates.values():
+            if gate.ready:
+                self._open(gate)
+        effects = self._effects
+        self._effects = []
+        return effects
+
+    # Questions
+
+    @property
+    def room(self) -> int:
+        """How many tags could be admitted now."""
+        slots = self.in_flight - len(self._live)
+        return slots if self._contexts is None else min(slots, len(self._free_contexts))
+
+    @property
+    def num_live(self) -> int:
+        """Tags that hold a slot."""
+        return len(self._live)
+
+    @property
+    def num_still_running(self) -> int:
+        """Abandoned tags of which a call is still out."""
+        return len(self._still_running)
+
+    @property
+    def num_early(self) -> int:
+        """Tokens held for tags not yet admitted."""
+        return self._num_early
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is live and no call is out."""
+        return not self._live and not self._still_running
+
+    def is_live(self, tag: Tag) -> bool:
+        """Whether `tag` holds a slot."""
+        return tag in self._live
+
+    def is_settled(self, tag: Tag) -> bool:
+        """Whether `tag` has finished or was abandoned, as far back as that is remembered."""
+        return tag in self._settled
+
+    def check_admissible(self, tag: Tag) -> None:
+        """Raise TagInFlight or TagSettled if `tag` may not be admitted, now or later."""
+        if tag in self._live:
+            raise TagInFlight(tag=tag)
+        if tag in self._settled:
+            raise TagSettled(tag=tag)
+
+    def describe(self) -> str:
+        """One line for messages: who holds the slots, and which inputs they lack."""
+        lacks = []
+        for tag, flight in self._live.items():
+            missing = [port for port, index in self._inputs.items() if not flight.arrived >> index & 1]
+            waits = f" lacks {', '.join(map(repr, missing))}" if missing else ""
+            lacks.append(f"{tuple(tag)} has {flight.unfired} nodes to fire{waits}")
+        return (
+            f"{len(self._live)} of {self.in_flight} slots taken, {len(self._still_running)} abandoned and "
+            f"still running; {'; '.join(lacks) or 'nothing live'}"
+        )
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError if the bookkeeping contradicts itself."""
+        assert len(self._live) <= self.in_flight
+        assert self._num_early == sum(map(len, self._early.values())) <= self._early_limit
+        assert not self._live.keys() & self._still_running.keys()
+        assert all(not flight.abandoned and flight.unfired for flight in self._live.values())
+        assert all(flight.abandoned and flight.running > 0 for flight in self._still_running.values())
+        assert not any(tag in self._settled for tag in self._live)
+        assert self.num_admitted == self.num_finished + self.num_abandoned + len(self._live)
+        for gate in self._gates.values():
+            assert 0 <= gate.out <= gate.node.jobs
+        if self._contexts is not None:
+            held = [f.context for f in (*self._live.values(), *self._still_running.values())]
+            assert sorted(map(id, held + self._free_contexts)) == sorted(map(id, self._contexts))
+
+    # Consequences
+
+    def _deliver_early(self, port: str, tag: Tag, value: Any) -> None:
+        if tag in self._settled:
+            self.num_dropped += 1
+            return
+        early = self._early.get(tag)
+        if early is not None and port in early:
+            raise DuplicateToken(port=port, tag=tag)
+        if self._num_early >= self._early_limit:
+            raise TooManyEarlyTokens(port=port, tag=tag, limit=self._early_limit)
+        if early is None:
+            early = self._early[tag] = {}
+        early[port] = value
+        self._num_early += 1
+
+    def _feed(self, flight: Flight, port: int, value: Any) -> None:
+        """Hand the value of a port to its readers and, if it is an output, to the outside."""
+        for node, slot in self._readers[port]:
+            if node.arity == 1:
+                self._ready(Firing(node, flight, (value,)))
+                continue
+            args = flight.args[node.index]
+            if args is None:
+                args = flight.args[node.index] = [None] * node.arity
+            args[slot] = value
+            flight.missing[node.index] -= 1
+            if not flight.missing[node.index]:
+                flight.args[node.index] = None  # the values live no longer than the call needs them
+                self._ready(Firing(node, flight, args))
+        name = self._output_names[port]
+        if name is not None:
+            self._effects.append(Output(name, flight.tag, value))
+
+    def _ready(self, firing: Firing) -> None:
+        if firing.node.gated:
+            self._gates[firing.node.index].ready.append(firing)
+            return
+        firing.flight.running += 1
+        self._effects.append(firing)
+
+    def _open(self, gate: _Gate) -> None:
+        """Let calls out until `jobs` are out or nothing is ready. Firings of abandoned tags never leave."""
+        node = gate.node
+        while gate.ready and gate.out < node.jobs:
+            firings: list[Firing] = []
+            while gate.ready and len(firings) < node.batch:
+                firing = gate.ready.popleft()
+                if not firing.flight.abandoned:
+                    firing.flight.running += 1
+                    firings.append(firing)
+            if firings:
+                gate.out += 1
+                self._effects.append(firings[0] if node.batch == 1 else BatchCall(node, firings))
+
+    def _complete(self, firing: Firing, values: Sequence[Any] | None) -> None:
+        flight = firing.flight
+        flight.running -= 1
+        if flight.abandoned:
+            self._free_if_idle(flight)
+            return
+        assert values is not None, "a call for a live tag was not executed"
+        self.num_firings += 1
+        flight.unfired -= 1
+        for port, value in zip(firing.node.outputs, values, strict=True):
+            self._feed(flight, port, value)
+        if not flight.unfired:
+            self.num_finished += 1
+            self._settle(flight)
+            self._release(flight)
+            self._effects.append(Finished(flight.tag))
+
+    def _abandon(self, flight: Flight) -> None:
+        flight.abandoned = True
+        flight.args.clear()
+        self.num_abandoned += 1
+        self._settle(flight)
+        self._effects.append(Abandoned(flight.tag))
+        if flight.running:
+            self._still_running[flight.tag] = flight
+        else:
+            self._release(flight)
+
+    def _settle(self, flight: Flight) -> None:
+        del self._live[flight.tag]
+        self._settled.add(flight.tag)
+
+    def _release(self, flight: Flight) -> None:
+        if self._contexts is not None:
+            self._free_contexts.append(flight.context)
+
+    def _free_if_idle(self, flight: Flight) -> None:
+        """Free the context of an abandoned tag when its last call has been reported."""
+        if not flight.running and self._still_running.pop(flight.tag, None) is not None:
+            self._release(flight)
+            self._effects.append(ContextFreed(flight.tag))

@@ -1,0 +1,80 @@
+"""Pure: which tags are over, in little memory.
+
+A token that comes late must be recognised for as long as it may come, and a tag must never run twice.
+Remembering every tag would grow without end, so there are two compressions:
+
+- epochs: only the newest `keep_epochs` are remembered tag by tag; all older ones are over as a whole;
+- numbers: per (epoch, attempt), a run of consecutive numbers is two integers (a watermark), and only what is
+  out of order around it goes into a set. The set is about as large as the disorder: with tags admitted in
+  order, at most the tags in flight. The answer for a remembered epoch is always exact.
+"""
+
+from __future__ import annotations
+
+from dataflow.tokens import Tag
+
+
+class _Run:
+    """Numbers start <= n < watermark, and `others`."""
+
+    __slots__ = ("others", "start", "watermark")
+
+    def __init__(self, number: int) -> None:
+        self.start = number
+        self.watermark = number + 1
+        self.others: set[int] = set()
+
+    def add(self, number: int) -> None:
+        if self.start <= number < self.watermark:
+            return
+        others = self.others
+        others.add(number)
+        while self.watermark in others:
+            others.remove(self.watermark)
+            self.watermark += 1
+        while self.start - 1 in others:
+            self.start -= 1
+            others.remove(self.start)
+
+    def __contains__(self, number: int) -> bool:
+        return self.start <= number < self.watermark or number in self.others
+
+
+class SettledTags:
+    """The tags that finished or were abandoned.
+
+    Args:
+        keep_epochs: How many epochs, counted back from the newest seen, are remembered tag by tag.
+    """
+
+    def __init__(self, *, keep_epochs: int) -> None:
+        if keep_epochs < 1:
+            raise ValueError(f"keep_epochs must be at least 1, not {keep_epochs}")
+        self._keep_epochs = keep_epochs
+        self._oldest: int | None = None
+        self._runs: dict[tuple[int, int], _Run] = {}
+
+    def add(self, tag: Tag) -> None:
+        """Remember that `tag` is over."""
+        epoch, number, attempt = tag
+        run = self._runs.get((epoch, attempt))
+        if run is not None:
+            run.add(number)
+            return
+        oldest = epoch - self._keep_epochs + 1
+        if self._oldest is None or oldest > self._oldest:
+            self._oldest = oldest
+            self._runs = {key: run for key, run in self._runs.items() if key[0] >= oldest}
+        if epoch >= self._oldest:
+            self._runs[epoch, attempt] = _Run(number)
+
+    def __contains__(self, tag: Tag) -> bool:
+        if self._oldest is not None and tag.epoch < self._oldest:
+            return True
+        run = self._runs.get((tag.epoch, tag.attempt))
+        return run is not None and tag.number in run
+
+    @property
+    def num_loose(self) -> int:
+        """Numbers held one by one, not by a watermark."""
+        return sum(len(run.others) for run in self._runs.values())

@@ -1,0 +1,188 @@
+"""Pure: what moves through a graph: tags, tokens, firings and the records they leave.
+
+A *flight* is one admitted tag on its way through the graph. A *firing* is one node run for one tag. A
+*call* is one call of a node's function: a firing, or a batch of firings. Calls are jobs, so that a firing
+costs one object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from dataflow.errors import WrongOutputs
+from dataflow.graph import CompiledNode
+from dataflow.jobs import Job
+
+
+class Tag(NamedTuple):
+    """Names one unit of work. `attempt` grows when the same unit is done again."""
+
+    epoch: int
+    number: int
+    attempt: int = 1
+
+
+class Token(NamedTuple):
+    """A value for the external input `port` of one tag."""
+
+    port: str
+    tag: Tag
+    value: Any
+
+
+class TraceRecord(NamedTuple):
+    """One firing that ended, in seconds of the pool's clock. A named tuple: it is made for every firing.
+
+    Light nodes have `queued == started` and run in the thread called "loop". All firings of one batch share
+    their times.
+    """
+
+    node: str
+    tag: Tag
+    queued: float
+    started: float
+    finished: float
+    thread: str
+
+
+class Flight:
+    """The state of one admitted tag. Only the scheduler writes; threads read `abandoned`."""
+
+    __slots__ = ("abandoned", "args", "arrived", "context", "missing", "running", "tag", "unfired")
+
+    def __init__(self, tag: Tag, *, context: Any, num_nodes: int, missing: list[int]) -> None:
+        self.tag = tag
+        self.context = context
+        self.abandoned = False
+        self.arrived = 0
+        """Bit i is set when external input i has its token."""
+        self.missing = missing
+        """Per node, inputs without a value."""
+        self.args: list[list[Any] | None] = [None] * num_nodes
+        """Per node with several inputs, the values so far."""
+        self.unfired = num_nodes
+        """Nodes that have not completed."""
+        self.running = 0
+        """Calls handed out and not yet reported back. While it is above zero a thread may hold the
+        context."""
+
+
+class Firing(Job):
+    """One node run for one tag: the first argument of every node function.
+
+    Attributes:
+        scratch: Context object of the compute thread this runs in; None on the loop.
+        args: The node's inputs, in declared order.
+    """
+
+    __slots__ = ("args", "flight", "node", "scratch")
+
+    def __init__(self, node: CompiledNode, flight: Flight, args: Sequence[Any]) -> None:
+        self.node = node
+        self.flight = flight
+        self.args = args
+        self.cost = node.cost
+        self.result = None
+        self.error = None
+        self.scratch: Any = None
+
+    @property
+    def tag(self) -> Tag:
+        """The tag this firing belongs to."""
+        return self.flight.tag
+
+    @property
+    def context(self) -> Any:
+        """The training context of that tag; None if the engine owns none."""
+        return self.flight.context
+
+    @property
+    def firings(self) -> Sequence[Firing]:
+        """The firings of this call: itself."""
+        return (self,)
+
+    def execute(self, context: Any) -> Sequence[Any] | None:
+        """Call the node's function; returns one value per output, or None if the tag is abandoned already.
+
+        Raises what the function raises, or WrongOutputs.
+        """
+        if self.flight.abandoned:
+            return None
+        self.scratch = context
+        node = self.node
+        return node.unpack(node.fn(self, *self.args))
+
+    def __repr__(self) -> str:
+        return f"<firing of {self.node.name!r} for {self.flight.tag}>"
+
+
+class BatchCall(Job):
+    """One call of a batching node for several tags."""
+
+    __slots__ = ("firings", "node")
+
+    def __init__(self, node: CompiledNode, firings: Sequence[Firing]) -> None:
+        self.node = node
+        self.firings = firings
+        self.cost = node.cost
+        self.result = None
+        self.error = None
+
+    def execute(self, context: Any) -> list[Sequence[Any] | None]:
+        """Call the node's function for all tags that are not abandoned.
+
+        Returns, per firing, one value per output or None. Raises what the function raises, or WrongOutputs.
+        """
+        node = self.node
+        live = [firing for firing in self.firings if not firing.flight.abandoned]
+        if not live:
+            return [None] * len(self.firings)
+        for firing in live:
+            firing.scratch = context
+        columns = (list(column) for column in zip(*(firing.args for firing in live), strict=True))
+        results = node.fn(live, *columns)
+        if not node.outputs:
+            return [()] * len(self.firings)
+        if not isinstance(results, Sequence) or len(results) != len(live):
+            raise WrongOutputs(
+                node=node.name, expected=f"one entry for each of {len(live)} tags", result=results
+            )
+        by_tag = {firing.tag: node.unpack(result) for firing, result in zip(live, results, strict=True)}
+        return [by_tag.get(firing.tag) for firing in self.firings]
+
+    def __repr__(self) -> str:
+        return f"<call of {self.node.name!r} for {len(self.firings)} tags>"
+
+
+Call = Firing | BatchCall
+
+
+class Output(NamedTuple):
+    """Effect: the graph's output `port` has its value for `tag`."""
+
+    port: str
+    tag: Tag
+    value: Any
+
+
+class Finished(NamedTuple):
+    """Effect: every node has fired for `tag`; its slot and its context are free."""
+
+    tag: Tag
+
+
+class Abandoned(NamedTuple):
+    """Effect: `tag` was given up; its slot is free, its context once nothing of it runs any more."""
+
+    tag: Tag
+
+
+class ContextFreed(NamedTuple):
+    """Effect: the last call of the abandoned `tag` has ended; its context is free."""
+
+    tag: Tag
+
+
+Effect = Firing | BatchCall | Output | Finished | Abandoned | ContextFreed
+"""What a scheduler asks of its shell. A call is to be executed and reported back; the rest is news."""
