@@ -1,7 +1,7 @@
 """The rules of the house that can be read off the syntax: who may import whom, and who may touch the world.
 
 `violations` reads one file. What each rule forbids is in the tables below; `PORTS` is the complete list of
-the product files that may touch clock, dice, files, threads, processes, sockets or loops, each with the reason.
+the product files that may touch clock, dice, files, threads, processes, sockets or loops, with reasons.
 The tests at the end feed `violations` bad snippets, so that a rule that stopped working would be noticed.
 """
 

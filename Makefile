@@ -1,0 +1,49 @@
+# Everyday commands. VENV and JOBS may be overridden: make check VENV=/tmp/venv JOBS=4
+VENV ?= .venv
+BIN := $(VENV)/bin
+PACKAGES := dataflow transport adam_async
+SOURCES := $(PACKAGES) $(wildcard tests benchmarks examples)
+FAST := -m "not slow and not processes and not convergence"
+JOBS ?= 2
+export OPENBLAS_NUM_THREADS = 1
+
+.PHONY: check format-check lint types test fmt test-loops test-slow bench demo cov sizes
+
+check: format-check lint types test  ## everything a change must pass; under two minutes on two cores
+
+format-check:
+	$(BIN)/ruff format --check $(SOURCES)
+
+lint:
+	$(BIN)/ruff check $(SOURCES)
+
+types:
+	$(BIN)/mypy $(PACKAGES)
+
+test:  ## the fast tests, on both event loops
+	$(BIN)/python -m pytest $(FAST) -n $(JOBS)
+
+fmt:  ## format and repair what can be repaired
+	$(BIN)/ruff format $(SOURCES)
+	$(BIN)/ruff check --fix $(SOURCES)
+
+test-loops:  ## the fast tests three times: asyncio in debug mode, asyncio, uvloop
+	ADAM_TEST_LOOPS=asyncio $(BIN)/python -X dev -m pytest $(FAST) -o asyncio_debug=true
+	ADAM_TEST_LOOPS=asyncio $(BIN)/python -m pytest $(FAST)
+	ADAM_TEST_LOOPS=uvloop $(BIN)/python -m pytest $(FAST)
+
+test-slow:  ## what the fast tier leaves out: long properties, real processes, convergence
+	$(BIN)/python -m pytest -m "slow or processes or convergence" --timeout=600
+
+bench:  ## every benchmark; rows go to benchmarks/results/latest-NAME.json
+	set -e; for file in benchmarks/*.py; do name=$$(basename $$file .py); case $$name in _*) continue;; esac; \
+	  $(BIN)/python -m benchmarks.$$name --json benchmarks/results/latest-$$name.json; done
+
+demo:  ## train on one machine with every role in a process of its own
+	$(BIN)/adam-async train --data auto --processes --servers 2 --replicas 2 --epochs 2
+
+cov:  ## branch coverage of the fast tests
+	$(BIN)/python -m pytest $(FAST) --cov --cov-branch --cov-report=term-missing:skip-covered
+
+sizes:  ## lines per file, largest last; a number to look at, not a gate
+	@find $(PACKAGES) tests -name "*.py" -exec wc -l {} + | sort -n
