@@ -9,10 +9,10 @@ push protocols compose:
     delta, factors   the output's error gradient to a weight gradient, or to the two factors of it
 
 Arrays come in `Slots`, allocated once per context and reused. **Inside a context the batch is the last
-axis**: the memory of an activation is (C, H, W, B) or (F, B), C-contiguous. One row of an image of the whole
-group then is one run of memory, which makes column copies, pooling and their ways back long strides of memory at any
-group size above a few; a convolution is one GEMM over the whole group, flattening is free, and rows of an
-image can be cut by a slice. The outside sees BCHW views (`Context.output`).
+axis**: the memory of an activation is (C, H, W, B) or (F, B), C-contiguous. A row of pixels of all images
+then is one run of memory, which makes column copies, pooling and their ways back long strides at any group
+size above a few; a convolution is one GEMM over the whole group, flattening is free, and rows of an image can
+be cut by a slice. The outside sees BCHW views (`Context.output`).
 
 Group gradients are means over the group's images: the loss divides its error gradient by the number of
 images, the layers only add up.

@@ -1,8 +1,8 @@
 """Pure: update rules, from a gradient to new values.
 
 A rule is a frozen record of its constants. Its state belongs to whoever owns the values (a shard) and is a
-dictionary of arrays: `state_names` are elementwise, one number per value, and can be cut, copied and saved with
-the values; `scalar_names` are arrays of one number per shard, such as Adam's count of steps.
+dictionary of arrays: `state_names` are elementwise, one number per value, and can be cut, copied and saved
+with the values; `scalar_names` are arrays of one number per shard, such as Adam's count of steps.
 
 `apply` works in place, block by block, so that a block's values, state, gradient and scratch stay in the
 first two caches through all the operations on it; blocks are independent, so the result does not depend on
