@@ -1,0 +1,79 @@
+"""What the documents name is there: every file, and a row for each mechanism of the paper."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCUMENTS = sorted(
+    path.relative_to(ROOT).as_posix() for path in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"))
+)
+FOLDERS = ("dataflow", "transport", "adam_async", "tests", "benchmarks", "examples", "docs", ".ci")
+
+CODE = re.compile(r"`([^`\n]+)`")
+LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
+FILE_OR_FOLDER = re.compile(rf"^(?:{'|'.join(map(re.escape, FOLDERS))})/[\w./-]*$")
+
+MECHANISMS = [
+    *range(1, 8),
+    *range(10, 26),
+    *range(30, 37),
+    *range(40, 49),
+    *range(50, 55),
+    *range(60, 69),
+    70,
+    71,
+]
+
+
+def named_files(document: Path, root: Path) -> list[Path]:
+    """Return what a document names: links from its own folder, code that looks like a path from the root."""
+    text = document.read_text()
+    links = [document.parent / target for target in LINK.findall(text) if "://" not in target]
+    return links + [root / name for name in CODE.findall(text) if FILE_OR_FOLDER.match(name)]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_file_that_a_document_names_exists(document: str) -> None:
+    missing = [str(path) for path in named_files(ROOT / document, ROOT) if not path.exists()]
+
+    assert missing == []
+
+
+def test_a_missing_file_would_be_noticed(tmp_path: Path) -> None:
+    document = tmp_path / "docs" / "map.md"
+    document.parent.mkdir()
+    document.write_text(
+        "See `adam_async/gone.py`, `transport/`, [a record](decisions/1.md#why), [home](https://example.org), "
+        "`push_every`, `adam-async train`, `tcp://HOST:PORT`.\n"
+    )
+
+    assert named_files(document, tmp_path) == [
+        tmp_path / "docs" / "decisions" / "1.md",
+        tmp_path / "adam_async" / "gone.py",
+        tmp_path / "transport",
+    ]
+
+
+def test_the_map_has_one_row_for_each_mechanism_and_each_has_a_state() -> None:
+    rows = re.findall(r"^\| AD-(\d+) \|(.+)\|$", (ROOT / "docs" / "paper-map.md").read_text(), re.MULTILINE)
+
+    assert [int(number) for number, _ in rows] == MECHANISMS
+    for number, row in rows:
+        _, state, here = row.split("|")
+        assert state.strip() in {"done", "stands in", "not yet"}, f"AD-{number}"
+        assert here.strip(), f"AD-{number}"
+        if state.strip() == "done":
+            assert any(FILE_OR_FOLDER.match(name) for name in CODE.findall(here)), (
+                f"AD-{number} names no file"
+            )
+
+
+@pytest.mark.parametrize("record", [name for name in DOCUMENTS if name.startswith("docs/decisions/")])
+def test_every_decision_says_what_would_change_it(record: str) -> None:
+    text = (ROOT / record).read_text()
+
+    assert re.match(r"# \d+\. .+\n\n\d{4}-\d\d-\d\d\n", text)
+    for part in ("Context.", "Choice.", "Consequences.", "What would change our mind."):
+        assert f"**{part}**" in text
