@@ -45,7 +45,7 @@ def test_a_missing_file_would_be_noticed(tmp_path: Path) -> None:
     document = tmp_path / "docs" / "map.md"
     document.parent.mkdir()
     document.write_text(
-        "See `adam_async/gone.py`, `transport/`, [a record](decisions/1.md#why), [home](https://example.org), "
+        "See `adam_async/gone.py`, `transport/`, [a record](decisions/1.md#why), [home](https://a.org), "
         "`push_every`, `adam-async train`, `tcp://HOST:PORT`.\n"
     )
 
