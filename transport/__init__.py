@@ -1,1 +1,55 @@
-"""transport."""
+"""Links: conversations that carry messages with tensors, in one process or over TCP, with one meaning."""
+
+from transport.buffers import BufferPool, PoolStatistics
+from transport.config import LinkConfig
+from transport.dial import RetrySchedule
+from transport.errors import (
+    BindRefused,
+    CallTimeout,
+    DialFailed,
+    HandshakeRejected,
+    LinkBroken,
+    LinkClosed,
+    LocalProtocolError,
+    ProtocolError,
+    RemoteError,
+    RemoteProtocolError,
+    TransportError,
+    WouldBlock,
+)
+from transport.link import Link, LinkStatistics, ReplyStream, Request, TypeTraffic
+from transport.messages import Identity, Message
+from transport.network import Listener, LocalNetwork, Network, TcpNetwork
+from transport.roles import ANY_ROLE, RoleTable
+
+__all__ = [
+    "ANY_ROLE",
+    "BindRefused",
+    "BufferPool",
+    "CallTimeout",
+    "DialFailed",
+    "HandshakeRejected",
+    "Identity",
+    "Link",
+    "LinkBroken",
+    "LinkClosed",
+    "LinkConfig",
+    "LinkStatistics",
+    "Listener",
+    "LocalNetwork",
+    "LocalProtocolError",
+    "Message",
+    "Network",
+    "PoolStatistics",
+    "ProtocolError",
+    "RemoteError",
+    "RemoteProtocolError",
+    "ReplyStream",
+    "Request",
+    "RetrySchedule",
+    "RoleTable",
+    "TcpNetwork",
+    "TransportError",
+    "TypeTraffic",
+    "WouldBlock",
+]

@@ -1,0 +1,46 @@
+"""Every kind of link passes the same suite, on every loop."""
+
+import hashlib
+import random
+from collections.abc import Callable
+
+import pytest
+
+from transport import LocalNetwork, Network, TcpNetwork
+from transport.conformance import CHECKS, Check
+from transport.testing import FaultyNetwork, check_link, link_pair, open_rules
+
+
+def entropy(count: int) -> bytes:
+    return hashlib.shake_128(b"test").digest(count)
+
+
+def tcp() -> Network:
+    return TcpNetwork(token=b"a token of tests", entropy=entropy, rules=open_rules())
+
+
+def local() -> Network:
+    return LocalNetwork(rules=open_rules())
+
+
+def faultless() -> Network:
+    return FaultyNetwork(local(), random.Random(1))
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("make_network", [tcp, local, faultless], ids=lambda make: make.__name__)
+async def test_link_keeps_its_promise(make_network: Callable[[], Network], check: Check) -> None:
+    async with link_pair(make_network()) as (near, far):
+        await check(near, far)
+
+
+@pytest.mark.slow
+async def test_check_link_runs_all_checks_on_tcp() -> None:
+    network = tcp()
+    await check_link(lambda: link_pair(network))
+
+
+async def test_check_link_names_the_broken_promise() -> None:
+    network = LocalNetwork(rules=open_rules("ask"))
+    with pytest.raises(AssertionError, match="a_call_brings_back_its_reply"):
+        await check_link(lambda: link_pair(network))

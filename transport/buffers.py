@@ -1,0 +1,131 @@
+"""Receive memory that is used again: aligned buffers in power-of-two sizes, returned by their last reader.
+
+`BufferPool.acquire` hands out an array of bytes. Tensors are made as views of it, users slice those, and
+numpy keeps the handed-out array alive as the base of every one of them. A weak reference on it therefore
+says exactly when the last reader is gone, and the memory goes back on the free list at that moment, on
+whichever thread the last reader died. (numpy shortens chains of bases down to the oldest *array*; the
+memory underneath is a memoryview and no array, so the chain ends at the array we watch.)
+
+Only list and dictionary operations that are atomic happen on that foreign thread; everything else belongs
+to the loop's thread. Memory from 1 MiB on is mapped: pages nobody has written to cost nothing, so a
+reservation is address space until bytes arrive. A buffer that was used before is warm, which is worth
+more than the copy it saves: 16 MiB of fresh pages cost about as long as receiving 16 MiB.
+"""
+
+import mmap
+import weakref
+from dataclasses import dataclass
+
+import numpy as np
+
+from transport.tensors import ALIGNMENT, Tensor
+
+__all__ = ["BufferPool", "PoolStatistics"]
+
+MIN_BYTES = 4 << 10
+MAX_BYTES = 32 << 20
+_MAP_FROM_BYTES = 1 << 20
+_MIN_SHIFT = MIN_BYTES.bit_length() - 1
+_UINT8 = np.dtype(np.uint8)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolStatistics:
+    """State of a pool. ``outstanding`` buffers have living readers; ``free_bytes`` wait for reuse."""
+
+    outstanding: int
+    outstanding_bytes: int
+    free: int
+    free_bytes: int
+    acquired: int
+    created: int
+
+
+class _Block:
+    """One piece of memory, lent or free."""
+
+    __slots__ = ("free_list", "keep", "lent", "memory", "reference", "size")
+
+    def __init__(self, size: int, free_list: "list[_Block]", keep: int, lent: "dict[int, _Block]") -> None:
+        self.size = size
+        self.memory = _aligned(size)
+        self.free_list = free_list
+        self.keep = keep
+        self.lent = lent
+        self.reference: weakref.ref[Tensor] | None = None
+
+    def returned(self, reference: object) -> None:
+        # May run on any thread: each line is atomic by itself, and the order is safe.
+        self.reference = None
+        self.lent.pop(id(self), None)
+        if len(self.free_list) < self.keep:
+            self.free_list.append(self)
+
+
+class BufferPool:
+    """Lends aligned memory and takes it back when its last reader is gone.
+
+    Args:
+        retain_bytes: Per size, about this much free memory is kept for reuse; at least one buffer.
+    """
+
+    def __init__(self, *, retain_bytes: int = 64 << 20) -> None:
+        if retain_bytes < 0:
+            raise ValueError(f"retain_bytes must not be negative, not {retain_bytes}")
+        self._retain_bytes = retain_bytes
+        self._free: list[list[_Block]] = [[] for _ in range(MAX_BYTES.bit_length() - _MIN_SHIFT)]
+        self._lent: dict[int, _Block] = {}
+        self._acquired = 0
+        self._created = 0
+
+    def acquire(self, size_bytes: int) -> Tensor:
+        """Lend ``size_bytes`` (at least 1) bytes as a uint8 array whose memory is 64-byte aligned.
+
+        The memory returns by itself when the array and all views of it are gone. Sizes beyond 32 MiB
+        are served and not kept.
+        """
+        if size_bytes <= MIN_BYTES:
+            index = 0
+        else:
+            index = (size_bytes - 1).bit_length() - _MIN_SHIFT
+        self._acquired += 1
+        if index < len(self._free):
+            free = self._free[index]
+            block = free.pop() if free else self._create(MIN_BYTES << index, free)
+        else:
+            block = self._create(size_bytes, [])
+        lent = np.frombuffer(block.memory, _UINT8, size_bytes)
+        self._lent[id(block)] = block
+        block.reference = weakref.ref(lent, block.returned)
+        return lent
+
+    def _create(self, size: int, free: list[_Block]) -> _Block:
+        self._created += 1
+        keep = max(1, self._retain_bytes // size) if size <= MAX_BYTES else 0
+        return _Block(size, free, keep, self._lent)
+
+    def statistics(self) -> PoolStatistics:
+        """Count buffers and bytes, lent and free."""
+        lent = list(self._lent.values())
+        free = [block for blocks in self._free for block in list(blocks)]
+        return PoolStatistics(
+            outstanding=len(lent),
+            outstanding_bytes=sum(block.size for block in lent),
+            free=len(free),
+            free_bytes=sum(block.size for block in free),
+            acquired=self._acquired,
+            created=self._created,
+        )
+
+    def __repr__(self) -> str:
+        now = self.statistics()
+        return f"<BufferPool {now.outstanding} lent ({now.outstanding_bytes} B), {now.free} free>"
+
+
+def _aligned(size: int) -> memoryview:
+    """Make 64-byte aligned memory; from 1 MiB on it is mapped, so that untouched pages cost nothing."""
+    if size >= _MAP_FROM_BYTES:
+        return memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+    raw = np.empty(size + ALIGNMENT, _UINT8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw.data[start : start + size]

@@ -1,0 +1,67 @@
+"""Pure: the requests of one side that wait for an answer.
+
+Replies are matched by id and may come in any order. Deadlines are watched lazily: `next_deadline` is a
+lower bound that is exact only after `expire`, so that answering a call costs no timer and no heap. With
+the usual few different timeouts the table is scanned about once per timeout.
+"""
+
+from typing import Generic, NamedTuple, TypeVar
+
+__all__ = ["Call", "CallTable"]
+
+W = TypeVar("W")
+
+
+class Call(NamedTuple, Generic[W]):
+    """One request without an answer. ``waiter`` is whatever the owner wants to be reminded of."""
+
+    waiter: W
+    message_type: str
+    timeout_s: float
+    deadline: float
+
+
+class CallTable(Generic[W]):
+    """Outstanding calls by request id. Ids count from 1 and are never used again."""
+
+    def __init__(self) -> None:
+        self._calls: dict[int, Call[W]] = {}
+        self._last_id = 0
+        self._deadline: float | None = None
+
+    def next_id(self) -> int:
+        """Return the id of the next request."""
+        self._last_id += 1
+        return self._last_id
+
+    def add(self, request_id: int, call: Call[W]) -> None:
+        """Remember a request until it is popped or expires."""
+        self._calls[request_id] = call
+        if self._deadline is None or call.deadline < self._deadline:
+            self._deadline = call.deadline
+
+    def pop(self, request_id: int) -> Call[W] | None:
+        """Forget a request because it was answered; None if it is not (or no longer) waiting."""
+        return self._calls.pop(request_id, None)
+
+    def expire(self, *, now: float) -> list[tuple[int, Call[W]]]:
+        """Forget and return the requests whose deadline has come."""
+        late = [(request_id, call) for request_id, call in self._calls.items() if call.deadline <= now]
+        for request_id, _ in late:
+            del self._calls[request_id]
+        self._deadline = min([call.deadline for call in self._calls.values()], default=None)
+        return late
+
+    def drain(self) -> list[tuple[int, Call[W]]]:
+        """Forget and return all requests, oldest first."""
+        calls = list(self._calls.items())
+        self._calls.clear()
+        self._deadline = None
+        return calls
+
+    def next_deadline(self) -> float | None:
+        """When `expire` may next have something; never later than the earliest deadline."""
+        return self._deadline
+
+    def __len__(self) -> int:
+        return len(self._calls)

@@ -1,0 +1,89 @@
+"""Pure: every limit and every waiting time of a link, in one frozen record."""
+
+from dataclasses import dataclass, fields
+
+__all__ = ["LinkConfig"]
+
+KIB = 1 << 10
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkConfig:
+    """Limits (bytes, counts) and waiting times (seconds) of a link. Both sides may differ.
+
+    Raises:
+        ValueError: A value is out of range; the message names the field.
+    """
+
+    max_message_bytes: int = 64 * MIB
+    """Largest payload of one message, padding included; the sender refuses more, the receiver disconnects."""
+
+    max_meta_bytes: int = 16 * KIB
+    """Largest packed meta; bounds what decoding one can allocate (about 72 times its size)."""
+
+    chunk_bytes: int = 1 * MIB
+    """Payload of one frame at most; other frames pass between the frames of a large message."""
+
+    gather_bytes: int = 16 * KIB
+    """Payloads up to this size are copied into one write; larger ones are sent from the caller's arrays."""
+
+    scratch_bytes: int = 8 * KIB
+    """Offered to the kernel while a header is awaited; what of a payload lands here is moved once."""
+
+    high_water_bytes: int = 4 * MIB
+    """With this much unsent, `send` waits and `send_nowait` raises `WouldBlock`."""
+
+    low_water_bytes: int = 1 * MIB
+    """Waiting senders go on when no more than this is unsent."""
+
+    inbox_bytes: int = 4 * MIB
+    """With this much received and not yet taken by `receive`, reading from the peer stops."""
+
+    inbox_messages: int = 1024
+    """The same as a count."""
+
+    max_unsent_reply_bytes: int = 64 * MIB
+    """With this much unsent, requests are no longer read: the peer is not taking its answers."""
+
+    max_requests: int = 4096
+    """Unanswered requests of the peer; one more is refused with code ``busy``."""
+
+    handshake_s: float = 5.0
+    """From connection to the end of the handshake."""
+
+    max_unauthenticated: int = 64
+    """Peers of one listener that may be in their handshake at the same time."""
+
+    ping_every_s: float = 5.0
+    """A peer not heard for this long is sent a ping."""
+
+    dead_after_s: float = 15.0
+    """A peer not heard for this long is given up."""
+
+    stalled_after_s: float = 10.0
+    """A peer that takes none of the bytes waiting for it for this long is given up."""
+
+    close_s: float = 5.0
+    """For the bytes still unsent when a link is closed; what is left is dropped."""
+
+    socket_buffer_bytes: int = 0
+    """SO_SNDBUF and SO_RCVBUF; 0 leaves the kernel's own tuning, which measured best."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value <= 0 and field.name != "socket_buffer_bytes":
+                raise ValueError(f"{field.name} must be positive, not {value}")
+        if not 0 < self.max_meta_bytes <= 16 * KIB:
+            raise ValueError(f"max_meta_bytes must be at most {16 * KIB}, not {self.max_meta_bytes}")
+        if self.chunk_bytes > 1 * MIB or self.chunk_bytes % 64:
+            raise ValueError(f"chunk_bytes must be a multiple of 64 up to {MIB}, not {self.chunk_bytes}")
+        if self.low_water_bytes > self.high_water_bytes:
+            raise ValueError(
+                f"low_water_bytes {self.low_water_bytes} exceeds high_water_bytes {self.high_water_bytes}"
+            )
+        if self.ping_every_s >= self.dead_after_s:
+            raise ValueError(
+                f"ping_every_s {self.ping_every_s} must be below dead_after_s {self.dead_after_s}"
+            )

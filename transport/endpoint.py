@@ -1,0 +1,561 @@
+"""What every kind of link has in common: calls, streams, the inbox, roles, counting, and how it ends.
+
+A kind of link adds how a frame gets to the other side: `_transmit` for messages, `_signal` for the few
+frames without one, `_over_water` for back-pressure. It hands what arrives to `_deliver`, whole.
+
+Back-pressure has three parts. What we send is bounded by the water marks. What we receive and nobody takes
+is bounded by the inbox limits: reading stops, and the peer's water marks do the rest. Replies are never
+refused, their number is bounded by the requests we accept; but while too many of them are unsent, no more
+is read. Reading that is paused for the peer's fault leads to "stalled" at one of the two ends.
+"""
+
+import asyncio
+import logging
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+
+from transport.calls import Call, CallTable
+from transport.config import LinkConfig
+from transport.errors import (
+    CallTimeout,
+    LocalProtocolError,
+    ProtocolError,
+    RemoteError,
+    RemoteProtocolError,
+    TransportError,
+    WouldBlock,
+)
+from transport.frames import (
+    CANCEL,
+    CREDIT,
+    END,
+    ERROR,
+    ITEM,
+    MESSAGE,
+    OPEN,
+    REPLY,
+    REQUEST,
+    Frame,
+    Registered,
+    kind_name,
+)
+from transport.link import Link, LinkStatistics, ReplyStream, Request, TypeTraffic
+from transport.messages import Identity, Message
+from transport.release import Release
+from transport.roles import RoleTable
+from transport.streams import InboundRequest, OutboundStream
+from transport.tensors import Tensor
+
+__all__ = ["Endpoint"]
+
+logger = logging.getLogger(__name__)
+
+MESSAGE_COST_BYTES = 256
+"""What a message without tensors counts for in the inbox and on a local link."""
+
+MAX_ERROR_TEXT = 200
+
+
+class Endpoint(Link):
+    """Shared half of all links. Lives on one event loop."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        peer: Identity,
+        *,
+        config: LinkConfig,
+        rules: RoleTable,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self.identity = identity
+        self.peer = peer
+        self._config = config
+        self._loop = loop
+        self._may_say = rules.sayable(identity.role, peer.role)
+        self._may_hear = rules.sayable(peer.role, identity.role)
+        self._error: TransportError | None = None
+        self._over = loop.create_future()
+        self._calls: CallTable[asyncio.Future[Message]] = CallTable()
+        self._into: dict[int, Registered] = {}
+        self._streams: dict[int, OutboundStream] = {}
+        self._requests: dict[int, InboundRequest] = {}
+        self._unhandled: deque[InboundRequest] = deque()
+        self._handler: Callable[[Request], None] | None = None
+        self._inbox: deque[tuple[Message, int]] = deque()
+        self._inbox_bytes = 0
+        self._receivers: deque[asyncio.Future[None]] = deque()
+        self._room: deque[asyncio.Future[None]] = deque()
+        self._paused = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+        self._out: dict[str, list[int]] = {}
+        self._in: dict[str, list[int]] = {}
+
+    # What a kind of link adds
+
+    @abstractmethod
+    def _transmit(
+        self, kind: int, request_id: int, message: Message, release: Release | None, ordered: bool
+    ) -> None:
+        """Send a message that passed `_check`, or raise LocalProtocolError having done nothing."""
+
+    @abstractmethod
+    def _signal(self, kind: int, request_id: int, count: int = 0) -> None:
+        """Send a frame without message; END keeps its place behind the items of its stream."""
+
+    @abstractmethod
+    def _over_water(self) -> bool:
+        """Whether more is unsent than the high water mark."""
+
+    @abstractmethod
+    def _unsent_bytes(self) -> int:
+        """How much is unsent."""
+
+    @abstractmethod
+    def _pause_reading(self) -> None:
+        """Stop delivering."""
+
+    @abstractmethod
+    def _resume_reading(self) -> None:
+        """Deliver again."""
+
+    @abstractmethod
+    def _tick(self, now: float) -> float | None:
+        """Look at time-outs of this kind of link; return when to look again."""
+
+    @abstractmethod
+    def _bytes_moved(self) -> int:
+        """How many bytes were copied after receipt."""
+
+    # Sending
+
+    def _check(self, message: Message) -> None:
+        if self._error is not None:
+            raise self._error.with_traceback(None)
+        if message.type not in self._may_say:
+            raise LocalProtocolError(
+                "role",
+                f"the role table has no row for {message.type!r} "
+                f"from {self.identity.role} to {self.peer.role}",
+            )
+
+    async def send(self, message: Message, release: Release | None = None, *, ordered: bool = False) -> None:
+        self._check(message)
+        if self._over_water():
+            await self._wait_room()
+        self._check(message)
+        self._transmit(MESSAGE, 0, message, release, ordered)
+
+    def send_nowait(self, message: Message, release: Release | None = None, *, ordered: bool = False) -> None:
+        self._check(message)
+        self._refuse_over_water(message)
+        self._transmit(MESSAGE, 0, message, release, ordered)
+
+    def _refuse_over_water(self, message: Message) -> None:
+        if self._over_water():
+            raise WouldBlock(
+                f"{self._unsent_bytes()} bytes wait for {self.peer}; {message.type!r} was not sent"
+            )
+
+    async def wait_writable(self) -> None:
+        if self._over_water() and self._error is None:
+            await self._wait_room()
+
+    async def _wait_room(self) -> None:
+        """Wait until the unsent bytes fall to the low water mark; a peer that stalls ends the link first."""
+        waiter = self._loop.create_future()
+        self._room.append(waiter)
+        await waiter
+
+    def _wake_senders(self) -> None:
+        waiters, self._room = self._room, deque()
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    # Calling
+
+    async def call(
+        self,
+        message: Message,
+        *,
+        timeout_s: float,
+        release: Release | None = None,
+        into: Sequence[Tensor] | None = None,
+        ordered: bool = False,
+    ) -> Message:
+        if self._over_water():
+            self._check(message)
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._wait_room()
+            except TimeoutError:
+                raise CallTimeout(message.type, timeout_s, str(self.peer)) from None
+        return await self._request(message, timeout_s, release, into, ordered)
+
+    def call_nowait(
+        self,
+        message: Message,
+        *,
+        timeout_s: float,
+        release: Release | None = None,
+        into: Sequence[Tensor] | None = None,
+        ordered: bool = False,
+    ) -> "asyncio.Future[Message]":
+        self._refuse_over_water(message)
+        return self._request(message, timeout_s, release, into, ordered)
+
+    def _request(
+        self,
+        message: Message,
+        timeout_s: float,
+        release: Release | None,
+        into: Sequence[Tensor] | None,
+        ordered: bool,
+    ) -> "asyncio.Future[Message]":
+        self._check(message)
+        registered = None if into is None else Registered(into, self._config.max_message_bytes)
+        request_id = self._calls.next_id()
+        self._transmit(REQUEST, request_id, message, release, ordered)
+        future: asyncio.Future[Message] = self._loop.create_future()
+        deadline = self._loop.time() + timeout_s
+        self._calls.add(request_id, Call(future, message.type, timeout_s, deadline))
+        if registered is not None:
+            self._into[request_id] = registered
+            future.add_done_callback(lambda _: self._detach(request_id))
+        if self._timer is None or deadline < self._timer_at:
+            self._arm(deadline)
+        return future
+
+    def _detach(self, request_id: int) -> None:
+        """Stop writing into the arrays registered for a reply."""
+        self._into.pop(request_id, None)
+
+    def stream(self, message: Message, *, timeout_s: float = 60.0, ordered: bool = False) -> ReplyStream:
+        self._check(message)
+        self._refuse_over_water(message)
+        request_id = self._calls.next_id()
+        self._transmit(OPEN, request_id, message, None, ordered)
+        stream = OutboundStream(self, request_id, message.type, timeout_s)
+        self._streams[request_id] = stream
+        return stream
+
+    # Delivery: everything that arrives comes through here
+
+    def _deliver(self, frame: Frame) -> None:
+        """Act on one whole frame.
+
+        Raises:
+            RemoteProtocolError: It breaks a rule; the caller closes the link.
+        """
+        kind, request_id, count, message, payload_bytes, frame_bytes = frame
+        if message is None:
+            self._on_signal(kind, request_id, count)
+            return
+        if kind == ERROR:
+            self._on_error(request_id, RemoteError(message.type, str(message.meta.get("text", ""))))
+            return
+        if message.type not in self._may_hear:
+            raise RemoteProtocolError(
+                "role", f"{self.peer.role} may not say {message.type[:64]!r} to {self.identity.role}"
+            )
+        counts = self._in.get(message.type)
+        if counts is None:
+            counts = self._in[message.type] = [0, 0, 0]
+        counts[0] += 1
+        counts[1] += payload_bytes
+        counts[2] += frame_bytes
+        if kind == REPLY:
+            self._on_reply(request_id, message)
+        elif kind == REQUEST or kind == OPEN:
+            self._on_request(kind, request_id, message)
+        elif kind == ITEM:
+            stream = self._streams.get(request_id)
+            if stream is None:
+                self._signal(CANCEL, request_id)
+            else:
+                stream.on_item(message)
+        elif kind == MESSAGE:
+            self._on_message(message, payload_bytes)
+        else:
+            raise RemoteProtocolError("kind", f"unexpected {kind_name(kind)}")
+
+    def _count_out(self, message_type: str, payload_bytes: int, frame_bytes: int) -> None:
+        counts = self._out.get(message_type)
+        if counts is None:
+            counts = self._out[message_type] = [0, 0, 0]
+        counts[0] += 1
+        counts[1] += payload_bytes
+        counts[2] += frame_bytes
+
+    def _on_reply(self, request_id: int, message: Message) -> None:
+        call = self._calls.pop(request_id)
+        if call is None or call.waiter.done():
+            return  # too late, or given up
+        registered = self._into.get(request_id)
+        if registered is not None and message.tensors is not registered.tensors:
+            call.waiter.set_exception(
+                LocalProtocolError(
+                    "into",
+                    f"the reply to {call.message_type!r} is {message!r}, "
+                    f"the registered arrays are {Message(type='into', tensors=registered.tensors)!r}",
+                )
+            )
+        else:
+            call.waiter.set_result(message)
+
+    def _on_error(self, request_id: int, error: RemoteError) -> None:
+        stream = self._streams.pop(request_id, None)
+        if stream is not None:
+            stream.on_end(error)
+            return
+        call = self._calls.pop(request_id)
+        if call is not None:
+            _fail(call.waiter, error)
+
+    def _on_request(self, kind: int, request_id: int, message: Message) -> None:
+        if request_id in self._requests:
+            raise RemoteProtocolError("request-id", f"request {request_id} is still unanswered")
+        request = InboundRequest(self, request_id, message, kind == OPEN)
+        if len(self._requests) >= self._config.max_requests:
+            request.fail("busy", f"{self._config.max_requests} requests are unanswered: call less at a time")
+            return
+        self._requests[request_id] = request
+        if self._handler is None or self._unhandled:
+            self._unhandled.append(request)
+            self._check_inbox()
+        else:
+            self._handle(request)
+            if self._over_water():
+                self._check_inbox()
+
+    def _handle(self, request: InboundRequest) -> None:
+        assert self._handler is not None
+        try:
+            self._handler(request)
+        except Exception as error:
+            logger.exception("%r: handler failed on %r", self, request.message.type)
+            request.fail("internal", f"handling {request.message.type!r} failed: {type(error).__name__}")
+
+    def _on_message(self, message: Message, payload_bytes: int) -> None:
+        cost = payload_bytes + MESSAGE_COST_BYTES
+        self._inbox.append((message, cost))
+        self._inbox_bytes += cost
+        while self._receivers:
+            waiter = self._receivers.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                break
+        self._check_inbox()
+
+    def _on_signal(self, kind: int, request_id: int, count: int) -> None:
+        if kind == END:
+            stream = self._streams.pop(request_id, None)
+            if stream is not None:
+                stream.on_end(None)
+        elif kind in (CREDIT, CANCEL):
+            request = self._requests.get(request_id)
+            if request is not None:
+                request.on_credit(count) if kind == CREDIT else request.on_cancel()
+        else:
+            raise RemoteProtocolError("kind", f"unexpected {kind_name(kind)}")
+
+    # Receiving
+
+    async def receive(self) -> Message:
+        while not self._inbox:
+            if self._error is not None:
+                raise self._error.with_traceback(None)
+            waiter = self._loop.create_future()
+            self._receivers.append(waiter)
+            try:
+                await waiter
+            except asyncio.CancelledError:
+                if waiter.done() and not waiter.cancelled():
+                    self._pass_on_receive()
+                raise
+        message, cost = self._inbox.popleft()
+        self._inbox_bytes -= cost
+        self._taken(cost)
+        self._check_inbox()
+        return message
+
+    def _pass_on_receive(self) -> None:
+        """A receiver was woken and cancelled in one turn: wake the next, so that nothing lies unseen."""
+        while self._receivers and self._inbox:
+            waiter = self._receivers.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                return
+
+    def _taken(self, cost: int) -> None:
+        """Note that the application has taken a message from the inbox."""
+
+    def _check_inbox(self) -> None:
+        """Stop reading while too much waits for our own application or for the peer; resume after."""
+        config = self._config
+        full = (
+            self._inbox_bytes >= config.inbox_bytes
+            or len(self._inbox) + len(self._unhandled) >= config.inbox_messages
+            or self._unsent_bytes() > config.max_unsent_reply_bytes
+        )
+        if full != self._paused and self._error is None:
+            self._paused = full
+            if full:
+                self._pause_reading()
+            else:
+                self._resume_reading()
+
+    # Serving
+
+    def serve(self, handler: Callable[[Request], None]) -> None:
+        self._handler = handler
+        while self._unhandled:
+            self._handle(self._unhandled.popleft())
+        self._check_inbox()
+
+    async def serve_forever(
+        self, handler: Callable[[Request], Awaitable[object]], *, concurrency: int = 64
+    ) -> None:
+        slots = asyncio.Semaphore(concurrency)
+
+        async def run(request: Request) -> None:
+            async with slots:
+                try:
+                    await handler(request)
+                except TransportError:
+                    logger.debug("%r: peer left during %r", self, request.message.type)
+                except Exception as error:
+                    logger.exception("%r: handler failed on %r", self, request.message.type)
+                    request.fail(
+                        "internal", f"handling {request.message.type!r} failed: {type(error).__name__}"
+                    )
+
+        async with asyncio.TaskGroup() as tg:
+            tasks: set[asyncio.Task[None]] = set()
+
+            def start(request: Request) -> None:
+                task = tg.create_task(run(request), name=f"{self.identity.node}/{request.message.type}")
+                tasks.add(task)
+                task.add_done_callback(tasks.discard)
+
+            self.serve(start)
+            try:
+                await self.wait_closed()
+            finally:
+                self._handler = None
+            for task in tasks:
+                task.cancel()
+
+    def _answered(self, request_id: int) -> None:
+        self._requests.pop(request_id, None)
+
+    def _send_error(self, request_id: int, code: str, text: str) -> None:
+        message = Message(type=code[:64], meta={"text": text[:MAX_ERROR_TEXT]})
+        self._transmit(ERROR, request_id, message, None, True)
+
+    def _reply(self, request_id: int, message: Message, release: Release | None) -> None:
+        if self._error is not None:
+            if release is not None:
+                release()
+            return
+        self._check(message)
+        self._transmit(REPLY, request_id, message, release, False)
+
+    # Time
+
+    def _arm(self, deadline: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = deadline
+        self._timer = self._loop.call_at(deadline, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        now = self._loop.time()
+        for _, call in self._calls.expire(now=now):
+            _fail(call.waiter, CallTimeout(call.message_type, call.timeout_s, str(self.peer)))
+        deadline = self._tick(now)
+        if self._error is not None:
+            return
+        if deadline is None or (self._calls.next_deadline() or deadline) < deadline:
+            deadline = self._calls.next_deadline()
+        if deadline is not None:
+            self._arm(deadline)
+
+    # The end
+
+    @property
+    def closed(self) -> bool:
+        return self._error is not None
+
+    async def wait_closed(self) -> None:
+        if not self._over.done():
+            waiter = self._loop.create_future()
+            self._over.add_done_callback(lambda _: None if waiter.done() else waiter.set_result(None))
+            await waiter
+
+    def _finish(self, error: TransportError) -> bool:
+        """End the conversation for everyone who waits; the first reason counts. False if it was over."""
+        if self._error is not None:
+            return False
+        self._error = error
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for request_id, call in self._calls.drain():
+            _fail(call.waiter, error)
+            self._detach(request_id)
+        for stream in list(self._streams.values()):
+            stream.on_end(error)
+        self._streams.clear()
+        for request in list(self._requests.values()):
+            request.on_cancel()
+        self._requests.clear()
+        self._unhandled.clear()
+        self._wake_senders()
+        while self._receivers:
+            waiter = self._receivers.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+        self._over.set_result(None)
+        if isinstance(error, ProtocolError):
+            logger.warning("%r: closed, the peer broke a rule: %s", self, error)
+        else:
+            logger.debug("%r: %s", self, error)
+        return True
+
+    def statistics(self) -> LinkStatistics:
+        names = sorted(self._out.keys() | self._in.keys())
+        none = [0, 0, 0]
+        by_type = {}
+        for name in names:
+            out, into = self._out.get(name, none), self._in.get(name, none)
+            by_type[name] = TypeTraffic(
+                messages_out=out[0],
+                payload_bytes_out=out[1],
+                frame_bytes_out=out[2],
+                messages_in=into[0],
+                payload_bytes_in=into[1],
+                frame_bytes_in=into[2],
+            )
+        return LinkStatistics(
+            by_type=by_type,
+            bytes_moved=self._bytes_moved(),
+            unsent_bytes=self._unsent_bytes(),
+            outstanding_calls=len(self._calls),
+            unanswered_requests=len(self._requests),
+        )
+
+    def __repr__(self) -> str:
+        state = "open" if self._error is None else type(self._error).__name__
+        return f"<{type(self).__name__} {self.identity} - {self.peer} {state}, {len(self._calls)} calls>"
+
+
+def _fail(waiter: "asyncio.Future[Message]", error: BaseException) -> None:
+    """Fail a future whose owner may have dropped it: mark it as seen, so that no one logs a complaint."""
+    if not waiter.done():
+        waiter.set_exception(error)
+        waiter.exception()

@@ -1,0 +1,525 @@
+"""Pure: frames, from messages to bytes and back.
+
+A frame is a prelude of 32 bytes, a meta of at most 16 KiB, and a payload of at most 1 MiB:
+
+    offset  0   4         5      6       8            16       20         28
+            magic  version  kind   flags   request id   meta     payload    CRC-32 of the 28 bytes
+            TLNK   1        u8     u16     u64          length   length     before it and the meta
+                                                        u32      u64        u32        (little endian)
+
+Meta is msgpack: ``[type, meta]`` or ``[type, meta, [[dtype code, dim, ...], ...]]``. Tensors never pass
+through msgpack: it would copy them, and what a packed byte can expand to would no longer be bounded. A
+payload is the tensors' bytes, each padded to start at a multiple of 64.
+
+A message whose payload exceeds 1 MiB is a frame with the flag MORE and the first part of the payload,
+then CHUNK frames with the rest, all but the last flagged MORE. Of each sender at most one such message is
+in progress; whole frames of other messages may come between its chunks.
+
+The decoder tells its caller where the next bytes belong. While a header is awaited that is a scratch of
+8 KiB, so that a small frame arrives in one read; payload bytes that came with the header are moved once.
+From then on bytes go straight to their destination: memory registered for this reply, or one pooled
+buffer for the whole message. Between the chunks of a message only the 32 bytes of the next prelude are
+asked for, so that nothing of a chunk has to be moved.
+
+Memory: a claim is checked against the limit before anything is reserved. Up to 1 MiB is allocated, more is
+mapped, and mapped pages exist only once bytes have been written to them: what a peer can make us hold is
+what it sent, plus 1 MiB, plus at most 1.2 MB while a meta of 16 KiB is decoded. A link assembles one large
+message at a time, so address space is bounded as well.
+
+Only `ProtocolError` leaves the decoder; after one, the decoder is of no further use.
+"""
+
+from collections.abc import Sequence
+from struct import Struct
+from typing import Any, Final, NamedTuple, Protocol
+from zlib import crc32
+
+import msgpack
+import numpy as np
+
+from transport.config import LinkConfig
+from transport.errors import LocalProtocolError, RemoteProtocolError
+from transport.messages import Message
+from transport.tensors import Tensor, TensorSpec, describe, parse_specs, raw_bytes
+
+__all__ = [
+    "CANCEL",
+    "CHUNK",
+    "CLOSE",
+    "CREDIT",
+    "END",
+    "ERROR",
+    "ITEM",
+    "MESSAGE",
+    "MORE",
+    "OPEN",
+    "PING",
+    "PONG",
+    "PRELUDE_BYTES",
+    "REPLY",
+    "REQUEST",
+    "Frame",
+    "FrameDecoder",
+    "FrameEncoder",
+    "Memory",
+    "Registered",
+    "kind_name",
+]
+
+MAGIC: Final = b"TLNK"
+VERSION: Final = 1
+PRELUDE_BYTES: Final = 32
+MAX_DEPTH: Final = 8
+_CHECKED_BYTES: Final = 28
+_ENCODE = Struct("<4sBBHQIQ").pack
+_DECODE = Struct("<4sBBHQIQI").unpack_from
+
+MESSAGE: Final = 1
+REQUEST: Final = 2
+OPEN: Final = 3
+REPLY: Final = 4
+ITEM: Final = 5
+ERROR: Final = 6
+CLOSE: Final = 7
+CHUNK: Final = 8
+END: Final = 9
+CANCEL: Final = 10
+CREDIT: Final = 11
+PING: Final = 12
+PONG: Final = 13
+
+_NAMES = (
+    "none", "message", "request", "open", "reply", "item", "error", "close",
+    "chunk", "end", "cancel", "credit", "ping", "pong",
+)  # fmt: skip
+_LAST_WITH_PAYLOAD: Final = ITEM
+_LAST_WITH_META: Final = CLOSE
+
+MORE: Final = 1
+"""Flag: the payload goes on in CHUNK frames."""
+
+
+def kind_name(kind: int) -> str:
+    """Name a frame kind for people."""
+    return _NAMES[kind] if 0 < kind < len(_NAMES) else f"kind {kind}"
+
+
+class Frame(NamedTuple):
+    """One whole message or signal, as received.
+
+    ``message`` is None for signals; ``credit`` is what a CREDIT grants. ``frame_bytes`` are all bytes on
+    the wire that are not tensor bytes.
+    """
+
+    kind: int
+    request_id: int
+    credit: int
+    message: Message | None
+    payload_bytes: int
+    frame_bytes: int
+
+
+class Memory(Protocol):
+    """Where payloads are received: the part of a buffer pool that a decoder needs."""
+
+    def acquire(self, size_bytes: int) -> Tensor:
+        """Lend a 64-byte aligned uint8 array."""
+
+
+class Registered:
+    """Arrays of the caller that the tensors of one reply are to land in.
+
+    Raises:
+        LocalProtocolError: An array cannot be described, see `describe`, or cannot be written to.
+    """
+
+    __slots__ = ("specs", "tensors")
+
+    def __init__(self, tensors: Sequence[Tensor], limit_bytes: int) -> None:
+        self.tensors = tuple(tensors)
+        self.specs = describe(self.tensors, limit_bytes)[0]
+        if not all(tensor.flags.writeable for tensor in self.tensors):
+            raise LocalProtocolError("into", "an array registered for a reply is read-only")
+
+
+def _check_depth(value: Any, left: int) -> bool:
+    """Whether containers nest at most ``left`` deep below and including this one."""
+    if left == 0:
+        return False
+    for item in value.values() if type(value) is dict else value:
+        if type(item) in (dict, list, tuple) and not _check_depth(item, left - 1):
+            return False
+    return True
+
+
+class FrameEncoder:
+    """Turns messages into the heads of their frames. One per conversation."""
+
+    def __init__(self, config: LinkConfig) -> None:
+        self._max_meta_bytes = config.max_meta_bytes
+        self._pack = msgpack.Packer().pack
+
+    def pack(self, message: Message, specs: list[list[int]]) -> bytes:
+        """Pack the meta of a message.
+
+        Raises:
+            LocalProtocolError: It holds what msgpack does not carry, is too deep or too large.
+        """
+        meta = message.meta
+        try:
+            packed: bytes = self._pack((message.type, meta, specs) if specs else (message.type, meta))
+        except (TypeError, ValueError, OverflowError) as error:
+            raise LocalProtocolError(
+                "meta", f"meta of {message.type!r} is not plain builtins: {error}"
+            ) from None
+        if len(packed) > self._max_meta_bytes:
+            raise LocalProtocolError(
+                "meta-length",
+                f"meta of {message.type!r} is {len(packed)} bytes packed, {self._max_meta_bytes} are the "
+                "most: split the message or send the data as a tensor",
+            )
+        for value in meta.values():
+            if type(value) in (dict, list, tuple) and not _check_depth(value, MAX_DEPTH - 1):
+                raise LocalProtocolError(
+                    "meta-depth", f"meta of {message.type!r} nests over {MAX_DEPTH} deep"
+                )
+        for key in meta:
+            if type(key) is not str:
+                raise LocalProtocolError("meta", f"key {key!r} of {message.type!r} is not a str")
+        return packed
+
+    @staticmethod
+    def head(kind: int, request_id: int, meta: bytes, payload_bytes: int, flags: int = 0) -> bytes:
+        """Build prelude and meta of one frame."""
+        checked = _ENCODE(MAGIC, VERSION, kind, flags, request_id, len(meta), payload_bytes)
+        return b"".join((checked, crc32(meta, crc32(checked)).to_bytes(4, "little"), meta))
+
+
+def _refuse_extension(code: int, data: bytes) -> None:
+    raise ValueError(f"extension type {code}")
+
+
+def _unpack(packed: bytes) -> tuple[str, dict[str, Any], object]:
+    """Unpack a meta into type, meta and the tensor specs, which are not looked at yet."""
+    try:
+        parts = msgpack.unpackb(
+            packed,
+            max_str_len=16384,
+            max_bin_len=16384,
+            max_array_len=16384,
+            max_map_len=4096,
+            max_ext_len=0,
+            ext_hook=_refuse_extension,
+        )
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
+        raise RemoteProtocolError("meta", f"not msgpack within limits: {type(error).__name__}") from None
+    if type(parts) is not list or not 2 <= len(parts) <= 3:
+        raise RemoteProtocolError("meta", "not a list of type, meta and tensor specs")
+    name, meta = parts[0], parts[1]
+    if type(name) is not str or type(meta) is not dict:
+        raise RemoteProtocolError("meta", "type is not a str or meta is not a map")
+    for value in meta.values():
+        if type(value) in (dict, list) and not _check_depth(value, MAX_DEPTH - 1):
+            raise RemoteProtocolError("meta-depth", f"meta nests over {MAX_DEPTH} deep")
+    return name, meta, parts[2] if len(parts) == 3 else ()
+
+
+class _Scatter:
+    """The places, one after the other, that the coming payload bytes belong to."""
+
+    __slots__ = ("_pieces", "piece")
+
+    def __init__(self, pieces: list[memoryview]) -> None:
+        self._pieces = pieces[::-1]
+        self.piece = self._pieces.pop()
+
+    def room(self, limit: int) -> memoryview:
+        return self.piece if len(self.piece) <= limit else self.piece[:limit]
+
+    def advance(self, count: int) -> None:
+        if count < len(self.piece):
+            self.piece = self.piece[count:]
+        elif self._pieces:
+            self.piece = self._pieces.pop()
+
+    def fill(self, source: memoryview) -> None:
+        while source:
+            room = self.room(len(source))
+            room[:] = source[: len(room)]
+            source = source[len(room) :]
+            self.advance(len(room))
+
+
+class _Discard(_Scatter):
+    """Takes bytes nobody waits for any more."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__([memoryview(bytearray(64 << 10))])
+
+    def advance(self, count: int) -> None:
+        pass
+
+
+class _Arrival:
+    """A message whose payload is still arriving."""
+
+    __slots__ = (
+        "frame_bytes", "kind", "lacking", "meta", "name", "payload_bytes", "request_id", "scatter", "tensors",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        kind: int,
+        request_id: int,
+        name: str,
+        meta: dict[str, Any],
+        tensors: tuple[Tensor, ...],
+        scatter: _Scatter,
+        payload_bytes: int,
+        frame_bytes: int,
+    ) -> None:
+        self.kind = kind
+        self.request_id = request_id
+        self.name = name
+        self.meta = meta
+        self.tensors = tensors
+        self.scatter = scatter
+        self.payload_bytes = payload_bytes
+        self.frame_bytes = frame_bytes
+        self.lacking = 0
+
+    def frame(self) -> Frame:
+        message = Message(type=self.name, meta=self.meta, tensors=self.tensors)
+        return Frame(self.kind, self.request_id, 0, message, self.payload_bytes, self.frame_bytes)
+
+
+def _pieces(specs: list[TensorSpec], tensors: tuple[Tensor, ...]) -> list[memoryview]:
+    """List the memory of registered arrays, with somewhere for the padding between them."""
+    pieces: list[memoryview] = []
+    end = 0
+    for spec, tensor in zip(specs, tensors, strict=True):
+        if spec.offset > end:
+            pieces.append(memoryview(bytearray(spec.offset - end)))
+        if spec.nbytes:
+            pieces.append(raw_bytes(tensor))
+        end = spec.offset + spec.nbytes
+    return pieces
+
+
+class FrameDecoder:
+    """Decodes one direction of a conversation, in place.
+
+    Ask `get_buffer` where the next bytes belong, put some there, tell `updated` how many.
+
+    Attributes:
+        registered: Destinations of replies, by request id; filled and emptied by the owner.
+        bytes_moved: Bytes that had to be copied after they were received.
+    """
+
+    def __init__(self, config: LinkConfig, memory: Memory) -> None:
+        self.registered: dict[int, Registered] = {}
+        self.bytes_moved = 0
+        self._config = config
+        self._memory = memory
+        self._scratch = bytearray(PRELUDE_BYTES + config.max_meta_bytes + config.scratch_bytes)
+        self._view = memoryview(self._scratch)
+        self._offer = self._view[: config.scratch_bytes]
+        self._prelude = self._view[:PRELUDE_BYTES]
+        self._end = 0
+        self._current: _Arrival | None = None
+        self._large: _Arrival | None = None
+        self._need = 0
+
+    def get_buffer(self) -> memoryview:
+        """Return where the next received bytes belong; never empty."""
+        if self._need:
+            assert self._current is not None
+            return self._current.scatter.room(self._need)
+        end = self._end
+        if end == 0:
+            return self._offer if self._large is None else self._prelude
+        return self._view[end : end + self._config.scratch_bytes]
+
+    def updated(self, count: int) -> list[Frame]:
+        """Take note of ``count`` bytes put where `get_buffer` said; return what they complete.
+
+        Raises:
+            RemoteProtocolError: The bytes break a rule; frames complete before them are lost with it.
+        """
+        if not self._need:
+            self._end += count
+            return self._parse()
+        arrival = self._current
+        assert arrival is not None
+        arrival.scatter.advance(count)
+        self._need -= count
+        if self._need:
+            return []
+        self._current = None
+        return self._finished(arrival)
+
+    def forget(self, request_id: int) -> None:
+        """Stop writing to the memory registered for a reply, even if the reply is half received."""
+        self.registered.pop(request_id, None)
+        for arrival in (self._current, self._large):
+            if arrival is not None and arrival.kind == REPLY and arrival.request_id == request_id:
+                arrival.scatter = _Discard()
+
+    def _finished(self, arrival: _Arrival) -> list[Frame]:
+        if arrival.lacking:
+            return []
+        if arrival is self._large:
+            self._large = None
+        return [arrival.frame()]
+
+    def _parse(self) -> list[Frame]:
+        frames: list[Frame] = []
+        scratch = self._scratch
+        view = self._view
+        start = 0
+        end = self._end
+        while end - start >= PRELUDE_BYTES:
+            magic, version, kind, flags, request_id, meta_length, payload_length, crc = _DECODE(
+                scratch, start
+            )
+            body = start + PRELUDE_BYTES
+            # One test lets the common case pass; `_check_prelude` finds out what is wrong or unusual.
+            if (
+                magic != MAGIC
+                or version != VERSION
+                or flags > MORE
+                or not 0 < kind <= _LAST_WITH_PAYLOAD
+                or meta_length > self._config.max_meta_bytes
+                or payload_length > self._config.chunk_bytes
+            ):
+                self._check_prelude(magic, version, kind, flags, meta_length, payload_length)
+            if end - body < meta_length:
+                break
+            position = body + meta_length
+            packed = bytes(view[body:position])
+            if crc32(packed, crc32(view[start : start + _CHECKED_BYTES])) != crc:
+                raise RemoteProtocolError("checksum", f"prelude and meta of a {kind_name(kind)} are damaged")
+            head_bytes = position - start
+            start = position
+            if kind <= _LAST_WITH_META:
+                here = view[start : start + payload_length] if start + payload_length <= end else None
+                frame, arrival = self._message(
+                    kind, flags, request_id, packed, payload_length, head_bytes, here
+                )
+            elif kind == CHUNK:
+                frame, arrival = None, self._chunk(flags, payload_length, head_bytes)
+            else:
+                frame, arrival = Frame(kind, request_id, flags, None, 0, head_bytes), None
+            if frame is not None:
+                start += payload_length
+                frames.append(frame)
+                continue
+            assert arrival is not None
+            moved = min(end - start, payload_length)
+            arrival.scatter.fill(view[start : start + moved])
+            self.bytes_moved += moved
+            start += moved
+            if moved < payload_length:
+                self._current = arrival
+                self._need = payload_length - moved
+                break
+            frames += self._finished(arrival)
+        if start < end and start:
+            # bytes() first: the two ranges may overlap.
+            view[: end - start] = bytes(view[start:end])
+            self.bytes_moved += end - start
+        self._end = end - start
+        return frames
+
+    def _check_prelude(
+        self, magic: bytes, version: int, kind: int, flags: int, meta_length: int, payload_length: int
+    ) -> None:
+        if magic != MAGIC:
+            raise RemoteProtocolError("magic", f"a frame begins with {magic!r}, not {MAGIC!r}")
+        if version != VERSION:
+            raise RemoteProtocolError("version", f"a frame of version {version}; this side speaks {VERSION}")
+        if not 0 < kind < len(_NAMES):
+            raise RemoteProtocolError("kind", f"frame kind {kind} is unknown here")
+        if flags > MORE and kind != CREDIT:
+            raise RemoteProtocolError("flags", f"a {kind_name(kind)} has flags {flags:#x}, unknown here")
+        if meta_length > (self._config.max_meta_bytes if kind <= _LAST_WITH_META else 0):
+            raise RemoteProtocolError(
+                "meta-length", f"{kind_name(kind)} claims {meta_length}, over {self._config.max_meta_bytes}"
+            )
+        carries = kind <= _LAST_WITH_PAYLOAD or kind == CHUNK
+        if payload_length > (self._config.chunk_bytes if carries else 0):
+            raise RemoteProtocolError(
+                "payload-length",
+                f"a frame of kind {kind_name(kind)} claims {payload_length} payload bytes; "
+                f"{self._config.chunk_bytes if carries else 0} are allowed",
+            )
+
+    def _chunk(self, flags: int, payload_length: int, head_bytes: int) -> _Arrival:
+        arrival = self._large
+        if arrival is None:
+            raise RemoteProtocolError("chunk", "a chunk without a message it belongs to")
+        rest = arrival.lacking - payload_length
+        if payload_length == 0 or rest < 0 or (rest > 0) != (flags == MORE):
+            raise RemoteProtocolError(
+                "chunk",
+                f"a chunk of {payload_length} bytes, flags {flags}, where {arrival.lacking} are lacking",
+            )
+        arrival.lacking = rest
+        arrival.frame_bytes += head_bytes
+        return arrival
+
+    def _message(
+        self,
+        kind: int,
+        flags: int,
+        request_id: int,
+        packed: bytes,
+        payload_length: int,
+        head_bytes: int,
+        here: memoryview | None,
+    ) -> tuple[Frame | None, _Arrival | None]:
+        """Begin a message: return it whole if its payload is `here` entirely, else what is to be filled."""
+        name, meta, described = _unpack(packed)
+        specs, total = parse_specs(described, self._config.max_message_bytes) if described else ([], 0)
+        if flags == MORE:
+            if self._large is not None:
+                raise RemoteProtocolError(
+                    "chunk", f"{name!r} begins before the large message in progress ended"
+                )
+            if not 0 < payload_length < total:
+                raise RemoteProtocolError(
+                    "payload-length",
+                    f"the first of several frames of {name!r} has {payload_length} of {total}",
+                )
+        elif payload_length != total:
+            raise RemoteProtocolError(
+                "payload-length",
+                f"the tensors of {name!r} take {total} bytes, its frame has {payload_length}",
+            )
+        if not total:
+            tensors = tuple([np.empty(spec.shape, spec.dtype) for spec in specs])
+            message = Message(type=name, meta=meta, tensors=tensors)
+            return Frame(kind, request_id, 0, message, 0, head_bytes), None
+
+        tensor_bytes = total if len(specs) == 1 else sum([spec.nbytes for spec in specs])
+        frame_bytes = head_bytes + total - tensor_bytes
+        registered = self.registered.get(request_id) if kind == REPLY and self.registered else None
+        if registered is None or registered.specs != described:
+            memory = self._memory.acquire(total)
+            tensors = tuple([np.ndarray(shape, dtype, memory, offset) for dtype, shape, offset, _ in specs])
+            if here is not None and flags == 0:
+                memory.data[:] = here
+                self.bytes_moved += total
+                message = Message(type=name, meta=meta, tensors=tensors)
+                return Frame(kind, request_id, 0, message, tensor_bytes, frame_bytes), None
+            scatter = _Scatter([memory.data])
+        else:
+            tensors = registered.tensors
+            scatter = _Scatter(_pieces(specs, tensors))
+        arrival = _Arrival(kind, request_id, name, meta, tensors, scatter, tensor_bytes, frame_bytes)
+        if flags == MORE:
+            arrival.lacking = total - payload_length
+            self._large = arrival
+        return None, arrival

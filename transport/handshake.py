@@ -1,0 +1,175 @@
+"""Pure: who is there, proven in four records of 256 bytes, before anything else is decoded.
+
+    client                                         server
+    HELLO      identity, nonce C           --->
+               <---    CHALLENGE   identity, nonce S
+    PROOF      HMAC(token, "client", both) --->
+               <---    ACCEPT      HMAC(token, "server", both)      or REJECT code, text at any point
+
+Both proofs cover both records, hence both identities and both nonces; the label keeps one from being
+played back as the other. The client proves first: who only knocks learns nothing to guess the token from.
+Either side without a token uses an empty key and says so in its record, so that the refusal can say which
+side lacks it. Magic and version stand where every later version keeps them.
+
+The proof shows that the peer knew the token when the conversation began. It does not encrypt, and CRCs do
+not authenticate what follows: use it on networks you trust.
+"""
+
+import hmac
+from collections.abc import Callable
+from struct import Struct
+from typing import Final
+
+from transport.errors import HandshakeRejected, RemoteProtocolError
+from transport.messages import Identity
+from transport.roles import RoleTable
+
+__all__ = ["RECORD_BYTES", "ClientHandshake", "Handshake", "ServerHandshake", "reject_record"]
+
+RECORD_BYTES: Final = 256
+PROTOCOL_VERSION: Final = 1
+NONCE_BYTES: Final = 32
+MAGIC: Final = b"TLNKHAND"
+
+_HELLO, _CHALLENGE, _PROOF, _ACCEPT, _REJECT = 1, 2, 3, 4, 5
+_HEAD = Struct("<8sHBB")
+_BODY = Struct("<32s80s64sQ32s")
+_REASON = Struct("<16s200s")
+
+
+def _record(kind: int, body: bytes, *, has_token: bool = False) -> bytes:
+    head = _HEAD.pack(MAGIC, PROTOCOL_VERSION, kind, has_token)
+    return (head + body).ljust(RECORD_BYTES, b"\0")
+
+
+def reject_record(error: HandshakeRejected) -> bytes:
+    """Tell the peer why it was refused; code and text are cut to 16 and 200 bytes."""
+    return _record(_REJECT, _REASON.pack(error.code.encode()[:16], error.text.encode()[:200]))
+
+
+def _text(raw: bytes) -> str:
+    try:
+        return raw.rstrip(b"\0").decode()
+    except UnicodeDecodeError:
+        raise RemoteProtocolError("handshake", "a name is not UTF-8") from None
+
+
+class Handshake:
+    """What both sides of a handshake have in common.
+
+    Feed whole records to `receive`; it returns the record to answer with, or nothing. After `peer` is set
+    the handshake is over.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        *,
+        token: bytes | None,
+        entropy: Callable[[int], bytes],
+        rules: RoleTable,
+        peer_role: str | None = None,
+    ) -> None:
+        self.identity = identity
+        self.peer: Identity | None = None
+        self._candidate: Identity | None = None
+        self._token = token
+        self._rules = rules
+        self._peer_role = peer_role
+        self._nonce = entropy(NONCE_BYTES)
+        if len(self._nonce) != NONCE_BYTES:
+            raise ValueError(f"entropy({NONCE_BYTES}) returned {len(self._nonce)} bytes")
+        self._ours = b""
+        self._theirs = b""
+
+    def _introduce(self, kind: int) -> bytes:
+        me = self.identity
+        body = _BODY.pack(me.role.encode(), me.node.encode(), me.run.encode(), me.incarnation, self._nonce)
+        self._ours = _record(kind, body, has_token=self._token is not None)
+        return self._ours
+
+    def _open(self, record: bytes, expected: int) -> bytes:
+        """Check the head of a record, raise what a REJECT says, return the body."""
+        magic, version, kind, has_token = _HEAD.unpack_from(record)
+        if magic != MAGIC:
+            raise RemoteProtocolError("handshake", "the peer does not speak this protocol: check the address")
+        if version != PROTOCOL_VERSION:
+            raise HandshakeRejected(
+                "version",
+                f"peer speaks version {version}, this side {PROTOCOL_VERSION}: run the same release on both",
+            )
+        body = record[_HEAD.size :]
+        if kind == _REJECT:
+            code, text = _REASON.unpack_from(body)
+            raise HandshakeRejected(_text(code), f"the peer refused: {_text(text)}")
+        if kind != expected:
+            raise RemoteProtocolError("handshake", f"record {kind} where {expected} was expected")
+        if expected in (_HELLO, _CHALLENGE) and bool(has_token) != (self._token is not None):
+            with_token, without = ("peer", "this side") if has_token else ("this side", "peer")
+            raise HandshakeRejected(
+                "token", f"the {with_token} has a token, the {without} has none: share it"
+            )
+        return body
+
+    def _meet(self, record: bytes, body: bytes) -> None:
+        role, node, run, incarnation, _nonce = _BODY.unpack_from(body)
+        self._theirs = record
+        try:
+            peer = Identity(role=_text(role), node=_text(node), run=_text(run), incarnation=incarnation)
+        except ValueError as error:
+            raise RemoteProtocolError("handshake", str(error)) from None
+        if self._peer_role is not None and peer.role != self._peer_role:
+            raise HandshakeRejected(
+                "role", f"a {self._peer_role} was dialled, a {peer.role} answered: check the address"
+            )
+        if not self._rules.may_talk(self.identity.role, peer.role):
+            raise HandshakeRejected(
+                "role",
+                f"{self.identity.role} and {peer.role} have nothing to say to each other: check the address",
+            )
+        self._candidate = peer
+
+    def _proof(self, label: bytes, client: bytes, server: bytes) -> bytes:
+        return hmac.digest(self._token or b"", label + client + server, "sha256")
+
+    def _check_proof(self, body: bytes, expected: bytes) -> None:
+        if not hmac.compare_digest(body[: len(expected)], expected):
+            raise HandshakeRejected("token", "the tokens differ: start both sides with the same token")
+        self.peer = self._candidate
+
+    def receive(self, record: bytes) -> bytes:
+        """Take one record of `RECORD_BYTES`; return the answer, or nothing.
+
+        Raises:
+            HandshakeRejected: We cannot or may not talk with this peer; tell it with `reject_record`.
+            RemoteProtocolError: The peer does not follow the protocol.
+        """
+        raise NotImplementedError
+
+
+class ClientHandshake(Handshake):
+    """The side that dialled. Begins with `hello`."""
+
+    def hello(self) -> bytes:
+        """Return the first record to send."""
+        return self._introduce(_HELLO)
+
+    def receive(self, record: bytes) -> bytes:
+        """Take the server's next record. See `Handshake.receive`."""
+        if self._candidate is None:
+            self._meet(record, self._open(record, _CHALLENGE))
+            return _record(_PROOF, self._proof(b"client", self._ours, self._theirs))
+        self._check_proof(self._open(record, _ACCEPT), self._proof(b"server", self._ours, self._theirs))
+        return b""
+
+
+class ServerHandshake(Handshake):
+    """The side that listens."""
+
+    def receive(self, record: bytes) -> bytes:
+        """Take the client's next record. See `Handshake.receive`."""
+        if self._candidate is None:
+            self._meet(record, self._open(record, _HELLO))
+            return self._introduce(_CHALLENGE)
+        self._check_proof(self._open(record, _PROOF), self._proof(b"client", self._theirs, self._ours))
+        return _record(_ACCEPT, self._proof(b"server", self._theirs, self._ours))

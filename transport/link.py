@@ -1,0 +1,249 @@
+"""The interface of a link: one conversation between two parties, in one process or over a network.
+
+Ownership: arrays given to a sending method are not written to until ``release`` is called (without
+``release``: until the reply, or forever). It is called exactly once if the method returned, whatever
+becomes of the link, possibly before the method returns and on any thread.
+
+Order: messages keep their order, with one exception. A message of more than one chunk (1 MiB) leaves piece
+by piece, and others pass it on the way unless they were sent with ``ordered=True``. Replies overtake freely.
+"""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from transport.messages import Identity, Message
+from transport.release import Release
+from transport.tensors import Tensor
+
+__all__ = ["Link", "LinkStatistics", "ReplyStream", "Request", "TypeTraffic"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TypeTraffic:
+    """Traffic of one message type, each way. ``frame_bytes`` is everything on the wire but tensor bytes."""
+
+    messages_out: int = 0
+    payload_bytes_out: int = 0
+    frame_bytes_out: int = 0
+    messages_in: int = 0
+    payload_bytes_in: int = 0
+    frame_bytes_in: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkStatistics:
+    """Traffic of a link by message type, and its state now.
+
+    ``bytes_moved`` counts bytes copied after they were received; 0 on local links.
+    """
+
+    by_type: dict[str, TypeTraffic]
+    bytes_moved: int
+    unsent_bytes: int
+    outstanding_calls: int
+    unanswered_requests: int
+
+
+class Request(ABC):
+    """A request of the peer: a call, to be answered once, or an opened stream."""
+
+    __slots__ = ()
+
+    message: Message
+    streaming: bool
+    """Whether the peer opened a stream: answer with `send` and `end`, not with `reply`."""
+
+    @property
+    @abstractmethod
+    def link(self) -> "Link":
+        """The link it came by."""
+
+    @abstractmethod
+    def reply(self, message: Message, release: Release | None = None) -> None:
+        """Answer a call. If the link is gone the answer is dropped and released.
+
+        Raises:
+            LocalProtocolError: Already answered, a stream, no row in the role table, or cannot travel.
+        """
+
+    @abstractmethod
+    def fail(self, code: str, text: str) -> None:
+        """Answer a call, or end a stream, with an error; `RemoteError` at the caller. 200 characters pass."""
+
+    @abstractmethod
+    async def send(self, item: Message, release: Release | None = None) -> None:
+        """Send an item of a stream; waits while the reader is behind. Cancelling sends nothing.
+
+        Raises:
+            LinkClosed, LinkBroken: The link is gone, or the reader has closed the stream.
+        """
+
+    @abstractmethod
+    def end(self) -> None:
+        """End a stream in good order."""
+
+
+class ReplyStream(ABC):
+    """The reading side of a stream: iterate over it. `aclose` tells the peer to stop."""
+
+    def __aiter__(self) -> AsyncIterator[Message]:
+        return self
+
+    @abstractmethod
+    async def __anext__(self) -> Message:
+        """Return the next item. Cancelling loses nothing.
+
+        Raises:
+            CallTimeout: No item came within ``timeout_s``.
+            RemoteError: The peer ended the stream with an error.
+            LinkClosed, LinkBroken: The link went before the stream's end.
+        """
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """Stop reading; what is under way is dropped. Never waits."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+class Link(ABC):
+    """One conversation between two parties. See the module's text for ownership and order."""
+
+    identity: Identity
+    """This side."""
+    peer: Identity
+    """The other side, as it proved itself in the handshake."""
+
+    @property
+    @abstractmethod
+    def closed(self) -> bool:
+        """Whether the conversation is over, for whatever reason."""
+
+    @abstractmethod
+    async def wait_closed(self) -> None:
+        """Wait until the conversation is over. Never raises; cancelling changes nothing."""
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """Send what is queued, say goodbye, close; at most ``close_s``. Cancelling closes at once."""
+
+    @abstractmethod
+    def abort(self) -> None:
+        """Close at once; what is unsent is dropped and released, the peer sees a broken link."""
+
+    @abstractmethod
+    async def send(self, message: Message, release: Release | None = None, *, ordered: bool = False) -> None:
+        """Send a message that gets no answer; waits while the peer does not read.
+
+        Cancelling sends nothing.
+
+        Raises:
+            LinkClosed, LinkBroken: The conversation is over.
+            LocalProtocolError: No row in the role table, or it cannot travel.
+        """
+
+    @abstractmethod
+    def send_nowait(self, message: Message, release: Release | None = None, *, ordered: bool = False) -> None:
+        """Like `send`, but raises `WouldBlock` instead of waiting."""
+
+    @abstractmethod
+    async def wait_writable(self) -> None:
+        """Wait until `send_nowait` and `call_nowait` may go on, or the conversation is over. Never raises.
+
+        A peer that stalls ends the link first. Cancelling loses nothing.
+        """
+
+    @abstractmethod
+    async def receive(self) -> Message:
+        """Return the next message that is neither request nor reply. Cancelling loses nothing.
+
+        What arrived before the end is returned first.
+
+        Raises:
+            LinkClosed, LinkBroken, RemoteProtocolError: The conversation is over.
+        """
+
+    @abstractmethod
+    async def call(
+        self,
+        message: Message,
+        *,
+        timeout_s: float,
+        release: Release | None = None,
+        into: Sequence[Tensor] | None = None,
+        ordered: bool = False,
+    ) -> Message:
+        """Send a request and return its reply.
+
+        ``into`` registers arrays that the reply's tensors must match in dtype and shape, and land in; the
+        reply then holds these very arrays. They are not written to after this returns or raises.
+        Cancelling gives up the reply; the request may take effect.
+
+        Raises:
+            CallTimeout: No reply within ``timeout_s``.
+            RemoteError: The peer answered with an error.
+            LinkClosed, LinkBroken, RemoteProtocolError: The link went before the answer.
+            LocalProtocolError: No row in the role table, it cannot travel, or the reply is not like ``into``.
+        """
+
+    @abstractmethod
+    def call_nowait(
+        self,
+        message: Message,
+        *,
+        timeout_s: float,
+        release: Release | None = None,
+        into: Sequence[Tensor] | None = None,
+        ordered: bool = False,
+    ) -> "asyncio.Future[Message]":
+        """Send a request now and return the future of its reply; many may be outstanding.
+
+        Raises:
+            WouldBlock: The peer does not read fast enough.
+        """
+
+    @abstractmethod
+    def stream(self, message: Message, *, timeout_s: float = 60.0, ordered: bool = False) -> ReplyStream:
+        """Send a request that is answered by any number of items; each may take ``timeout_s``.
+
+        Raises:
+            WouldBlock: The peer does not read fast enough.
+        """
+
+    @abstractmethod
+    def serve(self, handler: Callable[[Request], None]) -> None:
+        """Have requests handled by a plain function, called inline; those that already came are next.
+
+        A handler that raises answers with code ``internal`` and is logged.
+        """
+
+    @abstractmethod
+    async def serve_forever(
+        self, handler: Callable[[Request], Awaitable[object]], *, concurrency: int = 64
+    ) -> None:
+        """Handle requests with a coroutine function until the link is over; never raises for its end.
+
+        Cancelling cancels the handlers.
+        """
+
+    @abstractmethod
+    def statistics(self) -> LinkStatistics:
+        """Count traffic and look at the state now."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()

@@ -1,0 +1,185 @@
+"""Links within one process: messages are handed over by reference and pay no framing.
+
+Everything else is as over TCP: delivery is never inside the sender's call but in a later callback of the
+loop (one for all messages of a turn), unread bytes count against the sender's water marks, a closed side is
+noticed after what was sent before, an aborted one at once.
+"""
+
+import asyncio
+from collections import deque
+
+import numpy as np
+
+from transport.config import LinkConfig
+from transport.endpoint import MESSAGE_COST_BYTES, Endpoint
+from transport.errors import LinkBroken, LinkClosed, RemoteProtocolError, TransportError
+from transport.frames import ERROR, MESSAGE, Frame
+from transport.messages import Identity, Message
+from transport.release import Release, watched
+from transport.roles import RoleTable
+from transport.tensors import describe
+
+__all__ = ["LocalLink", "link_ends"]
+
+
+class LocalLink(Endpoint):
+    """One end of a link within one event loop. Made in pairs by `link_ends`."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        peer: Identity,
+        *,
+        config: LinkConfig,
+        rules: RoleTable,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        super().__init__(identity, peer, config=config, rules=rules, loop=loop)
+        self._other: LocalLink
+        self._arrived: deque[Frame | LinkClosed] = deque()
+        self._draining = False
+        self._unsent = 0
+        self._taken_messages = 0
+
+    # Sending
+
+    def _transmit(
+        self, kind: int, request_id: int, message: Message, release: Release | None, ordered: bool
+    ) -> None:
+        payload_bytes = 0
+        if message.tensors:
+            payload_bytes = describe(message.tensors, self._config.max_message_bytes)[2]
+        if release is not None:
+            tensors = watched(message.tensors, release)
+            message = Message(type=message.type, meta=message.meta, tensors=tensors)
+        if kind != ERROR:
+            self._count_out(message.type, payload_bytes, 0)
+        self._unsent += payload_bytes + MESSAGE_COST_BYTES
+        self._other._arrive(Frame(kind, request_id, 0, message, payload_bytes, 0))
+
+    def _signal(self, kind: int, request_id: int, count: int = 0) -> None:
+        self._other._arrive(Frame(kind, request_id, count, None, 0, 0))
+
+    def _over_water(self) -> bool:
+        return self._unsent >= self._config.high_water_bytes
+
+    def _unsent_bytes(self) -> int:
+        return self._unsent
+
+    async def _wait_room(self) -> None:
+        while True:
+            before = self._taken_messages
+            try:
+                async with asyncio.timeout(self._config.stalled_after_s):
+                    await super()._wait_room()
+                return
+            except TimeoutError:
+                if self._taken_messages == before:
+                    self._break_both(
+                        LinkBroken(
+                            f"{self.peer} took none of {self._unsent} waiting bytes "
+                            f"for {self._config.stalled_after_s:g} s"
+                        )
+                    )
+                    return
+
+    def _settle(self, cost: int) -> None:
+        """The other side has taken one of our messages."""
+        self._unsent -= cost
+        self._taken_messages += 1
+        if self._room and self._unsent <= self._config.low_water_bytes:
+            self._wake_senders()
+        if self._paused:
+            self._check_inbox()
+
+    # Receiving
+
+    def _arrive(self, frame: Frame | LinkClosed) -> None:
+        if self._error is not None:
+            return
+        self._arrived.append(frame)
+        if not self._draining and not self._paused:
+            self._draining = True
+            self._loop.call_soon(self._drain)
+
+    def _drain(self) -> None:
+        self._draining = False
+        # What handlers cause to arrive meanwhile belongs to the next turn.
+        for _ in range(len(self._arrived)):
+            if self._paused or self._error is not None:
+                break
+            frame = self._arrived.popleft()
+            if isinstance(frame, LinkClosed):
+                self._finish(frame)
+                return
+            try:
+                self._deliver(frame)
+            except RemoteProtocolError as error:
+                self._break_both(error)
+                return
+            if frame.message is not None and frame.kind != MESSAGE:
+                self._other._settle(frame.payload_bytes + MESSAGE_COST_BYTES)
+        if self._arrived and not self._paused and not self._draining:
+            self._draining = True
+            self._loop.call_soon(self._drain)
+
+    def _taken(self, cost: int) -> None:
+        self._other._settle(cost)
+
+    def _on_reply(self, request_id: int, message: Message) -> None:
+        registered = self._into.get(request_id)
+        if registered is not None:
+            specs = describe(message.tensors, self._config.max_message_bytes)[0]
+            if specs == registered.specs:
+                for target, source in zip(registered.tensors, message.tensors, strict=True):
+                    np.copyto(target, source)
+                message = Message(type=message.type, meta=message.meta, tensors=registered.tensors)
+        super()._on_reply(request_id, message)
+
+    def _pause_reading(self) -> None:
+        """`_drain` looks at ``_paused``."""
+
+    def _resume_reading(self) -> None:
+        if self._arrived and not self._draining:
+            self._draining = True
+            self._loop.call_soon(self._drain)
+
+    def _tick(self, now: float) -> float | None:
+        return None
+
+    def _bytes_moved(self) -> int:
+        return 0
+
+    # The end
+
+    def _finish(self, error: TransportError) -> bool:
+        first = super()._finish(error)
+        self._arrived.clear()
+        return first
+
+    def _break_both(self, error: TransportError) -> None:
+        if self._finish(error):
+            self._loop.call_soon(self._other._finish, LinkBroken(f"{self.identity} broke the link"))
+
+    def abort(self) -> None:
+        self._break_both(LinkClosed("this side aborted the link"))
+
+    async def aclose(self) -> None:
+        if self._finish(LinkClosed("this side closed the link")):
+            self._other._arrive(LinkClosed(f"{self.identity} closed the link"))
+        await asyncio.sleep(0)
+
+
+def link_ends(
+    first: Identity,
+    second: Identity,
+    *,
+    config: LinkConfig,
+    rules: RoleTable,
+    loop: asyncio.AbstractEventLoop,
+) -> tuple[LocalLink, LocalLink]:
+    """Make the two ends of a link; the first is that of ``first``."""
+    one = LocalLink(first, second, config=config, rules=rules, loop=loop)
+    two = LocalLink(second, first, config=config, rules=rules, loop=loop)
+    one._other, two._other = two, one
+    return one, two

@@ -1,0 +1,389 @@
+"""The network port: how links are made. `TcpNetwork` between machines, `LocalNetwork` within one loop.
+
+Both understand the same calls; the code that uses them does not know which one it has.
+
+A listener is a block. Each peer gets a task of the block's own task group that runs ``on_link`` and closes
+the link when that returns: a server that only answers requests ends its ``on_link`` with
+``await link.wait_closed()``. That the peer left (LinkClosed, LinkBroken, RemoteProtocolError) may leave
+``on_link`` and is no failure; any other exception ends the block, loudly. Leaving the block closes
+the door, cancels every ``on_link``, and waits until all links are closed.
+"""
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
+
+from transport.buffers import BufferPool
+from transport.config import LinkConfig
+from transport.dial import RetrySchedule
+from transport.errors import (
+    BindRefused,
+    DialFailed,
+    HandshakeRejected,
+    LinkBroken,
+    LinkClosed,
+    RemoteProtocolError,
+    TransportError,
+)
+from transport.handshake import ClientHandshake, ServerHandshake
+from transport.link import Link
+from transport.local import link_ends
+from transport.messages import Identity
+from transport.roles import RoleTable
+from transport.tcp import Greeter, TcpLink, is_loopback, parse_tcp_address
+
+__all__ = ["Listener", "LocalNetwork", "Network", "OnLink", "TcpNetwork"]
+
+logger = logging.getLogger(__name__)
+
+OnLink = Callable[[Link], Awaitable[object]]
+
+DIAL_S = 10.0
+
+
+class Listener:
+    """An open door.
+
+    Attributes:
+        address: Where it stands; with the port that was chosen if 0 was asked for.
+        identity: Who answers there.
+    """
+
+    def __init__(self, address: str, identity: Identity, on_link: OnLink, group: asyncio.TaskGroup) -> None:
+        self.address = address
+        self.identity = identity
+        self._on_link = on_link
+        self._group = group
+        self._hosts: dict[asyncio.Task[None], Link] = {}
+        self._open = True
+
+    @property
+    def links(self) -> tuple[Link, ...]:
+        """The links that are being served, oldest first."""
+        return tuple(self._hosts.values())
+
+    def welcome(self, link: Link) -> None:
+        """Serve one more link."""
+        if not self._open:
+            link.abort()
+            return
+        task = self._group.create_task(self._host(link), name=f"{self.identity.node}/link-{link.peer.node}")
+        self._hosts[task] = link
+        task.add_done_callback(self._hosts.pop)
+
+    async def _host(self, link: Link) -> None:
+        try:
+            await self._on_link(link)
+        except (LinkClosed, LinkBroken, RemoteProtocolError) as error:
+            logger.debug("%r: left: %s", link, error)
+        finally:
+            await link.aclose()
+
+    def close(self) -> None:
+        """Welcome nobody any more and cancel whoever serves."""
+        self._open = False
+        for task in list(self._hosts):
+            task.cancel()
+
+    def __repr__(self) -> str:
+        return f"<Listener {self.address} of {self.identity}, {len(self._hosts)} links>"
+
+
+@asynccontextmanager
+async def _door(address: str, identity: Identity, on_link: OnLink) -> AsyncIterator[Listener]:
+    """Run a listener's task group. What the block itself raises leaves as it is, not as a group."""
+    raised: Exception | None = None
+    try:
+        async with asyncio.TaskGroup() as group:
+            listener = Listener(address, identity, on_link, group)
+            try:
+                yield listener
+            except Exception as error:
+                raised = error
+                raise
+            finally:
+                listener.close()
+    except BaseExceptionGroup as errors:
+        if raised is not None and errors.exceptions == (raised,):
+            raise raised from None
+        raise
+
+
+class Network(ABC):
+    """Makes links."""
+
+    @abstractmethod
+    def listen(
+        self, address: str, identity: Identity, on_link: OnLink
+    ) -> AbstractAsyncContextManager[Listener]:
+        """Open a door at ``address`` for as long as the block runs. See the module's text.
+
+        Raises:
+            BindRefused: Others could reach the address, and there is no token.
+            OSError: The address is taken or not ours.
+            ValueError: Not an address of this network.
+        """
+
+    @abstractmethod
+    async def dial(
+        self,
+        address: str,
+        identity: Identity,
+        *,
+        timeout_s: float = DIAL_S,
+        retry: RetrySchedule | None = None,
+        peer_role: str | None = None,
+    ) -> Link:
+        """Reach the peer at ``address``; the caller closes the link.
+
+        Tries again as ``retry`` says (default: with growing waits) until ``timeout_s`` have passed. A
+        refusal is final. With ``peer_role``, any other role is refused. Cancelling leaves nothing behind.
+
+        Raises:
+            DialFailed: Nobody answered in time.
+            HandshakeRejected: The two may not or cannot talk; the text says what to do.
+            RemoteProtocolError: Somebody else answers there.
+            ValueError: Not an address of this network.
+        """
+
+    @asynccontextmanager
+    async def connect(
+        self,
+        address: str,
+        identity: Identity,
+        *,
+        timeout_s: float = DIAL_S,
+        retry: RetrySchedule | None = None,
+        peer_role: str | None = None,
+    ) -> AsyncIterator[Link]:
+        """Like `dial`, as a block that closes the link at its end."""
+        link = await self.dial(address, identity, timeout_s=timeout_s, retry=retry, peer_role=peer_role)
+        try:
+            yield link
+        finally:
+            await link.aclose()
+
+    async def _try(
+        self,
+        address: str,
+        attempt: Callable[[], Awaitable[Link]],
+        *,
+        timeout_s: float,
+        retry: RetrySchedule | None,
+    ) -> Link:
+        waits = (retry or RetrySchedule()).waits()
+        attempts = 0
+        reason = f"no answer within {timeout_s:g} s"
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    attempts += 1
+                    try:
+                        return await attempt()
+                    except (OSError, LinkBroken) as error:
+                        reason = str(error) or type(error).__name__
+                    except HandshakeRejected as error:
+                        if error.code != "crowded":
+                            raise
+                        reason = str(error)
+                    wait_s = next(waits, None)
+                    if wait_s is None:
+                        break
+                    await asyncio.sleep(wait_s)
+        except TimeoutError:
+            pass
+        raise DialFailed(address, attempts, reason)
+
+
+class TcpNetwork(Network):
+    """Links over TCP. Addresses are ``tcp://host:port``.
+
+    Args:
+        config: Limits and waiting times of its links.
+        token: Shared secret of the cluster; None only on addresses that nobody else can reach.
+        entropy: Returns that many unpredictable bytes.
+        pool: Where its links receive.
+        rules: Who may say what.
+    """
+
+    def __init__(
+        self,
+        *,
+        token: bytes | None,
+        entropy: Callable[[int], bytes],
+        rules: RoleTable,
+        config: LinkConfig | None = None,
+        pool: BufferPool | None = None,
+    ) -> None:
+        if token is not None and len(token) < 16:
+            raise ValueError(f"a token of {len(token)} bytes can be guessed: use 16 random bytes or more")
+        self.config = config or LinkConfig()
+        self.pool = pool or BufferPool()
+        self.rules = rules
+        self._token = token
+        self._entropy = entropy
+
+    @asynccontextmanager
+    async def listen(self, address: str, identity: Identity, on_link: OnLink) -> AsyncIterator[Listener]:
+        host, port = parse_tcp_address(address)
+        if self._token is None and not is_loopback(host):
+            raise BindRefused(
+                f"refusing to listen on {address} without a token, where others can reach it: "
+                "set the cluster's token, or listen on tcp://127.0.0.1:0"
+            )
+        greeters: dict[Greeter, None] = {}
+        async with _door(address, identity, on_link) as listener:
+
+            def greet() -> Greeter:
+                def done(outcome: TcpLink | TransportError) -> None:
+                    greeters.pop(greeter, None)
+                    if isinstance(outcome, TcpLink):
+                        listener.welcome(outcome)
+                    else:
+                        logger.info("%r: a peer was not let in: %s", listener, outcome)
+
+                handshake = ServerHandshake(
+                    identity, token=self._token, entropy=self._entropy, rules=self.rules
+                )
+                greeter = self._greeter(
+                    handshake, done, lambda: len(greeters) <= self.config.max_unauthenticated
+                )
+                greeters[greeter] = None
+                return greeter
+
+            server = await asyncio.get_running_loop().create_server(greet, host, port)
+            bound = server.sockets[0].getsockname()
+            listener.address = f"tcp://{f'[{bound[0]}]' if ':' in bound[0] else bound[0]}:{bound[1]}"
+            try:
+                yield listener
+            finally:
+                server.close()
+                for greeter in list(greeters):
+                    greeter.abandon()
+        await server.wait_closed()
+
+    def _greeter(
+        self,
+        handshake: ClientHandshake | ServerHandshake,
+        done: Callable[[TcpLink | TransportError], None],
+        admit: Callable[[], bool] = lambda: True,
+    ) -> Greeter:
+        return Greeter(
+            handshake, config=self.config, rules=self.rules, memory=self.pool, done=done, admit=admit
+        )
+
+    async def dial(
+        self,
+        address: str,
+        identity: Identity,
+        *,
+        timeout_s: float = DIAL_S,
+        retry: RetrySchedule | None = None,
+        peer_role: str | None = None,
+    ) -> Link:
+        host, port = parse_tcp_address(address)
+        attempt = partial(self._attempt, host, port, identity, peer_role)
+        return await self._try(address, attempt, timeout_s=timeout_s, retry=retry)
+
+    async def _attempt(self, host: str, port: int, identity: Identity, peer_role: str | None) -> Link:
+        loop = asyncio.get_running_loop()
+        outcome: asyncio.Future[TcpLink | TransportError] = loop.create_future()
+
+        def done(result: TcpLink | TransportError) -> None:
+            if not outcome.done():
+                outcome.set_result(result)
+            elif isinstance(result, TcpLink):
+                result.abort()
+
+        handshake = ClientHandshake(
+            identity, token=self._token, entropy=self._entropy, rules=self.rules, peer_role=peer_role
+        )
+        greeter = self._greeter(handshake, done)
+        try:
+            await loop.create_connection(lambda: greeter, host, port)
+            result = await outcome
+        except BaseException:
+            greeter.abandon()
+            if outcome.done() and not outcome.cancelled():
+                late = outcome.result()
+                if isinstance(late, TcpLink):
+                    late.abort()
+            raise
+        if isinstance(result, TransportError):
+            raise result
+        return result
+
+    def __repr__(self) -> str:
+        return f"<TcpNetwork {'with' if self._token else 'without'} token, {self.pool!r}>"
+
+
+class LocalNetwork(Network):
+    """Links within one event loop. Addresses are ``local://name``, known to this object only.
+
+    ``local://`` listens under a name of its own choosing.
+    """
+
+    def __init__(self, *, rules: RoleTable, config: LinkConfig | None = None) -> None:
+        self.config = config or LinkConfig()
+        self.rules = rules
+        self._listeners: dict[str, Listener] = {}
+        self._numbered = 0
+
+    @asynccontextmanager
+    async def listen(self, address: str, identity: Identity, on_link: OnLink) -> AsyncIterator[Listener]:
+        _check_local(address)
+        if address == "local://":
+            self._numbered += 1
+            address = f"local://{identity.node}-{self._numbered}"
+        if address in self._listeners:
+            raise OSError(f"address {address} is taken by {self._listeners[address].identity}")
+        async with _door(address, identity, on_link) as listener:
+            self._listeners[address] = listener
+            try:
+                yield listener
+            finally:
+                del self._listeners[address]
+
+    async def dial(
+        self,
+        address: str,
+        identity: Identity,
+        *,
+        timeout_s: float = DIAL_S,
+        retry: RetrySchedule | None = None,
+        peer_role: str | None = None,
+    ) -> Link:
+        _check_local(address)
+        attempt = partial(self._attempt, address, identity, peer_role)
+        return await self._try(address, attempt, timeout_s=timeout_s, retry=retry)
+
+    async def _attempt(self, address: str, identity: Identity, peer_role: str | None) -> Link:
+        listener = self._listeners.get(address)
+        if listener is None:
+            raise OSError(f"nobody listens on {address}")
+        peer = listener.identity
+        if peer_role is not None and peer.role != peer_role:
+            raise HandshakeRejected(
+                "role", f"a {peer_role} was dialled, a {peer.role} answered: check the address"
+            )
+        if not self.rules.may_talk(identity.role, peer.role):
+            raise HandshakeRejected(
+                "role",
+                f"{identity.role} and {peer.role} have nothing to say to each other: check the address",
+            )
+        ours, theirs = link_ends(
+            identity, peer, config=self.config, rules=self.rules, loop=asyncio.get_running_loop()
+        )
+        listener.welcome(theirs)
+        return ours
+
+    def __repr__(self) -> str:
+        return f"<LocalNetwork {sorted(self._listeners)}>"
+
+
+def _check_local(address: str) -> None:
+    if not address.startswith("local://"):
+        raise ValueError(f"address {address!r} is not of the form local://name")

@@ -1,0 +1,247 @@
+"""Pure: one conversation over a byte stream, without the stream.
+
+What arrives goes through `decoder`. What leaves is either written at once (small frames) or queued here:
+a large message leaves chunk by chunk, each when the stream has taken the one before, and small frames of
+other messages pass between. At most one large message is under way at a time, the others wait in order.
+What must not overtake (items and the end of a stream, messages sent with ``ordered``) queues up as well.
+
+The owner calls `heard` when bytes arrive and `tick` when `next_deadline` has come, and does what the
+returned effects say. Times are absolute seconds on the caller's clock. The deadline does not move with
+every byte: it is when something *may* be due.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from transport.config import LinkConfig
+from transport.errors import LinkBroken
+from transport.frames import CHUNK, MORE, PING, FrameDecoder, FrameEncoder, Memory
+from transport.messages import Message
+from transport.release import watched
+from transport.tensors import ALIGNMENT, describe, raw_bytes
+
+__all__ = ["STREAM_WINDOW", "Buffer", "Conversation", "GiveUp", "Outgoing", "SendPing"]
+
+STREAM_WINDOW = 32
+"""Items of one stream that may be under way before the reading side has taken any."""
+
+Buffer = bytes | memoryview
+
+_PADDING = bytes(ALIGNMENT)
+_PING_FRAME = FrameEncoder.head(PING, 0, b"", 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendPing:
+    """Write this frame: the peer was not heard for a while."""
+
+    frame: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GiveUp:
+    """Close the link at once, for this reason."""
+
+    error: LinkBroken
+
+
+class Outgoing:
+    """A message on its way out: its first frame's buffers, and what must follow in chunks.
+
+    Attributes:
+        buffers: What to write now or in turn.
+        size_bytes: Bytes of ``buffers``.
+        payload_bytes: Tensor bytes of the whole message.
+        frame_bytes: All other bytes of the whole message on the wire.
+        rest: Payload that follows in chunks.
+        rest_bytes: Its length.
+    """
+
+    __slots__ = ("buffers", "frame_bytes", "payload_bytes", "rest", "rest_bytes", "size_bytes")
+
+    def __init__(self, buffers: list[Buffer], size_bytes: int, payload_bytes: int, frame_bytes: int) -> None:
+        self.buffers = buffers
+        self.size_bytes = size_bytes
+        self.payload_bytes = payload_bytes
+        self.frame_bytes = frame_bytes
+        self.rest: deque[Buffer] | None = None
+        self.rest_bytes = 0
+
+
+class Conversation:
+    """State of one established conversation. See the module's text."""
+
+    def __init__(self, config: LinkConfig, memory: Memory, *, now: float) -> None:
+        self.config = config
+        self.decoder = FrameDecoder(config, memory)
+        self.queued_bytes = 0
+        """Bytes in the queue of large messages; what the stream itself holds comes on top."""
+        self._encoder = FrameEncoder(config)
+        self._queue: deque[Outgoing] = deque()
+        self._last_heard = now
+        self._reading = True
+        self._progress = 0
+        self._progress_at: float | None = None
+        self._ping_at = now + config.ping_every_s
+
+    # Leaving bytes
+
+    def encode(
+        self, kind: int, request_id: int, message: Message, release: Callable[[], object] | None = None
+    ) -> Outgoing:
+        """Turn a message into what must be written.
+
+        Up to ``gather_bytes`` of payload are copied, and ``release`` is called before this returns; more is
+        left where it is until the stream has taken it.
+
+        Raises:
+            LocalProtocolError: The message cannot travel; nothing was queued or released.
+        """
+        tensors = message.tensors
+        if not tensors:
+            frame = self._encoder.head(kind, request_id, self._encoder.pack(message, []), 0)
+            if release is not None:
+                release()
+            return Outgoing([frame], len(frame), 0, len(frame))
+        specs, total, tensor_bytes = describe(tensors, self.config.max_message_bytes)
+        meta = self._encoder.pack(message, specs)
+        large = total > self.config.chunk_bytes
+        head = self._encoder.head(
+            kind, request_id, meta, self.config.chunk_bytes if large else total, MORE if large else 0
+        )
+        if release is not None and total > self.config.gather_bytes:
+            tensors = watched(tensors, release)
+        buffers: list[Buffer] = [head]
+        end = 0
+        for tensor in tensors:
+            if end & 63:
+                pad = -end & 63
+                buffers.append(_PADDING[:pad])
+                end += pad
+            if tensor.nbytes:
+                buffers.append(raw_bytes(tensor))
+                end += tensor.nbytes
+        overhead = len(head) + total - tensor_bytes
+        if total <= self.config.gather_bytes:
+            frame = b"".join(buffers)
+            if release is not None:
+                release()
+            return Outgoing([frame], len(frame), tensor_bytes, overhead)
+        if not large:
+            return Outgoing(buffers, len(head) + total, tensor_bytes, overhead)
+        return self._split(buffers, total, tensor_bytes, overhead)
+
+    def _split(self, buffers: list[Buffer], total: int, tensor_bytes: int, overhead: int) -> Outgoing:
+        """Cut a large payload: the first frame now, the rest to follow."""
+        payload = deque(buffers[1:])
+        first: list[Buffer] = [buffers[0]]
+        _take(payload, self.config.chunk_bytes, first)
+        chunks = -(-total // self.config.chunk_bytes) - 1
+        outgoing = Outgoing(
+            first, len(buffers[0]) + self.config.chunk_bytes, tensor_bytes, overhead + 32 * chunks
+        )
+        outgoing.rest = payload
+        outgoing.rest_bytes = total - self.config.chunk_bytes
+        return outgoing
+
+    def queue(self, outgoing: Outgoing) -> None:
+        """Line up a message that is large or must not overtake a large one."""
+        self._queue.append(outgoing)
+        self.queued_bytes += outgoing.size_bytes + outgoing.rest_bytes
+
+    def next_frame(self) -> list[Buffer]:
+        """Take the buffers of the next queued frame; empty if nothing is queued."""
+        if not self._queue:
+            return []
+        outgoing = self._queue[0]
+        buffers = outgoing.buffers
+        self.queued_bytes -= outgoing.size_bytes
+        if outgoing.rest:
+            left = outgoing.rest_bytes
+            size = min(left, self.config.chunk_bytes)
+            outgoing.rest_bytes = left - size
+            head = FrameEncoder.head(CHUNK, 0, b"", size, MORE if left > size else 0)
+            outgoing.buffers = [head]
+            outgoing.size_bytes = size
+            _take(outgoing.rest, size, outgoing.buffers)
+        else:
+            self._queue.popleft()
+        return buffers
+
+    @property
+    def queuing(self) -> bool:
+        """Whether anything waits in the queue."""
+        return bool(self._queue)
+
+    def drop_queue(self) -> None:
+        """Let go of every array that still waits, because the stream is gone."""
+        self._queue.clear()
+        self.queued_bytes = 0
+
+    # Keepalive
+
+    def heard(self, *, now: float) -> None:
+        """Bytes have arrived."""
+        self._last_heard = now
+
+    def pause(self) -> None:
+        """We stop reading by our own choice: the peer's silence means nothing until `resume`."""
+        self._reading = False
+
+    def resume(self, *, now: float) -> None:
+        """We read again."""
+        self._reading = True
+        self._last_heard = now
+
+    def tick(self, *, now: float, unsent_bytes: int, sent_bytes: int) -> list[SendPing | GiveUp]:
+        """Say what silence and stalling call for.
+
+        Args:
+            now: The time.
+            unsent_bytes: Bytes queued here or in the stream that the kernel has not taken.
+            sent_bytes: Bytes the kernel has taken since the conversation began.
+        """
+        config = self.config
+        silent_s = now - self._last_heard
+        if self._reading and silent_s >= config.dead_after_s:
+            return [GiveUp(error=LinkBroken(f"nothing was heard from the peer for {silent_s:.1f} s"))]
+        if unsent_bytes == 0:
+            self._progress_at = None
+        elif self._progress_at is None or sent_bytes != self._progress:
+            self._progress_at = now
+        elif (stalled_s := now - self._progress_at) >= config.stalled_after_s:
+            return [
+                GiveUp(
+                    error=LinkBroken(
+                        f"the peer took none of {unsent_bytes} waiting bytes for {stalled_s:.1f} s"
+                    )
+                )
+            ]
+        self._progress = sent_bytes
+        self._ping_at = now + config.ping_every_s
+        if self._reading:
+            if silent_s >= config.ping_every_s:
+                return [SendPing(frame=_PING_FRAME)]
+            self._ping_at = self._last_heard + config.ping_every_s
+        return []
+
+    def next_deadline(self) -> float:
+        """When `tick` may next have something to say."""
+        deadline = self._ping_at
+        if self._reading:
+            deadline = min(deadline, self._last_heard + self.config.dead_after_s)
+        if self._progress_at is not None:
+            deadline = min(deadline, self._progress_at + self.config.stalled_after_s)
+        return deadline
+
+
+def _take(payload: deque[Buffer], size: int, into: list[Buffer]) -> None:
+    """Move ``size`` bytes from the front of ``payload`` to the end of ``into``, without copying."""
+    while size:
+        buffer = payload.popleft()
+        if len(buffer) > size:
+            payload.appendleft(buffer[size:])
+            buffer = buffer[:size]
+        into.append(buffer)
+        size -= len(buffer)

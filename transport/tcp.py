@@ -1,0 +1,384 @@
+"""Links over TCP: the only file that touches sockets.
+
+Writing. On uvloop a small frame goes to ``transport.write``, which sends at the end of the loop's turn all
+that was written in it, in one system call and without an extra turn. Stock asyncio sends each write at
+once, so there small frames of a turn are joined and written in a callback. Payloads beyond ``gather_bytes``
+are never joined: the kernel takes them from the caller's arrays. Chunks of large messages are written while
+the transport takes them; when it pauses us, the rest waits for `resume_writing`.
+
+Reading. The decoder says where the next bytes belong, so that nearly all of them land in their final place.
+"""
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import Callable
+from typing import cast
+
+from transport.config import LinkConfig
+from transport.endpoint import Endpoint
+from transport.errors import (
+    HandshakeRejected,
+    LinkBroken,
+    LinkClosed,
+    RemoteProtocolError,
+    TransportError,
+)
+from transport.frames import CLOSE, END, ERROR, PING, PONG, FrameEncoder, Memory
+from transport.handshake import RECORD_BYTES, ClientHandshake, Handshake, reject_record
+from transport.messages import Identity, Message
+from transport.protocol import Buffer, Conversation, GiveUp, Outgoing
+from transport.release import Release
+from transport.roles import RoleTable
+
+__all__ = ["Greeter", "TcpLink", "is_loopback", "parse_tcp_address"]
+
+_PONG_FRAME = FrameEncoder.head(PONG, 0, b"", 0)
+
+
+def parse_tcp_address(address: str) -> tuple[str, int]:
+    """Split ``tcp://host:port``; an IPv6 host stands in brackets.
+
+    Raises:
+        ValueError: It is not such an address.
+    """
+    scheme, separator, rest = address.partition("://")
+    host, colon, port = rest.rpartition(":")
+    if scheme != "tcp" or not separator or not colon or not host or not port.isdecimal() or int(port) > 65535:
+        raise ValueError(f"address {address!r} is not of the form tcp://host:port")
+    return host.strip("[]"), int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a server bound to ``host``."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def tune(transport: asyncio.Transport, config: LinkConfig) -> None:
+    """Set the socket options of a new connection."""
+    sock = transport.get_extra_info("socket")
+    if sock is not None and config.socket_buffer_bytes:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, config.socket_buffer_bytes)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, config.socket_buffer_bytes)
+
+
+class Greeter(asyncio.BufferedProtocol):
+    """Carries out the handshake on a new connection, then hands the connection to a `TcpLink`.
+
+    ``done`` is called once, with the link or with the error that ended the handshake.
+    """
+
+    def __init__(
+        self,
+        handshake: Handshake,
+        *,
+        config: LinkConfig,
+        rules: RoleTable,
+        memory: Memory,
+        done: "Callable[[TcpLink | TransportError], None]",
+        admit: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._handshake = handshake
+        self._config = config
+        self._rules = rules
+        self._memory = memory
+        self._done: Callable[[TcpLink | TransportError], None] | None = done
+        self._admit = admit
+        self._record = bytearray(RECORD_BYTES)
+        self._filled = 0
+        self._transport: asyncio.Transport | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # Not an isinstance check: uvloop's transports do not derive from asyncio's.
+        self._transport = transport = cast(asyncio.Transport, transport)
+        tune(transport, self._config)
+        if not self._admit():
+            self._fail(
+                HandshakeRejected("crowded", "too many peers are in their handshake: try again"), tell=True
+            )
+            return
+        loop = asyncio.get_running_loop()
+        self._deadline = loop.call_later(self._config.handshake_s, self._late)
+        if isinstance(self._handshake, ClientHandshake):
+            transport.write(self._handshake.hello())
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return memoryview(self._record)[self._filled :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._filled += nbytes
+        if self._filled < RECORD_BYTES or self._done is None:
+            return
+        self._filled = 0
+        assert self._transport is not None
+        try:
+            answer = self._handshake.receive(bytes(self._record))
+        except HandshakeRejected as error:
+            self._fail(error, tell=True)
+            return
+        except RemoteProtocolError as error:
+            self._fail(error)
+            return
+        if answer:
+            self._transport.write(answer)
+        if self._handshake.peer is not None:
+            self._hand_over(self._handshake.peer)
+
+    def _hand_over(self, peer: Identity) -> None:
+        assert self._transport is not None
+        assert self._done is not None
+        if self._deadline is not None:
+            self._deadline.cancel()
+        link = TcpLink(
+            self._handshake.identity, peer, self._transport,
+            config=self._config, rules=self._rules, memory=self._memory,
+        )  # fmt: skip
+        self._transport.set_protocol(link)
+        done, self._done = self._done, None
+        done(link)
+
+    def eof_received(self) -> None:
+        self._fail(LinkBroken("the peer hung up during the handshake"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._fail(LinkBroken(f"connection lost during the handshake: {exc or 'the peer hung up'}"))
+
+    def _late(self) -> None:
+        self._fail(
+            HandshakeRejected("late", f"no handshake within {self._config.handshake_s:g} s"), tell=True
+        )
+
+    def abandon(self) -> None:
+        """Give up, because nobody waits for the link any more."""
+        self._fail(LinkClosed("given up during the handshake"))
+
+    def _fail(self, error: TransportError, *, tell: bool = False) -> None:
+        if self._done is None:
+            return
+        done, self._done = self._done, None
+        if self._deadline is not None:
+            self._deadline.cancel()
+        if self._transport is not None:
+            if (
+                tell
+                and isinstance(error, HandshakeRejected)
+                and not error.text.startswith("the peer refused")
+            ):
+                self._transport.write(reject_record(error))
+            self._transport.close()
+        done(error)
+
+
+class TcpLink(Endpoint, asyncio.BufferedProtocol):
+    """A link over an established, authenticated connection."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        peer: Identity,
+        transport: asyncio.Transport,
+        *,
+        config: LinkConfig,
+        rules: RoleTable,
+        memory: Memory,
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        super().__init__(identity, peer, config=config, rules=rules, loop=loop)
+        self._transport = transport
+        self._conversation = Conversation(config, memory, now=loop.time())
+        self._decoder = self._conversation.decoder
+        self._into = self._decoder.registered
+        self._writing = True
+        self._written_bytes = 0
+        self._gone = loop.create_future()
+        # uvloop joins the writes of one turn by itself; see the module's text.
+        self._joins = not type(loop).__module__.startswith("uvloop")
+        self._turn: list[bytes] = []
+        self._arm(self._conversation.next_deadline())
+
+    # Writing
+
+    def _transmit(
+        self, kind: int, request_id: int, message: Message, release: Release | None, ordered: bool
+    ) -> None:
+        conversation = self._conversation
+        outgoing = conversation.encode(kind, request_id, message, release)
+        if kind != ERROR:
+            self._count_out(message.type, outgoing.payload_bytes, outgoing.frame_bytes)
+        if outgoing.rest or (ordered and conversation.queuing):
+            conversation.queue(outgoing)
+            self._pump()
+        else:
+            self._write(outgoing.buffers, outgoing.size_bytes)
+
+    def _signal(self, kind: int, request_id: int, count: int = 0) -> None:
+        frame = FrameEncoder.head(kind, request_id, b"", 0, count)
+        if kind == END and self._conversation.queuing:
+            self._conversation.queue(Outgoing([frame], len(frame), 0, len(frame)))
+        else:
+            self._write([frame], len(frame))
+
+    def _write(self, buffers: list[Buffer], size: int) -> None:
+        """Give buffers to the transport; small ones leave together at the end of the turn."""
+        self._written_bytes += size
+        if not self._joins:
+            if len(buffers) == 1:
+                self._transport.write(buffers[0])
+            else:
+                self._transport.writelines(buffers)
+        elif len(buffers) == 1 and isinstance(buffers[0], bytes):
+            if not self._turn:
+                self._loop.call_soon(self._flush)
+            self._turn.append(buffers[0])
+        else:
+            self._flush()
+            # Not writelines: before Python 3.12 it joins, which copies everything.
+            for buffer in buffers:
+                self._transport.write(buffer)
+
+    def _flush(self) -> None:
+        if self._turn:
+            turn, self._turn = self._turn, []
+            self._transport.write(turn[0] if len(turn) == 1 else b"".join(turn))
+
+    def _pump(self) -> None:
+        """Write queued frames for as long as the transport takes them."""
+        while self._writing:
+            buffers = self._conversation.next_frame()
+            if not buffers:
+                break
+            self._write(buffers, sum(map(len, buffers)))
+
+    def pause_writing(self) -> None:
+        self._writing = False
+
+    def resume_writing(self) -> None:
+        self._writing = True
+        self._pump()
+        unsent = self._unsent_bytes()
+        if self._room and unsent <= self._config.low_water_bytes:
+            self._wake_senders()
+        if self._paused:
+            self._check_inbox()
+
+    def _unsent_bytes(self) -> int:
+        return self._conversation.queued_bytes + self._transport.get_write_buffer_size()
+
+    def _over_water(self) -> bool:
+        return not self._writing and self._unsent_bytes() >= self._config.high_water_bytes
+
+    # Reading
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._decoder.get_buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._error is not None:
+            self._read_to_the_end(nbytes)
+            return
+        self._conversation.heard(now=self._loop.time())
+        try:
+            for frame in self._decoder.updated(nbytes):
+                if frame.kind >= PING:
+                    if frame.kind == PING:
+                        self._write([_PONG_FRAME], len(_PONG_FRAME))
+                elif frame.kind == CLOSE:
+                    self._on_goodbye()
+                else:
+                    self._deliver(frame)
+        except RemoteProtocolError as error:
+            self._give_up(error)
+
+    def _on_goodbye(self) -> None:
+        self._finish(LinkClosed(f"{self.peer} closed the link"))
+        self._conversation.drop_queue()
+        self._transport.close()
+
+    def _read_to_the_end(self, nbytes: int) -> None:
+        """After our goodbye the peer closes. Closing first, with its bytes unread, would make the kernel
+        reset the connection and lose what the peer has not read yet."""
+        try:
+            goodbye = any(frame.kind == CLOSE for frame in self._decoder.updated(nbytes))
+        except RemoteProtocolError:
+            goodbye = True
+        if goodbye:
+            self._transport.close()
+
+    def _pause_reading(self) -> None:
+        self._conversation.pause()
+        self._transport.pause_reading()
+
+    def _resume_reading(self) -> None:
+        self._conversation.resume(now=self._loop.time())
+        self._transport.resume_reading()
+
+    def _detach(self, request_id: int) -> None:
+        self._decoder.forget(request_id)
+
+    def _bytes_moved(self) -> int:
+        return self._decoder.bytes_moved
+
+    def _tick(self, now: float) -> float:
+        unsent = self._unsent_bytes()
+        effects = self._conversation.tick(
+            now=now,
+            unsent_bytes=unsent,
+            sent_bytes=self._written_bytes - self._transport.get_write_buffer_size(),
+        )
+        for effect in effects:
+            if isinstance(effect, GiveUp):
+                self._give_up(effect.error)
+            else:
+                self._write([effect.frame], len(effect.frame))
+        return self._conversation.next_deadline()
+
+    # The end
+
+    def _give_up(self, error: TransportError) -> None:
+        self._finish(error)
+        self._conversation.drop_queue()
+        self._transport.abort()
+
+    def abort(self) -> None:
+        self._give_up(LinkClosed("this side aborted the link"))
+
+    async def aclose(self) -> None:
+        first = self._finish(LinkClosed("this side closed the link"))
+        try:
+            async with asyncio.timeout(self._config.close_s):
+                if first:
+                    await self._say_goodbye()
+                await asyncio.shield(self._gone)
+        except TimeoutError:
+            pass
+        finally:
+            if not self._gone.done():
+                self._conversation.drop_queue()
+                self._transport.abort()
+        await asyncio.shield(self._gone)
+
+    async def _say_goodbye(self) -> None:
+        while self._conversation.queuing and not self._gone.done():
+            await self._wait_room()
+        if not self._transport.is_closing():
+            goodbye = self._conversation.encode(CLOSE, 0, Message(type="closed"))
+            self._write(goodbye.buffers, goodbye.size_bytes)
+            self._flush()
+            if self._paused:
+                self._transport.resume_reading()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._finish(LinkBroken(f"connection to {self.peer} lost: {exc or 'the peer hung up'}"))
+        self._conversation.drop_queue()
+        self._wake_senders()
+        if not self._gone.done():
+            self._gone.set_result(None)
