@@ -1,0 +1,148 @@
+"""All roles in one event loop: `async with LocalCluster(config) as cluster`.
+
+The roles are the same objects that the entrypoints run, joined by local links: messages hand over
+references, and counts, clocks and staleness are the same as over TCP. Everything lives in the caller's
+loop and block: no signal handlers, no logging set-up, no loop policy, no global state; two clusters
+may live side by side.
+"""
+
+import os
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from transport import BufferPool, Identity, LocalNetwork, Network
+
+from adam_async.config import Config
+from adam_async.controller.service import Controller
+from adam_async.data_server.dataset import Dataset
+from adam_async.data_server.service import DataServer
+from adam_async.driver import Driver, EpochResult, RunResult
+from adam_async.messages import role_table
+from adam_async.model.spec import ModelSpec
+from adam_async.model_worker.service import ModelWorker
+from adam_async.parameter_server.service import ParameterServer
+from adam_async.parameter_server.storage import ShardStorage
+from adam_async.ports import system_entropy
+
+
+class LocalCluster:
+    """A controller, a data server, parameter servers and workers in this event loop.
+
+    Args:
+        config: The run, and how many of each role.
+        dataset: The images.
+        spec: The model; without it `config.model` says.
+        network: Links between the roles; without it local ones. Tests hand in faulty ones.
+        entropy: Dice for incarnations and session ids.
+
+    `async with` starts the roles; leaving the block ends them, whatever they are doing, and waits for
+    compute threads to finish the group that they are in. A role that fails cancels the block and
+    raises its error there.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        dataset: Dataset,
+        spec: ModelSpec | None = None,
+        network: Network | None = None,
+        entropy: Callable[[int], bytes] = system_entropy,
+    ) -> None:
+        self.config = config
+        self.dataset = dataset
+        self.buffers = BufferPool()
+        self.network = network or LocalNetwork(rules=role_table())
+        self._spec = spec
+        self._entropy = entropy
+        self._stack = AsyncExitStack()
+        self._storages: dict[tuple[str, ...], ShardStorage] = {}
+        self.servers: list[ParameterServer] = []
+        self.workers: list[ModelWorker] = []
+
+    async def __aenter__(self) -> Self:
+        config, waits = self.config, self.config.waits
+        threads = config.threads_per_worker(os.cpu_count() or 1)
+        async with AsyncExitStack() as stack:
+            self.controller = await stack.enter_async_context(
+                Controller(
+                    network=self.network,
+                    address=self._address(),
+                    identity=self._identity("controller", "controller"),
+                    waits=waits,
+                )
+            )
+            common: dict[str, Any] = {
+                "network": self.network,
+                "controller": self.controller.address,
+                "waits": waits,
+            }
+            self.data = await stack.enter_async_context(
+                DataServer(
+                    address=self._address(),
+                    identity=self._identity("data", "data-0"),
+                    dataset=self.dataset,
+                    **common,
+                )
+            )
+            for number in range(config.servers):
+                server = ParameterServer(
+                    address=self._address(),
+                    identity=self._identity("ps", f"ps-{number}"),
+                    buffers=self.buffers,
+                    make_storage=self._storage,
+                    **common,
+                )
+                self.servers.append(await stack.enter_async_context(server))
+            for number in range(config.replicas):
+                worker = ModelWorker(
+                    address=self._address(),
+                    identity=self._identity("worker", f"worker-{number}"),
+                    buffers=self.buffers,
+                    threads=threads,
+                    in_flight=config.in_flight,
+                    entropy=self._entropy,
+                    **common,
+                )
+                self.workers.append(await stack.enter_async_context(worker))
+            self.driver = await stack.enter_async_context(
+                Driver(
+                    network=self.network,
+                    controller=self.controller.address,
+                    identity=self._identity("driver", "driver"),
+                    config=config,
+                    buffers=self.buffers,
+                    threads=threads * config.replicas,
+                    spec=self._spec,
+                )
+            )
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        return await self._stack.__aexit__(kind, error, trace)
+
+    async def train(self, on_epoch: Callable[[EpochResult], None] | None = None) -> RunResult:
+        """Run all epochs of the configuration. See `Driver.train`."""
+        return await self.driver.train(on_epoch)
+
+    def _identity(self, role: str, node: str) -> Identity:
+        return Identity(role=role, node=node, incarnation=int.from_bytes(self._entropy(7), "little"))
+
+    def _address(self) -> str:
+        return "local://" if isinstance(self.network, LocalNetwork) else "tcp://127.0.0.1:0"
+
+    def _storage(self, parameters: Any, dtype: np.dtype[Any]) -> ShardStorage:
+        """One storage per model, shared by the servers of this process."""
+        key = (str(dtype), *(f"{p.name}{p.shape}" for p in parameters))
+        if key not in self._storages:
+            self._storages = {key: ShardStorage(parameters, dtype)}
+        return self._storages[key]
+
+    def __repr__(self) -> str:
+        return f"<LocalCluster {len(self.servers)} servers {len(self.workers)} workers {self.network!r}>"

@@ -1,0 +1,83 @@
+"""Pure: the cluster map: nodes, the run, its buckets and its current epoch, as one snapshot value.
+
+The map is all the state there is in a controller. Nodes know only `get`, `compare-and-set` and
+`watch`; three kinds of keys can be set: ``nodes/<id>``, ``run`` and ``epoch``. Every record carries
+the map version at which it last changed, which is what a compare-and-set expects.
+"""
+
+from typing import Any, Literal
+
+import msgspec
+
+Phase = Literal["preparing", "training", "between", "finished", "failed"]
+"""Where a run is. `between`: an epoch ended, the driver has not started the next one."""
+
+
+class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One node. Set by the node itself when it joins and when it is ready."""
+
+    role: str
+    address: str
+    """Where it listens."""
+    incarnation: int
+    live: bool = True
+    ready: str = ""
+    """Id of the run it has prepared for."""
+    replica: int = -1
+    """For workers: the replica it trains, given by the controller; -1 while it stands by."""
+    info: dict[str, Any] = {}
+    """What others need to know: for data servers the shape and size of the data."""
+    changed: int = 0
+
+
+class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The run. Submitted, advanced from epoch to epoch and ended by its driver."""
+
+    id: str
+    driver: str
+    """Node id of the driver; the run fails when it leaves."""
+    config: dict[str, Any]
+    spec: dict[str, Any]
+    """The model, as `ModelSpec.to_dict` gives it."""
+    phase: Phase = "preparing"
+    epoch: int = 0
+    """Epoch in training, from 1; 0 while preparing."""
+    reason: str = ""
+    """Why the run failed."""
+    changed: int = 0
+
+
+class EpochRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One epoch: how its groups are shared out, and what came of them."""
+
+    run: str
+    number: int
+    groups: int
+    shares: dict[str, tuple[int, int]]
+    """Replica (as text, for msgpack) to its range of groups."""
+    ended: bool = False
+    result: dict[str, Any] = {}
+    """Set by the data server with `ended`: images, loss, seconds."""
+    changed: int = 0
+
+
+class ClusterMap(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole map."""
+
+    version: int = 0
+    nodes: dict[str, NodeRecord] = {}
+    run: RunRecord | None = None
+    generation: int = 0
+    buckets: tuple[str, ...] = ()
+    """Primary of each bucket; empty until the run is placed."""
+    epoch: EpochRecord | None = None
+
+    def live(self, role: str) -> list[str]:
+        """Live nodes of one role, in the order of their ids."""
+        return sorted(id for id, node in self.nodes.items() if node.role == role and node.live)
+
+    def live_replicas(self) -> tuple[int, ...]:
+        """Replicas that have a live worker."""
+        return tuple(
+            sorted(n.replica for n in self.nodes.values() if n.role == "worker" and n.live and n.replica >= 0)
+        )

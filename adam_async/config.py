@@ -1,0 +1,195 @@
+"""Every option of a run on one page, and how it is read and checked.
+
+Order of precedence: defaults < file (``adam.toml``) < ``ADAM_*`` environment < command line. The
+environment reaches this module as an argument; libraries read no environment of their own.
+Unknown keys are refused, with the known ones named.
+"""
+
+import difflib
+import tomllib
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from adam_async.errors import ConfigError
+
+MAX_THREADS_PER_CORE = 8
+"""More compute threads than this per core is refused: they would only wait for one another."""
+
+
+class Waits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Deadline of every wait above the transport, in seconds; the name is what an error says."""
+
+    dial_s: float = 10.0
+    """Reaching a peer for the first time."""
+    call_s: float = 10.0
+    """One question to a controller or data server."""
+    answer_s: float = 5.0
+    """One push or pull; after that the link is dropped, dialled again and what is open sent again."""
+    patience_s: float = 30.0
+    """All attempts to reach the primary of a shard, before the worker gives up."""
+    prepare_s: float = 120.0
+    """All roles of a run to join and prepare."""
+    grace_s: float = 2.0
+    """A node whose link broke may come back this long before it counts as lost."""
+    replica_s: float = 60.0
+    """A run without any live replica waits this long for one."""
+    drain_s: float = 5.0
+    """An ordered end: what is in flight may finish this long."""
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One training run. Field names are the command line's, with underscores."""
+
+    model: str = "auto"
+    """``auto`` (what fits the data), a named model, or a TOML file with a spec."""
+    data: str = "auto"
+    """``auto``, ``mnist``, ``digits``, or a folder or ``.npz`` file."""
+    epochs: int = 3
+    """Passes over the training images."""
+    replicas: int = 1
+    """Model replicas, each a full copy of the model in training."""
+    threads: int = 0
+    """Compute threads per worker; 0 is max(1, cores // replicas)."""
+    images_per_group: int = 16
+    """Training images that flow through the graph as one group; 1 is the paper's per-image flow."""
+    in_flight: int = 0
+    """Groups in flight per worker; 0 is twice its threads."""
+    servers: int = 1
+    """Parameter servers that share the shards."""
+    processes: bool = False
+    """Each role a child process over loopback TCP, instead of all in one event loop."""
+    rule: Literal["sgd", "adagrad", "adam"] = "sgd"
+    """Update rule, applied by the servers."""
+    rate: float = 0.0
+    """Learning rate; 0 is the rule's default (see `default_rate`)."""
+    momentum: float = 0.0
+    """Momentum of rule `sgd`; the servers keep it."""
+    weight_decay: float = 0.0
+    """Weight decay, applied once per rule application."""
+    push_every: int = 1
+    """Groups whose gradients are summed into one push (n_push of Downpour)."""
+    pull_every: int = 1
+    """Steps between two pulls (n_fetch of Downpour)."""
+    protocol: Literal["auto", "delta", "factors"] = "auto"
+    """How weight gradients of dense layers travel: by fewer bytes, or always one way."""
+    seed: int = 0
+    """Seed of every keyed random value of the run."""
+    until_accuracy: float = 0.0
+    """Stop after the first epoch whose test accuracy reaches this; 0 trains all epochs."""
+    evaluation: Literal["wait", "concurrent"] = "wait"
+    """Whether training waits while the epoch's copied snapshot is evaluated."""
+    shard_bytes: int = 1 << 20
+    """Largest shard (AD-40)."""
+    dtype: Literal["float32", "float64"] = "float32"
+    """Type of parameters and gradients; float64 is for proofs."""
+    read_ahead: int = 8
+    """Groups that a data server prepares ahead per replica, and that a worker asks for ahead."""
+    waits: Waits = Waits()
+
+    def __post_init__(self) -> None:
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if value < least:
+                raise ConfigError(f"{name} must be at least {least}, not {value}")
+        if not 0 <= self.momentum < 1:
+            raise ConfigError(f"momentum must be in [0, 1), not {self.momentum}")
+        if self.momentum and self.rule != "sgd":
+            raise ConfigError(f"momentum belongs to rule sgd; rule {self.rule} keeps its own averages")
+        if not 0 <= self.until_accuracy <= 1:
+            raise ConfigError(f"until_accuracy is a share between 0 and 1, not {self.until_accuracy}")
+
+    def threads_per_worker(self, cores: int) -> int:
+        """Compute threads of one worker on a machine with this many cores.
+
+        Raises:
+            ConfigError: More threads than make sense.
+        """
+        threads = self.threads or max(1, cores // self.replicas)
+        if threads > MAX_THREADS_PER_CORE * cores:
+            raise ConfigError(
+                f"threads={threads} is more than {MAX_THREADS_PER_CORE} per core on {cores} cores; "
+                f"use at most {MAX_THREADS_PER_CORE * cores}"
+            )
+        return threads
+
+    def default_rate(self) -> float:
+        """The rate in force: the one given, or the rule's default."""
+        if self.rate:
+            return self.rate
+        return {"sgd": 0.1 * (1 - self.momentum), "adagrad": 0.01, "adam": 0.001}[self.rule]
+
+
+_LEAST = {
+    "epochs": 1,
+    "replicas": 1,
+    "threads": 0,
+    "images_per_group": 1,
+    "in_flight": 0,
+    "servers": 1,
+    "rate": 0.0,
+    "weight_decay": 0.0,
+    "push_every": 1,
+    "pull_every": 1,
+    "seed": 0,
+    "shard_bytes": 64,
+    "read_ahead": 1,
+}
+
+FIELDS = tuple(field.name for field in msgspec.structs.fields(Config))
+
+
+def known_keys() -> list[str]:
+    """Every key a file may hold, dotted."""
+    return [*FIELDS, *(f"waits.{field.name}" for field in msgspec.structs.fields(Waits))]
+
+
+def from_toml(text: str, *, source: str) -> dict[str, Any]:
+    """Read the options that a TOML file sets.
+
+    Raises:
+        ConfigError: Not TOML, or a key that no option has; names the file and the nearest key.
+    """
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{source} is not TOML: {error}") from None
+    flat = [(key, value) for key, value in values.items() if key != "waits"]
+    flat += [(f"waits.{key}", value) for key, value in dict(values.get("waits", {})).items()]
+    for key, _ in flat:
+        if key not in known_keys():
+            raise ConfigError(f"{source}: unknown key {key!r}{_nearest(key)}")
+    return values
+
+
+def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+    """Read the options that ``ADAM_*`` variables set, such as ``ADAM_IMAGES_PER_GROUP=64``."""
+    values: dict[str, Any] = {}
+    for name in FIELDS:
+        text = environment.get(f"ADAM_{name.upper()}")
+        if text is not None and name != "waits":
+            values[name] = text
+    return values
+
+
+def make_config(*layers: Mapping[str, Any]) -> Config:
+    """Merge layers of options, later ones first in rank, and check the result.
+
+    Raises:
+        ConfigError: A value of the wrong type or out of range; names the option.
+    """
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        merged.update({key: value for key, value in layer.items() if value is not None})
+    try:
+        return msgspec.convert(merged, Config, strict=False)
+    except msgspec.ValidationError as error:
+        if isinstance(error.__cause__, ConfigError):
+            raise error.__cause__ from None
+        raise ConfigError(str(error)) from None
+
+
+def _nearest(key: str) -> str:
+    close = difflib.get_close_matches(key, known_keys(), n=1)
+    return f"; did you mean {close[0]!r}?" if close else f"; known keys: {', '.join(known_keys())}"

@@ -1,0 +1,200 @@
+"""What the other roles use of a controller: a seat in the cluster, and the map as it changes.
+
+A `Membership` dials the controller, sets its own node record, and then watches. When the link
+breaks it dials again and sets the record again, under the same incarnation, until `patience_s` is
+over. Everything it learns is the newest whole map; a reader that is slow misses intermediate maps
+and never the last one.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import msgspec
+
+from adam_async.cluster_map import ClusterMap, EpochRecord, NodeRecord, RunRecord
+from adam_async.config import Waits
+from adam_async.errors import DeadlineExceeded, RoleDied, RunFailed
+from adam_async.messages import CompareAndSet, MapState, WatchMap, pack, read_text_tensor, text_tensor, unpack
+from transport import (
+    CallTimeout,
+    DialFailed,
+    Identity,
+    Link,
+    LinkBroken,
+    LinkClosed,
+    Message,
+    Network,
+    RemoteError,
+    RemoteProtocolError,
+    TransportError,
+)
+
+logger = logging.getLogger(__name__)
+
+WATCH_S = 300.0
+"""A watch without news is asked again after this long; a dead controller is noticed by its silent link."""
+
+Record = NodeRecord | RunRecord | EpochRecord
+
+
+class Membership:
+    """A node's seat in the cluster.
+
+    Args:
+        network: How to reach the controller.
+        controller: Its address.
+        identity: Who we are.
+        record: What the map shall say of this node; `run` keeps it set.
+        waits: Deadlines.
+
+    Run `run` as a task of the owner's group; everything else waits for what it learns.
+    """
+
+    def __init__(
+        self, *, network: Network, controller: str, identity: Identity, record: NodeRecord, waits: Waits
+    ) -> None:
+        self._network = network
+        self._controller = controller
+        self._identity = identity
+        self._record = record
+        self._waits = waits
+        self._link: Link | None = None
+        self.map = ClusterMap()
+        self._changed = asyncio.Condition()
+
+    @property
+    def node(self) -> str:
+        """Our node id."""
+        return self._identity.node
+
+    async def run(self) -> None:
+        """Stay a member until cancelled.
+
+        Raises:
+            RoleDied: The controller could not be reached for `patience_s`.
+            HandshakeRejected: It refused us.
+        """
+        timeout_s = self._waits.dial_s
+        while True:
+            try:
+                link = await self._network.dial(self._controller, self._identity, timeout_s=timeout_s)
+            except DialFailed as error:
+                raise RoleDied("the controller", str(error)) from error
+            try:
+                await self._attend(link)
+            except (LinkClosed, LinkBroken, RemoteProtocolError) as error:
+                logger.info("%s: link to the controller broke: %s", self.node, error)
+            finally:
+                self._link = None
+                link.abort()
+            timeout_s = self._waits.patience_s
+
+    async def _attend(self, link: Link) -> None:
+        self._link = link
+        after = -1
+        while True:
+            try:
+                watch = pack(WatchMap(after=after))
+                await self._publish(await link.call(watch, timeout_s=WATCH_S))
+            except CallTimeout:
+                continue
+            after = self.map.version
+            node = self.map.nodes.get(self.node)
+            if node is None or not node.live or node.incarnation != self._identity.incarnation:
+                await self._set(f"nodes/{self.node}", self._record)
+
+    async def _publish(self, message: Message) -> None:
+        state = unpack(message, MapState)
+        if state.version >= self.map.version:
+            self.map = read_text_tensor(message, ClusterMap)
+            async with self._changed:
+                self._changed.notify_all()
+
+    # --- reading -----------------------------------------------------------------------------
+
+    async def wait_for(
+        self, predicate: Callable[[ClusterMap], bool], what: str, timeout_s: float
+    ) -> ClusterMap:
+        """Wait until the map satisfies `predicate`. Cancelling it loses nothing.
+
+        Raises:
+            DeadlineExceeded: It did not in time; `what` names the wait.
+        """
+        try:
+            async with asyncio.timeout(timeout_s), self._changed:
+                await self._changed.wait_for(lambda: predicate(self.map))
+                return self.map
+        except TimeoutError:
+            raise DeadlineExceeded(what, timeout_s) from None
+
+    async def changes(self) -> AsyncIterator[ClusterMap]:
+        """The map now and after every change, always the newest. Ends only by cancellation."""
+        seen: ClusterMap | None = None
+        while True:
+            async with self._changed:
+                while self.map is seen:
+                    await self._changed.wait()
+                seen = self.map
+            yield seen
+
+    # --- writing -----------------------------------------------------------------------------
+
+    async def set_node(self, **changes: Any) -> None:
+        """Change fields of our own node record, such as ``ready=run_id``."""
+        self._record = msgspec.structs.replace(self._record, **changes)
+        await self._set(f"nodes/{self.node}", self._record)
+
+    async def set_run(self, record: RunRecord) -> None:
+        """Set the run, as its driver."""
+        await self._set("run", record)
+
+    async def set_epoch(self, record: EpochRecord) -> None:
+        """Set the epoch, as its data server."""
+        await self._set("epoch", record)
+
+    async def _set(self, key: str, value: Record) -> None:
+        """Compare-and-set until it takes, against the newest map each time.
+
+        Raises:
+            DeadlineExceeded: The controller did not answer in `call_s`.
+            RunFailed: It refused the value.
+        """
+        try:
+            async with asyncio.timeout(self._waits.call_s):
+                while not await self._try_set(key, value):
+                    pass
+        except TimeoutError:
+            raise DeadlineExceeded(f"the controller to set {key}", self._waits.call_s) from None
+
+    async def _try_set(self, key: str, value: Record) -> bool:
+        link = self._link
+        if link is None:
+            async with self._changed:
+                await self._changed.wait_for(lambda: self._link is not None)
+            return False
+        body = CompareAndSet(key=key, expected=self._version_of(key))
+        try:
+            message = pack(body, [text_tensor(value)])
+            reply = await link.call(message, timeout_s=self._waits.call_s)
+        except RemoteError as error:
+            raise RunFailed(f"the controller refused {key}: {error}") from error
+        except TransportError:
+            # The link broke: whether it was set is unknown. The next map tells.
+            self._link = None if self._link is link else self._link
+            return False
+        await self._publish(reply)
+        return unpack(reply, MapState).done
+
+    def _version_of(self, key: str) -> int:
+        record: Record | None
+        if key.startswith("nodes/"):
+            record = self.map.nodes.get(key.removeprefix("nodes/"))
+        else:
+            record = self.map.run if key == "run" else self.map.epoch
+        return record.changed if record is not None else 0
+
+    def __repr__(self) -> str:
+        state = "joined" if self._link is not None else "away"
+        return f"<Membership {self.node} {state} map v{self.map.version}>"

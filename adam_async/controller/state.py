@@ -1,0 +1,298 @@
+"""Pure: the controller's decisions: who is a member, where buckets live, when an epoch begins.
+
+A log-applied state machine: `apply` takes one command and returns the events it caused. After each
+command the standing rules run, each of which reads the map and may change it:
+
+    place     a run is submitted and enough servers are live: buckets get their primaries
+    number    a live worker without a replica gets the lowest one that no live worker has
+    begin     all primaries, the data server and all replicas are ready: epoch 1 begins
+    advance   the driver moved the run to its next epoch: its groups are shared out
+    fail      a primary, the only data server or the driver is lost: the run has failed
+
+With one copy of each shard a lost primary means lost parameters, so the run fails and says so. A
+lost worker is only a line in the log: its replica number is free for a successor.
+
+Suspicion is a timer, not a command: a node whose link broke may come back within `grace_s`; then
+`due` proposes `NodeLost`. Times are absolute seconds on the caller's clock.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, assert_never
+
+import msgspec
+
+from adam_async.cluster_map import ClusterMap, EpochRecord, NodeRecord, RunRecord
+from adam_async.ids import NodeId
+from adam_async.model.network import Network
+from adam_async.model.spec import ModelSpec
+from adam_async.placement import assign_buckets, shard_table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompareAndSet:
+    """Set `key` to `value` if its record still has version `expected`; 0: must not exist."""
+
+    key: str
+    expected: int
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLost:
+    """This life of the node is over."""
+
+    node: str
+    incarnation: int
+
+
+Command = CompareAndSet | NodeLost
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """The map has a new version."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """A compare-and-set came too late: its key has changed."""
+
+    key: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Invalid:
+    """A compare-and-set named no key of the map, or held a value of another type."""
+
+    reason: str
+
+
+Event = Changed | Conflict | Invalid
+
+
+class ControllerState:
+    """The map, and who is suspected.
+
+    Args:
+        grace_s: How long a node whose link broke may stay away, in seconds.
+    """
+
+    def __init__(self, *, grace_s: float) -> None:
+        self.map = ClusterMap()
+        self._grace_s = grace_s
+        self._suspected: dict[str, tuple[int, float]] = {}
+
+    # --- commands ----------------------------------------------------------------------------
+
+    def apply(self, command: Command) -> list[Event]:
+        """Apply one command, then the standing rules. The same commands give the same map."""
+        before = self.map
+        match command:
+            case CompareAndSet():
+                problem = self._compare_and_set(command)
+                if problem is not None:
+                    return [problem]
+            case NodeLost():
+                self._node_lost(command)
+            case _:
+                assert_never(command)
+        if self.map is before:
+            return []
+        self._run_rules()
+        self.map = msgspec.structs.replace(self.map, version=before.version + 1)
+        return [Changed(self.map.version)]
+
+    def _compare_and_set(self, command: CompareAndSet) -> Conflict | Invalid | None:
+        kind, _, name = command.key.partition("/")
+        old: NodeRecord | RunRecord | EpochRecord | None
+        if kind == "nodes" and name:
+            old, wanted = self.map.nodes.get(name), NodeRecord
+        elif command.key == "run":
+            old, wanted = self.map.run, RunRecord
+        elif command.key == "epoch":
+            old, wanted = self.map.epoch, EpochRecord
+        else:
+            return Invalid(f"no key {command.key!r}; there are nodes/<id>, run and epoch")
+        version = old.changed if old is not None else 0
+        if version != command.expected:
+            return Conflict(command.key, version)
+        try:
+            new = msgspec.convert(command.value, wanted)
+        except msgspec.ValidationError as error:
+            return Invalid(f"{command.key}: {error}")
+        new = msgspec.structs.replace(new, changed=self.map.version + 1)
+        if isinstance(new, NodeRecord):
+            if isinstance(old, NodeRecord) and old.live and old.incarnation != new.incarnation:
+                # The node restarted before its old life was found dead.
+                self._node_lost(NodeLost(name, old.incarnation))
+            keeps = isinstance(old, NodeRecord) and old.incarnation == new.incarnation and old.live
+            replica = old.replica if keeps and isinstance(old, NodeRecord) else -1
+            new = msgspec.structs.replace(new, replica=replica)
+            self._suspected.pop(name, None)
+            self._set(nodes={**self.map.nodes, name: new})
+        elif isinstance(new, RunRecord):
+            if not isinstance(old, RunRecord) or old.id != new.id:
+                self._set(buckets=(), epoch=None)
+                self._forget_replicas()
+            self._set(run=new)
+        else:
+            self._set(epoch=new)
+        return None
+
+    def _node_lost(self, command: NodeLost) -> None:
+        node = self.map.nodes.get(command.node)
+        self._suspected.pop(command.node, None)
+        if node is None or not node.live or node.incarnation != command.incarnation:
+            return
+        dead = msgspec.structs.replace(node, live=False, changed=self.map.version + 1)
+        self._set(nodes={**self.map.nodes, command.node: dead})
+
+    def _forget_replicas(self) -> None:
+        self._set(
+            nodes={
+                name: msgspec.structs.replace(node, replica=-1, ready="")
+                for name, node in self.map.nodes.items()
+            }
+        )
+
+    def _set(self, **fields: Any) -> None:
+        self.map = msgspec.structs.replace(self.map, **fields)
+
+    # --- standing rules ----------------------------------------------------------------------
+
+    def _run_rules(self) -> None:
+        run = self.map.run
+        if run is None or run.phase in ("finished", "failed"):
+            return
+        self._fail_if_lost(run)
+        run = self.map.run
+        if run is None or run.phase == "failed":
+            return
+        self._place(run)
+        self._number_replicas(run)
+        self._begin(run)
+        self._advance()
+
+    def _fail_if_lost(self, run: RunRecord) -> None:
+        nodes = self.map.nodes
+        driver = nodes.get(run.driver)
+        reason = ""
+        if driver is None or not driver.live:
+            reason = f"its driver {run.driver} left"
+        for name in sorted(set(self.map.buckets)):
+            if not nodes[name].live:
+                reason = f"{name} died, and with it the only copy of its shards"
+        if self.map.epoch is not None and not self.map.live("data"):
+            reason = "the data server died"
+        if reason:
+            failed = msgspec.structs.replace(run, phase="failed", reason=reason, changed=self.map.version + 1)
+            self._set(run=failed)
+
+    def _place(self, run: RunRecord) -> None:
+        wanted = int(run.config["servers"])
+        servers = self.map.live("ps")
+        if self.map.buckets or len(servers) < wanted:
+            return
+        network = Network(ModelSpec.from_dict(run.spec))
+        table = shard_table(network.parameters, shard_bytes=int(run.config["shard_bytes"]))
+        primaries = assign_buckets(table, [NodeId(name) for name in servers[:wanted]])
+        self._set(buckets=tuple(primaries), generation=self.map.generation + 1)
+
+    def _number_replicas(self, run: RunRecord) -> None:
+        taken = set(self.map.live_replicas())
+        free = [replica for replica in range(int(run.config["replicas"])) if replica not in taken]
+        for name in self.map.live("worker"):
+            node = self.map.nodes[name]
+            if node.replica < 0 and free:
+                numbered = msgspec.structs.replace(node, replica=free.pop(0), changed=self.map.version + 1)
+                self._set(nodes={**self.map.nodes, name: numbered})
+
+    def _begin(self, run: RunRecord) -> None:
+        if run.phase != "preparing" or not self.map.buckets:
+            return
+        nodes = self.map.nodes
+        data = [name for name in self.map.live("data") if nodes[name].ready == run.id]
+        primaries_ready = all(nodes[name].ready == run.id for name in set(self.map.buckets))
+        workers = [
+            name
+            for name in self.map.live("worker")
+            if nodes[name].replica >= 0 and nodes[name].ready == run.id
+        ]
+        if data and primaries_ready and len(workers) == int(run.config["replicas"]):
+            started = msgspec.structs.replace(run, phase="training", epoch=1, changed=self.map.version + 1)
+            self._set(run=started)
+
+    def _advance(self) -> None:
+        run, epoch = self.map.run, self.map.epoch
+        assert run is not None
+        if epoch is not None and epoch.ended and run.phase == "training" and run.epoch == epoch.number:
+            concurrent = run.config.get("evaluation") == "concurrent"
+            last = epoch.number >= int(run.config["epochs"])
+            changes: dict[str, Any] = (
+                {"epoch": run.epoch + 1} if concurrent and not last else {"phase": "between"}
+            )
+            run = msgspec.structs.replace(run, changed=self.map.version + 1, **changes)
+            self._set(run=run)
+        if run.phase == "training" and (epoch is None or epoch.number < run.epoch):
+            self._set(epoch=self._share_out(run))
+
+    def _share_out(self, run: RunRecord) -> EpochRecord:
+        data = self.map.nodes[self.map.live("data")[0]]
+        groups = -(-int(data.info["train_images"]) // int(run.config["images_per_group"]))
+        replicas = self.map.live_replicas() or tuple(range(int(run.config["replicas"])))
+        shares = {
+            str(replica): (groups * place // len(replicas), groups * (place + 1) // len(replicas))
+            for place, replica in enumerate(replicas)
+        }
+        return EpochRecord(
+            run=run.id, number=run.epoch, groups=groups, shares=shares, changed=self.map.version + 1
+        )
+
+    # --- suspicion ---------------------------------------------------------------------------
+
+    def link_lost(self, node: str, incarnation: int, *, now: float) -> None:
+        """A node's link broke: suspect it unless it comes back in time."""
+        record = self.map.nodes.get(node)
+        if record is not None and record.live and record.incarnation == incarnation:
+            self._suspected[node] = (incarnation, now + self._grace_s)
+
+    def link_back(self, node: str, incarnation: int) -> None:
+        """A suspected node was heard again."""
+        if self._suspected.get(node, (None, 0.0))[0] == incarnation:
+            del self._suspected[node]
+
+    def due(self, *, now: float) -> list[NodeLost]:
+        """Nodes that stayed away too long, as commands to apply."""
+        return [NodeLost(n, i) for n, (i, deadline) in self._suspected.items() if deadline <= now]
+
+    def next_deadline(self) -> float | None:
+        """When `due` may next have news; None while nobody is suspected."""
+        return min((deadline for _, deadline in self._suspected.values()), default=None)
+
+    # --- invariants --------------------------------------------------------------------------
+
+    def check_invariants(self) -> None:
+        """Assert what must hold after every command."""
+        replicas = self.map.live_replicas()
+        assert len(set(replicas)) == len(replicas), f"two live workers share a replica: {replicas}"
+        run, epoch = self.map.run, self.map.epoch
+        if run is not None and run.phase == "training":
+            assert epoch is not None
+            assert epoch.number == run.epoch
+            assert _cover(epoch.shares.values(), epoch.groups), epoch.shares
+        for name in self.map.buckets:
+            assert name in self.map.nodes, f"bucket on unknown node {name}"
+
+
+def _cover(ranges: Iterable[tuple[int, int]], total: int) -> bool:
+    """Whether the ranges, in order, cover 0 to `total` without gap or overlap."""
+    at = 0
+    for start, stop in sorted(ranges):
+        if start != at:
+            return False
+        at = stop
+    return at == total

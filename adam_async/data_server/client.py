@@ -1,0 +1,192 @@
+"""What a worker uses of a data server: groups ahead of need, reports behind.
+
+A `DataClient` holds a few groups ahead, so that a compute thread never waits for input in steady state
+(AD-06); it counts the times that one did. Two conversations share its link: one asks for groups when
+there is room and may be parked at the server, the other reports what is finished. When the link breaks
+both begin again on a new one, and the first question names what is still held.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+from transport import DialFailed, Identity, Link, Network, RemoteProtocolError, TransportError
+
+from adam_async.config import Waits
+from adam_async.errors import RoleDied
+from adam_async.messages import Finished, Groups, Lease, LeaseGroups, Reported, ReportGroups, pack, unpack
+from adam_async.traffic import Traffic
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ImageGroup:
+    """One leased group: its tag's numbers, images (n, C, H, W) and labels (n,)."""
+
+    lease: Lease
+    images: NDArray[Any]
+    labels: NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataClientStatistics:
+    """How often training waited for input."""
+
+    groups: int
+    blocked_fetches: int
+    blocked_s: float
+
+
+class DataClient:
+    """Reads the groups of one replica ahead of need.
+
+    Args:
+        network: How to reach the data server.
+        address: Its address.
+        identity: Who we are.
+        run: Id of the run.
+        replica: Whose share we read.
+        ahead: Groups to hold.
+        waits: Deadlines.
+        traffic: Where the links are counted.
+
+    Run `run` as a task of the owner's group.
+    """
+
+    def __init__(
+        self,
+        *,
+        network: Network,
+        address: str,
+        identity: Identity,
+        run: str,
+        replica: int,
+        ahead: int,
+        waits: Waits,
+        traffic: Traffic,
+    ) -> None:
+        self._network = network
+        self._address = address
+        self._identity = identity
+        self._run = run
+        self._replica = replica
+        self._ahead = ahead
+        self._traffic = traffic
+        self._waits = waits
+        self._groups: deque[ImageGroup] = deque()
+        self._held: dict[int, None] = {}
+        self._reports: list[Finished] = []
+        self._has_group = asyncio.Event()
+        self._has_room = asyncio.Event()
+        self._has_reports = asyncio.Event()
+        self._taken = 0
+        self._blocked_fetches = 0
+        self._blocked_s = 0.0
+        self._last = False
+
+    async def run(self) -> None:
+        """Read ahead until cancelled.
+
+        Raises:
+            RoleDied: The data server could not be reached for `patience_s`.
+        """
+        while True:
+            try:
+                link = await self._network.dial(
+                    self._address, self._identity, timeout_s=self._waits.patience_s
+                )
+            except DialFailed as error:
+                raise RoleDied("the data server", str(error)) from error
+            self._traffic.watch(link)
+            try:
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(self._read(link), name=f"{self._identity.node}/read-ahead")
+                    group.create_task(self._report(link), name=f"{self._identity.node}/report")
+            except* TransportError as errors:
+                logger.info("%s: link to the data server broke: %s", self._identity.node, errors.exceptions)
+            finally:
+                link.abort()
+                self._traffic.gone(link)
+
+    async def _read(self, link: Link) -> None:
+        holding: tuple[int, ...] | None = tuple(self._held)
+        while True:
+            while len(self._groups) >= self._ahead:
+                self._has_room.clear()
+                await self._has_room.wait()
+            body = LeaseGroups(
+                run=self._run,
+                replica=self._replica,
+                incarnation=self._identity.incarnation,
+                count=self._ahead - len(self._groups),
+                wait_s=self._waits.call_s / 2,
+                holding=holding,
+            )
+            reply = await link.call(pack(body), timeout_s=self._waits.call_s)
+            holding = None
+            answer = unpack(reply, Groups)
+            if len(reply.tensors) != 2 * len(answer.leases):
+                raise RemoteProtocolError("groups", "a Groups needs images and labels for each lease")
+            for index, lease in enumerate(answer.leases):
+                images, labels = reply.tensors[2 * index : 2 * index + 2]
+                self._held[lease.number] = None
+                self._groups.append(ImageGroup(lease, images, labels))
+            self._last = answer.last
+            if answer.leases or answer.last:
+                self._has_group.set()
+
+    async def _report(self, link: Link) -> None:
+        while True:
+            while not self._reports:
+                self._has_reports.clear()
+                await self._has_reports.wait()
+            reports = tuple(self._reports)
+            body = ReportGroups(run=self._run, replica=self._replica, finished=reports)
+            unpack(await link.call(pack(body), timeout_s=self._waits.call_s), Reported)
+            del self._reports[: len(reports)]
+            for report in reports:
+                self._held.pop(report.number, None)
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether everything that waited for this replica has been taken."""
+        return self._last and not self._groups
+
+    async def next_group(self) -> ImageGroup:
+        """Take the next group. Waits without a deadline: an epoch may be over, or others still busy.
+
+        Cancelling it loses nothing.
+        """
+        if not self._groups:
+            loop = asyncio.get_running_loop()
+            begin = loop.time()
+            over = self._last
+            while not self._groups:
+                self._has_group.clear()
+                await self._has_group.wait()
+            if not over:
+                # Waiting for the next epoch is not waiting for a slow data server.
+                self._blocked_fetches += 1
+                self._blocked_s += loop.time() - begin
+        self._taken += 1
+        group = self._groups.popleft()
+        self._has_room.set()
+        return group
+
+    def finished(self, report: Finished) -> None:
+        """A group was trained and its push acknowledged; tell the data server soon."""
+        self._reports.append(report)
+        self._has_reports.set()
+
+    def statistics(self) -> DataClientStatistics:
+        """Count groups and waits for them."""
+        return DataClientStatistics(
+            groups=self._taken, blocked_fetches=self._blocked_fetches, blocked_s=self._blocked_s
+        )
+
+    def __repr__(self) -> str:
+        return f"<DataClient of replica {self._replica}, {len(self._groups)} groups ahead>"

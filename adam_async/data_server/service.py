@@ -1,0 +1,286 @@
+"""The data-server role: image groups, ready before they are asked for.
+
+The whole data set lies decoded in memory (AD-04). The order of an epoch is keyed by (seed, epoch), so
+any server makes the same groups; the next groups of every replica are gathered ahead of the request
+(AD-03), and a worker that is slow to ask delays no other: answers are sent and forgotten (AD-05).
+"""
+
+import asyncio
+import logging
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+from transport import Identity, Link, Network, ProtocolError, Request
+
+from adam_async.cluster_map import ClusterMap, EpochRecord, NodeRecord
+from adam_async.config import Waits
+from adam_async.controller.client import Membership
+from adam_async.data_server.dataset import Dataset
+from adam_async.data_server.order import EpochOrder, epoch_order
+from adam_async.data_server.state import (
+    DataState,
+    Effect,
+    EpochBegan,
+    EpochEnded,
+    Grant,
+    GroupsReported,
+    LeaseAsked,
+    ReplicasChanged,
+)
+from adam_async.dice import Dice
+from adam_async.ids import Replica
+from adam_async.messages import (
+    GetStatistics,
+    Groups,
+    Lease,
+    LeaseGroups,
+    ReadTest,
+    Reported,
+    ReportGroups,
+    Statistics,
+    TestImages,
+    pack,
+    text_tensor,
+    unpack_any,
+)
+from adam_async.timer import Timer
+from adam_async.traffic import Traffic
+
+logger = logging.getLogger(__name__)
+
+Images = NDArray[np.uint8]
+
+
+class DataServer:
+    """One data server, from `async with` to its end.
+
+    Args:
+        network: Where it listens and how it reaches the controller.
+        address: What it binds.
+        controller: The controller's address.
+        identity: Its role, node id and incarnation.
+        waits: Deadlines.
+        dataset: What it serves.
+
+    Cancelling the block drops open questions; workers ask again when a data server is back.
+    """
+
+    def __init__(
+        self,
+        *,
+        network: Network,
+        address: str,
+        controller: str,
+        identity: Identity,
+        waits: Waits,
+        dataset: Dataset,
+    ) -> None:
+        self._network = network
+        self._bind = address
+        self._controller = controller
+        self._identity = identity
+        self._waits = waits
+        self._dataset = dataset
+        self._stack = AsyncExitStack()
+        self._traffic = Traffic(identity.node)
+        self.state = DataState()
+        self._run = ""
+        self._group_images = 1
+        self._read_ahead = 1
+        self._order: EpochOrder | None = None
+        self._ready: dict[int, tuple[Images, NDArray[Any]]] = {}
+        self.address = ""
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as stack:
+            self._loop = asyncio.get_running_loop()
+            self._group = await stack.enter_async_context(asyncio.TaskGroup())
+            self._timer = Timer(lambda: self.state.next_deadline(), self._due)
+            listener = await stack.enter_async_context(
+                self._network.listen(self._bind, self._identity, self._on_link)
+            )
+            self.address = listener.address
+            self._membership = Membership(
+                network=self._network,
+                controller=self._controller,
+                identity=self._identity,
+                record=NodeRecord(
+                    role="data",
+                    address=self.address,
+                    incarnation=self._identity.incarnation,
+                    info=_info(self._dataset),
+                ),
+                waits=self._waits,
+            )
+            node = self._identity.node
+            for name, work in (
+                ("membership", self._membership.run()),
+                ("timer", self._timer.run()),
+                ("follow", self._follow()),
+            ):
+                stack.callback(self._group.create_task(work, name=f"{node}/{name}").cancel)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        return await self._stack.__aexit__(kind, error, trace)
+
+    # --- the run -----------------------------------------------------------------------------
+
+    async def _follow(self) -> None:
+        """Take up each run and each of its epochs; follow who is live."""
+        live: tuple[int, ...] = ()
+        epoch = 0
+        async for cluster in self._membership.changes():
+            run = cluster.run
+            if run is None:
+                continue
+            if run.id != self._run:
+                self._take_up(cluster)
+                epoch, live = 0, ()
+                await self._membership.set_node(ready=run.id)
+            if cluster.live_replicas() != live:
+                live = cluster.live_replicas()
+                self._tell(ReplicasChanged(tuple(Replica(r) for r in live)))
+            if cluster.epoch is not None and cluster.epoch.run == run.id and cluster.epoch.number > epoch:
+                epoch = cluster.epoch.number
+                self._begin_epoch(cluster.epoch)
+
+    def _take_up(self, cluster: ClusterMap) -> None:
+        run = cluster.run
+        assert run is not None
+        self._run = run.id
+        self._group_images = int(run.config["images_per_group"])
+        self._read_ahead = int(run.config["read_ahead"])
+        self._dice = Dice(int(run.config["seed"]))
+        self.state = DataState()
+
+    def _begin_epoch(self, epoch: EpochRecord) -> None:
+        self._order = epoch_order(
+            self._dice,
+            epoch=epoch.number,
+            num_images=len(self._dataset.train_labels),
+            images_per_group=self._group_images,
+        )
+        self._ready.clear()
+        shares = {Replica(int(replica)): share for replica, share in epoch.shares.items()}
+        for replica in shares:
+            start, stop = shares[replica]
+            self._prepare(range(start, min(start + self._read_ahead, stop)))
+        self._tell(EpochBegan(epoch.number, epoch.groups, shares))
+
+    # --- groups ------------------------------------------------------------------------------
+
+    def _prepare(self, numbers: Any) -> None:
+        """Gather groups into memory of their own, unless they are there already."""
+        for number in numbers:
+            if number not in self._ready:
+                self._ready[number] = self._gather(number)
+
+    def _gather(self, number: int) -> tuple[Images, NDArray[Any]]:
+        assert self._order is not None
+        chosen = self._order.group(number)
+        return self._dataset.train_images[chosen], self._dataset.train_labels[chosen]
+
+    # --- links -------------------------------------------------------------------------------
+
+    async def _on_link(self, link: Link) -> None:
+        self._traffic.watch(link)
+        link.serve(self._on_request)
+        try:
+            await link.wait_closed()
+        finally:
+            self._traffic.gone(link)
+
+    def _on_request(self, request: Request) -> None:
+        try:
+            body = unpack_any(request.message)
+        except ProtocolError as error:
+            request.fail("malformed", str(error))
+            return
+        match body:
+            case LeaseGroups() | ReportGroups() if body.run != self._run:
+                request.fail("wrong-run", f"this data server is on run {self._run}, not {body.run}")
+            case LeaseGroups():
+                self._tell(
+                    LeaseAsked(
+                        request=request,
+                        replica=Replica(body.replica),
+                        incarnation=body.incarnation,
+                        count=body.count,
+                        deadline=self._loop.time() + min(body.wait_s, self._waits.call_s / 2),
+                        holding=body.holding,
+                    )
+                )
+                self._timer.rearm()
+                self._loop.call_soon(self._read_on, Replica(body.replica))
+            case ReportGroups():
+                self._tell(GroupsReported(Replica(body.replica), body.finished))
+                request.reply(pack(Reported()))
+            case ReadTest():
+                part = slice(body.start, body.stop)
+                tensors = [self._dataset.test_images[part], self._dataset.test_labels[part]]
+                request.reply(pack(TestImages(total=len(self._dataset.test_labels)), tensors))
+            case GetStatistics():
+                statistics = Statistics(node=self._identity.node, role="data")
+                request.reply(pack(statistics, [text_tensor(self.statistics())]))
+            case _:
+                request.fail("unexpected", f"a data server does not answer {request.message.type}")
+
+    def _read_on(self, replica: Replica) -> None:
+        self._prepare(self.state.upcoming(replica, self._read_ahead))
+
+    def _tell(self, event: EpochBegan | ReplicasChanged | LeaseAsked | GroupsReported) -> None:
+        self._perform(self.state.handle(event, now=self._loop.time()))
+
+    def _due(self) -> None:
+        self._perform(self.state.tick(now=self._loop.time()))
+
+    def _perform(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Grant():
+                    self._send_groups(effect)
+                case EpochEnded():
+                    self._group.create_task(
+                        self._report_epoch(effect), name=f"{self._identity.node}/epoch-{effect.number}"
+                    )
+
+    def _send_groups(self, grant: Grant) -> None:
+        leases, tensors = [], []
+        for number, attempt in grant.groups:
+            images, labels = self._ready.pop(number, None) or self._gather(number)
+            leases.append(Lease(grant.epoch, number, attempt, len(labels)))
+            tensors += [images, labels]
+        grant.request.reply(pack(Groups(leases=tuple(leases), last=grant.last), tensors))
+
+    async def _report_epoch(self, ended: EpochEnded) -> None:
+        epoch = self._membership.map.epoch
+        assert epoch is not None
+        result = {"images": ended.images, "loss": ended.loss, "train_s": ended.ended - ended.started}
+        await self._membership.set_epoch(msgspec.structs.replace(epoch, ended=True, result=result))
+
+    def statistics(self) -> dict[str, Any]:
+        """Progress of the epoch, groups trained again, and the traffic of each link."""
+        return {**self.state.statistics(), "traffic": self._traffic.rows()}
+
+    def __repr__(self) -> str:
+        return f"<DataServer {self._identity.node} at {self.address} {self._dataset!r}>"
+
+
+def _info(dataset: Dataset) -> dict[str, Any]:
+    """What the others need to know of the data, for the cluster map."""
+    return {
+        "name": dataset.name,
+        "source": dataset.source,
+        "shape": list(dataset.image_shape),
+        "classes": dataset.num_classes,
+        "train_images": len(dataset.train_labels),
+        "test_images": len(dataset.test_labels),
+    }

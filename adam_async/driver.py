@@ -1,0 +1,440 @@
+"""The driver: submits a run, evaluates after each epoch, ends it, and gathers what the roles counted.
+
+A driver is a member of the cluster like the others. It does not care who started the roles: the same
+code drives a cluster in its own event loop, child processes, or roles started by hand on many hosts.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+import numpy as np
+from dataflow import ComputePool
+from numpy.typing import NDArray
+from transport import BufferPool, Identity, Network, TransportError
+
+from adam_async.choose_model import choose_model
+from adam_async.cluster_map import ClusterMap, NodeRecord, RunRecord
+from adam_async.config import Config
+from adam_async.controller.client import Membership
+from adam_async.errors import DeadlineExceeded, RunFailed
+from adam_async.messages import GetStatistics, ReadTest, TestImages, pack, read_text_tensor, unpack
+from adam_async.model.network import Network as Model
+from adam_async.model.spec import ModelSpec
+from adam_async.parameter_server.client import ParameterClient, SessionIdentity
+from adam_async.placement import shard_table
+from adam_async.snapshot import pull_snapshot
+from adam_async.traffic import Traffic
+
+TEST_CHUNK = 1000
+"""Test images read in one message."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochResult:
+    """One finished epoch."""
+
+    epoch: int
+    images: int
+    skipped: int
+    train_loss: float
+    test_accuracy: float
+    train_s: float
+
+    @property
+    def images_per_s(self) -> float:
+        """Training images per second of training."""
+        return self.images / self.train_s if self.train_s else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RunResult:
+    """What a run came to."""
+
+    epochs: tuple[EpochResult, ...]
+    weights: Mapping[str, NDArray[Any]]
+    """The final values, by tensor."""
+    model: Model
+    data: dict[str, Any]
+    statistics: dict[str, dict[str, Any]]
+    """What each node counted, by node id."""
+    events: tuple[dict[str, Any], ...]
+    """Deaths and other incidents, with seconds since the run began."""
+
+    @property
+    def test_accuracy(self) -> float:
+        """Accuracy after the last epoch."""
+        return self.epochs[-1].test_accuracy if self.epochs else 0.0
+
+
+@dataclass(slots=True)
+class Progress:
+    """What the live table shows; `Driver.progress` is updated in place."""
+
+    phase: str = "joining"
+    epoch: int = 0
+    images: int = 0
+    loss: float = 0.0
+    epochs: list[EpochResult] = field(default_factory=list)
+
+
+class Driver:
+    """Drives one run at a time.
+
+    Args:
+        network: How to reach the cluster.
+        controller: Address of the controller.
+        identity: Who we are; role ``driver``.
+        config: The run.
+        buffers: Memory for received values.
+        threads: Threads that evaluate.
+        spec: The model, if the caller brings one; otherwise `config.model` says.
+
+    Cancelling `train` ends the run in good order: phase `finished` is set if the controller can be
+    reached within `drain_s`.
+    """
+
+    def __init__(
+        self,
+        *,
+        network: Network,
+        controller: str,
+        identity: Identity,
+        config: Config,
+        buffers: BufferPool,
+        threads: int,
+        spec: ModelSpec | None = None,
+    ) -> None:
+        self._network = network
+        self._identity = identity
+        self._config = config
+        self._buffers = buffers
+        self._threads = threads
+        self._spec = spec
+        self._waits = config.waits
+        self._membership = Membership(
+            network=network,
+            controller=controller,
+            identity=identity,
+            record=NodeRecord(role="driver", address="", incarnation=identity.incarnation),
+            waits=self._waits,
+        )
+        self._stack = AsyncExitStack()
+        self._traffic = Traffic(identity.node)
+        self._test: tuple[NDArray[Any], NDArray[Any]] | None = None
+        self._events: list[dict[str, Any]] = []
+        self._run_begin = 0.0
+        self._alive: dict[str, int] = {}
+        self._ever: set[str] = set()
+        self.progress = Progress()
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as stack:
+            group = await stack.enter_async_context(asyncio.TaskGroup())
+            for name, work in (("membership", self._membership.run()), ("events", self._note_events())):
+                task = group.create_task(work, name=f"{self._identity.node}/{name}")
+                stack.callback(task.cancel)
+            self._pool = await stack.enter_async_context(
+                ComputePool(threads=self._threads, name=f"{self._identity.node}-evaluate")
+            )
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        return await self._stack.__aexit__(kind, error, trace)
+
+    @property
+    def map(self) -> ClusterMap:
+        """The cluster map as last heard."""
+        return self._membership.map
+
+    # --- the run -----------------------------------------------------------------------------
+
+    async def train(self, on_epoch: Callable[[EpochResult], None] | None = None) -> RunResult:
+        """Run all epochs.
+
+        Args:
+            on_epoch: Called after each epoch's evaluation.
+
+        Raises:
+            DeadlineExceeded: The roles were not there or not ready within `prepare_s`; names them.
+            RunFailed: A role that the run needs was lost; says which.
+        """
+        self._run_begin = asyncio.get_running_loop().time()
+        data = await self._wait_for_data()
+        spec = self._spec or choose_model(self._config.model, data)
+        model = Model(spec, dtype=self._config.dtype)
+        run = self._submit(spec)
+        await self._membership.set_run(run)
+        try:
+            return await self._drive(run.id, model, data, on_epoch)
+        finally:
+            await self._end(run.id)
+
+    def _submit(self, spec: ModelSpec) -> RunRecord:
+        config = msgspec.to_builtins(self._config)
+        config["rate"] = self._config.default_rate()
+        run = f"{self._identity.node}-{self._identity.incarnation:x}"
+        return RunRecord(id=run, driver=self._identity.node, config=config, spec=spec.to_dict())
+
+    async def _wait_for_data(self) -> dict[str, Any]:
+        self.progress.phase = "waiting for a data server"
+        cluster = await self._membership.wait_for(
+            lambda m: bool(m.live("data")) and m.nodes.get(self._identity.node) is not None,
+            "a data server to join",
+            self._waits.prepare_s,
+        )
+        return cluster.nodes[cluster.live("data")[0]].info
+
+    async def _drive(
+        self,
+        run: str,
+        model: Model,
+        data: dict[str, Any],
+        on_epoch: Callable[[EpochResult], None] | None,
+    ) -> RunResult:
+        cluster = await self._wait_training(run)
+        async with AsyncExitStack() as stack:
+            group = await stack.enter_async_context(asyncio.TaskGroup())
+            client = self._client(cluster)
+            stack.callback(group.create_task(client.run(), name="driver/parameters").cancel)
+            weights: dict[str, NDArray[Any]] = {}
+            for epoch in range(1, self._config.epochs + 1):
+                self.progress.phase, self.progress.epoch = "training", epoch
+                await self._wait_epoch(run, epoch)
+                self.progress.phase = "evaluating"
+                weights = await pull_snapshot(model, self._table(model), self.map, client)
+                result = await self._evaluate_epoch(model, weights, epoch)
+                self.progress.epochs.append(result)
+                if on_epoch is not None:
+                    on_epoch(result)
+                reached = 0 < self._config.until_accuracy <= result.test_accuracy
+                if reached or epoch == self._config.epochs:
+                    break
+                await self._next_epoch(run, epoch)
+            statistics = await self._gather_statistics(run)
+        return RunResult(
+            epochs=tuple(self.progress.epochs),
+            weights=weights,
+            model=model,
+            data=data,
+            statistics=statistics,
+            events=tuple(self._events),
+        )
+
+    async def _wait_training(self, run: str) -> ClusterMap:
+        self.progress.phase = "preparing"
+        config = self._config
+        what = f"{config.servers} parameter server(s), a data server and {config.replicas} worker(s)"
+        try:
+            cluster = await self._membership.wait_for(
+                lambda m: m.run is not None and m.run.id == run and m.run.phase != "preparing",
+                what,
+                self._waits.prepare_s,
+            )
+        except DeadlineExceeded as error:
+            raise DeadlineExceeded(f"{what}; {_who_is_here(self.map, run)}", error.timeout_s) from None
+        _check_failed(cluster)
+        return cluster
+
+    async def _wait_epoch(self, run: str, epoch: int) -> None:
+        """Wait for the end of an epoch, however long it takes, as long as the run is alive."""
+        loop = asyncio.get_running_loop()
+        empty_since: float | None = None
+        while True:
+            cluster = self.map
+            _check_failed(cluster)
+            if cluster.epoch is not None and cluster.epoch.number == epoch and cluster.epoch.ended:
+                return
+            if cluster.epoch is not None and cluster.epoch.number > epoch:
+                return
+            if cluster.live_replicas():
+                empty_since = None
+            elif empty_since is None:
+                empty_since = loop.time()
+            elif loop.time() - empty_since > self._waits.replica_s:
+                raise RunFailed(f"no replica was live for {self._waits.replica_s:g} s")
+            version = cluster.version
+            try:
+                await self._membership.wait_for(
+                    lambda m: m.version > version,  # noqa: B023 - awaited in this turn
+                    "news of the run",
+                    1.0,
+                )
+            except DeadlineExceeded:
+                await self._read_progress()
+
+    async def _next_epoch(self, run: str, epoch: int) -> None:
+        record = self.map.run
+        if record is None or record.id != run or record.phase != "between":
+            return
+        await self._membership.set_run(msgspec.structs.replace(record, phase="training", epoch=epoch + 1))
+
+    async def _end(self, run: str) -> None:
+        record = self.map.run
+        if record is None or record.id != run or record.phase in ("finished", "failed"):
+            return
+        try:
+            async with asyncio.timeout(self._waits.drain_s):
+                await self._membership.set_run(msgspec.structs.replace(record, phase="finished"))
+        except (TimeoutError, DeadlineExceeded):
+            self._note("the controller could not be told that the run has ended")
+
+    # --- evaluation --------------------------------------------------------------------------
+
+    def _client(self, cluster: ClusterMap) -> ParameterClient:
+        run = cluster.run
+        assert run is not None
+        return ParameterClient(
+            network=self._network,
+            identity=self._identity,
+            session=SessionIdentity(
+                run=run.id,
+                session=0,
+                incarnation=self._identity.incarnation,
+                replica=-1,
+                generation=cluster.generation,
+            ),
+            addresses={server: cluster.nodes[server].address for server in sorted(set(cluster.buckets))},
+            waits=self._waits,
+            traffic=self._traffic,
+        )
+
+    def _table(self, model: Model) -> Any:
+        return shard_table(
+            model.parameters, shard_bytes=self._config.shard_bytes, item_bytes=model.dtype.itemsize
+        )
+
+    async def _evaluate_epoch(
+        self, model: Model, weights: Mapping[str, NDArray[Any]], epoch: int
+    ) -> EpochResult:
+        ended = self.map.epoch
+        assert ended is not None
+        result = ended.result
+        return EpochResult(
+            epoch=epoch,
+            images=int(result.get("images", 0)),
+            skipped=0,
+            train_loss=float(result.get("loss", 0.0)),
+            test_accuracy=await self.evaluate(model, weights),
+            train_s=float(result.get("train_s", 0.0)),
+        )
+
+    async def evaluate(self, model: Model, weights: Mapping[str, NDArray[Any]]) -> float:
+        """Share of the data server's test images that the weights name rightly."""
+        images, labels = await self._test_set()
+        cuts = np.linspace(0, len(labels), self._threads + 1, dtype=int)
+        async with asyncio.TaskGroup() as group:
+            parts = [
+                group.create_task(
+                    self._pool.run(_count_right, model, weights, images[a:b], labels[a:b]),
+                    name=f"driver/evaluate-{a}",
+                )
+                for a, b in zip(cuts[:-1], cuts[1:], strict=True)
+            ]
+        return sum(part.result() for part in parts) / max(len(labels), 1)
+
+    async def _test_set(self) -> tuple[NDArray[Any], NDArray[Any]]:
+        if self._test is None:
+            cluster = self.map
+            address = cluster.nodes[cluster.live("data")[0]].address
+            pieces: list[tuple[NDArray[Any], NDArray[Any]]] = []
+            have, total = 0, 1
+            async with self._network.connect(
+                address, self._identity, timeout_s=self._waits.dial_s
+            ) as link:
+                self._traffic.watch(link)
+                while have < total:
+                    ask = pack(ReadTest(start=have, stop=have + TEST_CHUNK))
+                    reply = await link.call(ask, timeout_s=self._waits.call_s)
+                    total = unpack(reply, TestImages).total
+                    pieces.append((reply.tensors[0], reply.tensors[1]))
+                    have += len(reply.tensors[1])
+                self._traffic.gone(link)
+            self._test = (
+                np.concatenate([images for images, _ in pieces]),
+                np.concatenate([labels for _, labels in pieces]),
+            )
+        return self._test
+
+    # --- what the roles counted --------------------------------------------------------------
+
+    async def _ask_statistics(self, node: str) -> dict[str, Any]:
+        address = self.map.nodes[node].address
+        run = self.map.run
+        body = GetStatistics(run=run.id if run is not None else "")
+        async with self._network.connect(address, self._identity, timeout_s=self._waits.dial_s) as link:
+            reply = await link.call(pack(body), timeout_s=self._waits.call_s)
+            values: dict[str, Any] = read_text_tensor(reply, dict[str, Any])
+            return values
+
+    async def _gather_statistics(self, run: str) -> dict[str, dict[str, Any]]:
+        found: dict[str, dict[str, Any]] = {
+            self._identity.node: {"role": "driver", "traffic": self._traffic.rows()}
+        }
+        for role in ("ps", "data", "worker"):
+            for node in self.map.live(role):
+                try:
+                    found[node] = {"role": role, **await self._ask_statistics(node)}
+                except TransportError as error:
+                    self._note(f"{node} did not say what it counted: {error}")
+        return found
+
+    async def _read_progress(self) -> None:
+        """Ask the data server how far the epoch is, for the live table."""
+        data = self.map.live("data")
+        if not data:
+            return
+        try:
+            values = await self._ask_statistics(data[0])
+        except TransportError:
+            return
+        self.progress.images = int(values["images"])
+        self.progress.loss = float(values["loss"])
+
+    async def _note_events(self) -> None:
+        """Note deaths and returns for the report."""
+        async for cluster in self._membership.changes():
+            for name, node in cluster.nodes.items():
+                known = self._alive.get(name)
+                if not node.live and known == node.incarnation:
+                    self._note(f"{name} died")
+                    del self._alive[name]
+                elif node.live and known is None:
+                    if name in self._ever:
+                        self._note(f"{name} came back as a new incarnation")
+                    self._alive[name] = node.incarnation
+                    self._ever.add(name)
+
+    def _note(self, what: str) -> None:
+        at = asyncio.get_running_loop().time() - self._run_begin if self._run_begin else 0.0
+        self._events.append({"s": round(at, 3), "event": what})
+
+    def __repr__(self) -> str:
+        return f"<Driver {self._identity.node} {self.progress.phase} epoch {self.progress.epoch}>"
+
+
+def _count_right(
+    model: Model, weights: Mapping[str, NDArray[Any]], images: NDArray[Any], labels: NDArray[Any]
+) -> int:
+    return int(np.count_nonzero(model.predict(weights, images) == labels)) if len(labels) else 0
+
+
+def _check_failed(cluster: ClusterMap) -> None:
+    if cluster.run is not None and cluster.run.phase == "failed":
+        raise RunFailed(f"the run failed: {cluster.run.reason}")
+
+
+def _who_is_here(cluster: ClusterMap, run: str) -> str:
+    nodes = [
+        f"{name} ({'ready' if node.ready == run else 'not ready'})"
+        for name, node in sorted(cluster.nodes.items())
+        if node.live and node.role != "driver"
+    ]
+    return f"joined so far: {', '.join(nodes) or 'nobody'}"

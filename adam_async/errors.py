@@ -1,0 +1,63 @@
+"""Pure: what can go wrong above the transport, whose fault it is, and the exit code of each.
+
+    AdamError                   anything of ours; ``exit_code`` is what the command line ends with
+      ConfigError          2    the caller's options, files or specs: says which value and what to do
+      DataError            3    a data source is missing, damaged or of the wrong kind
+      RoleDied             4    a role ended while it was needed; names it and how it ended
+      DeadlineExceeded     5    a named wait took longer than its deadline
+      ShardUnavailable     5    the primary of a shard could not be reached in time
+      RunFailed            8    the run ended for a reason that is not one of the above
+
+The command line adds 6 (a peer refused the handshake), 7 (an address cannot be bound) and 130
+(interrupted); docs/exit-codes.md lists them all.
+"""
+
+
+class AdamError(Exception):
+    """Base of every error that this package raises on purpose."""
+
+    exit_code = 1
+
+
+class ConfigError(AdamError, ValueError):
+    """An option, file or spec is wrong. The message says which, its value and what to do."""
+
+    exit_code = 2
+
+
+class DataError(AdamError):
+    """A data source is missing, damaged or not what its name says."""
+
+    exit_code = 3
+
+
+class RoleDied(AdamError):
+    """A role ended while the run needed it."""
+
+    exit_code = 4
+
+    def __init__(self, node: str, how: str) -> None:
+        super().__init__(f"{node} died: {how}")
+        self.node = node
+        self.how = how
+
+
+class DeadlineExceeded(AdamError):
+    """A named wait took longer than its deadline."""
+
+    exit_code = 5
+
+    def __init__(self, what: str, timeout_s: float) -> None:
+        super().__init__(f"waited {timeout_s:g} s for {what}")
+        self.what = what
+        self.timeout_s = timeout_s
+
+
+class ShardUnavailable(DeadlineExceeded):
+    """The primary of a shard could not be reached, or did not answer, in time."""
+
+
+class RunFailed(AdamError):
+    """The run ended early; the message carries the first cause."""
+
+    exit_code = 8

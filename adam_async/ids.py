@@ -1,0 +1,22 @@
+"""Pure: names for the numbers and strings that travel.
+
+They are plain `int` and `str` at run time; the types keep a shard's number from being passed
+where a bucket's is meant.
+"""
+
+from typing import NewType
+
+NodeId = NewType("NodeId", str)
+"""Name of one node, such as ``ps-0``. Unique in a cluster; a restart keeps it."""
+
+Replica = NewType("Replica", int)
+"""Number of a model replica in a run, from 0."""
+
+ShardId = NewType("ShardId", int)
+"""Position of a shard in the run's shard table, from 0."""
+
+BucketId = NewType("BucketId", int)
+"""Number of a bucket, from 0."""
+
+Version = NewType("Version", int)
+"""Pushes applied to a shard so far. Grows by one per push, on its primary only."""

@@ -1,0 +1,330 @@
+"""Pure: every message of the system, one frozen class each, and who may say it to whom.
+
+A message class describes; tensors ride beside it (`transport.Message.tensors`) and never pass
+through msgpack. `pack` turns a message into what a link carries and `unpack` validates what came.
+Unknown optional keys are ignored, so a newer peer may say more; a missing or mistyped key is a
+`RemoteProtocolError` that names it.
+
+Conversations, with the tensors that ride along in brackets:
+
+    anyone - controller          GetMap, CompareAndSet [value], WatchMap -> MapState [map]
+    worker - data server         LeaseGroups -> Groups [images, labels], ReportGroups -> Reported
+    driver - data server         ReadTest -> TestImages [images, labels]
+    worker - parameter server    Push [deltas or factors] -> Pushed, Tick -> Ticked
+    worker, driver - same        Pull -> Values [one per shard]
+    driver - any role            GetStatistics -> Statistics [values]
+
+Every run-scoped message carries the run's id, and is refused by a role that is on another run.
+"""
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from transport import Message, RemoteProtocolError, RoleTable
+
+ROLES = ("controller", "ps", "data", "worker", "driver")
+"""The parties of a cluster. `driver` is the command or program that started the run."""
+
+
+class Body(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of all messages: a frozen record of builtins."""
+
+
+# --- anyone and the controller ---------------------------------------------------------------
+
+
+class GetMap(Body):
+    """Ask for the whole cluster map."""
+
+
+class CompareAndSet(Body):
+    """Set `key` if its record still has version `expected` (0: it must not exist).
+
+    Tensor: the new value as JSON text (it may be larger than a frame's meta may be).
+    """
+
+    key: str
+    expected: int
+
+
+class WatchMap(Body):
+    """Ask for the map once its version is beyond `after`; the answer waits until then."""
+
+    after: int
+
+
+class MapState(Body):
+    """The whole cluster map. Tensor: the map as JSON text."""
+
+    version: int
+    done: bool = True
+    """For an answer to `CompareAndSet`: whether it took effect."""
+
+
+# --- worker and data server ------------------------------------------------------------------
+
+
+class Finished(msgspec.Struct, frozen=True, array_like=True):
+    """One group was trained and its push acknowledged."""
+
+    epoch: int
+    number: int
+    attempt: int
+    images: int
+    loss: float
+
+
+class LeaseGroups(Body):
+    """Ask for up to `count` groups. The answer waits for work, but no longer than `wait_s`."""
+
+    run: str
+    replica: int
+    incarnation: int
+    count: int
+    wait_s: float
+    holding: tuple[int, ...] | None = None
+    """First question on a new link: the group numbers still held. Others were lost with the old link."""
+
+
+class Lease(msgspec.Struct, frozen=True, array_like=True):
+    """One group handed out: its tag, and the images it holds out of those that ride along."""
+
+    epoch: int
+    number: int
+    attempt: int
+    images: int
+
+
+class Groups(Body):
+    """Leased groups. Tensors: for each lease its images (n, C, H, W) and its labels (n,)."""
+
+    leases: tuple[Lease, ...] = ()
+    last: bool = False
+    """Nothing more waits for this replica: a step that is being collected ends with these groups."""
+
+
+class ReportGroups(Body):
+    """These groups are finished."""
+
+    run: str
+    replica: int
+    finished: tuple[Finished, ...]
+
+
+class Reported(Body):
+    """Acknowledgement of a report."""
+
+
+class ReadTest(Body):
+    """Ask for test images `start` to `stop`."""
+
+    start: int
+    stop: int
+
+
+class TestImages(Body):
+    """Tensors: images (n, C, H, W) uint8 and labels (n,). `total` is the size of the test set."""
+
+    __test__ = False  # not a test class, whatever its name suggests to pytest
+
+    total: int
+
+
+# --- worker and parameter server -------------------------------------------------------------
+
+
+class Part(msgspec.Struct, frozen=True, array_like=True):
+    """How the gradient of some shards rides along: a delta each, or two factors for all of them."""
+
+    factors: bool
+    """False: one flat tensor per shard. True: x (K, I), then errors (K, rows of these shards)."""
+    count: int
+    """Shards that this part covers."""
+
+
+class Push(Body):
+    """One step's gradients for the shards of one server.
+
+    `shards`, `numbers`, `versions`, `own` run in parallel, in the order of `parts`.
+    """
+
+    run: str
+    session: int
+    incarnation: int
+    replica: int
+    clock: int
+    """Step of the replica, from 1, that these gradients end."""
+    images: int
+    rate: float
+    generation: int
+    parts: tuple[Part, ...]
+    shards: tuple[int, ...]
+    numbers: tuple[int, ...]
+    """The push's number on each shard, from 1 without gaps per (session, shard)."""
+    versions: tuple[int, ...]
+    """Oldest version of the shard that the step's groups read."""
+    own: tuple[int, ...]
+    """Own pushes since that version which a local step had already applied to the copy read."""
+
+
+APPLIED, DUPLICATE, REFUSED, GAP, NOT_PRIMARY = range(5)
+"""What became of a push on one shard. REFUSED: not finite; it consumed its number and ticked."""
+
+
+class Problem(msgspec.Struct, frozen=True, array_like=True):
+    """A shard of a push that was not simply applied."""
+
+    index: int
+    """Position of the shard in the push."""
+    status: int
+    expected: int = 0
+    """For GAP: the number that the server wants next."""
+
+
+class Pushed(Body):
+    """Acknowledgement: the version of each shard after the push, and what was out of order."""
+
+    versions: tuple[int, ...]
+    problems: tuple[Problem, ...] = ()
+
+
+class Tick(Body):
+    """The replica's step `clock` ended without a push for these shards."""
+
+    run: str
+    session: int
+    incarnation: int
+    replica: int
+    clock: int
+    generation: int
+    shards: tuple[int, ...]
+
+
+class Ticked(Body):
+    """Acknowledgement of a tick."""
+
+
+class Pull(Body):
+    """Ask for the values of shards; what came before on the same link is in them."""
+
+    run: str
+    generation: int
+    shards: tuple[int, ...]
+
+
+class Values(Body):
+    """Tensors: the values of each shard asked for, flat, copied by the server."""
+
+    versions: tuple[int, ...]
+    clock: int
+    """Slowest clock of these shards: where a joining replica starts."""
+
+
+# --- driver and any role ---------------------------------------------------------------------
+
+
+class GetStatistics(Body):
+    """Ask a role how it is doing; the driver builds the live table and the report from it."""
+
+    run: str
+
+
+class Statistics(Body):
+    """What the role counted. Tensor: the values as JSON text; docs/report.md names the fields."""
+
+    node: str
+    role: str
+
+
+TABLE: dict[type[Body], frozenset[tuple[str, str]]] = {
+    GetMap: frozenset((role, "controller") for role in ROLES),
+    CompareAndSet: frozenset((role, "controller") for role in ROLES),
+    WatchMap: frozenset((role, "controller") for role in ROLES),
+    MapState: frozenset(("controller", role) for role in ROLES),
+    LeaseGroups: frozenset({("worker", "data")}),
+    Groups: frozenset({("data", "worker")}),
+    ReportGroups: frozenset({("worker", "data")}),
+    Reported: frozenset({("data", "worker")}),
+    ReadTest: frozenset({("driver", "data")}),
+    TestImages: frozenset({("data", "driver")}),
+    Push: frozenset({("worker", "ps")}),
+    Pushed: frozenset({("ps", "worker")}),
+    Tick: frozenset({("worker", "ps")}),
+    Ticked: frozenset({("ps", "worker")}),
+    Pull: frozenset({("worker", "ps"), ("driver", "ps")}),
+    Values: frozenset({("ps", "worker"), ("ps", "driver")}),
+    GetStatistics: frozenset(("driver", role) for role in ROLES if role != "driver"),
+    Statistics: frozenset((role, "driver") for role in ROLES if role != "driver"),
+}
+"""(from, to) pairs that each message may travel between. A class without a row fails a test."""
+
+BY_NAME = {cls.__name__: cls for cls in TABLE}
+
+_B = TypeVar("_B", bound=Body)
+
+
+def role_table() -> RoleTable:
+    """The table in the transport's terms."""
+    return RoleTable({cls.__name__: pairs for cls, pairs in TABLE.items()})
+
+
+def pack(body: Body, tensors: Sequence[NDArray[Any]] = ()) -> Message:
+    """Turn a message and its tensors into what a link carries."""
+    return Message(type=type(body).__name__, meta=msgspec.to_builtins(body), tensors=tuple(tensors))
+
+
+def unpack(message: Message, expected: type[_B]) -> _B:
+    """Validate a received message as `expected`.
+
+    Raises:
+        RemoteProtocolError: It is another message, or a field is missing or mistyped.
+    """
+    if message.type != expected.__name__:
+        raise RemoteProtocolError("message", f"expected {expected.__name__}, got {message.type}")
+    try:
+        return msgspec.convert(message.meta, expected)
+    except msgspec.ValidationError as error:
+        raise RemoteProtocolError("message", f"malformed {message.type}: {error}") from None
+
+
+def unpack_any(message: Message) -> Body:
+    """Validate a received message as whatever it says it is."""
+    cls = BY_NAME.get(message.type)
+    if cls is None:
+        raise RemoteProtocolError("message", f"unknown message {message.type!r}")
+    return unpack(message, cls)
+
+
+def text_tensor(value: Any) -> NDArray[np.uint8]:
+    """Write any builtin or record as JSON text that rides as a tensor."""
+    return np.frombuffer(msgspec.json.encode(value), np.uint8)
+
+
+def read_text_tensor(message: Message, expected: Any) -> Any:
+    """Validate the JSON text that rides beside a message.
+
+    Raises:
+        RemoteProtocolError: There is no such tensor, or the text is not what is expected.
+    """
+    if len(message.tensors) != 1 or message.tensors[0].dtype != np.uint8:
+        raise RemoteProtocolError("tensors", f"{message.type} must carry one text tensor")
+    try:
+        return msgspec.json.decode(message.tensors[0].tobytes(), type=expected)
+    except msgspec.DecodeError as error:
+        raise RemoteProtocolError("message", f"malformed text beside {message.type}: {error}") from None
+
+
+def check_tensor(tensor: NDArray[Any], what: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    """Refuse a tensor that is not what its message promises.
+
+    Raises:
+        RemoteProtocolError: Naming what was expected and what came.
+    """
+    if tensor.shape != shape or tensor.dtype != dtype:
+        raise RemoteProtocolError(
+            "tensors", f"{what}: expected {dtype}{shape}, got {tensor.dtype}{tensor.shape}"
+        )

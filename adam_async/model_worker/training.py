@@ -1,0 +1,154 @@
+"""Pure: what a compute thread does with one image group, and the graph that leads there.
+
+One partition holds the whole model, so there is no message between its layers and the whole way
+forward and back is one segment: one job of the compute pool.
+
+    group -> [train, heavy] -> trained -> [push, light]
+                                 landed -> [land, light]
+
+A tag is in flight until both light nodes have fired. `landed` is delivered at once when pulls run in
+the background, and when the step's pull has landed if only one group may be in flight: with one group
+in flight and a pull at every step, training is serial SGD, exactly.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from dataflow import Firing, Graph, Node
+from numpy.typing import NDArray
+
+from adam_async.data_server.client import ImageGroup
+from adam_async.messages import Lease
+from adam_async.model.context import Context
+from adam_async.model.network import Network
+from adam_async.model.rules import new_scratch, plain_step
+from adam_async.model_worker.updates import PushBuffer, PushPlan
+from adam_async.model_worker.weights import Snapshot, TensorCopy, WorkerWeights
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trained:
+    """What a compute thread made of one group."""
+
+    lease: Lease
+    loss: float
+    """Mean over the group's images."""
+    buffer: PushBuffer
+    read: Snapshot
+    stepped: dict[str, TensorCopy]
+    """Copies that the local step went into; empty without one."""
+
+
+class ThreadScratch:
+    """Scratch memory of one compute thread."""
+
+    def __init__(self, network: Network) -> None:
+        largest = max((p.size for p in network.parameters), default=0)
+        self.product = np.empty(largest, network.dtype)
+        self.rule = new_scratch(network.dtype)
+
+
+class BufferShelf:
+    """Push buffers that are free. Taking and giving back are atomic, from any thread."""
+
+    def __init__(self, make: Callable[[], PushBuffer], made: int) -> None:
+        self._make = make
+        self._free = deque(make() for _ in range(made))
+        self.made = made
+
+    def take(self) -> PushBuffer:
+        """Take a free buffer; if all are on their way, one more is made."""
+        try:
+            return self._free.pop()
+        except IndexError:
+            self.made += 1
+            return self._make()
+
+    def give_back(self, buffer: PushBuffer) -> None:
+        """A buffer is settled and released."""
+        self._free.append(buffer)
+
+
+class GroupTrainer:
+    """Trains groups on a worker's copy; its methods run on compute threads, several at once.
+
+    Args:
+        network: The model.
+        weights: The worker's copy.
+        plan: How gradients travel.
+        rate: Learning rate of the local step; 0 for none.
+        group_images: Most images of a group.
+        push_every: Groups of a step; with more than one, groups are added up in step buffers.
+        buffers: Buffers made ahead of each kind; more are made while all are on their way.
+    """
+
+    def __init__(
+        self,
+        *,
+        network: Network,
+        weights: WorkerWeights,
+        plan: PushPlan,
+        rate: float,
+        group_images: int,
+        push_every: int,
+        buffers: int,
+    ) -> None:
+        self._network = network
+        self._weights = weights
+        self._rate = rate
+        self.group_buffers = BufferShelf(lambda: PushBuffer(network, plan, group_images), buffers)
+        self.step_buffers = self.group_buffers
+        if push_every > 1:
+            self.step_buffers = BufferShelf(lambda: PushBuffer(network, plan, plan.images), buffers)
+
+    def train(self, firing: Firing, group: ImageGroup) -> Trained:
+        """Forward, backward, gradients, local step."""
+        context: Context = firing.context
+        read = self._weights.snapshot()
+        context.load(group.images, group.labels)
+        arrays = read.arrays
+        loss = self._network.forward(arrays, context)
+        self._network.backward(arrays, context)
+        buffer = self.group_buffers.take()
+        buffer.fill(context)
+        stepped = self._local_step(context, buffer, firing.scratch) if self._rate else {}
+        return Trained(group.lease, loss, buffer, read, stepped)
+
+    def _local_step(
+        self, context: Context, buffer: PushBuffer, scratch: ThreadScratch
+    ) -> dict[str, TensorCopy]:
+        """Apply the group's plain step to what is current now, without locks (AD-14)."""
+        stepped = {}
+        for parameter in self._network.parameters:
+            name = parameter.name
+            copy = self._weights.current(name)
+            delta = buffer.deltas.get(name)
+            if delta is None:
+                delta = self._multiply(context, name, scratch)
+            plain_step(copy.array, delta, rate=self._rate, scratch=scratch.rule)
+            stepped[name] = copy
+        return stepped
+
+    def _multiply(self, context: Context, name: str, scratch: ThreadScratch) -> NDArray[Any]:
+        factors = self._network.factors(context, name)
+        assert factors is not None
+        shape = self._network.parameter(name).shape
+        out = scratch.product[: shape[0] * shape[1]].reshape(shape)
+        return np.matmul(factors[1].T, factors[0], out=out)
+
+
+def replica_graph(
+    trainer: GroupTrainer, push: Callable[[Firing, Trained], None], land: Callable[[Firing, None], None]
+) -> Graph:
+    """The dataflow graph of a replica that is one partition."""
+    return Graph(
+        inputs=("group", "landed"),
+        nodes=(
+            Node("train", trainer.train, inputs=("group",), outputs=("trained",), heavy=True),
+            Node("push", push, inputs=("trained",)),
+            Node("land", land, inputs=("landed",)),
+        ),
+    )

@@ -1,0 +1,81 @@
+"""The worker's copy of the model: what compute threads read, and how pulled values replace it.
+
+Theory of operation
+-------------------
+The copy is a dictionary from tensor to `TensorCopy`. A compute thread takes a snapshot of the
+dictionary when it starts a group and uses those arrays to the end. A pull lands in fresh memory and
+is *installed* by putting new entries into the dictionary: no value is copied, no reader ever sees
+half of one version and half of another, and no lock is taken. The old memory returns to its pool
+when the last group that reads it has ended.
+
+Local steps (plain SGD between pulls) write into the arrays that are current at that moment, from
+several threads at once and without locks; updates are additive, and the servers hold the truth
+(AD-11, AD-14). A local step into an array that is replaced meanwhile is lost with it: what the
+server had not yet seen of it comes back with a later pull, as in Downpour.
+
+The dictionary is changed on the event loop only; reading or copying it is one atomic operation.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+
+@dataclass(slots=True, eq=False)
+class TensorCopy:
+    """One version of one tensor."""
+
+    array: NDArray[Any]
+    versions: tuple[int, ...]
+    """Version of each of the tensor's shards."""
+    own: int = 0
+    """Own pushes that a local step has put into this array since it was installed."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Snapshot:
+    """What one group reads: the arrays, and how old they are."""
+
+    copies: dict[str, TensorCopy]
+    own: dict[str, int]
+    """`TensorCopy.own` at the moment of the snapshot."""
+
+    @property
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Tensor name to values, for the layers."""
+        return {name: copy.array for name, copy in self.copies.items()}
+
+
+class WorkerWeights:
+    """The current copy of every tensor of the partition."""
+
+    def __init__(self) -> None:
+        self._current: dict[str, TensorCopy] = {}
+        self.installed = 0
+
+    def snapshot(self) -> Snapshot:
+        """Take what is current. Safe from any thread."""
+        copies = self._current.copy()
+        return Snapshot(copies, {name: copy.own for name, copy in copies.items()})
+
+    def current(self, tensor: str) -> TensorCopy:
+        """The newest copy of one tensor. Safe from any thread."""
+        return self._current[tensor]
+
+    def install(self, tensor: str, array: NDArray[Any], versions: Sequence[int]) -> None:
+        """Replace a tensor, unless what came is older than what is there. Loop only."""
+        old = self._current.get(tensor)
+        if old is not None and any(new < was for new, was in zip(versions, old.versions, strict=True)):
+            return
+        self._current[tensor] = TensorCopy(array, tuple(versions))
+        self.installed += 1
+
+    def count_local_steps(self, copies: Mapping[str, TensorCopy]) -> None:
+        """A push was sent whose local step went into these copies. Loop only."""
+        for copy in copies.values():
+            copy.own += 1
+
+    def __repr__(self) -> str:
+        return f"<WorkerWeights {len(self._current)} tensors, {self.installed} installed>"

@@ -1,0 +1,389 @@
+"""What workers and drivers use of parameter servers: push, pull, tick, each applied exactly once.
+
+A `ParameterClient` keeps one *channel* per server. A channel owns one link at a time and the session
+with that server; questions leave as soon as they are asked, many may be open, and answers are handled
+as they come. When anything goes wrong on a link (it breaks, an answer is late, a push left a gap) the
+channel drops the link, dials again and says everything that is open again, in order, under the same
+numbers (`session.py`). If that has not helped for `patience_s` the client fails and names the server.
+
+Asking never waits; `admit` does: it waits while a server owes more than `MAX_UNACKNOWLEDGED` answers
+to pushes, which is what bounds the memory of push buffers.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from numpy.typing import NDArray
+from transport import DialFailed, Identity, Link, Message, Network, RemoteError, TransportError, WouldBlock
+
+from adam_async.config import Waits
+from adam_async.errors import ShardUnavailable
+from adam_async.ids import ShardId
+from adam_async.messages import Part, Pull, Push, Pushed, Tick, Ticked, Values, pack, unpack
+from adam_async.parameter_server.session import Exchange, Session
+from adam_async.traffic import Traffic
+
+logger = logging.getLogger(__name__)
+
+MAX_UNACKNOWLEDGED = 8
+"""Pushes that one server may owe answers for before admission waits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionIdentity:
+    """Exactly-once identity of a pushing client, and the run that it pushes into."""
+
+    run: str
+    session: int
+    incarnation: int
+    replica: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepPush:
+    """The part of a step's gradients that one server gets in one message."""
+
+    parts: tuple[Part, ...]
+    shards: tuple[ShardId, ...]
+    tensors: Sequence[NDArray[Any]]
+    versions: tuple[int, ...]
+    own: tuple[int, ...]
+    clock: int
+    images: int
+    rate: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientStatistics:
+    """What a client did, over all its servers."""
+
+    acknowledged: int
+    duplicates: int
+    refused: int
+    resent: int
+    reconnects: int
+    admission_waits: int
+    admission_wait_s: float
+
+
+class Channel:
+    """The conversation with one server."""
+
+    def __init__(
+        self,
+        *,
+        network: Network,
+        server: str,
+        address: str,
+        identity: Identity,
+        waits: Waits,
+        traffic: Traffic,
+    ) -> None:
+        self._network = network
+        self._traffic = traffic
+        self.server = server
+        self._address = address
+        self._identity = identity
+        self._waits = waits
+        self._link: Link | None = None
+        self._trouble = asyncio.Event()
+        self._progress = asyncio.Event()
+        self._backlog: deque[Exchange] = deque()
+        self._has_backlog = asyncio.Event()
+        self._settled = 0
+        self.session = Session(limit=MAX_UNACKNOWLEDGED)
+        self.reconnects = -1
+
+    async def run(self) -> None:
+        """Keep a link and say what is open on each new one, until cancelled.
+
+        Raises:
+            ShardUnavailable: No progress for `patience_s`; names the server.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._waits.patience_s
+        while True:
+            left = deadline - loop.time()
+            if left <= 0:
+                what = f"{self.server} at {self._address}, the primary of this shard"
+                raise ShardUnavailable(what, self._waits.patience_s)
+            try:
+                link = await self._network.dial(self._address, self._identity, timeout_s=left)
+            except DialFailed:
+                continue
+            self.reconnects += 1
+            if await self._attend(link):
+                deadline = loop.time() + self._waits.patience_s
+
+    async def _attend(self, link: Link) -> bool:
+        """Use one link until trouble. Returns whether anything was settled on it."""
+        self._trouble.clear()
+        self._settled = 0
+        self._link = link
+        self._traffic.watch(link)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._watch(link), name=f"{self._identity.node}/watch-{self.server}")
+            self._backlog.clear()
+            self._backlog.extend(self.session.to_send_again())
+            pump = group.create_task(self._pump(link), name=f"{self._identity.node}/pump-{self.server}")
+            try:
+                await self._trouble.wait()
+            finally:
+                self._link = None
+                pump.cancel()
+                link.abort()
+                self._traffic.gone(link)
+        return self._settled > 0
+
+    async def _watch(self, link: Link) -> None:
+        await link.wait_closed()
+        self._trouble.set()
+
+    def say(self, exchange: Exchange) -> None:
+        """Say something for the first time; without a link just now, it goes out on the next one."""
+        self.session.opened(exchange)
+        link = self._link
+        if link is None:
+            return
+        if self._backlog or not self._send(link, exchange):
+            self._backlog.append(exchange)
+            self._has_backlog.set()
+
+    async def _pump(self, link: Link) -> None:
+        """Send what could not leave at once, in order, as fast as the server reads."""
+        while True:
+            while self._backlog:
+                if self._send(link, self._backlog[0]):
+                    self._backlog.popleft()
+                else:
+                    await link.wait_writable()
+            self._has_backlog.clear()
+            await self._has_backlog.wait()
+
+    def _send(self, link: Link, exchange: Exchange) -> bool:
+        """Say it on this link. Returns False if the server does not read fast enough."""
+        try:
+            answer = link.call_nowait(
+                exchange.message,
+                timeout_s=self._waits.answer_s,
+                into=exchange.into,
+                release=exchange.sending(),
+                ordered=True,
+            )
+        except WouldBlock:
+            exchange.not_sent()
+            return False
+        except TransportError:
+            exchange.not_sent()
+            self._trouble.set()
+            return True
+        answer.add_done_callback(partial(self._answered, link, exchange))
+        return True
+
+    def _answered(self, link: Link, exchange: Exchange, answer: "asyncio.Future[Message]") -> None:
+        if answer.cancelled():
+            return
+        error = answer.exception()
+        if error is None:
+            try:
+                settled = self.session.answered(exchange, answer.result())
+            except TransportError as malformed:
+                error = malformed
+            else:
+                self._settled += settled
+                self._progress.set()
+                if settled:
+                    return
+        if isinstance(error, RemoteError):
+            logger.warning("%s refused %s: %s", self.server, exchange.message.type, error)
+        if link is self._link:
+            self._trouble.set()
+
+    async def wait_progress(self) -> None:
+        """Wait for the next answer. Cancelling it loses nothing."""
+        self._progress.clear()
+        await self._progress.wait()
+
+    def __repr__(self) -> str:
+        state = "linked" if self._link is not None else "away"
+        return f"<Channel to {self.server} {state}, {len(self.session.open)} open>"
+
+
+class ParameterClient:
+    """Pushes and pulls of one worker, or the pulls of a driver, over all servers of a run.
+
+    Args:
+        network: How to reach the servers.
+        identity: Who we are.
+        session: What makes our pushes exactly-once.
+        addresses: Server id to address, for every server that holds shards of ours.
+        waits: Deadlines.
+        traffic: Where the links are counted.
+
+    Run `run` as a task of the owner's group.
+    """
+
+    def __init__(
+        self,
+        *,
+        network: Network,
+        identity: Identity,
+        session: SessionIdentity,
+        addresses: Mapping[str, str],
+        waits: Waits,
+        traffic: Traffic,
+    ) -> None:
+        self._waits = waits
+        self._session = session
+        self.channels = {
+            server: Channel(
+                network=network,
+                server=server,
+                address=address,
+                identity=identity,
+                waits=waits,
+                traffic=traffic,
+            )
+            for server, address in addresses.items()
+        }
+        self._admission_waits = 0
+        self._admission_wait_s = 0.0
+
+    async def run(self) -> None:
+        """Keep the channels until cancelled.
+
+        Raises:
+            ShardUnavailable: A server could not be reached, or made no progress, for `patience_s`.
+        """
+        async with asyncio.TaskGroup() as group:
+            for server, channel in self.channels.items():
+                group.create_task(channel.run(), name=f"channel-{server}")
+
+    # --- asking ------------------------------------------------------------------------------
+
+    def push(self, server: str, step: StepPush, *, on_free: Callable[[], None]) -> None:
+        """Push gradients under the next numbers. Never waits; see `admit`.
+
+        `on_free` is called once, when every shard has acknowledged (or refused what is not finite) and
+        nothing reads the tensors any more: only then may they be written again.
+        """
+        session = self.channels[server].session
+        body = Push(
+            run=self._session.run,
+            session=self._session.session,
+            incarnation=self._session.incarnation,
+            replica=self._session.replica,
+            clock=step.clock,
+            images=step.images,
+            rate=step.rate,
+            generation=self._session.generation,
+            parts=step.parts,
+            shards=step.shards,
+            numbers=session.next_numbers(step.shards),
+            versions=step.versions,
+            own=step.own,
+        )
+        shards = len(step.shards)
+
+        def on_answer(answer: Message) -> bool:
+            return session.settle_push(unpack(answer, Pushed), shards)
+
+        self.channels[server].say(
+            Exchange(message=pack(body, step.tensors), on_answer=on_answer, on_free=on_free, is_push=True)
+        )
+
+    def pull(
+        self,
+        server: str,
+        shards: Sequence[ShardId],
+        on_values: Callable[[Values, Sequence[NDArray[Any]]], None],
+        *,
+        into: Sequence[NDArray[Any]] | None = None,
+    ) -> None:
+        """Ask for values; they contain everything pushed to this server before. Never waits.
+
+        Args:
+            on_values: Called once with the answer and its tensors, one flat vector per shard.
+            into: Where the vectors shall land; without it they lie in pooled memory.
+        """
+        body = Pull(run=self._session.run, generation=self._session.generation, shards=tuple(shards))
+
+        def on_answer(answer: Message) -> bool:
+            on_values(unpack(answer, Values), answer.tensors)
+            return True
+
+        self.channels[server].say(Exchange(message=pack(body), on_answer=on_answer, into=into))
+
+    def tick(self, server: str, shards: Sequence[ShardId], clock: int) -> None:
+        """Tell a server that step `clock` ended without a push for these shards. Never waits."""
+        body = Tick(
+            run=self._session.run,
+            session=self._session.session,
+            incarnation=self._session.incarnation,
+            replica=self._session.replica,
+            clock=clock,
+            generation=self._session.generation,
+            shards=tuple(shards),
+        )
+
+        def on_answer(answer: Message) -> bool:
+            unpack(answer, Ticked)
+            return True
+
+        self.channels[server].say(Exchange(message=pack(body), on_answer=on_answer))
+
+    # --- waiting -----------------------------------------------------------------------------
+
+    async def admit(self) -> None:
+        """Wait until every server may be pushed to. Cancelling it loses nothing.
+
+        Raises:
+            ShardUnavailable: A server owed answers for `patience_s`.
+        """
+        for channel in self.channels.values():
+            if channel.session.may_push:
+                continue
+            loop = asyncio.get_running_loop()
+            begin = loop.time()
+            self._admission_waits += 1
+            await self._wait(channel, lambda: channel.session.may_push)  # noqa: B023 - awaited here
+            self._admission_wait_s += loop.time() - begin
+
+    async def flush(self) -> None:
+        """Wait until everything asked so far is answered. Cancelling it loses nothing.
+
+        Raises:
+            ShardUnavailable: A server owed answers for `patience_s`.
+        """
+        for channel in self.channels.values():
+            await self._wait(channel, lambda: not channel.session.open)  # noqa: B023 - awaited here
+
+    async def _wait(self, channel: Channel, done: Callable[[], bool]) -> None:
+        try:
+            async with asyncio.timeout(self._waits.patience_s):
+                while not done():
+                    await channel.wait_progress()
+        except TimeoutError:
+            raise ShardUnavailable(f"answers of {channel.server}", self._waits.patience_s) from None
+
+    def statistics(self) -> ClientStatistics:
+        """Count acknowledgements, repetitions and waits."""
+        counts = [channel.session.counts for channel in self.channels.values()]
+        return ClientStatistics(
+            acknowledged=sum(c.acknowledged for c in counts),
+            duplicates=sum(c.duplicates for c in counts),
+            refused=sum(c.refused for c in counts),
+            resent=sum(c.resent for c in counts),
+            reconnects=sum(max(channel.reconnects, 0) for channel in self.channels.values()),
+            admission_waits=self._admission_waits,
+            admission_wait_s=self._admission_wait_s,
+        )
+
+    def __repr__(self) -> str:
+        return f"<ParameterClient of {self._session.run} {list(self.channels.values())}>"

@@ -1,0 +1,346 @@
+"""The parameter-server role: shards in memory, pushes in, acknowledgements and values out.
+
+Everything that touches shard values runs on the event loop's thread, one shard batch per turn: the
+server is the single writer of its shards, reads between batches need no lock, and a shard is at most
+1 MiB, so a heartbeat never waits for more than one shard's work. What arrives while a batch is being
+applied is queued by the time the next turn comes, which is where batching comes from (AD-42).
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adam_async.cluster_map import ClusterMap, NodeRecord
+from adam_async.config import Waits
+from adam_async.controller.client import Membership
+from adam_async.dice import Dice
+from adam_async.ids import Replica, ShardId
+from adam_async.messages import (
+    GetStatistics,
+    Pull,
+    Push,
+    Statistics,
+    Tick,
+    Ticked,
+    Values,
+    check_tensor,
+    pack,
+    text_tensor,
+    unpack_any,
+)
+from adam_async.model.layer import ParameterSpec
+from adam_async.model.network import Network as Model
+from adam_async.model.rules import make_rule
+from adam_async.model.spec import ModelSpec
+from adam_async.parameter_server.apply import Applier, Delta, Factors, Gradient
+from adam_async.parameter_server.shard import Shard
+from adam_async.parameter_server.state import (
+    Acknowledge,
+    AcknowledgeTick,
+    Applied,
+    Effect,
+    PullArrived,
+    PushArrived,
+    Refuse,
+    ReplicasChanged,
+    SendValues,
+    ServerState,
+    TickArrived,
+)
+from adam_async.parameter_server.storage import ShardStorage, lend_vectors
+from adam_async.traffic import Traffic
+from adam_async.placement import ShardSpec, ShardTable, shard_table
+from transport import BufferPool, Identity, Link, Network, ProtocolError, RemoteProtocolError, Request
+
+logger = logging.getLogger(__name__)
+
+MakeStorage = Callable[[Iterable[ParameterSpec], np.dtype[Any]], ShardStorage]
+"""Gives a server its shard memory; servers of one process may be given the same."""
+
+
+class ParameterServer:
+    """One parameter server, from `async with` to its end.
+
+    Args:
+        network: Where it listens and how it reaches the controller.
+        address: What it binds.
+        controller: The controller's address.
+        identity: Its role, node id and incarnation.
+        waits: Deadlines.
+        buffers: Memory for copies of values on their way out.
+        make_storage: Called once per run for the memory of the shards.
+
+    Cancelling the block ends it between two batches; queued pushes are dropped unacknowledged.
+    """
+
+    def __init__(
+        self,
+        *,
+        network: Network,
+        address: str,
+        controller: str,
+        identity: Identity,
+        waits: Waits,
+        buffers: BufferPool,
+        make_storage: MakeStorage = ShardStorage,
+    ) -> None:
+        self._network = network
+        self._bind = address
+        self._controller = controller
+        self._identity = identity
+        self._waits = waits
+        self._buffers = buffers
+        self._make_storage = make_storage
+        self._stack = AsyncExitStack()
+        self._traffic = Traffic(identity.node)
+        self._draining = False
+        self._run = ""
+        self._applier: Applier | None = None
+        self._dtype: np.dtype[Any] = np.dtype(np.float32)
+        self.state: ServerState | None = None
+        self.address = ""
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as stack:
+            self._loop = asyncio.get_running_loop()
+            group = await stack.enter_async_context(asyncio.TaskGroup())
+            listener = await stack.enter_async_context(
+                self._network.listen(self._bind, self._identity, self._on_link)
+            )
+            self.address = listener.address
+            self._membership = Membership(
+                network=self._network,
+                controller=self._controller,
+                identity=self._identity,
+                record=NodeRecord(role="ps", address=self.address, incarnation=self._identity.incarnation),
+                waits=self._waits,
+            )
+            node = self._identity.node
+            for name, work in (("membership", self._membership.run()), ("follow", self._follow())):
+                stack.callback(group.create_task(work, name=f"{node}/{name}").cancel)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        return await self._stack.__aexit__(kind, error, trace)
+
+    # --- the run -----------------------------------------------------------------------------
+
+    async def _follow(self) -> None:
+        """Take up each run that places buckets here; follow who is live in it."""
+        live: tuple[int, ...] | None = None
+        async for cluster in self._membership.changes():
+            run = cluster.run
+            if run is None or self._identity.node not in cluster.buckets:
+                continue
+            if run.id != self._run:
+                await self._take_up(cluster)
+                live = None
+                await self._membership.set_node(ready=run.id)
+            if cluster.live_replicas() != live:
+                live = cluster.live_replicas()
+                assert self.state is not None
+                self.state.handle(ReplicasChanged(tuple(Replica(r) for r in live)))
+
+    async def _take_up(self, cluster: ClusterMap) -> None:
+        """Allocate and initialise the shards of the buckets whose primary we are."""
+        run = cluster.run
+        assert run is not None
+        config = run.config
+        self._dtype = np.dtype(str(config["dtype"]))
+        model = Model(ModelSpec.from_dict(run.spec), dtype=self._dtype)
+        table = shard_table(
+            model.parameters, shard_bytes=int(config["shard_bytes"]), item_bytes=self._dtype.itemsize
+        )
+        rule = make_rule(
+            str(config["rule"]),
+            momentum=float(config["momentum"]),
+            weight_decay=float(config["weight_decay"]),
+        )
+        storage = self._make_storage(model.parameters, self._dtype)
+        dice = Dice(int(config["seed"]))
+        shards = []
+        for spec in _ours(table, cluster.buckets, self._identity.node):
+            values = storage.values(spec)
+            values[:] = _initial_values(model, dice, spec)
+            shards.append(
+                Shard(spec=spec, values=values, rule_state=rule.new_state(values.shape, self._dtype))
+            )
+            await asyncio.sleep(0)
+        self._applier = Applier(rule, [shard.spec for shard in shards], self._dtype)
+        self.state = ServerState(run=run.id, generation=cluster.generation, shards=shards)
+        self._run = run.id
+        logger.info("%s holds %d shards of run %s", self._identity.node, len(shards), run.id)
+
+    # --- links -------------------------------------------------------------------------------
+
+    async def _on_link(self, link: Link) -> None:
+        self._traffic.watch(link)
+        link.serve(self._on_request)
+        try:
+            await link.wait_closed()
+        finally:
+            self._traffic.gone(link)
+
+    def _on_request(self, request: Request) -> None:
+        try:
+            body = unpack_any(request.message)
+            if isinstance(body, GetStatistics):
+                self._answer_statistics(request)
+                return
+            state = self.state
+            if state is None:
+                request.fail("not-ready", f"{self._identity.node} has not taken up a run")
+                return
+            match body:
+                case Push():
+                    gradients = _read_gradients(body, request.message.tensors, state, self._dtype)
+                    effects = state.handle(PushArrived(request, body, gradients))
+                case Pull():
+                    effects = state.handle(PullArrived(request, body))
+                case Tick():
+                    effects = state.handle(TickArrived(request, body))
+                case _:
+                    request.fail("unexpected", f"a ps does not answer {request.message.type}")
+                    return
+        except ProtocolError as error:
+            request.fail("malformed", str(error))
+            return
+        self._perform(effects)
+        if not state.idle and not self._draining:
+            self._draining = True
+            self._loop.call_soon(self._drain)
+
+    # --- effects -----------------------------------------------------------------------------
+
+    def _drain(self) -> None:
+        """Apply what is queued for one shard; come back in the next turn while there is more."""
+        state, applier = self.state, self._applier
+        assert state is not None
+        assert applier is not None
+        batch = state.take_batch()
+        if batch is not None:
+            finite = applier.apply(batch.shard, batch.gradients)
+            self._perform(state.handle(Applied(batch, finite)))
+        if state.idle:
+            self._draining = False
+        else:
+            self._loop.call_soon(self._drain)
+
+    def _perform(self, effects: Sequence[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Acknowledge():
+                    effect.request.reply(pack(effect.body))
+                case SendValues():
+                    self._send_values(effect.request, effect.shards)
+                case AcknowledgeTick():
+                    effect.request.reply(pack(Ticked()))
+                case Refuse():
+                    effect.request.fail(effect.code, effect.text)
+
+    def _send_values(self, request: Request, shards: Sequence[Shard]) -> None:
+        copies = lend_vectors(self._buffers, [shard.spec.size for shard in shards], self._dtype)
+        for copy, shard in zip(copies, shards, strict=True):
+            np.copyto(copy, shard.values)
+        body = Values(
+            versions=tuple(shard.version for shard in shards),
+            clock=min((shard.slowest_clock() for shard in shards), default=0),
+        )
+        request.reply(pack(body, copies))
+
+    def _answer_statistics(self, request: Request) -> None:
+        values = self.statistics()
+        body = Statistics(node=self._identity.node, role="ps")
+        request.reply(pack(body, [text_tensor(values)]))
+
+    def statistics(self) -> dict[str, Any]:
+        """Versions, staleness, clocks, refused pushes, and the traffic of each link."""
+        return {
+            **(self.state.statistics() if self.state is not None else {}),
+            "traffic": self._traffic.rows(),
+        }
+
+    def __repr__(self) -> str:
+        return f"<ParameterServer {self._identity.node} at {self.address} run {self._run or 'none'}>"
+
+
+def _ours(table: ShardTable, buckets: Sequence[str], node: str) -> list[ShardSpec]:
+    return [spec for spec in table.shards if buckets[spec.bucket] == node]
+
+
+def _initial_values(model: Model, dice: Dice, spec: ShardSpec) -> NDArray[Any]:
+    """The keyed initial values of one shard: those of the rows it lies in, cut to its range."""
+    first, last = spec.start // spec.row_size, -(-spec.stop // spec.row_size)
+    rows = model.initial_values(dice, spec.tensor, first, last).reshape(-1)
+    return rows[spec.start - first * spec.row_size : spec.stop - first * spec.row_size]
+
+
+def _read_gradients(
+    push: Push, tensors: Sequence[NDArray[Any]], state: ServerState, dtype: np.dtype[Any]
+) -> list[Gradient]:
+    """Pair each shard of a push with its gradient, without copying.
+
+    Raises:
+        RemoteProtocolError: Counts, shapes or types do not fit the shards named.
+    """
+    if not len(push.shards) == len(push.numbers) == len(push.versions) == len(push.own):
+        raise RemoteProtocolError("push", "shards, numbers, versions and own of a Push differ in length")
+    gradients: list[Gradient] = []
+    rest = iter(tensors)
+    at = 0
+    try:
+        for part in push.parts:
+            shards = [_known(state, number) for number in push.shards[at : at + part.count]]
+            at += part.count
+            if part.factors:
+                gradients += _read_factors(shards, next(rest), next(rest), push.rate, dtype)
+            else:
+                for shard in shards:
+                    tensor = next(rest)
+                    check_tensor(tensor, f"delta of {shard.spec.tensor}", (shard.spec.size,), dtype)
+                    gradients.append(Delta(tensor, push.rate))
+    except StopIteration:
+        raise RemoteProtocolError("push", "a Push carries fewer tensors than its parts need") from None
+    if at != len(push.shards) or next(rest, None) is not None:
+        raise RemoteProtocolError("push", "the parts of a Push do not cover its shards and tensors")
+    return gradients
+
+
+def _known(state: ServerState, number: int) -> Shard:
+    shard = state.shards.get(ShardId(number))
+    if shard is None:
+        raise RemoteProtocolError("push", f"shard {number} does not live here")
+    return shard
+
+
+def _read_factors(
+    shards: Sequence[Shard],
+    x_KI: NDArray[Any],
+    errors_KR: NDArray[Any],
+    rate: float,
+    dtype: np.dtype[Any],
+) -> list[Gradient]:
+    row = shards[0].spec.row_size
+    what = f"factors of {shards[0].spec.tensor}"
+    if x_KI.ndim != 2 or any(not s.spec.whole_rows or s.spec.row_size != row for s in shards):
+        raise RemoteProtocolError("push", f"{what}: need activations (K, {row}) and shards of whole rows")
+    images = len(x_KI)
+    check_tensor(x_KI, what, (images, row), dtype)
+    rows = sum(shard.spec.size // row for shard in shards)
+    check_tensor(errors_KR, what, (images, rows), dtype)
+    gradients: list[Gradient] = []
+    at = 0
+    for shard in shards:
+        stop = at + shard.spec.size // row
+        gradients.append(Factors(x_KI, errors_KR[:, at:stop], rate))
+        at = stop
+    return gradients

@@ -1,0 +1,135 @@
+"""Pure: the pushing side of exactly-once: what was said to one server and is not yet answered.
+
+An *exchange* is one push, pull or tick on its way to one server. Exchanges are kept in the order in
+which they were first sent. Any trouble has one cure: drop the link, dial again, and send everything
+that is open again, in order, under the same numbers. The server applies what it has not seen and
+answers again what it has, so a push is applied once however often it is said, and a pull that follows
+a push on the link still contains it.
+
+An answer may leave part of a push open: shards with a gap (an earlier push has not arrived) or whose
+primary has moved. Such an exchange stays open and asks for the cure.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from numpy.typing import NDArray
+
+from adam_async.ids import ShardId
+from adam_async.messages import DUPLICATE, REFUSED, Pushed
+from transport import Message
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Exchange:
+    """One question to a server, from its first sending until an answer settles it."""
+
+    message: Message
+    on_answer: Callable[[Message], bool]
+    """Looks at an answer; True settles the exchange, False asks to have it sent again."""
+    on_free: Callable[[], None] | None = None
+    """Called once, when it is settled and no sending of it reads its tensors any more."""
+    into: Sequence[NDArray[Any]] | None = None
+    """Where the tensors of the answer shall land."""
+    is_push: bool = False
+    sent: int = 0
+    """How often it was said."""
+    _reading: int = 0
+    _settled: bool = False
+
+    def sending(self) -> Callable[[], None] | None:
+        """Count one more sending; returns what the transport calls when that one is released."""
+        self.sent += 1
+        if self.on_free is None:
+            return None
+        self._reading += 1
+        return self._released
+
+    def not_sent(self) -> None:
+        """The sending just counted did not take place, and will not be released."""
+        self.sent -= 1
+        self._reading -= self.on_free is not None
+
+    def _released(self) -> None:
+        self._reading -= 1
+        self._free_if_done()
+
+    def settle(self) -> None:
+        """An answer settled it."""
+        self._settled = True
+        self._free_if_done()
+
+    def _free_if_done(self) -> None:
+        if self._settled and not self._reading and self.on_free is not None:
+            free, self.on_free = self.on_free, None
+            free()
+
+
+@dataclass(slots=True)
+class PushCounts:
+    """What became of our pushes on single shards."""
+
+    acknowledged: int = 0
+    duplicates: int = 0
+    refused: int = 0
+    resent: int = 0
+
+
+@dataclass(slots=True)
+class Session:
+    """Numbers and open exchanges of one client with one server.
+
+    `limit` is the number of unacknowledged pushes after which admission waits.
+    """
+
+    limit: int = 8
+    _last: dict[ShardId, int] = field(default_factory=dict)
+    open: dict[Exchange, None] = field(default_factory=dict)
+    open_pushes: int = 0
+    counts: PushCounts = field(default_factory=PushCounts)
+
+    def next_numbers(self, shards: Sequence[ShardId]) -> tuple[int, ...]:
+        """Give the next number on each shard, from 1 without gaps."""
+        numbers = tuple(self._last.get(shard, 0) + 1 for shard in shards)
+        self._last.update(zip(shards, numbers, strict=True))
+        return numbers
+
+    @property
+    def may_push(self) -> bool:
+        """Whether another push may be opened."""
+        return self.open_pushes < self.limit
+
+    def opened(self, exchange: Exchange) -> None:
+        """An exchange was said for the first time."""
+        self.open[exchange] = None
+        self.open_pushes += exchange.is_push
+
+    def answered(self, exchange: Exchange, answer: Message) -> bool:
+        """Take an answer. Returns False if everything open must be sent again."""
+        if exchange not in self.open:
+            return True
+        if not exchange.on_answer(answer):
+            return False
+        del self.open[exchange]
+        self.open_pushes -= exchange.is_push
+        exchange.settle()
+        return True
+
+    def to_send_again(self) -> list[Exchange]:
+        """Everything open, in the order of its first sending."""
+        self.counts.resent += sum(exchange.sent > 0 for exchange in self.open)
+        return list(self.open)
+
+    def settle_push(self, answer: Pushed, shards: int) -> bool:
+        """Count an acknowledgement. Returns whether it settled every shard of the push."""
+        settled = True
+        for problem in answer.problems:
+            if problem.status == DUPLICATE:
+                self.counts.duplicates += 1
+            elif problem.status == REFUSED:
+                self.counts.refused += 1
+            else:
+                settled = False
+        if settled:
+            self.counts.acknowledged += shards
+        return settled

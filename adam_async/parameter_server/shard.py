@@ -1,0 +1,58 @@
+"""Pure: one shard: its values, its rule state, and everything that travels with it.
+
+Whatever is needed to serve the shard elsewhere lives here and nowhere else: values, rule state,
+version, the dedup table (last push number per session) and the clock table (step of each live
+replica). Replication and storage will move this record as a whole (I2 in the words of the
+reliability rules: dedup state kept apart from the values is how a retry is applied twice).
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from numpy.typing import NDArray
+
+from adam_async.ids import Replica, Version
+from adam_async.placement import ShardSpec
+
+Session = tuple[int, int]
+"""Identity of a pushing client: (session id, incarnation)."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Shard:
+    """One shard on its primary. Written by the server's one writer only."""
+
+    spec: ShardSpec
+    values: NDArray[Any]
+    """Flat view of the tensor's buffer."""
+    rule_state: Mapping[str, NDArray[Any]]
+    """The rule's arrays: as long as `values`, or of length 1 for per-shard counts."""
+    version: Version = Version(0)  # noqa: RUF009 - a NewType call is the identity
+    last_number: dict[Session, int] = field(default_factory=dict)
+    """Dedup table: number of the last push ordered, per session."""
+    clocks: dict[Replica, int] = field(default_factory=dict)
+    """Clock table: the step that each live replica has finished, on this shard."""
+    staleness: Counter[int] = field(default_factory=Counter)
+    """How many pushes were applied at each staleness; its total equals `version`."""
+    refused: int = 0
+    """Pushes that were not finite. They consumed their number and ticked the clock."""
+    duplicates: int = 0
+    """Pushes answered again without being applied."""
+
+    def slowest_clock(self) -> int:
+        """The clock of the slowest live replica; 0 when none is known."""
+        return min(self.clocks.values(), default=0)
+
+    def check_invariants(self) -> None:
+        """Assert what must hold at any moment between two events."""
+        assert self.staleness.total() == self.version, (self.staleness, self.version)
+        assert len(self.values) == self.spec.size
+        assert self.version >= 0
+        assert self.refused >= 0
+
+    def __repr__(self) -> str:
+        return (
+            f"<Shard {self.spec.id} {self.spec.tensor}[{self.spec.start}:{self.spec.stop}] v{self.version}>"
+        )

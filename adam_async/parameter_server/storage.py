@@ -1,0 +1,56 @@
+"""Pure: the memory of the shards, one contiguous aligned buffer per tensor.
+
+A server is handed its storage and does not allocate it, so that servers of one process can hold
+views of the same tensors. 64-byte alignment keeps every row start on a cache line for vector units.
+"""
+
+from collections.abc import Iterable, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from adam_async.model.layer import ParameterSpec
+from adam_async.placement import ShardSpec
+from transport import BufferPool
+
+ALIGNMENT = 64
+"""Bytes of a cache line and of the widest vector register."""
+
+
+def aligned_zeros(size: int, dtype: DTypeLike) -> NDArray[Any]:
+    """Return a zeroed vector of `size` values whose first byte lies on a 64-byte boundary."""
+    item = np.dtype(dtype).itemsize
+    raw = np.zeros(size * item + ALIGNMENT, np.uint8)
+    offset = -raw.ctypes.data % ALIGNMENT
+    return raw[offset : offset + size * item].view(dtype)
+
+
+class ShardStorage:
+    """One flat aligned buffer per parameter tensor; shards are views into them."""
+
+    def __init__(self, parameters: Iterable[ParameterSpec], dtype: DTypeLike = np.float32) -> None:
+        self.dtype = np.dtype(dtype)
+        self._flat = {p.name: aligned_zeros(prod(p.shape), self.dtype) for p in parameters}
+
+    def values(self, shard: ShardSpec) -> NDArray[Any]:
+        """The memory of one shard, flat."""
+        return self._flat[shard.tensor][shard.start : shard.stop]
+
+    def __repr__(self) -> str:
+        total = sum(flat.nbytes for flat in self._flat.values())
+        return f"<ShardStorage {len(self._flat)} tensors {total} bytes {self.dtype}>"
+
+
+def lend_vectors(pool: BufferPool, sizes: Sequence[int], dtype: np.dtype[Any]) -> list[NDArray[Any]]:
+    """Borrow one aligned vector per size, all from one buffer, which returns when all of them are gone."""
+    starts, end = [], 0
+    for size in sizes:
+        starts.append(end)
+        end += -(-size * dtype.itemsize // ALIGNMENT) * ALIGNMENT
+    lent = pool.acquire(max(end, 1))
+    return [
+        lent[start : start + size * dtype.itemsize].view(dtype)
+        for start, size in zip(starts, sizes, strict=True)
+    ]

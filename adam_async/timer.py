@@ -1,0 +1,35 @@
+"""One timer for a pure state machine: sleeps until its next deadline, then lets it look."""
+
+import asyncio
+from collections.abc import Callable
+
+
+class Timer:
+    """Calls `due` whenever `next_deadline` has come.
+
+    Args:
+        next_deadline: The state machine's own answer, in seconds of the loop's clock.
+        due: Called when that time has come; it may move the deadline.
+    """
+
+    def __init__(self, next_deadline: Callable[[], float | None], due: Callable[[], None]) -> None:
+        self._next_deadline = next_deadline
+        self._due = due
+        self._rearm = asyncio.Event()
+
+    def rearm(self) -> None:
+        """Look at the deadline again; call this after any event that may have moved it."""
+        self._rearm.set()
+
+    async def run(self) -> None:
+        """Run until cancelled. Cancelling it loses nothing."""
+        loop = asyncio.get_running_loop()
+        while True:
+            self._rearm.clear()
+            deadline = self._next_deadline()
+            wait = None if deadline is None else max(deadline - loop.time(), 0.0)
+            try:
+                async with asyncio.timeout(wait):
+                    await self._rearm.wait()
+            except TimeoutError:
+                self._due()
