@@ -5,9 +5,10 @@ lower bound that is exact only after `expire`, so that answering a call costs no
 the usual few different timeouts the table is scanned about once per timeout.
 """
 
+from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
-__all__ = ["Call", "CallTable"]
+__all__ = ["Call", "CallTable", "make_call"]
 
 W = TypeVar("W")
 
@@ -19,6 +20,10 @@ class Call(NamedTuple, Generic[W]):
     message_type: str
     timeout_s: float
     deadline: float
+
+
+make_call = partial(tuple.__new__, Call)
+"""Makes a Call from a tuple, without running a named tuple's ``__new__`` in the interpreter."""
 
 
 class CallTable(Generic[W]):

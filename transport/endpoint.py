@@ -15,7 +15,7 @@ from abc import abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
-from transport.calls import Call, CallTable
+from transport.calls import CallTable, make_call
 from transport.config import LinkConfig
 from transport.errors import (
     CallTimeout,
@@ -221,7 +221,7 @@ class Endpoint(Link):
         self._transmit(REQUEST, request_id, message, release, ordered)
         future: asyncio.Future[Message] = self._loop.create_future()
         deadline = self._loop.time() + timeout_s
-        self._calls.add(request_id, Call(future, message.type, timeout_s, deadline))
+        self._calls.add(request_id, make_call((future, message.type, timeout_s, deadline)))
         if registered is not None:
             self._into[request_id] = registered
             future.add_done_callback(lambda _: self._detach(request_id))

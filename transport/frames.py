@@ -7,7 +7,7 @@ A frame is a prelude of 32 bytes, a meta of at most 16 KiB, and a payload of at 
             TLNK   1        u8     u16     u64          length   length     before it and the meta
                                                         u32      u64        u32        (little endian)
 
-Meta is msgpack: ``[type, meta]`` or ``[type, meta, [[dtype code, dim, ...], ...]]``. Tensors never pass
+Meta is msgpack: ``[type, meta]`` or ``[type, meta, descriptions of the tensors]``. Tensors never pass
 through msgpack: it would copy them, and what a packed byte can expand to would no longer be bounded. A
 payload is the tensors' bytes, each padded to start at a multiple of 64.
 
@@ -29,7 +29,8 @@ message at a time, so address space is bounded as well.
 Only `ProtocolError` leaves the decoder; after one, the decoder is of no further use.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 from struct import Struct
 from typing import Any, Final, NamedTuple, Protocol
 from zlib import crc32
@@ -40,7 +41,7 @@ import numpy as np
 from transport.config import LinkConfig
 from transport.errors import LocalProtocolError, RemoteProtocolError
 from transport.messages import Message
-from transport.tensors import Tensor, TensorSpec, describe, parse_specs, raw_bytes
+from transport.tensors import Layout, Tensor, lay_out, raw_bytes, read_layout
 
 __all__ = [
     "CANCEL",
@@ -69,6 +70,7 @@ __all__ = [
 MAGIC: Final = b"TLNK"
 VERSION: Final = 1
 PRELUDE_BYTES: Final = 32
+MAX_CHUNK_BYTES: Final = 1 << 20
 MAX_DEPTH: Final = 8
 _CHECKED_BYTES: Final = 28
 _ENCODE = Struct("<4sBBHQIQ").pack
@@ -119,6 +121,10 @@ class Frame(NamedTuple):
     frame_bytes: int
 
 
+_make_frame = partial(tuple.__new__, Frame)
+"""Makes a Frame from a tuple, in half the time: a named tuple's own ``__new__`` runs in the interpreter."""
+
+
 class Memory(Protocol):
     """Where payloads are received: the part of a buffer pool that a decoder needs."""
 
@@ -133,13 +139,16 @@ class Registered:
         LocalProtocolError: An array cannot be described, see `describe`, or cannot be written to.
     """
 
-    __slots__ = ("specs", "tensors")
+    __slots__ = ("layout", "tensors")
 
     def __init__(self, tensors: Sequence[Tensor], limit_bytes: int) -> None:
         self.tensors = tuple(tensors)
-        self.specs = describe(self.tensors, limit_bytes)[0]
+        self.layout = lay_out(self.tensors, limit_bytes)
         if not all(tensor.flags.writeable for tensor in self.tensors):
             raise LocalProtocolError("into", "an array registered for a reply is read-only")
+
+
+_CONTAINERS = frozenset((dict, list, tuple))
 
 
 def _check_depth(value: Any, left: int) -> bool:
@@ -147,7 +156,7 @@ def _check_depth(value: Any, left: int) -> bool:
     if left == 0:
         return False
     for item in value.values() if type(value) is dict else value:
-        if type(item) in (dict, list, tuple) and not _check_depth(item, left - 1):
+        if type(item) in _CONTAINERS and not _check_depth(item, left - 1):
             return False
     return True
 
@@ -159,15 +168,15 @@ class FrameEncoder:
         self._max_meta_bytes = config.max_meta_bytes
         self._pack = msgpack.Packer().pack
 
-    def pack(self, message: Message, specs: list[list[int]]) -> bytes:
-        """Pack the meta of a message.
+    def pack(self, message: Message, described: bytes) -> bytes:
+        """Pack the meta of a message; ``described`` is what its layout says, or empty.
 
         Raises:
             LocalProtocolError: It holds what msgpack does not carry, is too deep or too large.
         """
         meta = message.meta
         try:
-            packed: bytes = self._pack((message.type, meta, specs) if specs else (message.type, meta))
+            packed: bytes = self._pack((message.type, meta, described) if described else (message.type, meta))
         except (TypeError, ValueError, OverflowError) as error:
             raise LocalProtocolError(
                 "meta", f"meta of {message.type!r} is not plain builtins: {error}"
@@ -189,39 +198,44 @@ class FrameEncoder:
         return packed
 
     @staticmethod
-    def head(kind: int, request_id: int, meta: bytes, payload_bytes: int, flags: int = 0) -> bytes:
-        """Build prelude and meta of one frame."""
+    def head(
+        kind: int,
+        request_id: int,
+        meta: bytes,
+        payload_bytes: int,
+        flags: int = 0,
+        payload: Iterable[bytes | memoryview | Tensor] = (),
+    ) -> bytes:
+        """Build prelude and meta of one frame, followed by a copy of ``payload``."""
         checked = _ENCODE(MAGIC, VERSION, kind, flags, request_id, len(meta), payload_bytes)
-        return b"".join((checked, crc32(meta, crc32(checked)).to_bytes(4, "little"), meta))
+        return b"".join((checked, crc32(meta, crc32(checked)).to_bytes(4, "little"), meta, *payload))  # type: ignore[arg-type]
 
 
 def _refuse_extension(code: int, data: bytes) -> None:
     raise ValueError(f"extension type {code}")
 
 
-def _unpack(packed: bytes) -> tuple[str, dict[str, Any], object]:
-    """Unpack a meta into type, meta and the tensor specs, which are not looked at yet."""
+def _unpack(packed: bytes | bytearray) -> tuple[str, dict[str, Any], bytes]:
+    """Unpack a meta into type, meta and the descriptions of the tensors, which are not looked at yet."""
+    # Strings, arrays and maps are bounded by msgpack itself to what the 16 KiB could hold.
     try:
         parts = msgpack.unpackb(
             packed,
-            max_str_len=16384,
-            max_bin_len=16384,
-            max_array_len=16384,
-            max_map_len=4096,
             max_ext_len=0,
             ext_hook=_refuse_extension,
         )
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
         raise RemoteProtocolError("meta", f"not msgpack within limits: {type(error).__name__}") from None
     if type(parts) is not list or not 2 <= len(parts) <= 3:
-        raise RemoteProtocolError("meta", "not a list of type, meta and tensor specs")
+        raise RemoteProtocolError("meta", "not a list of type, meta and tensor descriptions")
     name, meta = parts[0], parts[1]
-    if type(name) is not str or type(meta) is not dict:
-        raise RemoteProtocolError("meta", "type is not a str or meta is not a map")
+    described = parts[2] if len(parts) == 3 else b""
+    if type(name) is not str or type(meta) is not dict or type(described) is not bytes:
+        raise RemoteProtocolError("meta", "type is not a str, meta no map, or descriptions no bytes")
     for value in meta.values():
-        if type(value) in (dict, list) and not _check_depth(value, MAX_DEPTH - 1):
+        if type(value) in _CONTAINERS and not _check_depth(value, MAX_DEPTH - 1):
             raise RemoteProtocolError("meta-depth", f"meta nests over {MAX_DEPTH} deep")
-    return name, meta, parts[2] if len(parts) == 3 else ()
+    return name, meta, described
 
 
 class _Scatter:
@@ -292,14 +306,14 @@ class _Arrival:
 
     def frame(self) -> Frame:
         message = Message(type=self.name, meta=self.meta, tensors=self.tensors)
-        return Frame(self.kind, self.request_id, 0, message, self.payload_bytes, self.frame_bytes)
+        return _make_frame((self.kind, self.request_id, 0, message, self.payload_bytes, self.frame_bytes))
 
 
-def _pieces(specs: list[TensorSpec], tensors: tuple[Tensor, ...]) -> list[memoryview]:
+def _pieces(layout: Layout, tensors: tuple[Tensor, ...]) -> list[memoryview]:
     """List the memory of registered arrays, with somewhere for the padding between them."""
     pieces: list[memoryview] = []
     end = 0
-    for spec, tensor in zip(specs, tensors, strict=True):
+    for spec, tensor in zip(layout.specs, tensors, strict=True):
         if spec.offset > end:
             pieces.append(memoryview(bytearray(spec.offset - end)))
         if spec.nbytes:
@@ -392,26 +406,23 @@ class FrameDecoder:
                 or flags > MORE
                 or not 0 < kind <= _LAST_WITH_PAYLOAD
                 or meta_length > self._config.max_meta_bytes
-                or payload_length > self._config.chunk_bytes
+                or payload_length > MAX_CHUNK_BYTES
             ):
                 self._check_prelude(magic, version, kind, flags, meta_length, payload_length)
             if end - body < meta_length:
                 break
             position = body + meta_length
-            packed = bytes(view[body:position])
-            if crc32(packed, crc32(view[start : start + _CHECKED_BYTES])) != crc:
+            packed = scratch[body:position]
+            if crc32(packed, crc32(scratch[start : start + _CHECKED_BYTES])) != crc:
                 raise RemoteProtocolError("checksum", f"prelude and meta of a {kind_name(kind)} are damaged")
             head_bytes = position - start
             start = position
             if kind <= _LAST_WITH_META:
-                here = view[start : start + payload_length] if start + payload_length <= end else None
-                frame, arrival = self._message(
-                    kind, flags, request_id, packed, payload_length, head_bytes, here
-                )
+                frame, arrival = self._message(kind, flags, request_id, packed, payload_length, start)
             elif kind == CHUNK:
                 frame, arrival = None, self._chunk(flags, payload_length, head_bytes)
             else:
-                frame, arrival = Frame(kind, request_id, flags, None, 0, head_bytes), None
+                frame, arrival = _make_frame((kind, request_id, flags, None, 0, head_bytes)), None
             if frame is not None:
                 start += payload_length
                 frames.append(frame)
@@ -449,11 +460,11 @@ class FrameDecoder:
                 "meta-length", f"{kind_name(kind)} claims {meta_length}, over {self._config.max_meta_bytes}"
             )
         carries = kind <= _LAST_WITH_PAYLOAD or kind == CHUNK
-        if payload_length > (self._config.chunk_bytes if carries else 0):
+        if payload_length > (MAX_CHUNK_BYTES if carries else 0):
             raise RemoteProtocolError(
                 "payload-length",
                 f"a frame of kind {kind_name(kind)} claims {payload_length} payload bytes; "
-                f"{self._config.chunk_bytes if carries else 0} are allowed",
+                f"{MAX_CHUNK_BYTES if carries else 0} are allowed",
             )
 
     def _chunk(self, flags: int, payload_length: int, head_bytes: int) -> _Arrival:
@@ -471,28 +482,21 @@ class FrameDecoder:
         return arrival
 
     def _message(
-        self,
-        kind: int,
-        flags: int,
-        request_id: int,
-        packed: bytes,
-        payload_length: int,
-        head_bytes: int,
-        here: memoryview | None,
+        self, kind: int, flags: int, request_id: int, packed: bytearray, payload_length: int, start: int
     ) -> tuple[Frame | None, _Arrival | None]:
-        """Begin a message: return it whole if its payload is `here` entirely, else what is to be filled."""
+        """Begin a message whose payload starts at ``start`` of the scratch.
+
+        Returns it whole if its payload is there entirely, else what is to be filled.
+        """
         name, meta, described = _unpack(packed)
-        specs, total = parse_specs(described, self._config.max_message_bytes) if described else ([], 0)
-        if flags == MORE:
-            if self._large is not None:
-                raise RemoteProtocolError(
-                    "chunk", f"{name!r} begins before the large message in progress ended"
-                )
-            if not 0 < payload_length < total:
-                raise RemoteProtocolError(
-                    "payload-length",
-                    f"the first of several frames of {name!r} has {payload_length} of {total}",
-                )
+        head_bytes = PRELUDE_BYTES + len(packed)
+        if not described and not payload_length and not flags:
+            message = Message(type=name, meta=meta)
+            return _make_frame((kind, request_id, 0, message, 0, head_bytes)), None
+        layout = read_layout(described, self._config.max_message_bytes)
+        _, specs, total, tensor_bytes, _ = layout
+        if flags:
+            self._check_first(name, payload_length, total)
         elif payload_length != total:
             raise RemoteProtocolError(
                 "payload-length",
@@ -501,25 +505,33 @@ class FrameDecoder:
         if not total:
             tensors = tuple([np.empty(spec.shape, spec.dtype) for spec in specs])
             message = Message(type=name, meta=meta, tensors=tensors)
-            return Frame(kind, request_id, 0, message, 0, head_bytes), None
+            return _make_frame((kind, request_id, 0, message, 0, head_bytes)), None
 
-        tensor_bytes = total if len(specs) == 1 else sum([spec.nbytes for spec in specs])
         frame_bytes = head_bytes + total - tensor_bytes
         registered = self.registered.get(request_id) if kind == REPLY and self.registered else None
-        if registered is None or registered.specs != described:
+        if registered is None or registered.layout != layout:
             memory = self._memory.acquire(total)
             tensors = tuple([np.ndarray(shape, dtype, memory, offset) for dtype, shape, offset, _ in specs])
-            if here is not None and flags == 0:
-                memory.data[:] = here
+            if not flags and start + total <= self._end:
+                memory.data[:] = self._view[start : start + total]
                 self.bytes_moved += total
                 message = Message(type=name, meta=meta, tensors=tensors)
-                return Frame(kind, request_id, 0, message, tensor_bytes, frame_bytes), None
+                return _make_frame((kind, request_id, 0, message, tensor_bytes, frame_bytes)), None
             scatter = _Scatter([memory.data])
         else:
             tensors = registered.tensors
-            scatter = _Scatter(_pieces(specs, tensors))
+            scatter = _Scatter(_pieces(layout, tensors))
         arrival = _Arrival(kind, request_id, name, meta, tensors, scatter, tensor_bytes, frame_bytes)
-        if flags == MORE:
+        if flags:
             arrival.lacking = total - payload_length
             self._large = arrival
         return None, arrival
+
+    def _check_first(self, name: str, payload_length: int, total: int) -> None:
+        """Check the first of several frames of a large message."""
+        if self._large is not None:
+            raise RemoteProtocolError("chunk", f"{name!r} begins before the large message in progress ended")
+        if not 0 < payload_length < total:
+            raise RemoteProtocolError(
+                "payload-length", f"the first of several frames of {name!r} has {payload_length} of {total}"
+            )

@@ -51,8 +51,6 @@ class LinkStatistics:
 class Request(ABC):
     """A request of the peer: a call, to be answered once, or an opened stream."""
 
-    __slots__ = ()
-
     message: Message
     streaming: bool
     """Whether the peer opened a stream: answer with `send` and `end`, not with `reply`."""

@@ -17,7 +17,7 @@ from transport.frames import ERROR, MESSAGE, Frame
 from transport.messages import Identity, Message
 from transport.release import Release, watched
 from transport.roles import RoleTable
-from transport.tensors import describe
+from transport.tensors import lay_out
 
 __all__ = ["LocalLink", "link_ends"]
 
@@ -48,7 +48,7 @@ class LocalLink(Endpoint):
     ) -> None:
         payload_bytes = 0
         if message.tensors:
-            payload_bytes = describe(message.tensors, self._config.max_message_bytes)[2]
+            payload_bytes = lay_out(message.tensors, self._config.max_message_bytes).tensor_bytes
         if release is not None:
             tensors = watched(message.tensors, release)
             message = Message(type=message.type, meta=message.meta, tensors=tensors)
@@ -129,8 +129,7 @@ class LocalLink(Endpoint):
     def _on_reply(self, request_id: int, message: Message) -> None:
         registered = self._into.get(request_id)
         if registered is not None:
-            specs = describe(message.tensors, self._config.max_message_bytes)[0]
-            if specs == registered.specs:
+            if lay_out(message.tensors, self._config.max_message_bytes) == registered.layout:
                 for target, source in zip(registered.tensors, message.tensors, strict=True):
                     np.copyto(target, source)
                 message = Message(type=message.type, meta=message.meta, tensors=registered.tensors)

@@ -5,21 +5,21 @@ a large message leaves chunk by chunk, each when the stream has taken the one be
 other messages pass between. At most one large message is under way at a time, the others wait in order.
 What must not overtake (items and the end of a stream, messages sent with ``ordered``) queues up as well.
 
-The owner calls `heard` when bytes arrive and `tick` when `next_deadline` has come, and does what the
-returned effects say. Times are absolute seconds on the caller's clock. The deadline does not move with
+The owner notes in ``last_heard`` when bytes arrive, calls `tick` when `next_deadline` has come, and does
+what the returned effects say. Times are absolute seconds on the caller's clock. The deadline does not move with
 every byte: it is when something *may* be due.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from transport.config import LinkConfig
 from transport.errors import LinkBroken
-from transport.frames import CHUNK, MORE, PING, FrameDecoder, FrameEncoder, Memory
+from transport.frames import CHUNK, MORE, PING, PRELUDE_BYTES, FrameDecoder, FrameEncoder, Memory
 from transport.messages import Message
 from transport.release import watched
-from transport.tensors import ALIGNMENT, describe, raw_bytes
+from transport.tensors import ALIGNMENT, Tensor, TensorSpec, lay_out, raw_bytes
 
 __all__ = ["STREAM_WINDOW", "Buffer", "Conversation", "GiveUp", "Outgoing", "SendPing"]
 
@@ -79,13 +79,34 @@ class Conversation:
         """Bytes in the queue of large messages; what the stream itself holds comes on top."""
         self._encoder = FrameEncoder(config)
         self._queue: deque[Outgoing] = deque()
-        self._last_heard = now
+        self.last_heard = now
+        """When bytes last arrived; the owner keeps it."""
         self._reading = True
         self._progress = 0
         self._progress_at: float | None = None
         self._ping_at = now + config.ping_every_s
 
     # Leaving bytes
+
+    def encode_small(self, kind: int, request_id: int, message: Message) -> tuple[bytes, int] | None:
+        """Turn a message that fits one write into its frame and its number of tensor bytes.
+
+        None for a payload over ``gather_bytes``; use `encode`.
+
+        Raises:
+            LocalProtocolError: The message cannot travel.
+        """
+        tensors = message.tensors
+        encoder = self._encoder
+        if not tensors:
+            return encoder.head(kind, request_id, encoder.pack(message, b""), 0), 0
+        described, specs, total, tensor_bytes, plain = lay_out(tensors, self.config.max_message_bytes)
+        if total > self.config.gather_bytes:
+            return None
+        payload = tensors if plain else payload_parts(specs, tensors)
+        return encoder.head(
+            kind, request_id, encoder.pack(message, described), total, 0, payload
+        ), tensor_bytes
 
     def encode(
         self, kind: int, request_id: int, message: Message, release: Callable[[], object] | None = None
@@ -98,48 +119,35 @@ class Conversation:
         Raises:
             LocalProtocolError: The message cannot travel; nothing was queued or released.
         """
+        small = self.encode_small(kind, request_id, message)
+        if small is not None:
+            frame, tensor_bytes = small
+            if release is not None:
+                release()
+            return Outgoing([frame], len(frame), tensor_bytes, len(frame) - tensor_bytes)
+        encoder = self._encoder
         tensors = message.tensors
-        if not tensors:
-            frame = self._encoder.head(kind, request_id, self._encoder.pack(message, []), 0)
-            if release is not None:
-                release()
-            return Outgoing([frame], len(frame), 0, len(frame))
-        specs, total, tensor_bytes = describe(tensors, self.config.max_message_bytes)
-        meta = self._encoder.pack(message, specs)
-        large = total > self.config.chunk_bytes
-        head = self._encoder.head(
-            kind, request_id, meta, self.config.chunk_bytes if large else total, MORE if large else 0
-        )
-        if release is not None and total > self.config.gather_bytes:
+        described, specs, total, tensor_bytes, _ = lay_out(tensors, self.config.max_message_bytes)
+        meta = encoder.pack(message, described)
+        if release is not None:
             tensors = watched(tensors, release)
-        buffers: list[Buffer] = [head]
-        end = 0
-        for tensor in tensors:
-            if end & 63:
-                pad = -end & 63
-                buffers.append(_PADDING[:pad])
-                end += pad
-            if tensor.nbytes:
-                buffers.append(raw_bytes(tensor))
-                end += tensor.nbytes
-        overhead = len(head) + total - tensor_bytes
-        if total <= self.config.gather_bytes:
-            frame = b"".join(buffers)
-            if release is not None:
-                release()
-            return Outgoing([frame], len(frame), tensor_bytes, overhead)
-        if not large:
-            return Outgoing(buffers, len(head) + total, tensor_bytes, overhead)
-        return self._split(buffers, total, tensor_bytes, overhead)
+        parts = payload_parts(specs, tensors)
+        overhead = PRELUDE_BYTES + len(meta) + total - tensor_bytes
+        if total <= self.config.chunk_bytes:
+            head = encoder.head(kind, request_id, meta, total)
+            return Outgoing([head, *parts], len(head) + total, tensor_bytes, overhead)
+        head = encoder.head(kind, request_id, meta, self.config.chunk_bytes, MORE)
+        return self._split(head, deque(parts), total, tensor_bytes, overhead)
 
-    def _split(self, buffers: list[Buffer], total: int, tensor_bytes: int, overhead: int) -> Outgoing:
+    def _split(
+        self, head: bytes, payload: deque[Buffer], total: int, tensor_bytes: int, overhead: int
+    ) -> Outgoing:
         """Cut a large payload: the first frame now, the rest to follow."""
-        payload = deque(buffers[1:])
-        first: list[Buffer] = [buffers[0]]
+        first: list[Buffer] = [head]
         _take(payload, self.config.chunk_bytes, first)
         chunks = -(-total // self.config.chunk_bytes) - 1
         outgoing = Outgoing(
-            first, len(buffers[0]) + self.config.chunk_bytes, tensor_bytes, overhead + 32 * chunks
+            first, len(head) + self.config.chunk_bytes, tensor_bytes, overhead + PRELUDE_BYTES * chunks
         )
         outgoing.rest = payload
         outgoing.rest_bytes = total - self.config.chunk_bytes
@@ -181,10 +189,6 @@ class Conversation:
 
     # Keepalive
 
-    def heard(self, *, now: float) -> None:
-        """Bytes have arrived."""
-        self._last_heard = now
-
     def pause(self) -> None:
         """We stop reading by our own choice: the peer's silence means nothing until `resume`."""
         self._reading = False
@@ -192,7 +196,7 @@ class Conversation:
     def resume(self, *, now: float) -> None:
         """We read again."""
         self._reading = True
-        self._last_heard = now
+        self.last_heard = now
 
     def tick(self, *, now: float, unsent_bytes: int, sent_bytes: int) -> list[SendPing | GiveUp]:
         """Say what silence and stalling call for.
@@ -203,7 +207,7 @@ class Conversation:
             sent_bytes: Bytes the kernel has taken since the conversation began.
         """
         config = self.config
-        silent_s = now - self._last_heard
+        silent_s = now - self.last_heard
         if self._reading and silent_s >= config.dead_after_s:
             return [GiveUp(error=LinkBroken(f"nothing was heard from the peer for {silent_s:.1f} s"))]
         if unsent_bytes == 0:
@@ -223,17 +227,32 @@ class Conversation:
         if self._reading:
             if silent_s >= config.ping_every_s:
                 return [SendPing(frame=_PING_FRAME)]
-            self._ping_at = self._last_heard + config.ping_every_s
+            self._ping_at = self.last_heard + config.ping_every_s
         return []
 
     def next_deadline(self) -> float:
         """When `tick` may next have something to say."""
         deadline = self._ping_at
         if self._reading:
-            deadline = min(deadline, self._last_heard + self.config.dead_after_s)
+            deadline = min(deadline, self.last_heard + self.config.dead_after_s)
         if self._progress_at is not None:
             deadline = min(deadline, self._progress_at + self.config.stalled_after_s)
         return deadline
+
+
+def payload_parts(specs: Sequence[TensorSpec], tensors: Sequence[Tensor]) -> list[Buffer]:
+    """List the bytes of a payload: the tensors where they are, and the padding between them."""
+    if len(specs) == 1:
+        return [raw_bytes(tensors[0])] if specs[0].nbytes else []
+    parts: list[Buffer] = []
+    end = 0
+    for spec, tensor in zip(specs, tensors, strict=True):
+        if spec.offset > end:
+            parts.append(_PADDING[: spec.offset - end])
+        if spec.nbytes:
+            parts.append(raw_bytes(tensor))
+        end = spec.offset + spec.nbytes
+    return parts
 
 
 def _take(payload: deque[Buffer], size: int, into: list[Buffer]) -> None:

@@ -24,17 +24,17 @@ __all__ = ["InboundRequest", "OutboundStream"]
 class InboundRequest(Request):
     """A request of the peer, until it is answered."""
 
-    __slots__ = ("_answered", "_cancelled", "_credit", "_id", "_link", "_waiter", "message", "streaming")
+    # What a plain call never changes stays in the class.
+    _answered = False
+    _cancelled = False
+    _credit = STREAM_WINDOW
+    _waiter: "asyncio.Future[None] | None" = None
 
     def __init__(self, link: "Endpoint", request_id: int, message: Message, streaming: bool) -> None:
         self._link = link
         self._id = request_id
         self.message = message
         self.streaming = streaming
-        self._answered = False
-        self._cancelled = False
-        self._credit = STREAM_WINDOW
-        self._waiter: asyncio.Future[None] | None = None
 
     @property
     def link(self) -> Link:

@@ -1,10 +1,11 @@
 """Links over TCP: the only file that touches sockets.
 
-Writing. On uvloop a small frame goes to ``transport.write``, which sends at the end of the loop's turn all
-that was written in it, in one system call and without an extra turn. Stock asyncio sends each write at
-once, so there small frames of a turn are joined and written in a callback. Payloads beyond ``gather_bytes``
-are never joined: the kernel takes them from the caller's arrays. Chunks of large messages are written while
-the transport takes them; when it pauses us, the rest waits for `resume_writing`.
+Writing. Each write to a transport is a system call, on uvloop too, and costs as much as all the rest of a
+small call. So the small frames of one turn of the loop leave in one write, made by a callback. Two cases
+need no callback: what handlers answer while a read is being delivered leaves at the end of the delivery,
+and a call made while no other is outstanding leaves at once, for it has nothing to wait for. Payloads
+beyond ``gather_bytes`` are never joined: the kernel takes them from the caller's arrays. Chunks of large
+messages are written while the transport takes them; when it pauses us, the rest waits for `resume_writing`.
 
 Reading. The decoder says where the next bytes belong, so that nearly all of them land in their final place.
 """
@@ -12,6 +13,7 @@ Reading. The decoder says where the next bytes belong, so that nearly all of the
 import asyncio
 import ipaddress
 import socket
+import sys
 from collections.abc import Callable
 from typing import cast
 
@@ -24,7 +26,7 @@ from transport.errors import (
     RemoteProtocolError,
     TransportError,
 )
-from transport.frames import CLOSE, END, ERROR, PING, PONG, FrameEncoder, Memory
+from transport.frames import CLOSE, END, ERROR, PING, PONG, REQUEST, Frame, FrameEncoder, Memory
 from transport.handshake import RECORD_BYTES, ClientHandshake, Handshake, reject_record
 from transport.messages import Identity, Message
 from transport.protocol import Buffer, Conversation, GiveUp, Outgoing
@@ -32,6 +34,9 @@ from transport.release import Release
 from transport.roles import RoleTable
 
 __all__ = ["Greeter", "TcpLink", "is_loopback", "parse_tcp_address"]
+
+TURN_BYTES = 64 << 10
+"""So much in small frames is written at once, even within a turn of the loop."""
 
 _PONG_FRAME = FrameEncoder.head(PONG, 0, b"", 0)
 
@@ -195,11 +200,13 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
         self._decoder = self._conversation.decoder
         self._into = self._decoder.registered
         self._writing = True
+        self._delivering = False
         self._written_bytes = 0
         self._gone = loop.create_future()
-        # uvloop joins the writes of one turn by itself; see the module's text.
-        self._joins = not type(loop).__module__.startswith("uvloop")
+        # Before Python 3.12 asyncio's own writelines joins the buffers, which copies everything.
+        self._gathers = sys.version_info >= (3, 12) or type(loop).__module__.startswith("uvloop")
         self._turn: list[bytes] = []
+        self._turn_bytes = 0
         self._arm(self._conversation.next_deadline())
 
     # Writing
@@ -208,6 +215,16 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
         self, kind: int, request_id: int, message: Message, release: Release | None, ordered: bool
     ) -> None:
         conversation = self._conversation
+        if not conversation.queuing:
+            small = conversation.encode_small(kind, request_id, message)
+            if small is not None:
+                frame, payload_bytes = small
+                if kind != ERROR:
+                    self._count_out(message.type, payload_bytes, len(frame) - payload_bytes)
+                self._write_small(frame, kind == REQUEST and not self._calls)
+                if release is not None:
+                    release()
+                return
         outgoing = conversation.encode(kind, request_id, message, release)
         if kind != ERROR:
             self._count_out(message.type, outgoing.payload_bytes, outgoing.frame_bytes)
@@ -222,30 +239,41 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
         if kind == END and self._conversation.queuing:
             self._conversation.queue(Outgoing([frame], len(frame), 0, len(frame)))
         else:
-            self._write([frame], len(frame))
+            self._write_small(frame)
 
-    def _write(self, buffers: list[Buffer], size: int) -> None:
-        """Give buffers to the transport; small ones leave together at the end of the turn."""
-        self._written_bytes += size
-        if not self._joins:
-            if len(buffers) == 1:
-                self._transport.write(buffers[0])
-            else:
-                self._transport.writelines(buffers)
-        elif len(buffers) == 1 and isinstance(buffers[0], bytes):
-            if not self._turn:
-                self._loop.call_soon(self._flush)
-            self._turn.append(buffers[0])
-        else:
+    def _write_small(self, frame: bytes, alone: bool = False) -> None:
+        """Write a frame, together with the others of this turn; see the module's text."""
+        if alone and not self._turn:
+            self._written_bytes += len(frame)
+            self._transport.write(frame)
+            return
+        turn = self._turn
+        if not turn and not self._delivering:
+            self._loop.call_soon(self._flush)
+        turn.append(frame)
+        self._turn_bytes += len(frame)
+        if self._turn_bytes > TURN_BYTES:
             self._flush()
-            # Not writelines: before Python 3.12 it joins, which copies everything.
-            for buffer in buffers:
-                self._transport.write(buffer)
 
     def _flush(self) -> None:
+        turn = self._turn
+        if turn:
+            frame = turn[0] if len(turn) == 1 else b"".join(turn)
+            turn.clear()
+            self._turn_bytes = 0
+            self._written_bytes += len(frame)
+            self._transport.write(frame)
+
+    def _write(self, buffers: list[Buffer], size: int) -> None:
+        """Give the buffers of a frame to the transport, behind what was written before."""
         if self._turn:
-            turn, self._turn = self._turn, []
-            self._transport.write(turn[0] if len(turn) == 1 else b"".join(turn))
+            self._flush()
+        self._written_bytes += size
+        if self._gathers:
+            self._transport.writelines(buffers)
+        else:
+            for buffer in buffers:
+                self._transport.write(buffer)
 
     def _pump(self) -> None:
         """Write queued frames for as long as the transport takes them."""
@@ -282,18 +310,29 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
         if self._error is not None:
             self._read_to_the_end(nbytes)
             return
-        self._conversation.heard(now=self._loop.time())
+        self._conversation.last_heard = self._loop.time()
+        # What handlers answer inline leaves in one write when all that was read has been delivered.
+        self._delivering = not self._turn
         try:
             for frame in self._decoder.updated(nbytes):
-                if frame.kind >= PING:
-                    if frame.kind == PING:
-                        self._write([_PONG_FRAME], len(_PONG_FRAME))
-                elif frame.kind == CLOSE:
-                    self._on_goodbye()
-                else:
+                if frame.kind < CLOSE:
                     self._deliver(frame)
+                else:
+                    self._control(frame)
         except RemoteProtocolError as error:
             self._give_up(error)
+        finally:
+            if self._delivering:
+                self._delivering = False
+                self._flush()
+
+    def _control(self, frame: Frame) -> None:
+        if frame.kind == PING:
+            self._write_small(_PONG_FRAME)
+        elif frame.kind == CLOSE:
+            self._on_goodbye()
+        elif frame.kind != PONG:
+            self._deliver(frame)
 
     def _on_goodbye(self) -> None:
         self._finish(LinkClosed(f"{self.peer} closed the link"))
@@ -335,7 +374,7 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
             if isinstance(effect, GiveUp):
                 self._give_up(effect.error)
             else:
-                self._write([effect.frame], len(effect.frame))
+                self._write_small(effect.frame)
         return self._conversation.next_deadline()
 
     # The end

@@ -1,14 +1,19 @@
 """Pure: what an array looks like on the wire, and back.
 
-A tensor is described by ``[code, dim, dim, ...]`` in the meta of its message; its bytes are a segment of
-the payload. Segments start at multiples of 64 bytes from the start of the payload, so that every tensor of
-a message received into an aligned buffer is aligned too. Nothing here copies tensor bytes.
+A tensor is described in the meta of its message by a byte for its dtype, a byte for its number of
+dimensions and 32 bits for each (little endian). Its bytes are a segment of the payload. Segments start at
+multiples of 64 from the start of the payload, so that every tensor of a message received into an aligned
+buffer is aligned too. Nothing here copies tensor bytes.
 
 bfloat16 exists where ml_dtypes can be imported. Its arrays refuse to be memoryviews, hence `raw_bytes`
 looks at them as uint16.
+
+Layouts are remembered: a training run sends the same few shapes over and over.
 """
 
+import struct
 from collections.abc import Sequence
+from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
 
@@ -24,13 +29,20 @@ except ImportError:  # the extra `fast` is not installed
 else:
     BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
-__all__ = ["ALIGNMENT", "MAX_DIMS", "Tensor", "TensorSpec", "describe", "parse_specs", "raw_bytes"]
+__all__ = [
+    "ALIGNMENT",
+    "BFLOAT16",
+    "MAX_DIMS",
+    "Layout",
+    "Tensor",
+    "TensorSpec",
+    "lay_out",
+    "raw_bytes",
+    "read_layout",
+]
 
 ALIGNMENT = 64
 MAX_DIMS = 8
-MAX_TENSORS = 4096
-"""No meta of 16 KiB describes more."""
-
 Tensor = NDArray[Any]
 
 _UINT16: np.dtype[Any] = np.dtype(np.uint16)
@@ -59,48 +71,115 @@ class TensorSpec(NamedTuple):
     nbytes: int
 
 
-def describe(tensors: Sequence[Tensor], limit_bytes: int) -> tuple[list[list[int]], int, int]:
-    """Describe arrays for the meta of their message.
+class Layout(NamedTuple):
+    """The payload of a message.
 
-    Returns:
-        The specs as plain lists, the length of the payload with padding, and without.
+    Attributes:
+        packed: The descriptions as they travel.
+        specs: Where each tensor lies.
+        total_bytes: Length of the payload, padding included.
+        tensor_bytes: The same without padding.
+        plain: Whether the tensors' buffers, one after the other, are the payload as it is.
+    """
+
+    packed: bytes
+    specs: tuple[TensorSpec, ...]
+    total_bytes: int
+    tensor_bytes: int
+    plain: bool
+
+
+def lay_out(tensors: Sequence[Tensor], limit_bytes: int) -> Layout:
+    """Describe arrays for the meta of their message, and say where each goes in the payload.
 
     Raises:
         LocalProtocolError: Not an array, a dtype that does not travel, more than 8 dimensions, not
             C-contiguous, or more than ``limit_bytes`` in all.
     """
-    specs: list[list[int]] = []
-    end = 0
-    total = 0
     for tensor in tensors:
-        try:
-            code = _CODES[tensor.dtype]
-            shape = tensor.shape
-        except (KeyError, AttributeError, TypeError):
-            raise LocalProtocolError("tensor-dtype", _unfit(tensor)) from None
-        if len(shape) > MAX_DIMS:
-            raise LocalProtocolError("tensor-dims", f"{len(shape)} dimensions; {MAX_DIMS} are the most")
+        if not isinstance(tensor, np.ndarray):
+            raise LocalProtocolError("tensor-dtype", f"{type(tensor).__name__} is not a numpy array")
         if not tensor.flags.c_contiguous:
             raise LocalProtocolError(
                 "tensor-layout",
-                f"an array of shape {shape} is not C-contiguous: pass numpy.ascontiguousarray(it)",
+                f"an array of shape {tensor.shape} is not C-contiguous: pass numpy.ascontiguousarray(it)",
             )
-        specs.append([code, *shape])
-        size = tensor.nbytes
-        end = ((end + 63) & -64) + size
-        total += size
-    if end > limit_bytes:
+    layout = _known_layout(tuple([(tensor.dtype, tensor.shape) for tensor in tensors]))
+    if layout.total_bytes > limit_bytes:
         raise LocalProtocolError(
-            "message-size", f"a payload of {end} bytes exceeds the limit of {limit_bytes}: split the message"
+            "message-size",
+            f"a payload of {layout.total_bytes} bytes exceeds the limit of {limit_bytes}: split the message",
         )
-    return specs, end, total
+    return layout
 
 
-def _unfit(tensor: object) -> str:
-    known = ", ".join(sorted(dtype.name for dtype in _CODES))
-    if not isinstance(tensor, np.ndarray):
-        return f"{type(tensor).__name__} is not a numpy array"
-    return f"dtype {tensor.dtype} does not travel; these do, in native byte order: {known}"
+@lru_cache(maxsize=1024)
+def _known_layout(kinds: tuple[tuple[np.dtype[Any], tuple[int, ...]], ...]) -> Layout:
+    packed: list[bytes] = []
+    for dtype, shape in kinds:
+        code = _CODES.get(dtype)
+        if code is None:
+            known = ", ".join(sorted(dtype.name for dtype in _CODES))
+            raise LocalProtocolError(
+                "tensor-dtype", f"dtype {dtype} does not travel; these do, in native byte order: {known}"
+            )
+        if len(shape) > MAX_DIMS:
+            raise LocalProtocolError("tensor-dims", f"{len(shape)} dimensions; {MAX_DIMS} are the most")
+        if max(shape, default=0) >= 1 << 32:
+            raise LocalProtocolError("message-size", f"shape {shape} has a dimension beyond 32 bits")
+        packed.append(struct.pack(f"<BB{len(shape)}I", code, len(shape), *shape))
+    return _place(b"".join(packed), kinds)
+
+
+def _place(packed: bytes, kinds: Sequence[tuple[np.dtype[Any], tuple[int, ...]]]) -> Layout:
+    """Put tensors one after the other, each at a multiple of 64."""
+    specs: list[TensorSpec] = []
+    end = total = 0
+    for dtype, shape in kinds:
+        size = prod(shape) * dtype.itemsize
+        start = (end + ALIGNMENT - 1) & -ALIGNMENT
+        end = start + size
+        total += size
+        specs.append(TensorSpec(dtype, shape, start, size))
+    plain = end == total and all(dtype != BFLOAT16 for dtype, _ in kinds)
+    return Layout(packed, tuple(specs), end, total, plain)
+
+
+def read_layout(packed: bytes, limit_bytes: int) -> Layout:
+    """Read the tensor descriptions of a received meta.
+
+    Raises:
+        RemoteProtocolError: A description is not one, or claims more than ``limit_bytes`` in all.
+    """
+    # What is remembered is bounded in number and, by this, in size: a peer chooses these bytes.
+    return _remembered(packed, limit_bytes) if len(packed) <= 256 else _read_layout(packed, limit_bytes)
+
+
+def _read_layout(packed: bytes, limit_bytes: int) -> Layout:
+    kinds: list[tuple[np.dtype[Any], tuple[int, ...]]] = []
+    position = 0
+    while position < len(packed):
+        code = packed[position]
+        dims = packed[position + 1] if position + 1 < len(packed) else 0
+        end = position + 2 + 4 * dims
+        if dims > MAX_DIMS or end > len(packed):
+            raise RemoteProtocolError("tensor-specs", f"{dims} dimensions, or the description is cut short")
+        dtype = _DTYPES.get(code)
+        if dtype is None:
+            raise RemoteProtocolError("tensor-dtype", f"dtype code {code} is unknown here")
+        shape: tuple[int, ...] = struct.unpack_from(f"<{dims}I", packed, position + 2)
+        # Dimensions beside a zero are bounded too: numpy refuses shapes whose product overflows without it.
+        if prod([size for size in shape if size]) * dtype.itemsize > limit_bytes:
+            raise RemoteProtocolError("message-size", f"a tensor claims more than {limit_bytes} bytes")
+        kinds.append((dtype, shape))
+        position = end
+    layout = _place(packed, kinds)
+    if layout.total_bytes > limit_bytes:
+        raise RemoteProtocolError("message-size", f"more than {limit_bytes} bytes are claimed")
+    return layout
+
+
+_remembered = lru_cache(maxsize=1024)(_read_layout)
 
 
 def raw_bytes(tensor: Tensor) -> memoryview:
@@ -108,36 +187,3 @@ def raw_bytes(tensor: Tensor) -> memoryview:
     if tensor.dtype == BFLOAT16:
         tensor = tensor.view(_UINT16)
     return tensor.data.cast("B")
-
-
-def parse_specs(specs: object, limit_bytes: int) -> tuple[list[TensorSpec], int]:
-    """Read the tensor descriptions of a received meta.
-
-    Returns:
-        The specs and the length of the whole payload, padding included.
-
-    Raises:
-        RemoteProtocolError: A description is not one, or claims more than ``limit_bytes`` in all.
-    """
-    if type(specs) is not list or len(specs) > MAX_TENSORS:
-        raise RemoteProtocolError("tensor-specs", f"not a list of at most {MAX_TENSORS} descriptions")
-    parsed: list[TensorSpec] = []
-    end = 0
-    for spec in specs:
-        if type(spec) is not list or not 1 <= len(spec) <= MAX_DIMS + 1:
-            raise RemoteProtocolError("tensor-specs", f"not a dtype and at most {MAX_DIMS} dimensions")
-        for number in spec:
-            if type(number) is not int or number < 0:
-                raise RemoteProtocolError("tensor-specs", "a dtype code or dimension is not a natural number")
-        dtype = _DTYPES.get(spec[0])
-        if dtype is None:
-            raise RemoteProtocolError("tensor-dtype", f"dtype code {spec[0]} is unknown here")
-        shape = tuple(spec[1:])
-        size = prod(shape) * dtype.itemsize
-        start = (end + 63) & -64
-        end = start + size
-        # Dimensions beside a zero are bounded too, numpy would refuse them later.
-        if end > limit_bytes or max(shape, default=0) > limit_bytes:
-            raise RemoteProtocolError("message-size", f"more than {limit_bytes} bytes are claimed")
-        parsed.append(TensorSpec(dtype, shape, start, size))
-    return parsed, end

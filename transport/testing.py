@@ -191,6 +191,9 @@ class FaultyLink(Link):
         elif release is not None:
             release()
 
+    async def wait_writable(self) -> None:
+        await self.inner.wait_writable()
+
     async def receive(self) -> Message:
         return await self.inner.receive()
 
