@@ -22,12 +22,22 @@ from adam_async.cluster_map import ClusterMap, NodeRecord, RunRecord
 from adam_async.config import Config
 from adam_async.controller.client import Membership
 from adam_async.errors import DeadlineExceeded, RunFailed
-from adam_async.messages import GetStatistics, ReadTest, TestImages, pack, read_text_tensor, unpack
+from adam_async.machine import process_memory
+from adam_async.messages import (
+    GetStatistics,
+    ReadTest,
+    Statistics,
+    TestImages,
+    pack,
+    read_text_tensor,
+    unpack,
+)
 from adam_async.model.network import Network as Model
 from adam_async.model.spec import ModelSpec
 from adam_async.parameter_server.client import ParameterClient, SessionIdentity
 from adam_async.placement import shard_table
 from adam_async.snapshot import pull_snapshot
+from adam_async.staleness import add_up
 from adam_async.traffic import Traffic
 
 TEST_CHUNK = 1000
@@ -76,9 +86,22 @@ class Progress:
     """What the live table shows; `Driver.progress` is updated in place."""
 
     phase: str = "joining"
+    data: dict[str, Any] = field(default_factory=dict)
+    """What the data server says of its data; empty until it has joined."""
+    model: Model | None = None
     epoch: int = 0
     images: int = 0
+    """Images of this epoch that are trained."""
+    images_per_s: float = 0.0
+    """Rate between the last two looks."""
     loss: float = 0.0
+    replicas: int = 0
+    """Live ones."""
+    staleness_mean: float = 0.0
+    waited_s: float = 0.0
+    """Seconds that workers have waited for servers or for images, summed."""
+    looked_at: float = 0.0
+    """When the roles were last asked, in seconds of the loop's clock."""
     epochs: list[EpochResult] = field(default_factory=list)
 
 
@@ -110,21 +133,23 @@ class Driver:
         spec: ModelSpec | None = None,
     ) -> None:
         self._network = network
+        self._controller = controller
         self._identity = identity
         self._config = config
         self._buffers = buffers
         self._threads = threads
         self._spec = spec
         self._waits = config.waits
+        self._traffic = Traffic(identity.node)
         self._membership = Membership(
             network=network,
             controller=controller,
             identity=identity,
             record=NodeRecord(role="driver", address="", incarnation=identity.incarnation),
             waits=self._waits,
+            traffic=self._traffic,
         )
         self._stack = AsyncExitStack()
-        self._traffic = Traffic(identity.node)
         self._test: tuple[NDArray[Any], NDArray[Any]] | None = None
         self._events: list[dict[str, Any]] = []
         self._run_begin = 0.0
@@ -170,6 +195,7 @@ class Driver:
         data = await self._wait_for_data()
         spec = self._spec or choose_model(self._config.model, data)
         model = Model(spec, dtype=self._config.dtype)
+        self.progress.data, self.progress.model = data, model
         run = self._submit(spec)
         await self._membership.set_run(run)
         try:
@@ -206,7 +232,8 @@ class Driver:
             stack.callback(group.create_task(client.run(), name="driver/parameters").cancel)
             weights: dict[str, NDArray[Any]] = {}
             for epoch in range(1, self._config.epochs + 1):
-                self.progress.phase, self.progress.epoch = "training", epoch
+                self.progress.phase, self.progress.epoch, self.progress.images = "training", epoch, 0
+                self.progress.looked_at = asyncio.get_running_loop().time()
                 await self._wait_epoch(run, epoch)
                 self.progress.phase = "evaluating"
                 weights = await pull_snapshot(model, self._table(model), self.map, client)
@@ -365,38 +392,57 @@ class Driver:
 
     # --- what the roles counted --------------------------------------------------------------
 
-    async def _ask_statistics(self, node: str) -> dict[str, Any]:
-        address = self.map.nodes[node].address
+    async def _ask_statistics(self, address: str) -> tuple[str, dict[str, Any]]:
+        """What the node at an address counted, by its node id."""
         run = self.map.run
         body = GetStatistics(run=run.id if run is not None else "")
         async with self._network.connect(address, self._identity, timeout_s=self._waits.dial_s) as link:
-            reply = await link.call(pack(body), timeout_s=self._waits.call_s)
-            values: dict[str, Any] = read_text_tensor(reply, dict[str, Any])
-            return values
+            self._traffic.watch(link)
+            try:
+                reply = await link.call(pack(body), timeout_s=self._waits.call_s)
+            finally:
+                self._traffic.gone(link)
+            asked = unpack(reply, Statistics)
+            return asked.node, {"role": asked.role, **read_text_tensor(reply, dict[str, Any])}
+
+    def _addresses(self, *roles: str) -> list[str]:
+        return [self.map.nodes[node].address for role in roles for node in self.map.live(role)]
 
     async def _gather_statistics(self, run: str) -> dict[str, dict[str, Any]]:
-        found: dict[str, dict[str, Any]] = {
-            self._identity.node: {"role": "driver", "traffic": self._traffic.rows()}
+        found: dict[str, dict[str, Any]] = {}
+        for address in (self._controller, *self._addresses("ps", "data", "worker")):
+            try:
+                node, values = await self._ask_statistics(address)
+                found[node] = values
+            except TransportError as error:
+                self._note(f"the role at {address} did not say what it counted: {error}")
+        found[self._identity.node] = {
+            "role": "driver",
+            "traffic": self._traffic.rows(),
+            "process": msgspec.to_builtins(process_memory()),
         }
-        for role in ("ps", "data", "worker"):
-            for node in self.map.live(role):
-                try:
-                    found[node] = {"role": role, **await self._ask_statistics(node)}
-                except TransportError as error:
-                    self._note(f"{node} did not say what it counted: {error}")
         return found
 
     async def _read_progress(self) -> None:
-        """Ask the data server how far the epoch is, for the live table."""
-        data = self.map.live("data")
-        if not data:
-            return
+        """Ask the roles how far the epoch is, for the live table."""
         try:
-            values = await self._ask_statistics(data[0])
+            answers = [await self._ask_statistics(a) for a in self._addresses("data", "ps", "worker")]
         except TransportError:
             return
-        self.progress.images = int(values["images"])
-        self.progress.loss = float(values["loss"])
+        roles = [values for _, values in answers]
+        progress, now = self.progress, asyncio.get_running_loop().time()
+        before, progress.images = progress.images, sum(values.get("images", 0) for values in roles)
+        if progress.images > before:
+            progress.images_per_s = (progress.images - before) / (now - progress.looked_at)
+        progress.looked_at = now
+        progress.loss = next((float(values["loss"]) for values in roles if "loss" in values), 0.0)
+        progress.replicas = len(self.map.live_replicas())
+        progress.staleness_mean = add_up(values.get("staleness", {}) for values in roles).mean
+        progress.waited_s = sum(
+            values["parameters"]["admission_wait_s"] + values["data"]["blocked_s"]
+            for values in roles
+            if "parameters" in values
+        )
 
     async def _note_events(self) -> None:
         """Note deaths and returns for the report."""

@@ -17,6 +17,7 @@ from adam_async.cluster_map import ClusterMap, EpochRecord, NodeRecord, RunRecor
 from adam_async.config import Waits
 from adam_async.errors import DeadlineExceeded, RoleDied, RunFailed
 from adam_async.messages import CompareAndSet, MapState, WatchMap, pack, read_text_tensor, text_tensor, unpack
+from adam_async.traffic import Traffic
 from transport import (
     CallTimeout,
     DialFailed,
@@ -48,18 +49,27 @@ class Membership:
         identity: Who we are.
         record: What the map shall say of this node; `run` keeps it set.
         waits: Deadlines.
+        traffic: Where the links to the controller are counted.
 
     Run `run` as a task of the owner's group; everything else waits for what it learns.
     """
 
     def __init__(
-        self, *, network: Network, controller: str, identity: Identity, record: NodeRecord, waits: Waits
+        self,
+        *,
+        network: Network,
+        controller: str,
+        identity: Identity,
+        record: NodeRecord,
+        waits: Waits,
+        traffic: Traffic,
     ) -> None:
         self._network = network
         self._controller = controller
         self._identity = identity
         self._record = record
         self._waits = waits
+        self._traffic = traffic
         self._link: Link | None = None
         self.map = ClusterMap()
         self._changed = asyncio.Condition()
@@ -82,6 +92,7 @@ class Membership:
                 link = await self._network.dial(self._controller, self._identity, timeout_s=timeout_s)
             except DialFailed as error:
                 raise RoleDied("the controller", str(error)) from error
+            self._traffic.watch(link)
             try:
                 await self._attend(link)
             except (LinkClosed, LinkBroken, RemoteProtocolError) as error:
@@ -89,6 +100,7 @@ class Membership:
             finally:
                 self._link = None
                 link.abort()
+                self._traffic.gone(link)
             timeout_s = self._waits.patience_s
 
     async def _attend(self, link: Link) -> None:

@@ -23,7 +23,9 @@ from adam_async.messages import (
     text_tensor,
     unpack_any,
 )
+from adam_async.machine import process_memory
 from adam_async.timer import Timer
+from adam_async.traffic import Traffic
 from transport import Identity, Link, Message, Network, ProtocolError, Request
 
 logger = logging.getLogger(__name__)
@@ -48,6 +50,7 @@ class Controller:
         self.state = ControllerState(grace_s=waits.grace_s)
         self._watchers: dict[Request, None] = {}
         self._links: dict[str, Link] = {}
+        self._traffic = Traffic(identity.node)
         self._stack = AsyncExitStack()
         self.address = ""
 
@@ -79,9 +82,13 @@ class Controller:
     async def _on_link(self, link: Link) -> None:
         peer = link.peer
         self._links[peer.node] = link
+        self._traffic.watch(link)
         self.state.link_back(peer.node, peer.incarnation)
         link.serve(self._on_request)
-        await link.wait_closed()
+        try:
+            await link.wait_closed()
+        finally:
+            self._traffic.gone(link)
         if self._links.get(peer.node) is link:
             del self._links[peer.node]
             now = asyncio.get_running_loop().time()
@@ -92,19 +99,20 @@ class Controller:
 
     def _on_request(self, request: Request) -> None:
         try:
-            body = unpack_any(request.message)
-            match body:
+            asked = unpack_any(request.message)
+            match asked:
                 case GetMap():
                     request.reply(self._map_state())
-                case WatchMap() if self.map.version > body.after:
+                case WatchMap() if self.map.version > asked.after:
                     request.reply(self._map_state())
                 case WatchMap():
                     self._watchers[request] = None
                 case CompareAndSetMessage():
                     value = read_text_tensor(request.message, dict[str, Any])
-                    self._set(request, body, value)
+                    self._set(request, asked, value)
                 case GetStatistics():
-                    request.reply(pack(self._statistics(), [text_tensor({"version": self.map.version})]))
+                    body = Statistics(node=self._identity.node, role="controller")
+                    request.reply(pack(body, [text_tensor(self.statistics())]))
                 case _:
                     request.fail("unexpected", f"a controller does not answer {request.message.type}")
         except ProtocolError as error:
@@ -135,8 +143,13 @@ class Controller:
     def _map_state(self, *, done: bool = True) -> Message:
         return pack(MapState(version=self.map.version, done=done), [text_tensor(self.map)])
 
-    def _statistics(self) -> Statistics:
-        return Statistics(node=self._identity.node, role="controller")
+    def statistics(self) -> dict[str, Any]:
+        """Version of the map, the traffic of each link, and the process."""
+        return {
+            "version": self.map.version,
+            "traffic": self._traffic.rows(),
+            "process": process_memory(),
+        }
 
     @staticmethod
     def _log(before: ClusterMap, after: ClusterMap) -> None:

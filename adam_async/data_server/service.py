@@ -33,6 +33,7 @@ from adam_async.data_server.state import (
 )
 from adam_async.dice import Dice
 from adam_async.ids import Replica
+from adam_async.machine import process_memory
 from adam_async.messages import (
     GetStatistics,
     Groups,
@@ -115,6 +116,7 @@ class DataServer:
                     info=_info(self._dataset),
                 ),
                 waits=self._waits,
+                traffic=self._traffic,
             )
             node = self._identity.node
             for name, work in (
@@ -268,7 +270,11 @@ class DataServer:
 
     def statistics(self) -> dict[str, Any]:
         """Progress of the epoch, groups trained again, and the traffic of each link."""
-        return {**self.state.statistics(), "traffic": self._traffic.rows()}
+        return {
+            **self.state.statistics(),
+            "traffic": self._traffic.rows(),
+            "process": process_memory(),
+        }
 
     def __repr__(self) -> str:
         return f"<DataServer {self._identity.node} at {self.address} {self._dataset!r}>"

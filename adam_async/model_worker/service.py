@@ -22,6 +22,7 @@ from adam_async.config import Waits
 from adam_async.controller.client import Membership
 from adam_async.data_server.client import DataClient
 from adam_async.loop_lag import LoopLag
+from adam_async.machine import process_memory
 from adam_async.messages import GetStatistics, Statistics, pack, text_tensor, unpack_any
 from adam_async.model.network import Network as Model
 from adam_async.model.spec import ModelSpec
@@ -98,6 +99,7 @@ class ModelWorker:
                     role="worker", address=self.address, incarnation=self._identity.incarnation
                 ),
                 waits=self._waits,
+                traffic=self._traffic,
             )
             node = self._identity.node
             for name, work in (
@@ -189,6 +191,7 @@ class ModelWorker:
             "lag_s": self._lag.percentiles(),
             "buffers": self._buffers.statistics(),
             "traffic": self._traffic.rows(),
+            "process": process_memory(),
             **(training.statistics() if training is not None else {}),
         }
 

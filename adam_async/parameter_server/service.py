@@ -21,6 +21,7 @@ from adam_async.config import Waits
 from adam_async.controller.client import Membership
 from adam_async.dice import Dice
 from adam_async.ids import Replica, ShardId
+from adam_async.machine import process_memory
 from adam_async.messages import (
     GetStatistics,
     Pull,
@@ -120,6 +121,7 @@ class ParameterServer:
                 identity=self._identity,
                 record=NodeRecord(role="ps", address=self.address, incarnation=self._identity.incarnation),
                 waits=self._waits,
+                traffic=self._traffic,
             )
             node = self._identity.node
             for name, work in (("membership", self._membership.run()), ("follow", self._follow())):
@@ -267,6 +269,7 @@ class ParameterServer:
         return {
             **(self.state.statistics() if self.state is not None else {}),
             "traffic": self._traffic.rows(),
+            "process": process_memory(),
         }
 
     def __repr__(self) -> str:

@@ -1,0 +1,181 @@
+"""The machine that a run is on: what the report says of it, and what doctor looks at.
+
+Facts come from ``/proc`` and ``/sys`` where there are such; elsewhere what is not known is None. All of
+them are small files of the kernel that answer at once, so they are read without the disk's thread.
+"""
+
+import os
+import platform
+import resource
+import sys
+from collections.abc import Mapping
+from importlib import metadata, util
+from typing import Any
+
+import msgspec
+import numpy as np
+
+
+class Blas(msgspec.Struct, frozen=True, kw_only=True):
+    """The library behind numpy's matrix products."""
+
+    name: str
+    """Name and version, as numpy was built with it."""
+    threads: int | None
+    """Threads that one product may use; None if threadpoolctl is not there to ask."""
+
+
+class Machine(msgspec.Struct, frozen=True, kw_only=True):
+    """One machine and the software on it. Sizes in MiB and KiB; None where the system does not say."""
+
+    host: str
+    system: str
+    """Operating system and its release."""
+    processor: str
+    cores: int
+    """Cores that this process may use."""
+    memory_mb: int | None
+    l2_kb: int | None
+    """Second-level cache of one core."""
+    l3_kb: int | None
+    """Third-level cache that core 0 shares."""
+    python: str
+    numpy: str
+    blas: Blas
+    loop: str
+    """Module of the event loop: ``uvloop`` or ``asyncio``."""
+    uvloop: str | None
+    """Version; None if it is not installed."""
+    warnings: list[str]
+    """What makes runs slower here."""
+
+
+class ProcessMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """Which process a role lives in, and the most memory it has held."""
+
+    host: str
+    pid: int
+    peak_rss_mb: float
+    """Largest resident set so far, in MiB."""
+
+
+def describe_machine(*, loop: str) -> Machine:
+    """Look at the machine.
+
+    Args:
+        loop: Module of the running event loop's class, such as ``type(loop).__module__``.
+    """
+    blas = Blas(name=blas_name(), threads=blas_threads())
+    return Machine(
+        host=platform.node(),
+        system=f"{platform.system()} {platform.release()}",
+        processor=processor_name(),
+        cores=usable_cores(),
+        memory_mb=memory_mb(),
+        l2_kb=cache_kb(2),
+        l3_kb=cache_kb(3),
+        python=platform.python_version(),
+        numpy=np.__version__,
+        blas=blas,
+        loop=loop.partition(".")[0],
+        uvloop=installed_version("uvloop"),
+        warnings=_warnings(blas),
+    )
+
+
+def process_memory() -> ProcessMemory:
+    """Say which process this is and what it has held at most. Every role's statistics hold it."""
+    return ProcessMemory(host=platform.node(), pid=os.getpid(), peak_rss_mb=round(peak_rss_mb(), 1))
+
+
+def peak_rss_mb() -> float:
+    """Largest resident set of this process so far, in MiB.
+
+    On Linux from its status: the figure of ``getrusage`` survives ``exec`` there, so that a child would
+    report the size that its parent had when it was started.
+    """
+    kib = _fields("/proc/self/status").get("VmHWM")
+    if kib is not None:
+        return int(kib.split()[0]) / 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (1 << 20) if sys.platform == "darwin" else peak / 1024
+
+
+def usable_cores() -> int:
+    """Cores that this process may use, at least 1."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def memory_mb() -> int | None:
+    """Memory of the machine, in MiB."""
+    total = _fields("/proc/meminfo").get("MemTotal")
+    return int(total.split()[0]) // 1024 if total is not None else None
+
+
+def cache_kb(level: int) -> int | None:
+    """Size in KiB of the cache of core 0 at one level."""
+    for index in range(8):
+        folder = f"/sys/devices/system/cpu/cpu0/cache/index{index}"
+        size = _text(f"{folder}/size").strip()
+        if _text(f"{folder}/level").strip() == str(level) and size.endswith("K"):
+            return int(size[:-1])
+    return None
+
+
+def processor_name() -> str:
+    """What the processor calls itself."""
+    return _fields("/proc/cpuinfo").get("model name") or platform.processor() or platform.machine()
+
+
+def blas_name() -> str:
+    """Name and version of the BLAS that numpy was built with."""
+    built: Mapping[str, Any] = np.show_config(mode="dicts") or {}  # type: ignore[assignment]
+    blas = built.get("Build Dependencies", {}).get("blas", {})
+    return f"{blas.get('name', 'unknown')} {blas.get('version', '')}".strip()
+
+
+def blas_threads() -> int | None:
+    """Most threads that one matrix product may use; None if threadpoolctl is not installed."""
+    if util.find_spec("threadpoolctl") is None:
+        return None
+    from threadpoolctl import threadpool_info
+
+    counts = [pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"]
+    return max(counts, default=None)
+
+
+def installed_version(package: str) -> str | None:
+    """Version of an installed package, or None."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _warnings(blas: Blas) -> list[str]:
+    if blas.threads is not None and blas.threads > 1:
+        return [
+            f"BLAS may use {blas.threads} threads per product, which compete with the compute threads; "
+            "set OPENBLAS_NUM_THREADS=1 before numpy is imported"
+        ]
+    return []
+
+
+def _fields(path: str) -> dict[str, str]:
+    """Read the lines ``name: value`` of a kernel file; of repeated names the first."""
+    found: dict[str, str] = {}
+    for line in _text(path).splitlines():
+        name, colon, value = line.partition(":")
+        if colon:
+            found.setdefault(name.strip(), value.strip())
+    return found
+
+
+def _text(path: str) -> str:
+    try:
+        with open(path) as file:
+            return file.read()
+    except OSError:
+        return ""
