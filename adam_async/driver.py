@@ -13,9 +13,7 @@ from typing import Any, Self
 
 import msgspec
 import numpy as np
-from dataflow import ComputePool
 from numpy.typing import NDArray
-from transport import BufferPool, Identity, Network, TransportError
 
 from adam_async.choose_model import choose_model
 from adam_async.cluster_map import ClusterMap, NodeRecord, RunRecord
@@ -39,6 +37,8 @@ from adam_async.placement import shard_table
 from adam_async.snapshot import pull_snapshot
 from adam_async.staleness import add_up
 from adam_async.traffic import Traffic
+from dataflow import ComputePool
+from transport import BufferPool, Identity, Network, TransportError
 
 TEST_CHUNK = 1000
 """Test images read in one message."""
@@ -373,9 +373,7 @@ class Driver:
             address = cluster.nodes[cluster.live("data")[0]].address
             pieces: list[tuple[NDArray[Any], NDArray[Any]]] = []
             have, total = 0, 1
-            async with self._network.connect(
-                address, self._identity, timeout_s=self._waits.dial_s
-            ) as link:
+            async with self._network.connect(address, self._identity, timeout_s=self._waits.dial_s) as link:
                 self._traffic.watch(link)
                 while have < total:
                     ask = pack(ReadTest(start=have, stop=have + TEST_CHUNK))

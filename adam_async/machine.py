@@ -155,12 +155,13 @@ def installed_version(package: str) -> str | None:
 
 
 def _warnings(blas: Blas) -> list[str]:
-    if blas.threads is not None and blas.threads > 1:
-        return [
-            f"BLAS may use {blas.threads} threads per product, which compete with the compute threads; "
-            "set OPENBLAS_NUM_THREADS=1 before numpy is imported"
-        ]
-    return []
+    if blas.threads is None or blas.threads == 1:
+        return []
+    warning = (
+        f"BLAS may use {blas.threads} threads per product, which compete with the compute threads; "
+        "set OPENBLAS_NUM_THREADS=1 before numpy is imported"
+    )
+    return [warning]
 
 
 def _fields(path: str) -> dict[str, str]:

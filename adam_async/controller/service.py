@@ -9,6 +9,7 @@ from typing import Any, Self
 from adam_async.cluster_map import ClusterMap
 from adam_async.config import Waits
 from adam_async.controller.state import Changed, Command, CompareAndSet, ControllerState, Invalid
+from adam_async.machine import process_memory
 from adam_async.messages import (
     CompareAndSet as CompareAndSetMessage,
 )
@@ -23,7 +24,6 @@ from adam_async.messages import (
     text_tensor,
     unpack_any,
 )
-from adam_async.machine import process_memory
 from adam_async.timer import Timer
 from adam_async.traffic import Traffic
 from transport import Identity, Link, Message, Network, ProtocolError, Request

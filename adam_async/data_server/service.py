@@ -14,7 +14,6 @@ from typing import Any, Self
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from transport import Identity, Link, Network, ProtocolError, Request
 
 from adam_async.cluster_map import ClusterMap, EpochRecord, NodeRecord
 from adam_async.config import Waits
@@ -50,6 +49,7 @@ from adam_async.messages import (
 )
 from adam_async.timer import Timer
 from adam_async.traffic import Traffic
+from transport import Identity, Link, Network, ProtocolError, Request
 
 logger = logging.getLogger(__name__)
 
