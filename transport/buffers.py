@@ -15,6 +15,7 @@ more than the copy it saves: 16 MiB of fresh pages cost about as long as receivi
 import mmap
 import weakref
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -84,20 +85,29 @@ class BufferPool:
         The memory returns by itself when the array and all views of it are gone. Sizes beyond 32 MiB
         are served and not kept.
         """
-        if size_bytes <= MIN_BYTES:
-            index = 0
-        else:
-            index = (size_bytes - 1).bit_length() - _MIN_SHIFT
+        return self.lend(size_bytes, _UINT8, (size_bytes,))[0]
+
+    def lend(
+        self, size_bytes: int, dtype: np.dtype[Any], shape: tuple[int, ...]
+    ) -> tuple[Tensor, memoryview]:
+        """Like `acquire`, as an array of another kind; also returns its bytes, for filling it.
+
+        The bytes do not keep the memory lent; use them while the array lives. They may be more than asked.
+        """
+        index = 0 if size_bytes <= MIN_BYTES else (size_bytes - 1).bit_length() - _MIN_SHIFT
         self._acquired += 1
         if index < len(self._free):
             free = self._free[index]
-            block = free.pop() if free else self._create(MIN_BYTES << index, free)
+            try:
+                block = free.pop()
+            except IndexError:
+                block = self._create(MIN_BYTES << index, free)
         else:
             block = self._create(size_bytes, [])
-        lent = np.frombuffer(block.memory, _UINT8, size_bytes)
+        lent: Tensor = np.ndarray(shape, dtype, block.memory)
         self._lent[id(block)] = block
         block.reference = weakref.ref(lent, block.returned)
-        return lent
+        return lent, block.memory
 
     def _create(self, size: int, free: list[_Block]) -> _Block:
         self._created += 1

@@ -60,6 +60,34 @@ MAX_ERROR_TEXT = 200
 class Endpoint(Link):
     """Shared half of all links. Lives on one event loop."""
 
+    # Slots: beyond 30 attributes an instance's dictionary is no longer shared, and every access slower.
+    __slots__ = (
+        "__weakref__",
+        "_calls",
+        "_config",
+        "_error",
+        "_handler",
+        "_in",
+        "_inbox",
+        "_inbox_bytes",
+        "_into",
+        "_loop",
+        "_may_hear",
+        "_may_say",
+        "_out",
+        "_over",
+        "_paused",
+        "_receivers",
+        "_requests",
+        "_room",
+        "_streams",
+        "_timer",
+        "_timer_at",
+        "_unhandled",
+        "identity",
+        "peer",
+    )
+
     def __init__(
         self,
         identity: Identity,

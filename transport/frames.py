@@ -73,6 +73,7 @@ PRELUDE_BYTES: Final = 32
 MAX_CHUNK_BYTES: Final = 1 << 20
 MAX_DEPTH: Final = 8
 _CHECKED_BYTES: Final = 28
+_UINT8 = np.dtype(np.uint8)
 _ENCODE = Struct("<4sBBHQIQ").pack
 _DECODE = Struct("<4sBBHQIQI").unpack_from
 
@@ -128,8 +129,10 @@ _make_frame = partial(tuple.__new__, Frame)
 class Memory(Protocol):
     """Where payloads are received: the part of a buffer pool that a decoder needs."""
 
-    def acquire(self, size_bytes: int) -> Tensor:
-        """Lend a 64-byte aligned uint8 array."""
+    def lend(
+        self, size_bytes: int, dtype: np.dtype[Any], shape: tuple[int, ...]
+    ) -> tuple[Tensor, memoryview]:
+        """Lend an array in 64-byte aligned memory, and the bytes of it (or more) for filling it."""
 
 
 class Registered:
@@ -503,21 +506,27 @@ class FrameDecoder:
                 f"the tensors of {name!r} take {total} bytes, its frame has {payload_length}",
             )
         if not total:
-            tensors = tuple([np.empty(spec.shape, spec.dtype) for spec in specs])
-            message = Message(type=name, meta=meta, tensors=tensors)
+            empty = tuple([np.empty(spec.shape, spec.dtype) for spec in specs])
+            message = Message(type=name, meta=meta, tensors=empty)
             return _make_frame((kind, request_id, 0, message, 0, head_bytes)), None
 
         frame_bytes = head_bytes + total - tensor_bytes
         registered = self.registered.get(request_id) if kind == REPLY and self.registered else None
         if registered is None or registered.layout != layout:
-            memory = self._memory.acquire(total)
-            tensors = tuple([np.ndarray(shape, dtype, memory, offset) for dtype, shape, offset, _ in specs])
+            if len(specs) == 1:
+                tensor, memory = self._memory.lend(total, specs[0].dtype, specs[0].shape)
+                tensors: tuple[Tensor, ...] = (tensor,)
+            else:
+                whole, memory = self._memory.lend(total, _UINT8, (total,))
+                tensors = tuple(
+                    [np.ndarray(shape, dtype, whole, offset) for dtype, shape, offset, _ in specs]
+                )
             if not flags and start + total <= self._end:
-                memory.data[:] = self._view[start : start + total]
+                memory[:total] = self._view[start : start + total]
                 self.bytes_moved += total
                 message = Message(type=name, meta=meta, tensors=tensors)
                 return _make_frame((kind, request_id, 0, message, tensor_bytes, frame_bytes)), None
-            scatter = _Scatter([memory.data])
+            scatter = _Scatter([memory[:total]])
         else:
             tensors = registered.tensors
             scatter = _Scatter(_pieces(layout, tensors))

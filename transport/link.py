@@ -117,6 +117,8 @@ class ReplyStream(ABC):
 class Link(ABC):
     """One conversation between two parties. See the module's text for ownership and order."""
 
+    __slots__ = ()
+
     identity: Identity
     """This side."""
     peer: Identity

@@ -25,6 +25,14 @@ __all__ = ["LocalLink", "link_ends"]
 class LocalLink(Endpoint):
     """One end of a link within one event loop. Made in pairs by `link_ends`."""
 
+    __slots__ = (
+        "_arrived",
+        "_draining",
+        "_other",
+        "_taken_messages",
+        "_unsent",
+    )
+
     def __init__(
         self,
         identity: Identity,

@@ -6,8 +6,8 @@ other messages pass between. At most one large message is under way at a time, t
 What must not overtake (items and the end of a stream, messages sent with ``ordered``) queues up as well.
 
 The owner notes in ``last_heard`` when bytes arrive, calls `tick` when `next_deadline` has come, and does
-what the returned effects say. Times are absolute seconds on the caller's clock. The deadline does not move with
-every byte: it is when something *may* be due.
+what the returned effects say. Times are absolute seconds on the caller's clock. The deadline does not move
+with every byte: it is when something *may* be due.
 """
 
 from collections import deque

@@ -183,6 +183,19 @@ class Greeter(asyncio.BufferedProtocol):
 class TcpLink(Endpoint, asyncio.BufferedProtocol):
     """A link over an established, authenticated connection."""
 
+    __slots__ = (
+        "_conversation",
+        "_decoder",
+        "_delivering",
+        "_gathers",
+        "_gone",
+        "_transport",
+        "_turn",
+        "_turn_bytes",
+        "_writing",
+        "_written_bytes",
+    )
+
     def __init__(
         self,
         identity: Identity,
