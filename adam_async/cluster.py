@@ -35,6 +35,7 @@ class LocalCluster:
         config: The run, and how many of each role.
         dataset: The images.
         spec: The model; without it `config.model` says.
+        model_text: What the TOML file that `config.model` names holds.
         network: Links between the roles; without it local ones. Tests hand in faulty ones.
         entropy: Dice for incarnations and session ids.
 
@@ -49,6 +50,7 @@ class LocalCluster:
         *,
         dataset: Dataset,
         spec: ModelSpec | None = None,
+        model_text: str | None = None,
         network: Network | None = None,
         entropy: Callable[[int], bytes] = system_entropy,
     ) -> None:
@@ -57,6 +59,7 @@ class LocalCluster:
         self.buffers = BufferPool()
         self.network = network or LocalNetwork(rules=role_table())
         self._spec = spec
+        self._model_text = model_text
         self._entropy = entropy
         self._stack = AsyncExitStack()
         self._storages: dict[tuple[str, ...], ShardStorage] = {}
@@ -117,6 +120,7 @@ class LocalCluster:
                     buffers=self.buffers,
                     threads=threads * config.replicas,
                     spec=self._spec,
+                    model_text=self._model_text,
                 )
             )
             self._stack = stack.pop_all()

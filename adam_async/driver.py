@@ -116,6 +116,7 @@ class Driver:
         buffers: Memory for received values.
         threads: Threads that evaluate.
         spec: The model, if the caller brings one; otherwise `config.model` says.
+        model_text: What the TOML file that `config.model` names holds; the caller has read it.
 
     Cancelling `train` ends the run in good order: phase `finished` is set if the controller can be
     reached within `drain_s`.
@@ -131,6 +132,7 @@ class Driver:
         buffers: BufferPool,
         threads: int,
         spec: ModelSpec | None = None,
+        model_text: str | None = None,
     ) -> None:
         self._network = network
         self._controller = controller
@@ -139,6 +141,7 @@ class Driver:
         self._buffers = buffers
         self._threads = threads
         self._spec = spec
+        self._model_text = model_text
         self._waits = config.waits
         self._traffic = Traffic(identity.node)
         self._membership = Membership(
@@ -192,8 +195,8 @@ class Driver:
             RunFailed: A role that the run needs was lost; says which.
         """
         self._run_begin = asyncio.get_running_loop().time()
-        data = await self._wait_for_data()
-        spec = self._spec or choose_model(self._config.model, data)
+        data = await self.wait_for_data()
+        spec = self._spec or choose_model(self._config.model, data, text=self._model_text)
         model = Model(spec, dtype=self._config.dtype)
         self.progress.data, self.progress.model = data, model
         run = self._submit(spec)
@@ -209,7 +212,12 @@ class Driver:
         run = f"{self._identity.node}-{self._identity.incarnation:x}"
         return RunRecord(id=run, driver=self._identity.node, config=config, spec=spec.to_dict())
 
-    async def _wait_for_data(self) -> dict[str, Any]:
+    async def wait_for_data(self) -> dict[str, Any]:
+        """Wait for a data server, and return what it says of its data: name, source, shape, sizes.
+
+        Raises:
+            DeadlineExceeded: None joined within `prepare_s`.
+        """
         self.progress.phase = "waiting for a data server"
         cluster = await self._membership.wait_for(
             lambda m: bool(m.live("data")) and m.nodes.get(self._identity.node) is not None,
@@ -311,7 +319,7 @@ class Driver:
             async with asyncio.timeout(self._waits.drain_s):
                 await self._membership.set_run(msgspec.structs.replace(record, phase="finished"))
         except (TimeoutError, DeadlineExceeded):
-            self._note("the controller could not be told that the run has ended")
+            self.note("the controller could not be told that the run has ended")
 
     # --- evaluation --------------------------------------------------------------------------
 
@@ -413,7 +421,7 @@ class Driver:
                 node, values = await self._ask_statistics(address)
                 found[node] = values
             except TransportError as error:
-                self._note(f"the role at {address} did not say what it counted: {error}")
+                self.note(f"the role at {address} did not say what it counted: {error}")
         found[self._identity.node] = {
             "role": "driver",
             "traffic": self._traffic.rows(),
@@ -448,15 +456,16 @@ class Driver:
             for name, node in cluster.nodes.items():
                 known = self._alive.get(name)
                 if not node.live and known == node.incarnation:
-                    self._note(f"{name} died")
+                    self.note(f"{name} died")
                     del self._alive[name]
-                elif node.live and known is None:
+                elif node.live and known != node.incarnation:
                     if name in self._ever:
-                        self._note(f"{name} came back as a new incarnation")
+                        self.note(f"{name} came back as a new incarnation")
                     self._alive[name] = node.incarnation
                     self._ever.add(name)
 
-    def _note(self, what: str) -> None:
+    def note(self, what: str) -> None:
+        """Add an incident to the run's events, with the time."""
         at = asyncio.get_running_loop().time() - self._run_begin if self._run_begin else 0.0
         self._events.append({"s": round(at, 3), "event": what})
 

@@ -6,10 +6,11 @@
       RoleDied             4    a role ended while it was needed; names it and how it ended
       DeadlineExceeded     5    a named wait took longer than its deadline
       ShardUnavailable     5    the primary of a shard could not be reached in time
+      BindFailed           7    an address is taken, or not ours to listen on
       RunFailed            8    the run ended for a reason that is not one of the above
 
-The command line adds 6 (a peer refused the handshake), 7 (an address cannot be bound) and 130
-(interrupted); docs/exit-codes.md lists them all.
+The command line adds 6 (a peer refused the handshake), 130 and 143 (ended by a signal);
+docs/exit-codes.md lists them all.
 """
 
 
@@ -61,3 +62,22 @@ class RunFailed(AdamError):
     """The run ended early; the message carries the first cause."""
 
     exit_code = 8
+
+
+class BindFailed(AdamError):
+    """A role cannot listen where it was told to."""
+
+    exit_code = 7
+
+    def __init__(self, address: str, why: str) -> None:
+        super().__init__(f"cannot listen on {address}: {why}; choose another with --bind")
+        self.address = address
+
+
+def first_cause(error: BaseException) -> BaseException:
+    """Return what happened first in a group of errors, cancellations left out; or the error itself."""
+    if isinstance(error, BaseExceptionGroup):
+        causes = [first_cause(inner) for inner in error.exceptions]
+        real = [cause for cause in causes if isinstance(cause, Exception)]
+        return (real or causes)[0]
+    return error
