@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from itertools import pairwise
 from types import TracebackType
 from typing import Any, Self
 
@@ -371,7 +372,7 @@ class Driver:
                     self._pool.run(_count_right, model, weights, images[a:b], labels[a:b]),
                     name=f"driver/evaluate-{a}",
                 )
-                for a, b in zip(cuts[:-1], cuts[1:], strict=True)
+                for a, b in pairwise(cuts)
             ]
         return sum(part.result() for part in parts) / max(len(labels), 1)
 
