@@ -243,7 +243,8 @@ class Endpoint(Link):
         into: Sequence[Tensor] | None,
         ordered: bool,
     ) -> "asyncio.Future[Message]":
-        self._check(message)
+        if self._error is not None or message.type not in self._may_say:
+            self._check(message)
         registered = None if into is None else Registered(into, self._config.max_message_bytes)
         request_id = self._calls.next_id()
         self._transmit(REQUEST, request_id, message, release, ordered)
@@ -483,14 +484,6 @@ class Endpoint(Link):
     def _send_error(self, request_id: int, code: str, text: str) -> None:
         message = Message(type=code[:64], meta={"text": text[:MAX_ERROR_TEXT]})
         self._transmit(ERROR, request_id, message, None, True)
-
-    def _reply(self, request_id: int, message: Message, release: Release | None) -> None:
-        if self._error is not None:
-            if release is not None:
-                release()
-            return
-        self._check(message)
-        self._transmit(REPLY, request_id, message, release, False)
 
     # Time
 

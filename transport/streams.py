@@ -9,7 +9,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from transport.errors import CallTimeout, LinkClosed, LocalProtocolError, TransportError
-from transport.frames import CANCEL, CREDIT, END, ITEM
+from transport.frames import CANCEL, CREDIT, END, ITEM, REPLY
 from transport.link import Link, ReplyStream, Request
 from transport.messages import Message
 from transport.protocol import STREAM_WINDOW
@@ -48,8 +48,15 @@ class InboundRequest(Request):
                 if self.streaming
                 else f"request {self._id} ({self.message.type!r}) was answered before",
             )
-        self._link._reply(self._id, message, release)
-        self._done()
+        link = self._link
+        if link._error is None:
+            if message.type not in link._may_say:
+                link._check(message)
+            link._transmit(REPLY, self._id, message, release, False)
+        elif release is not None:
+            release()
+        self._answered = True
+        link._requests.pop(self._id, None)
 
     def fail(self, code: str, text: str) -> None:
         if self._answered:

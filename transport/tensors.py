@@ -104,7 +104,10 @@ def lay_out(tensors: Sequence[Tensor], limit_bytes: int) -> Layout:
                 "tensor-layout",
                 f"an array of shape {tensor.shape} is not C-contiguous: pass numpy.ascontiguousarray(it)",
             )
-    layout = _known_layout(tuple([(tensor.dtype, tensor.shape) for tensor in tensors]))
+    if len(tensors) == 1:
+        layout = _known_layout(((tensors[0].dtype, tensors[0].shape),))
+    else:
+        layout = _known_layout(tuple([(tensor.dtype, tensor.shape) for tensor in tensors]))
     if layout.total_bytes > limit_bytes:
         raise LocalProtocolError(
             "message-size",
