@@ -131,7 +131,7 @@ def processor_name() -> str:
 
 def blas_name() -> str:
     """Name and version of the BLAS that numpy was built with."""
-    built: Mapping[str, Any] = np.show_config(mode="dicts") or {}  # type: ignore[assignment]
+    built: Mapping[str, Any] = np.show_config(mode="dicts")
     blas = built.get("Build Dependencies", {}).get("blas", {})
     return f"{blas.get('name', 'unknown')} {blas.get('version', '')}".strip()
 

@@ -1,0 +1,338 @@
+"""What a run came to, as one JSON document; docs/report.md says field by field what it means.
+
+The records below are the schema. They are filled from what every node counted itself (`RunResult`), so
+the same report comes from one process and from many.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from adam_async.baseline import Baseline
+from adam_async.config import Config
+from adam_async.driver import EpochResult, RunResult
+from adam_async.machine import Machine
+from adam_async.ports import Disk
+from adam_async.staleness import Staleness, add_up
+from dataflow import EngineStatistics, PoolStatistics
+
+SCHEMA = "adam-async/report/1"
+"""Name and version of the schema. The version grows when a field changes its meaning or goes."""
+
+
+class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The network."""
+
+    name: str
+    parameters: int
+    multiply_adds: int
+    dtype: str
+    kernels: str
+    spec: dict[str, Any]
+
+
+class DataReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The images."""
+
+    name: str
+    source: str
+    shape: tuple[int, ...]
+    classes: int
+    train_images: int
+    test_images: int
+
+
+class EpochReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One epoch of the run."""
+
+    epoch: int
+    images: int
+    skipped: int
+    train_loss: float
+    test_accuracy: float
+    train_s: float
+    images_per_s: float
+
+
+class Totals(msgspec.Struct, frozen=True, kw_only=True):
+    """All epochs together."""
+
+    train_s: float
+    images: int
+    images_per_s: float
+    test_accuracy: float
+    peak_rss_mb: float
+
+
+class BaselineReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The bare kernel loop on the same threads."""
+
+    images_per_s: float
+    efficiency: float
+    threads: int
+    before: float
+    after: float
+
+
+class TrafficRow(msgspec.Struct, frozen=True, kw_only=True, rename={"sender": "from", "receiver": "to"}):
+    """All messages of one type that one node sent to another."""
+
+    sender: str
+    receiver: str
+    type: str
+    messages: int
+    payload_bytes: int
+    frame_bytes: int
+
+
+class ProtocolRow(msgspec.Struct, frozen=True, kw_only=True):
+    """How the gradient of one tensor travels."""
+
+    tensor: str
+    delta_bytes: int
+    factor_bytes: int | None
+    chosen: str
+
+
+class EventReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One incident."""
+
+    s: float
+    event: str
+
+
+class ServerReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What one parameter server counted."""
+
+    node: str
+    shards: int
+    versions: dict[str, int]
+    staleness: dict[str, int]
+    clocks: dict[str, dict[str, int]]
+    refused: int
+    duplicates: int
+    batches: int
+    batched_pushes: int
+    peak_rss_mb: float
+
+
+class Lag(msgspec.Struct, frozen=True, kw_only=True):
+    """How late the event loop ran its timers."""
+
+    p50: float
+    p99: float
+    max: float
+
+
+class BufferReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A pool of receive buffers; roles of one process may share one."""
+
+    outstanding: int
+    outstanding_bytes: int
+    free: int
+    free_bytes: int
+    acquired: int
+    created: int
+
+
+class PushReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker's client of the parameter servers counted."""
+
+    acknowledged: int
+    duplicates: int
+    refused: int
+    resent: int
+    reconnects: int
+    admission_waits: int
+    admission_wait_s: float
+
+
+class FetchReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker's client of the data server counted."""
+
+    groups: int
+    blocked_fetches: int
+    blocked_s: float
+
+
+class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What one model worker counted."""
+
+    node: str
+    parameters: PushReport | None
+    data: FetchReport | None
+    pool: PoolStatistics | None
+    engine: EngineStatistics | None
+    lag_s: Lag
+    buffers: BufferReport
+    push_buffers: int
+    peak_rss_mb: float
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole report."""
+
+    schema: str
+    command: list[str]
+    config: dict[str, Any]
+    machine: Machine
+    model: ModelReport
+    data: DataReport
+    epochs: list[EpochReport]
+    totals: Totals
+    baseline: BaselineReport | None
+    traffic: list[TrafficRow]
+    protocols: list[ProtocolRow]
+    staleness: Staleness
+    events: list[EventReport]
+    servers: list[ServerReport]
+    workers: list[WorkerReport]
+
+
+def build_report(
+    result: RunResult,
+    *,
+    config: Config,
+    command: Sequence[str],
+    machine: Machine,
+    baseline: Baseline | None,
+) -> Report:
+    """Put together what a run came to.
+
+    Args:
+        result: What the driver brought back.
+        config: The run's options; the report holds them with the rate in force.
+        command: The command line, or what stands for it.
+        machine: Where the driver ran.
+        baseline: The bare kernel loop; None if it was not measured.
+
+    Raises:
+        msgspec.ValidationError: A node of another version said something else than it should.
+    """
+    totals = _totals(result)
+    model = result.model
+    statistics = result.statistics
+    workers = _of_role(statistics, "worker")
+    return Report(
+        schema=SCHEMA,
+        command=list(command),
+        config={**msgspec.to_builtins(config), "rate": config.default_rate()},
+        machine=machine,
+        model=ModelReport(
+            name=model.spec.name,
+            parameters=model.num_parameters,
+            multiply_adds=model.multiply_adds,
+            dtype=str(model.dtype),
+            kernels=model.kernels,
+            spec=model.spec.to_dict(),
+        ),
+        data=msgspec.convert(result.data, DataReport),
+        epochs=[_epoch(epoch) for epoch in result.epochs],
+        totals=totals,
+        baseline=_baseline(baseline, totals.images_per_s) if baseline is not None else None,
+        traffic=[
+            msgspec.convert(row, TrafficRow) for node in sorted(statistics) for row in _rows(statistics[node])
+        ],
+        protocols=msgspec.convert(_protocols(workers), list[ProtocolRow]),
+        staleness=add_up(values.get("staleness", {}) for values in statistics.values()),
+        events=msgspec.convert(result.events, list[EventReport]),
+        servers=[
+            msgspec.convert(_server(name, values), ServerReport)
+            for name, values in _of_role(statistics, "ps").items()
+        ],
+        workers=[msgspec.convert(_worker(name, values), WorkerReport) for name, values in workers.items()],
+    )
+
+
+def to_json(report: Report) -> bytes:
+    """The report as indented JSON with a newline at its end."""
+    return msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n"
+
+
+async def write(report: Report, path: Path, disk: Disk) -> None:
+    """Write the report as JSON, all or nothing. Cancelling leaves the old file or the new one.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    await disk.write_atomic(path, [to_json(report)])
+
+
+def _epoch(epoch: EpochResult) -> EpochReport:
+    return EpochReport(
+        epoch=epoch.epoch,
+        images=epoch.images,
+        skipped=epoch.skipped,
+        train_loss=epoch.train_loss,
+        test_accuracy=epoch.test_accuracy,
+        train_s=epoch.train_s,
+        images_per_s=epoch.images_per_s,
+    )
+
+
+def _totals(result: RunResult) -> Totals:
+    images = sum(epoch.images for epoch in result.epochs)
+    train_s = sum(epoch.train_s for epoch in result.epochs)
+    return Totals(
+        train_s=train_s,
+        images=images,
+        images_per_s=images / train_s if train_s else 0.0,
+        test_accuracy=result.test_accuracy,
+        peak_rss_mb=round(_memory_mb(result.statistics), 1),
+    )
+
+
+def _memory_mb(statistics: Mapping[str, Mapping[str, Any]]) -> float:
+    """Sum over processes; the roles that share one say the same of it, or less if asked earlier."""
+    peaks: dict[tuple[str, int], float] = {}
+    for values in statistics.values():
+        process = values["process"]
+        key = (process["host"], process["pid"])
+        peaks[key] = max(peaks.get(key, 0.0), process["peak_rss_mb"])
+    return sum(peaks.values())
+
+
+def _baseline(baseline: Baseline, images_per_s: float) -> BaselineReport:
+    return BaselineReport(
+        images_per_s=baseline.images_per_s,
+        efficiency=images_per_s / baseline.images_per_s,
+        threads=baseline.threads,
+        before=baseline.before,
+        after=baseline.after,
+    )
+
+
+def _of_role(statistics: Mapping[str, Mapping[str, Any]], role: str) -> dict[str, Mapping[str, Any]]:
+    return {node: statistics[node] for node in sorted(statistics) if statistics[node]["role"] == role}
+
+
+def _rows(values: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    rows: Sequence[Mapping[str, Any]] = values["traffic"]
+    return rows
+
+
+def _protocols(workers: Mapping[str, Mapping[str, Any]]) -> Sequence[Any]:
+    """All workers plan alike; the first that trained says how."""
+    return next((values["protocols"] for values in workers.values() if "protocols" in values), ())
+
+
+def _server(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """A server that stood by has counted nothing."""
+    idle = {
+        "shards": 0,
+        "versions": {},
+        "clocks": {},
+        "staleness": {},
+        "refused": 0,
+        "duplicates": 0,
+        "batches": 0,
+        "batched_pushes": 0,
+    }
+    return {**idle, **values, "node": name, "peak_rss_mb": values["process"]["peak_rss_mb"]}
+
+
+def _worker(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    idle = {"parameters": None, "data": None, "pool": None, "engine": None, "push_buffers": 0}
+    return {**idle, **values, "node": name, "peak_rss_mb": values["process"]["peak_rss_mb"]}
