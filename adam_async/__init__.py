@@ -1,1 +1,90 @@
-"""adam_async."""
+"""Project Adam (OSDI 2014) for asyncio: networks learn on ordinary machines, through parameter servers.
+
+Importing this sets nothing up and loads nothing; each name below brings in its module when it is first used.
+
+    async with Disk() as disk:
+        digits = await load_dataset("digits", disk)
+    async with LocalCluster(Config(epochs=3), dataset=digits) as cluster:
+        result = await cluster.train(print)
+
+`adam_async.sync` has the same for programs without a loop.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from adam_async.cluster import LocalCluster
+    from adam_async.cluster_processes import ProcessCluster
+    from adam_async.config import Config, Waits, make_config
+    from adam_async.data_server.dataset import Dataset, make_dataset
+    from adam_async.data_server.datasets import load as load_dataset
+    from adam_async.driver import EpochResult, RunResult
+    from adam_async.errors import (
+        AdamError,
+        ConfigError,
+        DataError,
+        DeadlineExceeded,
+        RoleDied,
+        RunFailed,
+        ShardUnavailable,
+    )
+    from adam_async.model.spec import ModelSpec
+    from adam_async.ports import Disk
+
+__all__ = [
+    "AdamError",
+    "Config",
+    "ConfigError",
+    "DataError",
+    "Dataset",
+    "DeadlineExceeded",
+    "Disk",
+    "EpochResult",
+    "LocalCluster",
+    "ModelSpec",
+    "ProcessCluster",
+    "RoleDied",
+    "RunFailed",
+    "RunResult",
+    "ShardUnavailable",
+    "Waits",
+    "load_dataset",
+    "make_config",
+    "make_dataset",
+]
+
+_HOMES = {
+    "cluster": ("LocalCluster",),
+    "cluster_processes": ("ProcessCluster",),
+    "config": ("Config", "Waits", "make_config"),
+    "data_server.dataset": ("Dataset", "make_dataset"),
+    "data_server.datasets": ("load_dataset",),
+    "driver": ("EpochResult", "RunResult"),
+    "errors": (
+        "AdamError",
+        "ConfigError",
+        "DataError",
+        "DeadlineExceeded",
+        "RoleDied",
+        "RunFailed",
+        "ShardUnavailable",
+    ),
+    "model.spec": ("ModelSpec",),
+    "ports": ("Disk",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_NAME_AT_HOME = {"load_dataset": "load"}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module 'adam_async' has no attribute {name!r}")
+    value = getattr(import_module(f"adam_async.{home}"), _NAME_AT_HOME.get(name, name))
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

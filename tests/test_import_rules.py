@@ -102,6 +102,7 @@ PORTS = (
         "adam_async/cluster_processes.py", "files processes system", "starts and watches the child processes"
     ),
     port("adam_async/machine.py", "files system", "reads what the kernel says of machine and process"),
+    port("adam_async/sync.py", "loops threads", "the synchronous face: its own thread and event loop"),
     port("dataflow/pool.py", "clock system threads", "the compute pool: threads, their CPUs and trace times"),
     port("transport/buffers.py", "memory", "anonymous memory for what is received"),
     port("transport/tcp.py", "sockets", "socket options of TCP links"),

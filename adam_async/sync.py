@@ -1,0 +1,219 @@
+"""A synchronous face for scripts and notebooks: `with sync.LocalCluster(config) as cluster: cluster.train()`.
+
+The cluster lives on a thread with an event loop of its own, so it works where a loop already runs, as in
+a notebook. The caller's thread only waits: everything it hears, each epoch and the outcome, comes through
+one queue, so `on_epoch` runs in the caller's thread and may plot, print or raise.
+
+An interrupt (Ctrl-C) or an error of `on_epoch` cancels the training, waits until it has ended, and goes
+on its way; leaving the block then closes the cluster and ends the thread. A second interrupt while that
+is going on stops the waiting; the thread is a daemon and does not hold up the end of the program.
+"""
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import uvloop
+
+from adam_async import cluster
+from adam_async.config import Config
+from adam_async.data_server.dataset import Dataset
+from adam_async.data_server.datasets import load
+from adam_async.driver import EpochResult, RunResult
+from adam_async.errors import DeadlineExceeded, RunFailed, first_cause
+from adam_async.model.spec import ModelSpec
+from adam_async.ports import Disk
+
+CLOSE_S = 30.0
+"""How long leaving the block may take: compute threads finish the group they are in."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Outcome:
+    """How starting or a training ended; neither field is set for one that started or was cancelled."""
+
+    result: RunResult | None = None
+    error: BaseException | None = None
+
+
+_Heard = queue.SimpleQueue[EpochResult | _Outcome]
+
+
+class LocalCluster:
+    """All roles of a run, on a thread of their own.
+
+    Args:
+        config: The run, and how many of each role.
+        dataset: The images; without them `config.data` is loaded, downloading nothing.
+        spec: The model; without it `config.model` says.
+        loop_factory: Makes the thread's event loop.
+
+    Methods are for one thread at a time.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        dataset: Dataset | None = None,
+        spec: ModelSpec | None = None,
+        loop_factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop,
+    ) -> None:
+        self.config = config
+        self._dataset = dataset
+        self._spec = spec
+        self._loop_factory = loop_factory
+        self._heard = _Heard()
+        self._thread = threading.Thread(target=self._run, name="adam-cluster", daemon=True)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._training: asyncio.Task[None] | None = None
+        self._main: asyncio.Task[None] | None = None
+        self._cancelled = False
+        self._leaving = False
+        self._why = "it was not entered"
+
+    def __enter__(self) -> Self:
+        """Start the thread and the roles.
+
+        Raises:
+            DataError: `config.data` cannot be loaded.
+            ConfigError: More threads than make sense.
+            DeadlineExceeded: It took longer than `prepare_s`.
+        """
+        self._thread.start()
+        try:
+            outcome = self._wait_outcome("the cluster to start", self.config.waits.prepare_s)
+        except BaseException:
+            self._close()
+            raise
+        if outcome.error is not None:
+            self._close()
+            raise outcome.error
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close()
+
+    def train(self, on_epoch: Callable[[EpochResult], None] | None = None) -> RunResult:
+        """Run all epochs of the configuration.
+
+        Args:
+            on_epoch: Called in this thread after each epoch; training does not wait for it.
+
+        Raises:
+            RunFailed: A role that the run needs was lost, or the cluster is not running.
+            DeadlineExceeded: The roles were not ready in time.
+            KeyboardInterrupt: Ctrl-C; the training has ended.
+        """
+        heard = self._heard = _Heard()  # one per training: nothing of an older one can be taken for news
+        try:
+            if not self._tell(self._begin):
+                raise RunFailed(f"the cluster is not running: {self._why}")
+            while isinstance(news := heard.get(), EpochResult):
+                if on_epoch is not None:
+                    on_epoch(news)
+        except BaseException:  # an interrupt, or what on_epoch raised
+            if self._tell(self._cancel):
+                self._wait_outcome("training to end", CLOSE_S)
+            raise
+        if news.error is not None:
+            raise news.error
+        assert news.result is not None
+        return news.result
+
+    def _wait_outcome(self, what: str, timeout_s: float) -> _Outcome:
+        while True:
+            try:
+                heard = self._heard.get(timeout=timeout_s)
+            except queue.Empty:
+                raise DeadlineExceeded(what, timeout_s) from None
+            if isinstance(heard, _Outcome):
+                return heard
+
+    def _tell(self, function: Callable[[], None]) -> bool:
+        """Call a function on the cluster's loop. Returns False if that has ended."""
+        if self._loop is None:
+            return False
+        try:
+            self._loop.call_soon_threadsafe(function)
+        except RuntimeError:  # closed
+            return False
+        return True
+
+    def _close(self) -> None:
+        self._leaving = True
+        self._tell(self._leave)
+        self._thread.join(CLOSE_S)
+        if self._thread.is_alive():
+            raise DeadlineExceeded("the cluster's thread to end", CLOSE_S)
+
+    # --- on the cluster's thread -------------------------------------------------------------
+
+    def _run(self) -> None:
+        """Live until told to leave; whoever waits hears why it ended."""
+        error: BaseException = RunFailed("the cluster was closed")
+        try:
+            with asyncio.Runner(loop_factory=self._loop_factory) as runner:
+                runner.run(self._live())
+        except asyncio.CancelledError:  # told to leave
+            pass
+        except BaseException as failure:
+            error = first_cause(failure)
+        self._why = str(error)
+        self._heard.put(_Outcome(error=error))
+
+    async def _live(self) -> None:
+        self._main = asyncio.current_task()
+        self._loop = asyncio.get_running_loop()
+        if self._leaving:  # said before there was a loop to say it to
+            return
+        async with AsyncExitStack() as stack:
+            dataset = self._dataset
+            if dataset is None:
+                async with Disk() as disk:
+                    dataset = await load(self.config.data, disk)
+            self._cluster = await stack.enter_async_context(
+                cluster.LocalCluster(self.config, dataset=dataset, spec=self._spec)
+            )
+            self._group = await stack.enter_async_context(asyncio.TaskGroup())
+            self._heard.put(_Outcome())
+            await self._loop.create_future()  # until `_leave`
+
+    def _leave(self) -> None:
+        assert self._main is not None
+        self._main.cancel()
+
+    def _begin(self) -> None:
+        self._cancelled = False
+        self._training = self._group.create_task(self._train(self._heard), name="adam-cluster/train")
+
+    def _cancel(self) -> None:
+        self._cancelled = True
+        if self._training is None or not self._training.cancel():
+            self._heard.put(_Outcome())
+
+    async def _train(self, heard: _Heard) -> None:
+        """Train and tell how it went.
+
+        If the cluster fails, that cancels this, and the cause is known only when the cluster has ended:
+        then `_run` tells it.
+        """
+        try:
+            outcome = _Outcome(result=await self._cluster.train(heard.put))
+        except asyncio.CancelledError:
+            if not self._cancelled:
+                raise
+            outcome = _Outcome()
+        except Exception as failure:
+            outcome = _Outcome(error=first_cause(failure))
+        heard.put(outcome)
+
+    def __repr__(self) -> str:
+        return f"<sync.LocalCluster {self._thread.name} {'alive' if self._thread.is_alive() else self._why}>"

@@ -1,0 +1,152 @@
+"""The synchronous face: whole trainings from a thread that has no loop, or has one that runs."""
+
+import asyncio
+import signal
+import subprocess
+import sys
+import threading
+from functools import cache
+
+import numpy as np
+import pytest
+
+from adam_async import sync
+from adam_async.config import Config, Waits
+from adam_async.data_server.dataset import Dataset, make_dataset
+from adam_async.driver import EpochResult
+from adam_async.errors import ConfigError, DataError, DeadlineExceeded, RunFailed
+
+SMALL = Config(epochs=2, threads=1)
+
+
+@cache
+def bars() -> Dataset:
+    """64 images of one bright row out of four, and 16 to test with."""
+    labels = np.arange(80) % 4
+    images = np.zeros((80, 4, 4), np.uint8)
+    images[np.arange(80), labels] = 255
+    return make_dataset(
+        name="bars",
+        source="made here",
+        train=(images[:64], labels[:64]),
+        test=(images[64:], labels[64:]),
+        origins=("images", "labels", "test images", "test labels"),
+    )
+
+
+def test_a_script_trains_without_knowing_of_loops() -> None:
+    seen: list[EpochResult] = []
+
+    with sync.LocalCluster(SMALL, dataset=bars()) as cluster:
+        result = cluster.train(seen.append)
+
+    assert [epoch.images for epoch in seen] == [64, 64]
+    assert result.epochs == tuple(seen)
+    assert result.test_accuracy > 0.25
+
+
+async def test_it_works_where_a_loop_already_runs() -> None:
+    with sync.LocalCluster(SMALL, dataset=bars()) as cluster:
+        result = cluster.train()
+
+    assert len(result.epochs) == 2
+    assert asyncio.get_running_loop().is_running()
+
+
+def test_it_runs_on_the_stock_loop_too() -> None:
+    with sync.LocalCluster(SMALL, dataset=bars(), loop_factory=asyncio.new_event_loop) as cluster:
+        assert len(cluster.train().epochs) == 2
+
+
+def test_two_clusters_train_side_by_side() -> None:
+    with (
+        sync.LocalCluster(SMALL, dataset=bars()) as one,
+        sync.LocalCluster(SMALL, dataset=bars()) as other,
+    ):
+        assert len(one.train().epochs) == len(other.train().epochs) == 2
+
+
+def test_epochs_are_told_in_the_callers_thread() -> None:
+    threads: set[str] = set()
+
+    with sync.LocalCluster(SMALL, dataset=bars()) as cluster:
+        cluster.train(lambda epoch: threads.add(threading.current_thread().name))
+
+    assert threads == {threading.current_thread().name}
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
+def test_an_error_between_epochs_ends_training_and_passes_on(error: type[BaseException]) -> None:
+    def fail(epoch: EpochResult) -> None:
+        raise error
+
+    endless = Config(epochs=1_000_000, threads=1)
+
+    with sync.LocalCluster(endless, dataset=bars()) as cluster, pytest.raises(error):
+        cluster.train(fail)
+
+    assert "adam-cluster" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_leaving_the_block_by_an_error_closes_the_cluster() -> None:
+    with pytest.raises(ZeroDivisionError), sync.LocalCluster(SMALL, dataset=bars()) as cluster:
+        raise ZeroDivisionError
+
+    with pytest.raises(RunFailed, match="the cluster was closed"):
+        cluster.train()
+
+
+def test_training_before_the_block_says_so() -> None:
+    with pytest.raises(RunFailed, match="it was not entered"):
+        sync.LocalCluster(SMALL, dataset=bars()).train()
+
+
+def test_what_keeps_it_from_starting_is_raised_as_it_is() -> None:
+    with (
+        pytest.raises(DataError, match="does not exist"),
+        sync.LocalCluster(Config(data="/no/such/folder")),
+    ):
+        pass
+    with (
+        pytest.raises(ConfigError, match="threads=100000"),
+        sync.LocalCluster(Config(threads=100_000), dataset=bars()),
+    ):
+        pass
+
+
+def test_a_start_that_takes_too_long_is_named_and_leaves_nothing() -> None:
+    hasty = Config(threads=1, waits=Waits(prepare_s=0.0))
+
+    with (
+        pytest.raises(DeadlineExceeded, match="waited 0 s for the cluster to start"),
+        sync.LocalCluster(hasty, dataset=bars()),
+    ):
+        pass
+
+    assert "adam-cluster" not in {thread.name for thread in threading.enumerate()}
+
+
+INTERRUPTED = """
+import threading
+from adam_async import Config, sync
+try:
+    with sync.LocalCluster(Config(data="digits", epochs=1_000_000, threads=1)) as cluster:
+        cluster.train(lambda epoch: print("epoch", flush=True))
+except KeyboardInterrupt:
+    print("interrupted", [thread.name for thread in threading.enumerate()])
+"""
+
+
+@pytest.mark.processes
+def test_ctrl_c_ends_a_training_in_good_order() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "epoch\n"
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=30)
+
+    assert output.splitlines()[-1] == "interrupted ['MainThread']"
+    assert errors == ""
+    assert process.returncode == 0
