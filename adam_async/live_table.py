@@ -1,0 +1,227 @@
+"""What a run shows while it goes: a table that redraws itself on a terminal, plain lines elsewhere.
+
+It reads `Driver.progress`, which the driver keeps up to date, and owns nothing else of the run. A
+terminal needs ``rich`` (extra ``cli``); without it the lines are plain there too.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from importlib import util
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TextIO
+
+from adam_async.driver import EpochResult, Progress
+from adam_async.model.network import Network
+from adam_async.report import Report
+
+if TYPE_CHECKING:
+    from rich.live import Live
+    from rich.table import Table
+
+INTERVAL_S = 0.25
+"""Between two looks at the progress."""
+
+
+class LiveTable:
+    """Shows one run, from `async with` to its end.
+
+    Args:
+        progress: What the driver of the run keeps up to date.
+        epochs: Epochs that the run may take.
+        stream: Where to write, such as ``sys.stdout``.
+        quiet: Show nothing but the last line of `finish`.
+        terminal: Whether to draw a table; None asks the stream.
+
+    The block owns one task that looks at the progress; leaving it removes the table, and leaves the lines.
+    """
+
+    def __init__(
+        self,
+        progress: Progress,
+        *,
+        epochs: int,
+        stream: TextIO,
+        quiet: bool = False,
+        terminal: bool | None = None,
+    ) -> None:
+        self._progress = progress
+        self._epochs = epochs
+        self._stream = stream
+        self._quiet = quiet
+        wanted = stream.isatty() if terminal is None else terminal
+        self._draws = wanted and not quiet and util.find_spec("rich") is not None
+        self._introduced = False
+        self._live: Live | None = None
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as stack:
+            if self._draws:
+                self._live = _new_live(self._stream)
+                self._live.start()
+                stack.callback(self._stop)
+            group = await stack.enter_async_context(asyncio.TaskGroup())
+            stack.callback(group.create_task(self._look(), name="live-table").cancel)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        return await self._stack.__aexit__(kind, error, trace)
+
+    async def _look(self) -> None:
+        while True:
+            self.refresh()
+            await asyncio.sleep(INTERVAL_S)
+
+    def _stop(self) -> None:
+        assert self._live is not None
+        self._live.stop()
+        self._live = None
+
+    # --- showing -----------------------------------------------------------------------------
+
+    def refresh(self) -> None:
+        """Look at the progress now."""
+        progress = self._progress
+        if progress.model is not None:
+            self.introduce(progress.data, progress.model)
+        if self._live is not None:
+            self._live.update(_table(progress, self._epochs), refresh=True)
+
+    def introduce(self, data: Mapping[str, Any], model: Network) -> None:
+        """Say which data and which model; once. Called by itself as soon as the driver knows them.
+
+        Args:
+            data: What the data server says of its data, as in the cluster map.
+            model: The network.
+        """
+        if not self._introduced:
+            self._introduced = True
+            for line in introduction(data, model):
+                self.say(line)
+
+    def on_epoch(self, result: EpochResult) -> None:
+        """Note a finished epoch; for `Driver.train`."""
+        self.refresh()
+        self.say(epoch_line(result, self._epochs))
+
+    def say(self, line: str) -> None:
+        """Write one line that stays, above the table if there is one; nothing when quiet."""
+        if not self._quiet:
+            self._write(line)
+
+    def finish(self, report: Report) -> None:
+        """Write the summary; when quiet only its last line."""
+        lines = summary(report)
+        for line in lines[-1:] if self._quiet else lines:
+            self._write(line)
+
+    def _write(self, line: str) -> None:
+        if self._live is not None:
+            self._live.console.print(line, markup=False, highlight=False, soft_wrap=True)
+        else:
+            self._stream.write(f"{line}\n")
+            self._stream.flush()
+
+    def __repr__(self) -> str:
+        return f"<LiveTable {'table' if self._draws else 'quiet' if self._quiet else 'lines'}>"
+
+
+def introduction(data: Mapping[str, Any], model: Network) -> list[str]:
+    """Which data were taken and why, and the model with its size by our definition."""
+    shape = "x".join(str(size) for size in data["shape"])
+    images = (
+        f"{_count(data['train_images'])} training and {_count(data['test_images'])} test images of {shape}, "
+        f"{data['classes']} classes"
+    )
+    size = (
+        f"{_count(model.num_parameters)} parameters, {_count(model.multiply_adds)} multiply-adds forward "
+        "per image (our definition of its connections)"
+    )
+    return [f"data   {data['name']}: {data['source']}; {images}", f"model  {model.spec.name}: {size}"]
+
+
+def epoch_line(result: EpochResult, epochs: int) -> str:
+    """One finished epoch as a line."""
+    return (
+        f"epoch {result.epoch}/{epochs}: loss {result.train_loss:.4f}, test accuracy "
+        f"{result.test_accuracy:.2%}, {_count(result.images)} images in {result.train_s:.2f} s "
+        f"({_count(result.images_per_s)}/s)"
+    )
+
+
+def summary(report: Report) -> list[str]:
+    """What the run came to; the last line alone says the most."""
+    totals, staleness = report.totals, report.staleness
+    lines = [f"event  at {event.s:.1f} s: {event.event}" for event in report.events]
+    lines += [f"slower {warning}" for warning in report.machine.warnings]
+    if report.baseline is not None:
+        lines.append(
+            f"kernels alone on {report.baseline.threads} threads: "
+            f"{_count(report.baseline.images_per_s)} images/s, efficiency "
+            f"{report.baseline.efficiency:.2f}; {why_not_one(report)}"
+        )
+    lines.append(
+        f"staleness mean {staleness.mean:.2f}, max {staleness.max} "
+        f"(pushes applied between reading and being applied)"
+    )
+    connections = totals.images_per_s * report.model.multiply_adds
+    lines.append(
+        f"test accuracy {totals.test_accuracy:.2%} after {len(report.epochs)} epochs, "
+        f"{_count(totals.images_per_s)} images/s ({connections / 1e9:.2f} billion connections/s, "
+        f"multiply-adds forward), {totals.train_s:.1f} s of training, {totals.peak_rss_mb:.0f} MB"
+    )
+    return lines
+
+
+def why_not_one(report: Report) -> str:
+    """One sentence on where the time went that the kernels alone would not have taken."""
+    pools = [worker.pool for worker in report.workers if worker.pool is not None]
+    pushes = [worker.parameters for worker in report.workers if worker.parameters is not None]
+    fetches = [worker.data for worker in report.workers if worker.data is not None]
+    waited_s = sum(push.admission_wait_s for push in pushes)
+    blocked_s = sum(fetch.blocked_s for fetch in fetches)
+    busy_s = sum(pool.busy_s for pool in pools)
+    available_s = report.totals.train_s * sum(pool.threads for pool in pools)
+    share = min(busy_s / available_s, 1.0) if available_s else 0.0
+    return (
+        f"compute threads were busy {share:.0%} of the training time, the rest went to pushes, pulls and "
+        f"messages (workers waited {waited_s:.1f} s for servers and {blocked_s:.1f} s for images)"
+    )
+
+
+def _new_live(stream: TextIO) -> "Live":
+    """A table that only we redraw: no thread of its own."""
+    from rich.console import Console
+    from rich.live import Live
+
+    console = Console(file=stream, force_terminal=True)
+    return Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False)
+
+
+def _table(progress: Progress, epochs: int) -> "Table":
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    total = int(progress.data.get("train_images", 0))
+    cells = {
+        "phase": progress.phase,
+        "epoch": f"{progress.epoch}/{epochs}",
+        "images": f"{_count(progress.images)}/{_count(total)}",
+        "images/s": _count(progress.images_per_s),
+        "loss": f"{progress.loss:.4f}",
+        "staleness": f"{progress.staleness_mean:.2f}",
+        "waited": f"{progress.waited_s:.1f} s",
+        "replicas": str(progress.replicas),
+    }
+    for name in cells:
+        table.add_column(name, justify="right" if name != "phase" else "left")
+    table.add_row(*cells.values())
+    return table
+
+
+def _count(number: float) -> str:
+    return f"{number:,.0f}".replace(",", " ")
