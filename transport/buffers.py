@@ -3,8 +3,9 @@
 `BufferPool.acquire` hands out an array of bytes. Tensors are made as views of it, users slice those, and
 numpy keeps the handed-out array alive as the base of every one of them. A weak reference on it therefore
 says exactly when the last reader is gone, and the memory goes back on the free list at that moment, on
-whichever thread the last reader died. (numpy shortens chains of bases down to the oldest *array*; the
-memory underneath is a memoryview and no array, so the chain ends at the array we watch.)
+whichever thread the last reader died. (numpy shortens chains of bases down to the oldest *array*, also
+through memoryviews; the memory underneath is a bytearray or a mapping, so the chain ends at the array we
+watch.)
 
 Only list and dictionary operations that are atomic happen on that foreign thread; everything else belongs
 to the loop's thread. Memory from 1 MiB on is mapped: pages nobody has written to cost nothing, so a
@@ -136,6 +137,6 @@ def _aligned(size: int) -> memoryview:
     """Make 64-byte aligned memory; from 1 MiB on it is mapped, so that untouched pages cost nothing."""
     if size >= _MAP_FROM_BYTES:
         return memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
-    raw = np.empty(size + ALIGNMENT, _UINT8)
-    start = -raw.ctypes.data % ALIGNMENT
-    return raw.data[start : start + size]
+    raw = bytearray(size + ALIGNMENT)
+    start = -np.frombuffer(raw, _UINT8).ctypes.data % ALIGNMENT
+    return memoryview(raw)[start : start + size]

@@ -79,6 +79,8 @@ class LinkConfig:
             raise ValueError(f"max_meta_bytes must be at most {16 * KIB}, not {self.max_meta_bytes}")
         if self.chunk_bytes > 1 * MIB or self.chunk_bytes % 64:
             raise ValueError(f"chunk_bytes must be a multiple of 64 up to {MIB}, not {self.chunk_bytes}")
+        if self.gather_bytes > self.chunk_bytes:
+            raise ValueError(f"gather_bytes {self.gather_bytes} exceeds chunk_bytes {self.chunk_bytes}")
         if self.low_water_bytes > self.high_water_bytes:
             raise ValueError(
                 f"low_water_bytes {self.low_water_bytes} exceeds high_water_bytes {self.high_water_bytes}"

@@ -2,9 +2,9 @@
 
 Nothing in an event loop says when the kernel has taken a buffer. But every one of them drops its reference
 then, so each array travels as a fresh view of it, and a weak reference on the view fires at that moment.
-The view is built over a memoryview: numpy shortens the base of an array's slices down to the oldest array
-of the chain, and over a memoryview that is the fresh view itself. A receiver that keeps a slice keeps the
-view, and the sender's memory stays untouched for as long.
+The view is made by ``numpy.frombuffer``: numpy shortens the base of an array's slices down to the oldest
+array of the chain, and only what frombuffer makes stands on a memoryview instead of on the sender's array.
+A receiver that keeps a slice keeps the view, and the sender's memory stays untouched for as long.
 
 The callback may run on any thread (a compute thread may drop the last slice), exactly once.
 """
@@ -55,19 +55,18 @@ _WATCHES: set[_Watch] = set()
 def watched(tensors: tuple[Tensor, ...], callback: Release) -> tuple[Tensor, ...]:
     """Return fresh views of ``tensors``; ``callback`` is called once, when all of them are gone.
 
-    Without tensors it is called at once.
+    Without any elements it is called at once.
     """
-    if not tensors:
+    anchors = tuple([_anchor(tensor) for tensor in tensors if tensor.size])
+    if not anchors:
         callback()
-        return ()
-    views = tuple([_fresh_view(tensor) for tensor in tensors])
-    _Watch(views, callback)
-    return views
+        return tensors
+    _Watch(anchors, callback)
+    own = iter(anchors)
+    return tuple([next(own).reshape(tensor.shape) if tensor.size else tensor for tensor in tensors])
 
 
-def _fresh_view(tensor: Tensor) -> Tensor:
-    if tensor.dtype == BFLOAT16:  # refuses to be a memoryview
-        memory = tensor.view(np.uint16).data
-    else:
-        memory = tensor.data
-    return np.ndarray(tensor.shape, tensor.dtype, memory)
+def _anchor(tensor: Tensor) -> Tensor:
+    """View an array in one dimension, over a memoryview."""
+    raw = tensor.view(np.uint16) if tensor.dtype == BFLOAT16 else tensor  # refuses to be a memoryview
+    return np.frombuffer(raw.data, tensor.dtype)

@@ -1,0 +1,353 @@
+"""The decoder reads what the encoder wrote, however it arrives, and nothing but ProtocolError leaves it."""
+
+import tracemalloc
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgpack
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from transport.buffers import BufferPool
+from transport.config import LinkConfig
+from transport.errors import LocalProtocolError, ProtocolError, RemoteProtocolError
+from transport.frames import (
+    CHUNK,
+    CREDIT,
+    MESSAGE,
+    MORE,
+    PING,
+    PRELUDE_BYTES,
+    REPLY,
+    REQUEST,
+    Frame,
+    FrameDecoder,
+    FrameEncoder,
+    Registered,
+)
+from transport.messages import Message
+from transport.protocol import Conversation
+from transport.tensors import lay_out
+
+CONFIG = LinkConfig(chunk_bytes=4096, gather_bytes=1024, max_message_bytes=1 << 20)
+HOSTILE_LIMIT_BYTES = 4 << 20
+
+
+def encode(message: Message, kind: int = REQUEST, request_id: int = 1, config: LinkConfig = CONFIG) -> bytes:
+    """Return all frames of a message, as one string of bytes."""
+    conversation = Conversation(config, BufferPool(), now=0.0)
+    conversation.queue(conversation.encode(kind, request_id, message))
+    wire = b""
+    while buffers := conversation.next_frame():
+        wire += b"".join(buffers)
+    return wire
+
+
+def feed(decoder: FrameDecoder, wire: bytes, step: int | None = None) -> list[Frame]:
+    """Put bytes where the decoder wants them, at most ``step`` at a time."""
+    frames: list[Frame] = []
+    while wire:
+        room = decoder.get_buffer()
+        count = min(len(room), len(wire), step or len(wire))
+        room[:count] = wire[:count]
+        frames += decoder.updated(count)
+        wire = wire[count:]
+    return frames
+
+
+def new_decoder(config: LinkConfig = CONFIG) -> FrameDecoder:
+    return FrameDecoder(config, BufferPool())
+
+
+def assert_same_message(one: Message | None, other: Message) -> None:
+    assert one is not None
+    assert (one.type, one.meta) == (other.type, other.meta)
+    assert [tensor.dtype for tensor in one.tensors] == [tensor.dtype for tensor in other.tensors]
+    assert [tensor.shape for tensor in one.tensors] == [tensor.shape for tensor in other.tensors]
+    for mine, yours in zip(one.tensors, other.tensors, strict=True):
+        assert mine.tobytes() == yours.tobytes()
+
+
+DTYPES = ["f4", "f2", "f8", "i1", "i2", "i4", "i8", "u1", "?"]
+plain = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**63)
+    | st.floats(allow_nan=False)
+    | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@st.composite
+def messages(draw: st.DrawFn) -> Message:
+    def tensor(shape: Iterable[int], dtype: str) -> np.ndarray:
+        array = np.arange(int(np.prod(tuple(shape))), dtype="i8")
+        return array.astype(dtype).reshape(tuple(shape))
+
+    shapes = st.lists(st.integers(0, 40), max_size=3)
+    tensors = draw(st.lists(st.builds(tensor, shapes, st.sampled_from(DTYPES)), max_size=4))
+    meta = draw(st.dictionaries(st.text(max_size=8), plain, max_size=4))
+    return Message(type=draw(st.text(max_size=12)), meta=meta, tensors=tuple(tensors))
+
+
+@settings(max_examples=60)
+@given(st.lists(messages(), min_size=1, max_size=3), st.sampled_from([None, 1, 7, 33, 1000]))
+def test_messages_survive_however_they_arrive(sent: list[Message], step: int | None) -> None:
+    wire = b"".join(encode(message) for message in sent)
+    tail = FrameEncoder.head(PING, 0, b"", 0)
+    frames = feed(new_decoder(), wire + tail, step)
+    assert frames[-1].kind == PING
+    for frame, message in zip(frames[:-1], sent, strict=True):
+        assert_same_message(frame.message, message)
+
+
+def test_sizes_around_the_chunk_limit_survive() -> None:
+    for size in (4095, 4096, 4097, 8192, 8193, 50_000):
+        message = Message(type="push", tensors=(np.arange(size).astype(np.uint8), np.ones(3)))
+        for step in (None, 1000):
+            (frame,) = feed(new_decoder(), encode(message), step)
+            assert_same_message(frame.message, message)
+
+
+def test_bfloat16_travels() -> None:
+    dtypes = pytest.importorskip("ml_dtypes")
+    message = Message(type="push", tensors=(np.arange(5).astype(dtypes.bfloat16),))
+    (frame,) = feed(new_decoder(), encode(message))
+    assert_same_message(frame.message, message)
+
+
+def test_tensors_are_aligned_where_they_land() -> None:
+    message = Message(type="push", tensors=(np.ones(3, np.uint8), np.ones(5), np.ones(1, np.float32)))
+    (frame,) = feed(new_decoder(), encode(message))
+    assert frame.message is not None
+    assert all(tensor.ctypes.data % 64 == 0 for tensor in frame.message.tensors)
+    assert frame.payload_bytes == 3 + 40 + 4
+    assert frame.payload_bytes + frame.frame_bytes == len(encode(message))
+
+
+def test_framing_is_small_from_64_kib() -> None:
+    for size in (64 << 10, 1 << 20):
+        config = LinkConfig()
+        message = Message(type="push", meta={"shard": 1}, tensors=(np.zeros(size, np.uint8),))
+        assert len(encode(message, config=config)) - size <= 0.02 * size
+
+
+def test_other_frames_pass_between_chunks() -> None:
+    large = encode(Message(type="push", tensors=(np.arange(10_000).astype(np.uint8),)))
+    first = PRELUDE_BYTES + int.from_bytes(large[16:20], "little") + CONFIG.chunk_bytes
+    small = encode(Message(type="note", tensors=(np.ones(2),)), MESSAGE, 0)
+    frames = feed(new_decoder(), large[:first] + small + large[first:])
+    assert [frame.message.type for frame in frames if frame.message] == ["note", "push"]
+
+
+def test_a_large_payload_is_received_in_place() -> None:
+    config = LinkConfig()
+    decoder = new_decoder(config)
+    array = np.arange(1 << 20, dtype=np.float32)
+    (frame,) = feed(decoder, encode(Message(type="push", tensors=(array,)), config=config))
+    assert frame.message is not None
+    assert np.array_equal(frame.message.tensors[0], array)
+    assert decoder.bytes_moved <= config.scratch_bytes
+
+
+def test_a_forgotten_destination_is_not_written_to_any_more() -> None:
+    array = np.ones(10_000, np.float32)
+    target = np.zeros(10_000, np.float32)
+    wire = encode(Message(type="ack", tensors=(array,)), REPLY, 7)
+    decoder = new_decoder()
+    decoder.registered[7] = Registered([target], CONFIG.max_message_bytes)
+    feed(decoder, wire[:20_000])
+    received = int(target.sum())
+    assert 0 < received < 10_000
+    decoder.forget(7)
+    (frame,) = feed(decoder, wire[20_000:])
+    assert frame.request_id == 7
+    assert int(target.sum()) == received
+
+
+# What a peer could do wrong
+
+
+def prelude(**changes: int | bytes) -> bytes:
+    meta = msgpack.packb(["push", {}])
+    head = bytearray(FrameEncoder.head(REQUEST, 1, meta, 0))
+    places = {
+        "magic": (0, 4),
+        "version": (4, 1),
+        "kind": (5, 1),
+        "flags": (6, 2),
+        "meta": (16, 4),
+        "payload": (20, 8),
+    }
+    for name, value in changes.items():
+        offset, size = places[name]
+        head[offset : offset + size] = value if isinstance(value, bytes) else value.to_bytes(size, "little")
+    return bytes(head)
+
+
+def packed(meta: object, payload: int) -> bytes:
+    return FrameEncoder.head(REQUEST, 1, msgpack.packb(meta), payload)
+
+
+@pytest.mark.parametrize(
+    ("wire", "rule"),
+    [
+        (prelude(magic=b"HTTP"), "magic"),
+        (prelude(version=9), "version"),
+        (prelude(kind=0), "kind"),
+        (prelude(kind=99), "kind"),
+        (prelude(flags=2), "flags"),
+        (prelude(meta=1 << 31), "meta-length"),
+        (prelude(meta=(16 << 10) + 1), "meta-length"),
+        (prelude(payload=1 << 60), "payload-length"),
+        (prelude(kind=PING), "meta-length"),
+        (FrameEncoder.head(PING, 0, b"", 5), "payload-length"),
+        (prelude(kind=MESSAGE), "checksum"),
+        (FrameEncoder.head(CHUNK, 0, b"", 5), "chunk"),
+        (FrameEncoder.head(REQUEST, 1, b"\xc1", 0), "meta"),
+        (FrameEncoder.head(REQUEST, 1, b"", 0), "meta"),
+        (packed(["push", {}], 5), "payload-length"),
+        (packed([1, {}], 0), "meta"),
+        (packed(["push", {1: 2}], 0), "meta"),
+        (packed(["push", {"a": msgpack.ExtType(3, b"")}], 0), "meta"),
+        (packed(["push", {"a": msgpack.Timestamp(1)}], 0), "meta"),
+        (packed(["push", {"a": [[[[[[[[]]]]]]]]}], 0), "meta-depth"),
+        (FrameEncoder.head(REQUEST, 1, b"\x91" * 5000, 0), "meta"),
+        (packed(["push", {}, b"\x77\x00"], 4), "tensor-dtype"),
+        (packed(["push", {}, b"\x01\x09" + b"\1\0\0\0" * 9], 4), "tensor-specs"),
+        (packed(["push", {}, b"\x01\x02" + b"\xff" * 8], 4), "message-size"),
+        (packed(["push", {}, b"\x01\x02" + b"\xff" * 4 + b"\0" * 4], 0), "message-size"),
+    ],
+)  # fmt: skip
+def test_a_broken_rule_is_named(wire: bytes, rule: str) -> None:
+    with pytest.raises(RemoteProtocolError) as caught:
+        feed(new_decoder(), wire)
+    assert caught.value.rule == rule
+
+
+def test_a_second_large_message_may_not_begin_within_the_first() -> None:
+    large = encode(Message(type="push", tensors=(np.zeros(10_000, np.uint8),)))
+    first = PRELUDE_BYTES + int.from_bytes(large[16:20], "little") + CONFIG.chunk_bytes
+    with pytest.raises(RemoteProtocolError, match="chunk"):
+        feed(new_decoder(), large[:first] * 2)
+
+
+def test_a_chunk_may_not_exceed_its_message() -> None:
+    large = encode(Message(type="push", tensors=(np.zeros(5_000, np.uint8),)))
+    first = PRELUDE_BYTES + int.from_bytes(large[16:20], "little") + CONFIG.chunk_bytes
+    for size, flags in ((2_000, 0), (904, MORE), (100, 0), (0, MORE)):
+        with pytest.raises(RemoteProtocolError, match="chunk"):
+            feed(new_decoder(), large[:first] + FrameEncoder.head(CHUNK, 0, b"", size, flags))
+
+
+def test_credit_carries_its_count() -> None:
+    (frame,) = feed(new_decoder(), FrameEncoder.head(CREDIT, 4, b"", 0, 16))
+    assert (frame.kind, frame.request_id, frame.credit) == (CREDIT, 4, 16)
+
+
+CORPUS = [
+    encode(Message(type="push", meta={"a": [1, {"b": None}]}, tensors=(np.arange(9.0), np.ones(2, "i4")))),
+    encode(Message(type="push", tensors=(np.arange(9000).astype(np.uint8),))),
+    encode(Message(type="ack", meta={"text": "x" * 100}), REPLY) + FrameEncoder.head(PING, 0, b"", 0),
+]
+
+
+@settings(max_examples=200)
+@given(st.sampled_from(CORPUS), st.data(), st.booleans())
+def test_only_protocol_errors_leave_the_decoder(wire: bytes, data: st.DataObject, resign: bool) -> None:
+    damaged = bytearray(wire)
+    for _ in range(data.draw(st.integers(1, 4))):
+        damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
+    if resign:  # a peer that means it gets the checksum right
+        meta = min(int.from_bytes(damaged[16:20], "little"), 1 << 14)
+        fixed = FrameEncoder.head(
+            damaged[5],
+            1,
+            bytes(damaged[32 : 32 + meta]),
+            int.from_bytes(damaged[20:22], "little"),
+            damaged[6] & 1,
+        )
+        damaged[: len(fixed)] = fixed
+    try:
+        feed(new_decoder(), bytes(damaged), data.draw(st.sampled_from([None, 1, 100])))
+    except ProtocolError:
+        pass
+
+
+def hostile_inputs() -> list[bytes]:
+    """Inputs of little that claim, or unpack to, much."""
+    bombs = [
+        msgpack.packb(["x", {"a": [{}] * 16_000}]),
+        msgpack.packb(["x", {"a": [[]] * 16_000}]),
+        msgpack.packb(["x", {str(number): [] for number in range(2_000)}]),
+        msgpack.packb(["x", {}, b"\x09\x00" * 8_000]),
+        msgpack.packb(["x", {}, b"\x09\x01\0\0\0\0" * 2_700]),
+    ]
+    wires = [
+        FrameEncoder.head(REQUEST, 1, bomb, min(512_000, 1 << 20)) for bomb in bombs if len(bomb) <= 16_384
+    ]
+    claim = msgpack.packb(["x", {}, b"\x09\x01" + (64 << 20).to_bytes(4, "little")])
+    wires.append(FrameEncoder.head(REQUEST, 1, claim, 1 << 20, MORE) + bytes(100_000))
+    whole = msgpack.packb(["x", {}, b"\x09\x01" + (1 << 20).to_bytes(4, "little")])
+    wires.append(FrameEncoder.head(REQUEST, 1, whole, 1 << 20) + b"x")
+    return wires
+
+
+@pytest.mark.parametrize("wire", hostile_inputs(), ids=range(len(hostile_inputs())))
+def test_a_hostile_input_takes_little_memory(wire: bytes) -> None:
+    decoder = new_decoder(LinkConfig())
+    before = _resident_bytes()
+    tracemalloc.start()
+    try:
+        try:
+            feed(decoder, wire)
+        except ProtocolError:
+            pass
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak <= HOSTILE_LIMIT_BYTES
+    # Mapped memory is not traced; it is real only where something was received.
+    assert _resident_bytes() - before <= 2 * HOSTILE_LIMIT_BYTES
+
+
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+# What our own caller could do wrong
+
+
+@pytest.mark.parametrize(
+    ("message", "rule"),
+    [
+        (Message(type="push", meta={"a": object()}), "meta"),
+        (Message(type="push", meta={1: 2}), "meta"),  # type: ignore[dict-item]
+        (Message(type="push", meta={"a": 1 << 70}), "meta"),
+        (Message(type="push", meta={"a": "x" * 20_000}), "meta-length"),
+        (Message(type="push", meta={"a": [[[[[[[[]]]]]]]]}), "meta-depth"),
+        (Message(type="push", tensors=(np.zeros((2, 2))[:, :1],)), "tensor-layout"),
+        (Message(type="push", tensors=(np.zeros(2, complex),)), "tensor-dtype"),
+        (Message(type="push", tensors=([1, 2],)), "tensor-dtype"),  # type: ignore[arg-type]
+        (Message(type="push", tensors=(np.zeros((1,) * 9),)), "tensor-dims"),
+        (Message(type="push", tensors=(np.zeros(1 << 18),)), "message-size"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_cannot_travel_is_refused_by_the_sender(message: Message, rule: str) -> None:
+    with pytest.raises(LocalProtocolError) as caught:
+        encode(message)
+    assert caught.value.rule == rule
+
+
+def test_a_refused_message_leaves_the_encoder_usable() -> None:
+    encoder = FrameEncoder(CONFIG)
+    with pytest.raises(LocalProtocolError):
+        encoder.pack(Message(type="push", meta={"a": object()}), b"")
+    tensors = (np.zeros(2),)
+    packed = encoder.pack(Message(type="push", meta={"a": 1}), lay_out(tensors, 1000).packed)
+    assert msgpack.unpackb(packed)[:2] == ["push", {"a": 1}]

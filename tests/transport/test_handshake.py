@@ -1,0 +1,117 @@
+"""Two sides prove the token to each other, or are told what to do."""
+
+import hashlib
+from collections.abc import Callable
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transport.errors import HandshakeRejected, ProtocolError
+from transport.handshake import RECORD_BYTES, ClientHandshake, ServerHandshake, reject_record
+from transport.messages import Identity
+from transport.roles import RoleTable
+
+RULES = RoleTable({"push": {("worker", "ps")}})
+WORKER = Identity(role="worker", node="worker-1", incarnation=2**64 - 1, run="run-7")
+SERVER = Identity(role="ps", node="ps-é", incarnation=0)
+TOKEN = b"sixteen bytes at least"
+
+
+def entropy(seed: bytes) -> Callable[[int], bytes]:
+    return lambda count: hashlib.shake_128(seed).digest(count)
+
+
+def client(
+    token: bytes | None = TOKEN, me: Identity = WORKER, peer_role: str | None = None
+) -> ClientHandshake:
+    return ClientHandshake(me, token=token, entropy=entropy(b"c"), rules=RULES, peer_role=peer_role)
+
+
+def server(token: bytes | None = TOKEN) -> ServerHandshake:
+    return ServerHandshake(SERVER, token=token, entropy=entropy(b"s"), rules=RULES)
+
+
+def shake(one: ClientHandshake, other: ServerHandshake) -> None:
+    challenge = other.receive(one.hello())
+    proof = one.receive(challenge)
+    accept = other.receive(proof)
+    assert {len(record) for record in (challenge, proof, accept)} == {RECORD_BYTES}
+    assert one.receive(accept) == b""
+
+
+@pytest.mark.parametrize("token", [TOKEN, None])
+def test_both_sides_learn_who_the_other_is(token: bytes | None) -> None:
+    one, other = client(token), server(token)
+    shake(one, other)
+    assert one.peer == SERVER
+    assert other.peer == WORKER
+
+
+def test_a_wrong_token_is_refused_by_the_server_before_it_proves_anything() -> None:
+    one, other = client(b"another token 123"), server()
+    proof = one.receive(other.receive(one.hello()))
+    with pytest.raises(HandshakeRejected, match="same token"):
+        other.receive(proof)
+    assert other.peer is None
+
+
+def test_a_server_that_does_not_know_the_token_is_refused() -> None:
+    one, other = client(), server(b"another token 123")
+    one.receive(other.receive(one.hello()))
+    impostor = ServerHandshake(SERVER, token=b"another token 123", entropy=entropy(b"s"), rules=RULES)
+    fellow = client(b"another token 123")
+    accept = impostor.receive(fellow.receive(impostor.receive(fellow.hello())))
+    with pytest.raises(HandshakeRejected, match="token"):
+        one.receive(accept)
+
+
+@pytest.mark.parametrize(("mine", "theirs"), [(TOKEN, None), (None, TOKEN)])
+def test_a_missing_token_is_named(mine: bytes | None, theirs: bytes | None) -> None:
+    with pytest.raises(HandshakeRejected, match="has none"):
+        server(theirs).receive(client(mine).hello())
+
+
+def test_a_proof_of_another_conversation_is_refused() -> None:
+    one, other = client(), server()
+    proof = one.receive(other.receive(one.hello()))
+    later = ServerHandshake(SERVER, token=TOKEN, entropy=entropy(b"later"), rules=RULES)
+    later.receive(one.hello())
+    with pytest.raises(HandshakeRejected):
+        later.receive(proof)
+
+
+def test_roles_without_a_row_are_refused() -> None:
+    stranger = client(me=Identity(role="data", node="d", incarnation=1))
+    with pytest.raises(HandshakeRejected, match="nothing to say"):
+        server().receive(stranger.hello())
+
+
+def test_an_unexpected_role_is_refused_by_who_dialled() -> None:
+    one = client(peer_role="controller")
+    with pytest.raises(HandshakeRejected, match="check the address"):
+        one.receive(server().receive(one.hello()))
+
+
+def test_another_version_is_told_to_run_the_same_release() -> None:
+    hello = bytearray(client().hello())
+    hello[8:10] = (9).to_bytes(2, "little")
+    with pytest.raises(HandshakeRejected, match="same release"):
+        server().receive(bytes(hello))
+
+
+def test_a_refusal_reaches_the_other_side_with_its_reason() -> None:
+    one = client()
+    one.hello()
+    with pytest.raises(HandshakeRejected, match=r"the peer refused: tokens differ") as caught:
+        one.receive(reject_record(HandshakeRejected("token", "tokens differ")))
+    assert caught.value.code == "token"
+
+
+@given(st.binary(min_size=RECORD_BYTES, max_size=RECORD_BYTES), st.booleans())
+def test_only_named_errors_leave_a_handshake(record: bytes, plausible: bool) -> None:
+    if plausible:
+        record = client().hello()[:12] + record[12:]
+    with suppress(ProtocolError, HandshakeRejected):
+        server().receive(record)
