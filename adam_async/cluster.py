@@ -6,7 +6,6 @@ loop and block: no signal handlers, no logging set-up, no loop policy, no global
 may live side by side.
 """
 
-import os
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from types import TracebackType
@@ -20,6 +19,7 @@ from adam_async.controller.service import Controller
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.service import DataServer
 from adam_async.driver import Driver, EpochResult, RunResult
+from adam_async.machine import usable_cores
 from adam_async.messages import role_table
 from adam_async.model.spec import ModelSpec
 from adam_async.model_worker.service import ModelWorker
@@ -68,7 +68,7 @@ class LocalCluster:
 
     async def __aenter__(self) -> Self:
         config, waits = self.config, self.config.waits
-        threads = config.threads_per_worker(os.cpu_count() or 1)
+        threads = config.threads_per_worker(usable_cores())
         async with AsyncExitStack() as stack:
             self.controller = await stack.enter_async_context(
                 Controller(
