@@ -97,10 +97,9 @@ def port(files: str, capabilities: str, reason: str) -> Port:
 PORTS = (
     port("adam_async/ports.py", "dice files sockets system threads", "the disk, entropy and downloads"),
     port("adam_async/dice.py", "numpy.random", "the keyed dice, made of Philox"),
-    port("adam_async/cli*.py", "clock files loops processes system", "chooses the loop; reads environment"),
-    port(
-        "adam_async/cluster_processes.py", "files processes system", "starts and watches the child processes"
-    ),
+    port("adam_async/cli*.py", "loops system", "chooses the loop; environment, signals, cores"),
+    port("adam_async/child_process.py", "processes", "starts and watches one child process"),
+    port("adam_async/cluster_processes.py", "system", "the environment that its children inherit"),
     port("adam_async/machine.py", "files system", "reads what the kernel says of machine and process"),
     port("adam_async/sync.py", "loops threads", "the synchronous face: its own thread and event loop"),
     port("dataflow/pool.py", "clock system threads", "the compute pool: threads, their CPUs and trace times"),

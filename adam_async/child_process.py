@@ -1,0 +1,135 @@
+"""One child process that runs a role: its orders, its address line, its words, its end."""
+
+import asyncio
+import sys
+from collections.abc import Callable, Mapping, Sequence
+
+from adam_async.errors import RoleDied
+
+START_CODES = range(1, 9)
+"""Exit codes that say why a role could not start; the parent ends with the same."""
+
+
+class ChildProcess:
+    """``python -m adam_async ROLE ...`` as a child.
+
+    Args:
+        node: Its node id; prefixes what it says.
+        arguments: After ``adam-async``.
+        orders: The first line on its stdin; see `cli_parent`.
+        environment: Of the child.
+        say: Told each line that it writes to stderr, prefixed.
+
+    `run` is its life, `ended` is set after it. `address` is set by its first line, or fails with
+    `RoleDied` if it ends before.
+    """
+
+    def __init__(
+        self,
+        node: str,
+        arguments: Sequence[str],
+        *,
+        orders: bytes,
+        environment: Mapping[str, str],
+        say: Callable[[str], None],
+    ) -> None:
+        self.node = node
+        self.address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.ended = asyncio.Event()
+        self._arguments = arguments
+        self._orders = orders
+        self._environment = environment
+        self._say = say
+        self._process: asyncio.subprocess.Process | None = None
+        self._last_words = ""
+
+    @property
+    def pid(self) -> int | None:
+        """Its process id, once it has one."""
+        return self._process.pid if self._process is not None else None
+
+    async def run(self) -> int:
+        """Start it, relay what it says, and return its exit code (negative: the signal that killed it).
+
+        Cancelling kills it and waits until it is gone.
+        """
+        process = self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "adam_async",
+            *self._arguments,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=dict(self._environment),
+            start_new_session=True,
+        )
+        assert process.stdin is not None
+        try:
+            process.stdin.write(self._orders)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._read_stdout(process), name=f"{self.node}/stdout")
+                group.create_task(self._read_stderr(process), name=f"{self.node}/stderr")
+            code = await process.wait()
+        finally:
+            self.kill()
+            await process.wait()
+            process.stdin.close()
+            if not self.address.done():
+                self._fail_start(process.returncode or 0)
+            self.ended.set()
+        return code
+
+    def end(self) -> None:
+        """Let it end in good order: its stdin ends."""
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.close()
+
+    def kill(self) -> None:
+        """End it at once, if it is still there."""
+        if self._process is not None and self._process.returncode is None:
+            try:
+                self._process.kill()
+            except ProcessLookupError:  # it ended by itself, and nobody has told us yet
+                return
+
+    def _fail_start(self, code: int) -> None:
+        error = RoleDied(self.node, f"{how_it_ended(code)} before it could listen")
+        if code in START_CODES and self._last_words:
+            error = RoleDied(self.node, self._last_words.removeprefix("adam-async: "))
+            error.exit_code = code
+        self.address.set_exception(error)
+        self.address.exception()  # seen: whoever waits gets it all the same, and nobody need
+
+    async def _read_stdout(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdout is not None
+        async for raw in process.stdout:
+            line = raw.decode(errors="replace").rstrip()
+            address = address_in(line)
+            if address and not self.address.done():
+                self.address.set_result(address)
+
+    async def _read_stderr(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stderr is not None
+        async for raw in process.stderr:
+            self._last_words = raw.decode(errors="replace").rstrip()
+            self._say(f"{self.node} | {self._last_words}")
+
+    def __repr__(self) -> str:
+        return f"<ChildProcess {self.node} {self._process!r}>"
+
+
+def address_line(node: str, address: str, join: str) -> str:
+    """The one line that a role prints: where it is, and the command that joins it."""
+    return f"{node} listens on {address}; join it with: {join}"
+
+
+def address_in(line: str) -> str:
+    """The address in a role's line, or nothing."""
+    _, found, rest = line.partition(" listens on ")
+    return rest.partition(";")[0] if found else ""
+
+
+def how_it_ended(code: int) -> str:
+    """Say in words how a process ended."""
+    return f"killed by signal {-code}" if code < 0 else f"ended with exit code {code}"

@@ -1,0 +1,60 @@
+"""The bare kernel loop around a run, for its report: as many threads, the same model, rule and images."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from adam_async import baseline
+from adam_async.choose_model import choose_model
+from adam_async.config import Config
+from adam_async.data_server.dataset import Dataset
+from adam_async.model.network import Network
+from adam_async.model.rules import make_rule
+
+
+class BaselineAround:
+    """Measures before and after.
+
+    Args:
+        config: The run.
+        threads: Compute threads of all its workers.
+        dataset: Its images.
+        data: What its data server says of them.
+        model_text: What the model file holds, if the model is one.
+
+    Raises:
+        ConfigError: The model does not exist or does not fit the data.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        threads: int,
+        dataset: Dataset,
+        data: Mapping[str, Any],
+        model_text: str | None,
+    ) -> None:
+        self._config = config
+        self._threads = threads
+        self._dataset = dataset
+        self._network = Network(choose_model(config.model, data, text=model_text), dtype=config.dtype)
+        self._rates: list[float] = []
+
+    async def measure(self) -> None:
+        """Measure once; takes about 4 s."""
+        config = self._config
+        rate = await baseline.measure(
+            self._network,
+            make_rule(config.rule, momentum=config.momentum, weight_decay=config.weight_decay),
+            rate=config.default_rate(),
+            images=self._dataset.train_images,
+            labels=self._dataset.train_labels,
+            group_images=config.images_per_group,
+            threads=self._threads,
+        )
+        self._rates.append(rate)
+
+    def result(self) -> baseline.Baseline:
+        """Both measurements."""
+        before, after = self._rates
+        return baseline.Baseline(threads=self._threads, before=before, after=after)

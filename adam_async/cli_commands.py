@@ -1,0 +1,129 @@
+"""The commands of `adam-async`, and how each call of one ends.
+
+Only what `--help` needs is imported here; a command brings its own weight.
+"""
+
+import os
+from collections.abc import Callable, Coroutine
+from importlib.metadata import version
+from typing import Any
+
+from cyclopts import App, CycloptsError
+
+from adam_async.cli_errors import explain
+from adam_async.cli_options import LoopName, MemberOptions, RoleOptions, TrainOptions
+from adam_async.cli_signals import EARLY, loop_factory
+from adam_async.cli_terminal import Terminal, log_to_stderr
+
+USAGE = 2
+
+app = App(
+    name="adam-async",
+    help="Train neural networks on ordinary machines: Microsoft's Project Adam (OSDI 2014) in Python.",
+    help_epilogue="Exit codes: docs/exit-codes.md. ADAM_* variables set options, such as ADAM_EPOCHS=5.",
+    version=lambda: version("adam-async"),
+    result_action="return_value",
+)
+
+
+def run_command(arguments: list[str]) -> int:
+    """Parse and run one command; every error becomes one line and an exit code."""
+    try:
+        command, bound, _ = app.parse_args(arguments, exit_on_error=False, print_error=False)
+        return command(*bound.args, **bound.kwargs) or 0
+    except CycloptsError as error:
+        Terminal().error(str(error))
+        return USAGE
+    except BrokenPipeError:
+        # Whoever read our output has left, as `head` does; nothing more must be flushed there.
+        EARLY.leave(0)
+    except Exception as error:
+        if os.environ.get("ADAM_TRACEBACK"):
+            raise
+        code, sentence = explain(error)
+        Terminal().error(sentence)
+        return code
+
+
+def _run(
+    main: Callable[[Terminal], Coroutine[Any, Any, int]],
+    *,
+    loop: LoopName,
+    verbose: bool,
+    quiet: bool = False,
+) -> int:
+    """Run a command's coroutine in a loop of its own."""
+    log_to_stderr(verbose=verbose)
+    terminal = Terminal(quiet=quiet)
+    return EARLY.run(lambda: main(terminal), loop_factory=loop_factory(loop))
+
+
+@app.command
+def train(options: TrainOptions = TrainOptions()) -> int:  # noqa: B008 - frozen
+    """Train a model, here or in a cluster of roles that were started by hand."""
+    from adam_async.cli_train import run_training
+
+    return _run(
+        lambda terminal: run_training(options, os.environ, terminal),
+        loop=options.loop,
+        verbose=options.verbose,
+        quiet=options.quiet,
+    )
+
+
+@app.command
+def controller(*, bind: str = "tcp://127.0.0.1:7070", options: RoleOptions = RoleOptions()) -> int:  # noqa: B008
+    """Run a controller: the place where the other roles of a cluster meet.
+
+    Parameters
+    ----------
+    bind
+        tcp://HOST:PORT to listen on; a port of 0 is any free one.
+    """
+    from adam_async.cli_roles import serve_controller
+
+    return _run(
+        lambda _: serve_controller(options, bind, os.environ), loop=options.loop, verbose=options.verbose
+    )
+
+
+@app.command
+def ps(options: MemberOptions) -> int:
+    """Run a parameter server: it holds shards of the model and applies updates to them."""
+    from adam_async.cli_roles import serve_ps
+
+    return _run(lambda _: serve_ps(options, os.environ), loop=options.loop, verbose=options.verbose)
+
+
+@app.command
+def data(options: MemberOptions, *, data: str = "auto") -> int:
+    """Run a data server: it hands out image groups to the workers.
+
+    Parameters
+    ----------
+    data
+        auto, mnist, digits, a folder with the four MNIST files, or an .npz file.
+    """
+    from adam_async.cli_roles import serve_data
+
+    return _run(lambda _: serve_data(options, data, os.environ), loop=options.loop, verbose=options.verbose)
+
+
+@app.command
+def worker(options: MemberOptions, *, threads: int = 0, in_flight: int = 0) -> int:
+    """Run a model worker: it trains one replica of the model.
+
+    Parameters
+    ----------
+    threads
+        Compute threads; 0 is one per core.
+    in_flight
+        Groups in flight; 0 is twice the threads.
+    """
+    from adam_async.cli_roles import serve_worker
+
+    return _run(
+        lambda _: serve_worker(options, threads, in_flight, os.environ),
+        loop=options.loop,
+        verbose=options.verbose,
+    )

@@ -1,0 +1,108 @@
+"""The options of the commands. What is not given is None, so that file and environment may say it."""
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from adam_async.config import FIELDS
+
+LoopName = Literal["uvloop", "asyncio"]
+
+_OnlyOn = Parameter(negative="")
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainOptions:
+    """What `train` can be told."""
+
+    config: Path | None = None
+    """TOML file with any of the options below (images_per_group = 64), and [waits]."""
+    model: str | None = None
+    """auto (what fits the data), mnist-adam, digits, mlp, cifar-conv, or FILE.toml with a spec."""
+    data: str | None = None
+    """auto, mnist, digits, a folder with the four MNIST files, or an .npz file."""
+    epochs: int | None = None
+    """Passes over the training images."""
+    replicas: int | None = None
+    """Model replicas; each has its own worker."""
+    threads: int | None = None
+    """Compute threads per worker; 0 shares the cores out."""
+    images_per_group: int | None = None
+    """Images that flow through the graph as one group; 1 is the paper's flow."""
+    in_flight: int | None = None
+    """Groups in flight per worker; 0 is twice its threads."""
+    servers: int | None = None
+    """Parameter servers."""
+    processes: bool | None = None
+    """Each role a child process over loopback TCP, instead of all in this one."""
+    rule: Literal["sgd", "adagrad", "adam"] | None = None
+    """Update rule."""
+    rate: float | None = None
+    """Learning rate; 0 is the rule's default."""
+    momentum: float | None = None
+    """Momentum of rule sgd."""
+    weight_decay: float | None = None
+    """Weight decay."""
+    push_every: int | None = None
+    """Groups whose gradients are summed into one push."""
+    pull_every: int | None = None
+    """Steps between two pulls."""
+    protocol: Literal["auto", "delta", "factors"] | None = None
+    """How weight gradients of dense layers travel; auto takes the fewer bytes."""
+    seed: int | None = None
+    """Seed of every random value of the run."""
+    until_accuracy: float | None = None
+    """Stop after the first epoch whose test accuracy reaches this share."""
+    evaluation: Literal["wait", "concurrent"] | None = None
+    """Whether training waits while an epoch is evaluated."""
+    shard_bytes: int | None = None
+    """Largest shard, in bytes."""
+    report: Path | None = None
+    """Write the run's report to this file, as JSON; adds about 6 s for its baseline."""
+    out: Path | None = None
+    """Write the trained model to model.safetensors in this folder."""
+    controller: str | None = None
+    """tcp://HOST:PORT of a cluster whose roles were started by hand; starts none."""
+    token_file: Path | None = None
+    """File with the token of that cluster; without it ADAM_TOKEN."""
+    quiet: Annotated[bool, _OnlyOn] = False
+    """Print nothing but errors."""
+    verbose: Annotated[bool, _OnlyOn] = False
+    """Say what the roles do."""
+    loop: LoopName = "uvloop"
+    """The event loop."""
+
+    def layer(self) -> dict[str, Any]:
+        """What the command line says of the run's configuration."""
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name in FIELDS}
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleOptions:
+    """What every role can be told."""
+
+    id: str | None = None
+    """Name of this node, unique in its cluster; by default role, host and process id."""
+    token_file: Path | None = None
+    """File with the cluster's token; without it ADAM_TOKEN."""
+    verbose: Annotated[bool, _OnlyOn] = False
+    """Say what the role does."""
+    loop: LoopName = "uvloop"
+    """The event loop."""
+    supervised: Annotated[bool, Parameter(negative="", show=False)] = False
+    """Started by another process: orders come by stdin, whose end is ours."""
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberOptions(RoleOptions):
+    """What a role that joins a controller can be told."""
+
+    controller: str
+    """tcp://HOST:PORT of the controller."""
+    bind: str | None = None
+    """tcp://HOST:PORT to listen on; by default any port on the way to the controller."""

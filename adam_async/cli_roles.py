@@ -1,0 +1,155 @@
+"""The role commands: one role in this process, until it is ended.
+
+A role prints one line, with its address and a command that joins it. Started by hand it ends by a signal;
+started by another process (`--supervised`) it also ends when that process wants it or is gone.
+"""
+
+import asyncio
+import os
+import platform
+import shlex
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+
+from adam_async.child_process import address_line
+from adam_async.cli_data import load_data
+from adam_async.cli_options import MemberOptions, RoleOptions
+from adam_async.cli_parent import Parent, die_with_parent
+from adam_async.config import MAX_THREADS_PER_CORE, Waits
+from adam_async.entrypoints import (
+    Place,
+    Role,
+    address_towards,
+    check_address,
+    cluster_network,
+    controller,
+    data_server,
+    model_worker,
+    parameter_server,
+)
+from adam_async.errors import ConfigError
+from adam_async.machine import usable_cores
+from adam_async.ports import Disk, system_entropy
+from transport import BufferPool
+
+NEXT = {"controller": "ps", "ps": "data", "data": "worker", "worker": "train"}
+"""Which command a role's line shows: the one that a cluster started by hand needs next."""
+
+Open = Callable[[Place], AbstractAsyncContextManager[Role]]
+
+
+async def serve_controller(options: RoleOptions, bind: str, environment: Mapping[str, str]) -> int:
+    """Run a controller until it is ended."""
+    return await _serve("controller", options, "", bind, environment, controller)
+
+
+async def serve_ps(options: MemberOptions, environment: Mapping[str, str]) -> int:
+    """Run a parameter server until it is ended."""
+    return await _serve_member("ps", options, environment, parameter_server)
+
+
+async def serve_data(options: MemberOptions, data: str, environment: Mapping[str, str]) -> int:
+    """Load the data, then run a data server until it is ended."""
+    async with Disk() as disk:
+        dataset = await load_data(data, disk, environment)
+    return await _serve_member("data", options, environment, lambda place: data_server(place, dataset))
+
+
+async def serve_worker(
+    options: MemberOptions, threads: int, in_flight: int, environment: Mapping[str, str]
+) -> int:
+    """Run a model worker until it is ended."""
+    cores = usable_cores()
+    if not 0 <= threads <= cores * MAX_THREADS_PER_CORE or in_flight < 0:
+        raise ConfigError(
+            f"--threads must be within 0 and {cores * MAX_THREADS_PER_CORE} on {cores} cores and --in-flight "
+            f"at least 0, not {threads} and {in_flight}"
+        )
+    return await _serve_member(
+        "worker",
+        options,
+        environment,
+        lambda place: model_worker(place, threads=threads or cores, in_flight=in_flight),
+    )
+
+
+async def read_token(file: Path | None, environment: Mapping[str, str]) -> str | None:
+    """The cluster's token: what the file holds, else ADAM_TOKEN, else none.
+
+    Raises:
+        ConfigError: The file cannot be read or is empty.
+    """
+    if file is None:
+        return environment.get("ADAM_TOKEN", "").strip() or None
+    async with Disk() as disk:
+        try:
+            token = (await disk.read_bytes(file)).decode().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"--token-file {file} cannot be read: {error}") from None
+    if not token:
+        raise ConfigError(f"--token-file {file} is empty")
+    return token
+
+
+async def _serve_member(
+    role: str, options: MemberOptions, environment: Mapping[str, str], open_role: Open
+) -> int:
+    meet = check_address(options.controller, "--controller")
+    bind = options.bind or await address_towards(meet)
+    return await _serve(role, options, meet, bind, environment, open_role)
+
+
+async def _serve(
+    role: str,
+    options: RoleOptions,
+    meet: str,
+    bind: str,
+    environment: Mapping[str, str],
+    open_role: Open,
+) -> int:
+    check_address(bind, "--bind")
+    if not options.supervised:
+        token = await read_token(options.token_file, environment)
+        await _stay(role, options, meet, bind, token, Waits(), open_role)
+        return 0
+    die_with_parent()
+    async with Parent() as parent:
+        orders = await parent.orders()
+        async with asyncio.TaskGroup() as group:
+            work = group.create_task(
+                _stay(role, options, meet, bind, orders.token, orders.waits, open_role), name=f"{role}/serve"
+            )
+            await parent.gone()
+            work.cancel()
+    return 0
+
+
+async def _stay(
+    role: str,
+    options: RoleOptions,
+    meet: str,
+    bind: str,
+    token: str | None,
+    waits: Waits,
+    open_role: Open,
+) -> None:
+    """Open the role, say where it is, and stay until cancelled."""
+    buffers = BufferPool()
+    place = Place(
+        node=options.id or f"{role}-{platform.node()[:40]}-{os.getpid()}",
+        bind=bind,
+        controller=meet,
+        network=cluster_network(token, entropy=system_entropy, buffers=buffers),
+        buffers=buffers,
+        waits=waits,
+        entropy=system_entropy,
+    )
+    async with open_role(place) as running:
+        join = ["adam-async", NEXT[role], "--controller", meet or running.address]
+        if options.token_file is not None:
+            join += ["--token-file", str(options.token_file)]
+        sys.stdout.write(f"{address_line(place.node, running.address, shlex.join(join))}\n")
+        sys.stdout.flush()
+        await asyncio.Event().wait()

@@ -1,0 +1,39 @@
+"""What the user reads: results on stdout, news and errors on stderr."""
+
+import logging
+
+from rich.console import Console
+from rich.text import Text
+
+
+class Terminal:
+    """Plain lines, in colour where a person reads them.
+
+    Args:
+        quiet: Drop what `say` is told; errors and news of deaths still show.
+    """
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self.out = Console(soft_wrap=True, highlight=False, markup=False, emoji=False)
+        self.err = Console(stderr=True, soft_wrap=True, highlight=False, markup=False, emoji=False)
+        self._quiet = quiet
+
+    def say(self, text: str) -> None:
+        """Print a line of the result, unless quiet."""
+        if not self._quiet:
+            self.out.print(text)
+
+    def news(self, text: str) -> None:
+        """Print a line on stderr, at once."""
+        self.err.print(text)
+
+    def error(self, text: str) -> None:
+        """Print the one line that an error comes to."""
+        self.err.print(Text(f"adam-async: {' '.join(text.split())}", style="red"))
+
+
+def log_to_stderr(*, verbose: bool) -> None:
+    """Let the libraries' loggers speak: warnings, or with `verbose` what the roles do."""
+    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(message)s", force=True)
+    # A task that fails ends its role with an error of its own; asyncio would add a traceback.
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)

@@ -1,0 +1,217 @@
+"""The command `train`: options to a configuration, a cluster of one of three kinds, and what comes of it."""
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Protocol
+
+from adam_async.cli_baseline import BaselineAround
+from adam_async.cli_data import load_data
+from adam_async.cli_options import TrainOptions
+from adam_async.cli_roles import read_token
+from adam_async.cli_terminal import Terminal
+from adam_async.cluster import LocalCluster
+from adam_async.cluster_processes import ProcessCluster
+from adam_async.config import Config, from_environment, from_toml, make_config
+from adam_async.data_server.dataset import Dataset
+from adam_async.driver import Driver, EpochResult, RunResult
+from adam_async.entrypoints import check_address, cluster_network
+from adam_async.errors import ConfigError
+from adam_async.live_table import LiveTable
+from adam_async.machine import describe_machine, usable_cores
+from adam_async.ports import Disk, system_entropy
+from adam_async.report import Report, build_report, write
+from adam_async.saved_model import save_model
+from transport import BufferPool, Identity
+
+logger = logging.getLogger(__name__)
+
+
+class Trainable(Protocol):
+    """What all three kinds of cluster can do."""
+
+    @property
+    def driver(self) -> Driver:
+        """Who drives the run."""
+
+    async def train(self, on_epoch: Callable[[EpochResult], None] | None = None) -> RunResult:
+        """Run all epochs."""
+
+
+class Remote:
+    """A cluster whose roles were started by hand; all that is here is its driver."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.driver = driver
+
+    async def train(self, on_epoch: Callable[[EpochResult], None] | None = None) -> RunResult:
+        """Run all epochs. See `Driver.train`."""
+        return await self.driver.train(on_epoch)
+
+
+async def run_training(options: TrainOptions, environment: Mapping[str, str], terminal: Terminal) -> int:
+    """Train as told, and write what was asked for.
+
+    Raises:
+        AdamError: What was wrong; see `errors`.
+    """
+    async with Disk() as disk:
+        config = await configure(options, environment, disk)
+        model_text = await read_file(Path(config.model), "--model", disk) if is_file(config.model) else None
+        for folder in (options.out, options.report and options.report.parent):
+            if folder is not None:
+                await disk.run(make_folder, folder)
+        dataset = await load_data(config.data, disk, environment) if needs_data(options, config) else None
+        async with open_cluster(options, config, model_text, environment, dataset, terminal) as cluster:
+            table = LiveTable(
+                cluster.driver.progress, epochs=config.epochs, stream=sys.stdout, quiet=options.quiet
+            )
+            async with table:
+                around = None
+                if options.report is not None and dataset is not None:
+                    around = BaselineAround(
+                        config,
+                        threads=config.replicas * config.threads_per_worker(usable_cores()),
+                        dataset=dataset,
+                        data=await cluster.driver.wait_for_data(),
+                        model_text=model_text,
+                    )
+                    await around.measure()
+                result = await cluster.train(table.on_epoch)
+                if around is not None:
+                    await around.measure()
+        report = build_report(
+            result,
+            config=config,
+            command=("adam-async", *sys.argv[1:]),
+            machine=describe_machine(loop=type(asyncio.get_running_loop()).__module__),
+            baseline=around.result() if around is not None else None,
+        )
+        await write_results(options, result, report, disk)
+        table.finish(report)
+    return 0
+
+
+async def write_results(options: TrainOptions, result: RunResult, report: Report, disk: Disk) -> None:
+    """Write the model and the report where the options say.
+
+    Raises:
+        ConfigError: It cannot be written there.
+    """
+    try:
+        if options.out is not None:
+            await save_model(result.model, result.weights, options.out, disk)
+        if options.report is not None:
+            await write(report, options.report, disk)
+    except OSError as error:
+        raise ConfigError(f"{error.filename} cannot be written: {error.strerror or error}") from None
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder for results, before the work that they are the result of.
+
+    Raises:
+        ConfigError: It cannot be made or written to.
+    """
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be made: {error.strerror or error}") from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError(f"{folder} cannot be written to")
+
+
+def needs_data(options: TrainOptions, config: Config) -> bool:
+    """Whether this process needs the images itself: to serve them, or for a report's baseline."""
+    return options.controller is None and (not config.processes or options.report is not None)
+
+
+def is_file(model: str) -> bool:
+    """Whether a model is a file with a spec."""
+    return model.endswith(".toml")
+
+
+async def configure(options: TrainOptions, environment: Mapping[str, str], disk: Disk) -> Config:
+    """Merge defaults, file, environment and command line, in rising rank.
+
+    Raises:
+        ConfigError: A value is wrong, or two options exclude each other.
+    """
+    file = {}
+    if options.config is not None:
+        text = await read_file(options.config, "--config", disk)
+        file = from_toml(text, source=str(options.config))
+    config = make_config(file, from_environment(environment), options.layer())
+    config.threads_per_worker(usable_cores())
+    if options.controller is not None and config.processes:
+        raise ConfigError("--processes starts roles and --controller joins roles that run: give one of them")
+    if options.controller is None and options.token_file is not None:
+        raise ConfigError("--token-file is the token of the cluster at --controller, which is not given")
+    if options.controller is not None:
+        idle = [name for name in ("data", "threads", "in_flight") if getattr(options, name) is not None]
+        if idle:
+            logger.warning("no effect with --controller, its roles were told theirs: %s", ", ".join(idle))
+    return config
+
+
+async def read_file(path: Path, option: str, disk: Disk) -> str:
+    """Read a text file that an option names.
+
+    Raises:
+        ConfigError: It cannot be read, or is no text.
+    """
+    try:
+        return (await disk.read_bytes(path)).decode()
+    except OSError as error:
+        raise ConfigError(f"{option} {path} cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{option} {path} is not text in UTF-8") from None
+
+
+@asynccontextmanager
+async def open_cluster(
+    options: TrainOptions,
+    config: Config,
+    model_text: str | None,
+    environment: Mapping[str, str],
+    dataset: Dataset | None,
+    terminal: Terminal,
+) -> AsyncIterator[Trainable]:
+    """Start the roles that the configuration asks for, or join those that run."""
+    if options.controller is not None:
+        async with _join(options, config, model_text, environment) as driver:
+            yield Remote(driver)
+    elif config.processes:
+        async with ProcessCluster(
+            config, model_text=model_text, environment=environment, say=terminal.news
+        ) as processes:
+            yield processes
+    else:
+        assert dataset is not None
+        async with LocalCluster(config, dataset=dataset, model_text=model_text) as local:
+            yield local
+
+
+@asynccontextmanager
+async def _join(
+    options: TrainOptions, config: Config, model_text: str | None, environment: Mapping[str, str]
+) -> AsyncIterator[Driver]:
+    assert options.controller is not None
+    buffers = BufferPool()
+    token = await read_token(options.token_file, environment)
+    async with Driver(
+        network=cluster_network(token, entropy=system_entropy, buffers=buffers),
+        controller=check_address(options.controller, "--controller"),
+        identity=Identity(
+            role="driver", node="driver", incarnation=int.from_bytes(system_entropy(7), "little")
+        ),
+        config=config,
+        buffers=buffers,
+        threads=usable_cores(),
+        model_text=model_text,
+    ) as driver:
+        yield driver

@@ -1,0 +1,215 @@
+"""Each role a child process over loopback TCP: `async with ProcessCluster(config) as cluster`.
+
+The children are started under the words that a user would start them with by hand, and find each other
+through the controller like any others. What is added here is care: a child that dies is named at once
+with how it ended; a worker is started again, since all it loses are the groups in its hands; the death of
+a role that holds the run's only copy of something ends the run. When this process goes, in whatever way,
+its children go too (see `cli_parent`).
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from adam_async.child_process import ChildProcess, how_it_ended
+from adam_async.cli_parent import Orders
+from adam_async.config import Config
+from adam_async.driver import Driver, EpochResult, RunResult
+from adam_async.entrypoints import LOOPBACK, cluster_network
+from adam_async.errors import DeadlineExceeded, RoleDied, first_cause
+from adam_async.machine import usable_cores
+from adam_async.model.spec import ModelSpec
+from adam_async.ports import system_entropy
+from transport import BufferPool, Identity
+
+logger = logging.getLogger(__name__)
+
+RESTARTS = 5
+"""How often one worker is started again; after that something is wrong that a restart does not cure."""
+
+
+class ProcessCluster:
+    """A controller, a data server, parameter servers and workers, each in a process of its own.
+
+    Args:
+        config: The run, and how many of each role.
+        spec: The model; without it `config.model` says.
+        model_text: What the TOML file that `config.model` names holds.
+        environment: Of the children; without it that of this process.
+        say: Told of deaths, and of each line that a child writes to stderr; without it they are logged.
+        entropy: Dice for the cluster's token and the driver's incarnation.
+
+    `async with` starts the children and waits for their addresses; leaving the block ends them in good
+    order, and kills what is still there after `drain_s`.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        spec: ModelSpec | None = None,
+        model_text: str | None = None,
+        environment: Mapping[str, str] | None = None,
+        say: Callable[[str], None] = logger.warning,
+        entropy: Callable[[int], bytes] = system_entropy,
+    ) -> None:
+        self.config = config
+        self.children: dict[str, ChildProcess] = {}
+        self._spec = spec
+        self._model_text = model_text
+        self._environment = dict(os.environ if environment is None else environment)
+        # A child has its options on its command line; the token of another cluster is not for it.
+        self._environment.pop("ADAM_TOKEN", None)
+        self._say = say
+        self._entropy = entropy
+        self._stack = AsyncExitStack()
+        self._stopping = False
+        self._death: asyncio.Future[None] | None = None
+        self._driver: Driver | None = None
+
+    @property
+    def driver(self) -> Driver:
+        """The driver, in this process."""
+        assert self._driver is not None, "enter the cluster's block first"
+        return self._driver
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._open()
+        except ExceptionGroup as errors:
+            raise first_cause(errors) from None
+        return self
+
+    async def _open(self) -> None:
+        config = self.config
+        threads = config.threads_per_worker(usable_cores())
+        token = self._entropy(32).hex()
+        self._orders = msgspec.json.encode(Orders(token=token, waits=config.waits)) + b"\n"
+        self._death = asyncio.get_running_loop().create_future()
+        async with AsyncExitStack() as stack:
+            self._group = await stack.enter_async_context(asyncio.TaskGroup())
+            stack.push_async_callback(self._stop)
+            controller = await self._address(self._start("controller", "controller", "--bind", LOOPBACK))
+            common = ("--controller", controller, "--bind", LOOPBACK)
+            counts = ("--threads", str(threads), "--in-flight", str(config.in_flight))
+            children = [
+                self._start("data", "data-0", *common, "--data", config.data),
+                *(self._start("ps", f"ps-{n}", *common) for n in range(config.servers)),
+                *(self._start("worker", f"worker-{n}", *common, *counts) for n in range(config.replicas)),
+            ]
+            for child in children:
+                await self._address(child)
+            buffers = BufferPool()
+            self._driver = await stack.enter_async_context(
+                Driver(
+                    network=cluster_network(token, entropy=self._entropy, buffers=buffers),
+                    controller=controller,
+                    identity=Identity(
+                        role="driver",
+                        node="driver",
+                        incarnation=int.from_bytes(self._entropy(7), "little"),
+                    ),
+                    config=config,
+                    buffers=buffers,
+                    threads=min(threads * config.replicas, usable_cores()),
+                    spec=self._spec,
+                    model_text=self._model_text,
+                )
+            )
+            self._stack = stack.pop_all()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        return await self._stack.__aexit__(kind, error, trace)
+
+    async def train(self, on_epoch: Callable[[EpochResult], None] | None = None) -> RunResult:
+        """Run all epochs of the configuration. See `Driver.train`.
+
+        Raises:
+            RoleDied: A role ended that the run cannot go on without; names it and how it ended.
+        """
+        assert self._death is not None, "enter the cluster's block first"
+        try:
+            async with asyncio.TaskGroup() as group:
+                watch = group.create_task(_result_of(self._death), name="processes/deaths")
+                result = await self.driver.train(on_epoch)
+                watch.cancel()
+        except ExceptionGroup as errors:
+            # Whatever else went wrong followed from the death.
+            raise (self._death.exception() if self._death.done() else None) or first_cause(errors) from None
+        return result
+
+    # --- children ----------------------------------------------------------------------------
+
+    def _start(self, role: str, node: str, *arguments: str) -> ChildProcess:
+        words = (role, "--id", node, "--supervised", *arguments)
+        child = self._child(node, words)
+        self._group.create_task(self._keep(role, node, words, child), name=f"processes/{node}")
+        return child
+
+    def _child(self, node: str, words: tuple[str, ...]) -> ChildProcess:
+        child = ChildProcess(node, words, orders=self._orders, environment=self._environment, say=self._say)
+        self.children[node] = child
+        return child
+
+    async def _keep(self, role: str, node: str, words: tuple[str, ...], child: ChildProcess) -> None:
+        """Attend a child from life to life."""
+        assert self._death is not None
+        for left in range(RESTARTS, -1, -1):
+            code = await child.run()
+            if self._stopping:
+                return
+            how = how_it_ended(code)
+            restart = role == "worker" and left > 0 and self._driver is not None
+            self._incident(f"{node} died: {how}{'; starting it again' if restart else ''}")
+            if not restart:
+                if role == "worker" and left == 0:
+                    how = f"{how}, after it had been started again {RESTARTS} times"
+                if not self._death.done():
+                    self._death.set_exception(RoleDied(node, how))
+                    self._death.exception()  # seen; `train` raises it, and there may be none
+                return
+            child = self._child(node, words)
+
+    def _incident(self, what: str) -> None:
+        self._say(what)
+        if self._driver is not None:
+            self._driver.note(what)
+
+    async def _address(self, child: ChildProcess) -> str:
+        timeout_s = self.config.waits.prepare_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await child.address
+        except TimeoutError:
+            raise DeadlineExceeded(f"{child.node} to say where it listens", timeout_s) from None
+
+    async def _stop(self) -> None:
+        """End all children in good order within `drain_s`, then with force."""
+        self._stopping = True
+        for child in self.children.values():
+            child.end()
+        try:
+            async with asyncio.timeout(self.config.waits.drain_s):
+                for child in self.children.values():
+                    await child.ended.wait()
+        except TimeoutError:
+            self._say("some roles did not end in time and are killed")
+        finally:
+            for child in self.children.values():
+                child.kill()
+
+    def __repr__(self) -> str:
+        return f"<ProcessCluster {', '.join(self.children) or 'not started'}>"
+
+
+async def _result_of(future: asyncio.Future[None]) -> None:
+    # Shielded: giving up this wait must not cancel what the next run waits for.
+    await asyncio.shield(future)

@@ -1,0 +1,195 @@
+"""One function per role: from where it stands in a cluster to the running role, as an `async with` block.
+
+The command line, child processes and programs that start single roles all come through here. A role
+serves run after run until its block is left.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from adam_async.config import Waits
+from adam_async.controller.service import Controller
+from adam_async.data_server.dataset import Dataset
+from adam_async.data_server.service import DataServer
+from adam_async.errors import BindFailed, ConfigError, first_cause
+from adam_async.messages import role_table
+from adam_async.model_worker.service import ModelWorker
+from adam_async.parameter_server.service import ParameterServer
+from transport import BufferPool, Identity, Network, TcpNetwork
+from transport.tcp import is_loopback, parse_tcp_address
+
+LOOPBACK = "tcp://127.0.0.1:0"
+"""Where a role listens that was told nothing else: any free port that only this machine can reach."""
+
+EVERYWHERE = ("0.0.0.0", "::", "*")
+
+
+class Role(Protocol):
+    """What all running roles have in common."""
+
+    address: str
+
+
+_R = TypeVar("_R")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a role stands.
+
+    Attributes:
+        node: Its id, unique in the cluster.
+        bind: Where it listens, ``tcp://host:port``; port 0 is any free one.
+        controller: The controller's address; empty for the controller itself.
+        network: How it reaches the others.
+        buffers: Where it receives; the network's own pool.
+        waits: Deadlines.
+        entropy: Dice for its incarnation and session ids.
+    """
+
+    node: str
+    bind: str
+    controller: str = ""
+    network: Network
+    buffers: BufferPool
+    waits: Waits
+    entropy: Callable[[int], bytes]
+
+    def identity(self, role: str) -> Identity:
+        """A new life of this node."""
+        return Identity(role=role, node=self.node, incarnation=int.from_bytes(self.entropy(7), "little"))
+
+
+def cluster_network(token: str | None, *, entropy: Callable[[int], bytes], buffers: BufferPool) -> TcpNetwork:
+    """Links over TCP for one process.
+
+    Raises:
+        ConfigError: The token is too short to keep anybody out.
+    """
+    secret = token.encode() if token else None
+    try:
+        return TcpNetwork(token=secret, entropy=entropy, rules=role_table(), pool=buffers)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
+def check_address(address: str, option: str) -> str:
+    """Return the address if it is one that others can be told.
+
+    Raises:
+        ConfigError: Not ``tcp://host:port``, or a host that stands for every interface.
+    """
+    try:
+        host, _ = parse_tcp_address(address)
+    except ValueError as error:
+        raise ConfigError(f"{option}: {error}") from None
+    if host in EVERYWHERE:
+        raise ConfigError(
+            f"{option}: {address} stands for every interface and is no address that others can dial; "
+            "name the address of one interface"
+        )
+    return address
+
+
+async def address_towards(controller: str) -> str:
+    """Where a role listens by default: any port of the interface through which it reaches the controller.
+
+    Raises:
+        ConfigError: There is no way to that host.
+    """
+    host, port = parse_tcp_address(controller)
+    if is_loopback(host):
+        return LOOPBACK
+    loop = asyncio.get_running_loop()
+    try:
+        # A datagram socket that sends nothing: connecting it only asks the routing table.
+        probe, _ = await loop.create_datagram_endpoint(
+            asyncio.DatagramProtocol, remote_addr=(host, port or 9)
+        )
+    except OSError as error:
+        raise ConfigError(f"--controller {controller}: {error.strerror or error}") from None
+    try:
+        own = str(probe.get_extra_info("sockname")[0])
+    finally:
+        probe.close()
+    return f"tcp://[{own}]:0" if ":" in own else f"tcp://{own}:0"
+
+
+@asynccontextmanager
+async def _listening(role: AbstractAsyncContextManager[_R], place: Place) -> AsyncIterator[_R]:
+    async with AsyncExitStack() as stack:
+        try:
+            running = await stack.enter_async_context(role)
+        except (OSError, ExceptionGroup) as error:
+            cause = first_cause(error)
+            if isinstance(cause, OSError):
+                raise BindFailed(place.bind, cause.strerror or str(cause)) from None
+            raise
+        yield running
+
+
+def controller(place: Place) -> AbstractAsyncContextManager[Controller]:
+    """Run a controller.
+
+    Raises:
+        BindFailed: It cannot listen there.
+        BindRefused: Others could reach that address, and there is no token.
+    """
+    role = Controller(
+        network=place.network,
+        address=place.bind,
+        identity=place.identity("controller"),
+        waits=place.waits,
+    )
+    return _listening(role, place)
+
+
+def parameter_server(place: Place) -> AbstractAsyncContextManager[ParameterServer]:
+    """Run a parameter server. Raises what `controller` raises."""
+    role = ParameterServer(
+        network=place.network,
+        address=place.bind,
+        controller=place.controller,
+        identity=place.identity("ps"),
+        waits=place.waits,
+        buffers=place.buffers,
+    )
+    return _listening(role, place)
+
+
+def data_server(place: Place, dataset: Dataset) -> AbstractAsyncContextManager[DataServer]:
+    """Run a data server over a data set. Raises what `controller` raises."""
+    role = DataServer(
+        network=place.network,
+        address=place.bind,
+        controller=place.controller,
+        identity=place.identity("data"),
+        waits=place.waits,
+        dataset=dataset,
+    )
+    return _listening(role, place)
+
+
+def model_worker(place: Place, *, threads: int, in_flight: int) -> AbstractAsyncContextManager[ModelWorker]:
+    """Run a model worker. Raises what `controller` raises.
+
+    Args:
+        place: Where it stands.
+        threads: Compute threads.
+        in_flight: Groups in flight; 0 is twice the threads.
+    """
+    role = ModelWorker(
+        network=place.network,
+        address=place.bind,
+        controller=place.controller,
+        identity=place.identity("worker"),
+        waits=place.waits,
+        buffers=place.buffers,
+        threads=threads,
+        in_flight=in_flight,
+        entropy=place.entropy,
+    )
+    return _listening(role, place)
