@@ -10,8 +10,8 @@ Conversations, with the tensors that ride along in brackets:
     anyone - controller          GetMap, CompareAndSet [value], WatchMap -> MapState [map]
     worker - data server         LeaseGroups -> Groups [images, labels], ReportGroups -> Reported
     driver - data server         ReadTest -> TestImages [images, labels]
-    worker - parameter server    Push [deltas or factors] -> Pushed, Tick -> Ticked
-    worker, driver - same        Pull -> Values [one per shard]
+    worker - parameter server    Push [deltas or factors] -> Pushed [values], Tick -> Ticked
+    worker, driver - same        Pull -> Values [values]
     driver - any role            GetStatistics -> Statistics [values]
 
 Every run-scoped message carries the run's id, and is refused by a role that is on another run.
@@ -138,10 +138,11 @@ class TestImages(Body):
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):
-    """How the gradient of some shards rides along: a delta each, or two factors for all of them."""
+    """How the gradient of some shards rides along."""
 
     factors: bool
-    """False: one flat tensor per shard. True: x (K, I), then errors (K, rows of these shards)."""
+    """False: one flat tensor, the shards' deltas one after the other. True: two tensors, activations
+    (I, K) and error gradients (R, K) for the R rows of all these shards, which are of one tensor."""
     count: int
     """Shards that this part covers."""
 
@@ -169,6 +170,8 @@ class Push(Body):
     """Oldest version of the shard that the step's groups read."""
     own: tuple[int, ...]
     """Own pushes since that version which a local step had already applied to the copy read."""
+    pull: bool = False
+    """Whether the answer shall carry the values of these shards, with this push in them."""
 
 
 APPLIED, DUPLICATE, REFUSED, GAP, NOT_PRIMARY = range(5)
@@ -186,7 +189,10 @@ class Problem(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Pushed(Body):
-    """Acknowledgement: the version of each shard after the push, and what was out of order."""
+    """Acknowledgement: the version of each shard after the push, and what was out of order.
+
+    Tensor, if the push asked for it and every shard of it is settled: the values, as in `Values`.
+    """
 
     versions: tuple[int, ...]
     problems: tuple[Problem, ...] = ()
@@ -217,7 +223,7 @@ class Pull(Body):
 
 
 class Values(Body):
-    """Tensors: the values of each shard asked for, flat, copied by the server."""
+    """Tensor: the values of the shards asked for, one after the other, flat, copied by the server."""
 
     versions: tuple[int, ...]
     clock: int
@@ -316,6 +322,11 @@ def read_text_tensor(message: Message, expected: Any) -> Any:
         return msgspec.json.decode(message.tensors[0].tobytes(), type=expected)
     except msgspec.DecodeError as error:
         raise RemoteProtocolError("message", f"malformed text beside {message.type}: {error}") from None
+
+
+def read_number(value: float | None) -> float:
+    """A number out of JSON text, which writes null for what is not finite, such as a diverged loss."""
+    return float("nan") if value is None else float(value)
 
 
 def check_tensor(tensor: NDArray[Any], what: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:

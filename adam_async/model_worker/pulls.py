@@ -1,32 +1,29 @@
 """How pulled values reach the worker's copy: asked per server, assembled per tensor, installed whole.
 
-A tensor that is one shard is installed as it arrives: the answer's own memory becomes the copy. The
-shards of a larger tensor land in the pieces of one fresh buffer, directly from the socket, and the
-tensor is installed when the last of them is there.
+Values come back in the answers to pushes, or to questions of their own where they are too many for
+that. A tensor that is one shard is installed as it arrives: the answer's own memory becomes the copy.
+The shards of a larger tensor land in one fresh buffer, directly from the socket where they are one
+range of it, and the tensor is installed when the last of them is there.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from math import prod
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from transport import BufferPool
 
 from adam_async.ids import ShardId
 from adam_async.messages import Values
 from adam_async.model.network import Network
+from adam_async.model_worker.updates import MESSAGE_BYTES, MESSAGE_SHARDS
 from adam_async.model_worker.weights import WorkerWeights
 from adam_async.parameter_server.client import ParameterClient
 from adam_async.placement import ShardSpec, ShardTable
-
-MESSAGE_BYTES = 1 << 20
-"""Values of one answer at most (or one shard), so that sending one overlaps with copying the next."""
-
-MESSAGE_SHARDS = 256
-"""Shards of one question at most; their numbers must fit into a frame's meta."""
+from transport import BufferPool
 
 
 @dataclass(slots=True, eq=False)
@@ -38,19 +35,65 @@ class _Assembly:
     missing: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Question:
-    """One message of every pull."""
+class Landing:
+    """One pull in progress: takes what arrives, installs what is complete.
 
-    server: str
-    shards: tuple[ShardId, ...]
-    specs: tuple[ShardSpec, ...]
-    whole: bool
-    """Whether each shard is a whole tensor, to be installed as it arrives."""
+    `expected` answers complete it; then `on_landed` is called.
+    """
+
+    def __init__(self, puller: "Puller", expected: int, on_landed: Callable[[], None]) -> None:
+        self._puller = puller
+        self._missing = expected
+        self._on_landed = on_landed
+        self._assemblies: dict[str, _Assembly] = {}
+
+    def into(self, specs: Sequence[ShardSpec]) -> NDArray[Any] | None:
+        """Where an answer with these shards shall land: its range of a tensor, if it is one."""
+        first, last = specs[0], specs[-1]
+        if first.tensor not in self._puller.split:
+            return None
+        together = all(a.stop == b.start for a, b in pairwise(specs))
+        if first.tensor != last.tensor or not together:
+            return None
+        return self._assembly(first.tensor).array[first.start : last.stop]
+
+    def arrived(self, specs: Sequence[ShardSpec], versions: Sequence[int], flat: NDArray[Any]) -> None:
+        """Take one answer: the shards' versions, and their values one after the other."""
+        at = 0
+        for spec, version in zip(specs, versions, strict=True):
+            end = at + spec.stop - spec.start
+            self._land(spec, version, flat[at:end])
+            at = end
+        self._missing -= 1
+        if not self._missing:
+            self._on_landed()
+
+    def _land(self, spec: ShardSpec, version: int, values: NDArray[Any]) -> None:
+        puller = self._puller
+        shape = puller.shapes[spec.tensor]
+        if spec.tensor not in puller.split:
+            puller.weights.install(spec.tensor, values.reshape(shape), (version,))
+            return
+        assembly = self._assembly(spec.tensor)
+        place = assembly.array[spec.start : spec.stop]
+        if not np.may_share_memory(place, values):
+            place[:] = values
+        assembly.versions[puller.places[spec.id]] = version
+        assembly.missing -= 1
+        if not assembly.missing:
+            puller.weights.install(spec.tensor, assembly.array.reshape(shape), assembly.versions)
+
+    def _assembly(self, tensor: str) -> _Assembly:
+        found = self._assemblies.get(tensor)
+        if found is None:
+            shards = len(self._puller.table.by_tensor[tensor])
+            found = _Assembly(self._puller.fresh(tensor), [0] * shards, shards)
+            self._assemblies[tensor] = found
+        return found
 
 
 class Puller:
-    """Pulls every tensor, again and again.
+    """Knows where the values of every tensor are, and how to land them.
 
     Args:
         network: The model.
@@ -71,79 +114,57 @@ class Puller:
         weights: WorkerWeights,
         buffers: BufferPool,
     ) -> None:
-        self._table = table
+        self.table = table
+        self.weights = weights
         self._client = client
-        self._weights = weights
         self._buffers = buffers
         self._dtype = network.dtype
-        self._shapes = {p.name: p.shape for p in network.parameters}
-        self._places = {
+        self._buckets = buckets
+        self.shapes = {p.name: p.shape for p in network.parameters}
+        self.places = {
             spec.id: place for shards in table.by_tensor.values() for place, spec in enumerate(shards)
         }
-        self._split = tuple(name for name, shards in table.by_tensor.items() if len(shards) > 1)
-        self._questions = _questions(table, buckets)
+        self.split = frozenset(name for name, shards in table.by_tensor.items() if len(shards) > 1)
+        self._everything = self.questions(table.shards)
         self.clock = 0
-        """Slowest clock among the shards of the last pull: where a joining replica starts."""
+        """Slowest clock among the shards of the last question: where a joining replica starts."""
+
+    def questions(self, specs: Sequence[ShardSpec]) -> tuple[tuple[str, tuple[ShardSpec, ...]], ...]:
+        """Cut shards into questions: server, and the shards to ask it for in one message."""
+        found: list[tuple[str, list[ShardSpec]]] = []
+        room: dict[str, int] = {}
+        open_: dict[str, list[ShardSpec]] = {}
+        for spec in specs:
+            server = self._buckets[spec.bucket]
+            size = spec.size * self.table.item_bytes
+            group = open_.get(server)
+            apart = group is None or (spec.tensor != group[-1].tensor and spec.tensor in self.split)
+            if group is None or apart or size > room[server] or len(group) >= MESSAGE_SHARDS:
+                group = open_[server] = []
+                found.append((server, group))
+                room[server] = MESSAGE_BYTES
+            group.append(spec)
+            room[server] -= size
+        return tuple((server, tuple(group)) for server, group in found)
 
     def pull(self, on_landed: Callable[[], None]) -> None:
-        """Ask every server for its shards. Never waits; `on_landed` is called when all are installed."""
-        assemblies = {name: self._assembly(name) for name in self._split}
-        missing = len(self._questions)
-        clocks: list[int] = []
+        """Ask for everything. Never waits; `on_landed` is called when all of it is installed."""
+        landing = Landing(self, len(self._everything), on_landed)
+        for server, specs in self._everything:
+            self.ask(landing, server, specs)
 
-        def arrived(question: _Question, values: Values, tensors: Sequence[NDArray[Any]]) -> None:
-            nonlocal missing
-            clocks.append(values.clock)
-            for spec, version, tensor in zip(question.specs, values.versions, tensors, strict=True):
-                self._land(spec, version, tensor, assemblies)
-            missing -= 1
-            if not missing:
-                self.clock = min(clocks)
-                on_landed()
+    def ask(self, landing: Landing, server: str, specs: tuple[ShardSpec, ...]) -> None:
+        """Ask one question of a pull."""
+        shards = tuple(ShardId(spec.id) for spec in specs)
+        self._client.pull(server, shards, partial(self._answered, landing, specs), into=landing.into(specs))
 
-        for question in self._questions:
-            into = None if question.whole else [self._piece(spec, assemblies) for spec in question.specs]
-            self._client.pull(question.server, question.shards, partial(arrived, question), into=into)
-
-    def _assembly(self, name: str) -> _Assembly:
-        size = prod(self._shapes[name])
-        array = self._buffers.acquire(size * self._dtype.itemsize).view(self._dtype)
-        shards = len(self._table.by_tensor[name])
-        return _Assembly(array, [0] * shards, shards)
-
-    @staticmethod
-    def _piece(spec: ShardSpec, assemblies: dict[str, _Assembly]) -> NDArray[Any]:
-        return assemblies[spec.tensor].array[spec.start : spec.stop]
-
-    def _land(
-        self, spec: ShardSpec, version: int, tensor: NDArray[Any], assemblies: dict[str, _Assembly]
+    def _answered(
+        self, landing: Landing, specs: tuple[ShardSpec, ...], values: Values, flat: NDArray[Any]
     ) -> None:
-        shape = self._shapes[spec.tensor]
-        assembly = assemblies.get(spec.tensor)
-        if assembly is None:
-            self._weights.install(spec.tensor, tensor.reshape(shape), (version,))
-            return
-        piece = self._piece(spec, assemblies)
-        if not np.may_share_memory(piece, tensor):
-            np.copyto(piece, tensor)
-        assembly.versions[self._places[spec.id]] = version
-        assembly.missing -= 1
-        if not assembly.missing:
-            self._weights.install(spec.tensor, assembly.array.reshape(shape), assembly.versions)
+        self.clock = values.clock
+        landing.arrived(specs, values.versions, flat)
 
-
-def _questions(table: ShardTable, buckets: Sequence[str]) -> tuple[_Question, ...]:
-    groups: dict[tuple[str, bool], list[list[ShardSpec]]] = {}
-    for spec in table.shards:
-        key = (buckets[spec.bucket], len(table.by_tensor[spec.tensor]) == 1)
-        lists = groups.setdefault(key, [[]])
-        held = sum(s.size for s in lists[-1]) * table.item_bytes
-        full = held + spec.size * table.item_bytes > MESSAGE_BYTES
-        if lists[-1] and (full or len(lists[-1]) >= MESSAGE_SHARDS):
-            lists.append([])
-        lists[-1].append(spec)
-    return tuple(
-        _Question(server, tuple(spec.id for spec in specs), tuple(specs), whole)
-        for (server, whole), lists in sorted(groups.items())
-        for specs in lists
-    )
+    def fresh(self, tensor: str) -> NDArray[Any]:
+        """Memory for a whole tensor, flat."""
+        size = prod(self.shapes[tensor])
+        return self._buffers.acquire(size * self._dtype.itemsize).view(self._dtype)

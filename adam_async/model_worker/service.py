@@ -10,12 +10,11 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
 import msgspec
-from dataflow import ComputePool, Engine, Firing, Tag
-from transport import BufferPool, Identity, Link, Network, ProtocolError, Request
 
 from adam_async.cluster_map import ClusterMap, NodeRecord
 from adam_async.config import Waits
@@ -34,6 +33,8 @@ from adam_async.model_worker.weights import WorkerWeights
 from adam_async.parameter_server.client import ParameterClient, SessionIdentity
 from adam_async.placement import shard_table
 from adam_async.traffic import Traffic
+from dataflow import ComputePool, Engine, Firing, Tag
+from transport import BufferPool, Identity, Link, Network, ProtocolError, Request
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +82,7 @@ class ModelWorker:
         self._stack = AsyncExitStack()
         self._lag = LoopLag()
         self._traffic = Traffic(identity.node)
-        self._training: "Training | None" = None
+        self._training: Training | None = None
         self.address = ""
 
     async def __aenter__(self) -> Self:
@@ -269,9 +270,9 @@ class Training:
             weights=self.weights,
             buffers=buffers,
         )
-        # A local step fills the time until the next pull has landed; with one group in flight and a pull
-        # at every step there is no such time. Only plain SGD makes local steps.
-        local = config["rule"] == "sgd" and (self._background or self._pull_every > 1)
+        # A local step fills the steps between two pulls. With a pull at every step there are none: the
+        # values that follow a push contain it, and arrive before a local step would have paid for itself.
+        local = config["rule"] == "sgd" and self._pull_every > 1
         self._trainer = GroupTrainer(
             network=self._model,
             weights=self.weights,
@@ -305,6 +306,7 @@ class Training:
                 table=self._table,
                 plan=self.plan,
                 client=self.client,
+                puller=self._puller,
                 trainer=self._trainer,
                 weights=self.weights,
                 rate=self._rate,
@@ -323,7 +325,11 @@ class Training:
             )
             self._engine = await stack.enter_async_context(
                 Engine(
-                    replica_graph(self._trainer, self._on_trained, self._on_landed),
+                    replica_graph(
+                        self._trainer,
+                        self._on_trained,
+                        land=None if self._background else self._on_landed,
+                    ),
                     pool=self._pool,
                     in_flight=self._in_flight,
                     contexts=[self._model.context(self._group_images) for _ in range(self._in_flight + 1)],
@@ -343,8 +349,7 @@ class Training:
         while True:
             if self.data.exhausted:
                 await engine.drain()
-                if self._stepper.close():
-                    self._puller.pull(_nothing)
+                self._stepper.close(_nothing)
             group = await self.data.next_group()
             await self.client.admit()
             tag = Tag(group.lease.epoch, group.lease.number, group.lease.attempt)
@@ -352,20 +357,12 @@ class Training:
             engine.deliver("group", tag, group)
 
     def _on_trained(self, firing: Firing, trained: Trained) -> None:
-        pull_due = self._stepper.add(trained)
-        engine, tag = self._engine, firing.tag
+        if self._background:
+            self._stepper.add(trained, _nothing)
+            return
+        engine = self._engine
         assert engine is not None
-
-        def landed() -> None:
-            engine.deliver("landed", tag, None)
-
-        if not pull_due:
-            landed()
-        elif self._background:
-            self._puller.pull(_nothing)
-            landed()
-        else:
-            self._puller.pull(landed)
+        self._stepper.add(trained, partial(engine.deliver, "landed", firing.tag, None))
 
     def _on_landed(self, firing: Firing, token: None) -> None:
         """The tag is complete; the engine frees its slot and context."""

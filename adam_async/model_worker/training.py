@@ -3,12 +3,11 @@
 One partition holds the whole model, so there is no message between its layers and the whole way
 forward and back is one segment: one job of the compute pool.
 
-    group -> [train, heavy] -> trained -> [push, light]
-                                 landed -> [land, light]
+    group -> [train, heavy] -> trained -> [push, light]        landed -> [land, light]
 
-A tag is in flight until both light nodes have fired. `landed` is delivered at once when pulls run in
-the background, and when the step's pull has landed if only one group may be in flight: with one group
-in flight and a pull at every step, training is serial SGD, exactly.
+A tag is in flight until its nodes have fired. The second branch is there only if one group may be in
+flight: the tag then ends when its step's pull has landed, and with a pull at every step training is
+serial SGD, exactly. With more groups in flight pulls run in the background.
 """
 
 from collections import deque
@@ -17,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from dataflow import Firing, Graph, Node
 from numpy.typing import NDArray
 
 from adam_async.data_server.client import ImageGroup
@@ -27,6 +25,7 @@ from adam_async.model.network import Network
 from adam_async.model.rules import new_scratch, plain_step
 from adam_async.model_worker.updates import PushBuffer, PushPlan
 from adam_async.model_worker.weights import Snapshot, TensorCopy, WorkerWeights
+from dataflow import Firing, Graph, Node
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -125,7 +124,7 @@ class GroupTrainer:
         for parameter in self._network.parameters:
             name = parameter.name
             copy = self._weights.current(name)
-            delta = buffer.deltas.get(name)
+            delta = buffer.delta(name)
             if delta is None:
                 delta = self._multiply(context, name, scratch)
             plain_step(copy.array, delta, rate=self._rate, scratch=scratch.rule)
@@ -141,14 +140,17 @@ class GroupTrainer:
 
 
 def replica_graph(
-    trainer: GroupTrainer, push: Callable[[Firing, Trained], None], land: Callable[[Firing, None], None]
+    trainer: GroupTrainer,
+    push: Callable[[Firing, Trained], None],
+    *,
+    land: Callable[[Firing, None], None] | None = None,
 ) -> Graph:
-    """The dataflow graph of a replica that is one partition."""
-    return Graph(
-        inputs=("group", "landed"),
-        nodes=(
-            Node("train", trainer.train, inputs=("group",), outputs=("trained",), heavy=True),
-            Node("push", push, inputs=("trained",)),
-            Node("land", land, inputs=("landed",)),
-        ),
-    )
+    """The dataflow graph of a replica that is one partition; with `land` a tag waits for its pull."""
+    nodes = [
+        Node("train", trainer.train, inputs=("group",), outputs=("trained",), heavy=True),
+        Node("push", push, inputs=("trained",)),
+    ]
+    if land is None:
+        return Graph(inputs=("group",), nodes=tuple(nodes))
+    nodes.append(Node("land", land, inputs=("landed",)))
+    return Graph(inputs=("group", "landed"), nodes=tuple(nodes))

@@ -8,7 +8,8 @@ numbers and versions.
 The protocol of a dense layer of M inputs and N outputs, held on S servers, for K images: factors are
 K (S M + N) values, for the activations go to each server once; the delta is M N. Fewer bytes win.
 
-Letters: K images of one step, I inputs, R rows of one server, O all outputs.
+Letters: K images of one step, I inputs, R rows of one server, O all outputs. Factors travel image-last,
+(I, K) and (R, K), as they lie in a context.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,9 +26,12 @@ from adam_async.model.context import Context
 from adam_async.model.network import Network
 from adam_async.placement import ShardSpec, ShardTable
 
-MESSAGE_BYTES = 1 << 20
-"""Payload after which the shards of a server continue in the next message, so that receiving one
+MESSAGE_BYTES = 2 << 20
+"""Values after which the shards of a server continue in the next message, so that receiving one
 overlaps with applying the one before."""
+
+ALIGNED_VALUES = 16
+"""float32 values of a 64-byte cache line."""
 
 MESSAGE_SHARDS = 256
 """Shards of one message at most; their numbers must fit into a frame's meta."""
@@ -48,9 +52,8 @@ class ProtocolChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PushPart:
-    """Some shards of one tensor that travel together."""
+    """Some shards that travel together: any with their deltas, or those of one tensor as factors."""
 
-    tensor: str
     factors: bool
     shards: tuple[ShardSpec, ...]
 
@@ -64,6 +67,8 @@ class PushMessage:
     wire_parts: tuple[Part, ...]
     shards: tuple[ShardId, ...]
     specs: tuple[ShardSpec, ...]
+    pulls: bool
+    """Whether the values of these shards fit into the answer; otherwise they are pulled by themselves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,61 +135,72 @@ def plan_pushes(
         )
         for p in network.parameters
     }
-    parts: dict[str, list[PushPart]] = {}
-    for tensor, shards in table.by_tensor.items():
-        factors = protocols[tensor].chosen == "factors"
-        for server in dict.fromkeys(buckets[shard.bucket] for shard in shards):
-            mine = tuple(shard for shard in shards if buckets[shard.bucket] == server)
-            pieces = [mine] if factors else [(shard,) for shard in mine]
-            parts.setdefault(server, []).extend(
-                PushPart(tensor=tensor, factors=factors, shards=piece) for piece in pieces
-            )
+    by_server: dict[str, list[ShardSpec]] = {}
+    for spec in table.shards:
+        by_server.setdefault(buckets[spec.bucket], []).append(spec)
     messages = [
-        _message(server, group)
-        for server in sorted(parts)
-        for group in _split(parts[server], images, table.item_bytes)
+        _message(server, group, protocols, table.item_bytes)
+        for server in sorted(by_server)
+        for group in _split(by_server[server], protocols, table)
     ]
     return PushPlan(messages=tuple(messages), protocols=protocols, images=images)
 
 
-def _message(server: str, parts: Sequence[PushPart]) -> PushMessage:
-    specs = tuple(shard for part in parts for shard in part.shards)
+def _split(
+    specs: Sequence[ShardSpec], protocols: Mapping[str, ProtocolChoice], table: ShardTable
+) -> list[list[ShardSpec]]:
+    """Cut one server's shards into messages: by their values, which a pull brings back.
+
+    Shards of a tensor that has several are kept in messages of their own, so that values can land in
+    their place. Those that go as factors stay together, however many, so that the activations go once.
+    """
+    groups: list[list[ShardSpec]] = []
+    kept: tuple[object, ...] = ()
+    room = 0
+    for spec in specs:
+        split = len(table.by_tensor[spec.tensor]) > 1
+        key = (spec.tensor,) if split else ()
+        whole = split and protocols[spec.tensor].chosen == "factors"
+        size = spec.size * table.item_bytes
+        full = (size > room and not whole) or (groups and len(groups[-1]) >= MESSAGE_SHARDS)
+        if not groups or key != kept or full:
+            groups.append([])
+            kept, room = key, MESSAGE_BYTES
+        groups[-1].append(spec)
+        room -= size
+    return groups
+
+
+def _message(
+    server: str, specs: Sequence[ShardSpec], protocols: Mapping[str, ProtocolChoice], item_bytes: int
+) -> PushMessage:
+    # Sizes that are whole cache lines first: what follows them in flat memory then starts on one.
+    ordered = sorted(specs, key=lambda spec: (spec.size % ALIGNED_VALUES != 0, spec.id))
+    parts: list[PushPart] = []
+    deltas = tuple(spec for spec in ordered if protocols[spec.tensor].chosen == "delta")
+    if deltas:
+        parts.append(PushPart(factors=False, shards=deltas))
+    for tensor in dict.fromkeys(spec.tensor for spec in ordered):
+        if protocols[tensor].chosen == "factors":
+            shards = tuple(spec for spec in ordered if spec.tensor == tensor)
+            parts.append(PushPart(factors=True, shards=shards))
+    flat = tuple(shard for part in parts for shard in part.shards)
     return PushMessage(
         server=server,
         parts=tuple(parts),
         wire_parts=tuple(Part(part.factors, len(part.shards)) for part in parts),
-        shards=tuple(shard.id for shard in specs),
-        specs=specs,
+        shards=tuple(shard.id for shard in flat),
+        specs=flat,
+        pulls=sum(shard.size for shard in flat) * item_bytes <= MESSAGE_BYTES,
     )
-
-
-def _split(parts: Sequence[PushPart], images: int, item_bytes: int) -> list[list[PushPart]]:
-    groups: list[list[PushPart]] = []
-    room = count = 0
-    for part in parts:
-        size = _part_bytes(part, images, item_bytes)
-        if not groups or size > room or count + len(part.shards) > MESSAGE_SHARDS:
-            groups.append([])
-            room, count = MESSAGE_BYTES, 0
-        groups[-1].append(part)
-        room -= size
-        count += len(part.shards)
-    return groups
-
-
-def _part_bytes(part: PushPart, images: int, item_bytes: int) -> int:
-    values = sum(shard.size for shard in part.shards)
-    if part.factors:
-        row = part.shards[0].row_size
-        values = images * (row + values // row)
-    return values * item_bytes
 
 
 class PushBuffer:
     """Memory for the gradients of one group or step, laid out for the messages of a plan.
 
     A compute thread fills it, the messages carry views of it, and it is free again when all of them
-    are settled and released.
+    are settled and released. A tensor whose delta travels whole in one message is written in place;
+    one whose shards travel apart is written to memory of its own and copied piece by piece.
 
     Args:
         network: The model.
@@ -196,78 +212,101 @@ class PushBuffer:
         self._network = network
         self._capacity = capacity
         self.images = 0
-        self.deltas: dict[str, NDArray[Any]] = {}
+        self._shapes = {p.name: p.shape for p in network.parameters}
+        self._dtype = network.dtype
+        self._flat: list[NDArray[Any]] = []
+        """The deltas of each message, one after the other."""
+        self._deltas: list[tuple[str, NDArray[Any]]] = []
+        self._pieces: list[tuple[NDArray[Any], NDArray[Any]]] = []
         self._inputs: dict[str, NDArray[Any]] = {}
         self._errors: list[tuple[str, NDArray[Any], list[slice]]] = []
         self._tensors: list[list[NDArray[Any]]] = []
-        self._shapes: dict[str, tuple[int, ...]] = {p.name: p.shape for p in network.parameters}
-        dtype = network.dtype
-        for name, choice in plan.protocols.items():
-            shape = self._shapes[name]
-            if choice.chosen == "delta":
-                self.deltas[name] = np.zeros(shape, dtype)
-            else:
-                self._inputs[name] = np.zeros((capacity, shape[1]), dtype)
+        apart: dict[str, NDArray[Any]] = {}
         for message in plan.messages:
             self._tensors.append([])
             for part in message.parts:
-                if not part.factors:
-                    spec = part.shards[0]
-                    self._tensors[-1].append(self.deltas[part.tensor].reshape(-1)[spec.start : spec.stop])
-                    continue
-                rows = sum(shard.size for shard in part.shards) // part.shards[0].row_size
-                errors = np.zeros((capacity, rows), dtype)
-                self._errors.append((part.tensor, errors, [shard.rows for shard in part.shards]))
-                self._tensors[-1] += [self._inputs[part.tensor], errors]
+                if part.factors:
+                    self._add_factors(part)
+                else:
+                    self._add_deltas(part, apart)
+
+    def _add_deltas(self, part: PushPart, apart: dict[str, NDArray[Any]]) -> None:
+        flat = np.zeros(sum(shard.size for shard in part.shards), self._dtype)
+        self._flat.append(flat)
+        self._tensors[-1].append(flat)
+        at = 0
+        for shard in part.shards:
+            piece = flat[at : at + shard.size]
+            at += shard.size
+            shape = self._shapes[shard.tensor]
+            if shard.size == prod(shape):
+                self._deltas.append((shard.tensor, piece.reshape(shape)))
+                continue
+            if shard.tensor not in apart:
+                apart[shard.tensor] = np.zeros(shape, self._dtype)
+                self._deltas.append((shard.tensor, apart[shard.tensor]))
+            self._pieces.append((piece, apart[shard.tensor].reshape(-1)[shard.start : shard.stop]))
+
+    def _add_factors(self, part: PushPart) -> None:
+        tensor = part.shards[0].tensor
+        row = part.shards[0].row_size
+        if tensor not in self._inputs:
+            self._inputs[tensor] = np.zeros((row, self._capacity), self._dtype)
+        rows = sum(shard.size for shard in part.shards) // row
+        errors = np.zeros((rows, self._capacity), self._dtype)
+        self._errors.append((tensor, errors, [shard.rows for shard in part.shards]))
+        self._tensors[-1] += [self._inputs[tensor], errors]
 
     def fill(self, context: Context) -> None:
         """Write the gradients of the group in `context`. On a compute thread."""
-        self.images = 0
-        for name, delta in self.deltas.items():
+        self.images = count = context.images
+        for name, delta in self._deltas:
             self._network.delta(context, name, out=delta)
-        self._put_factors(context)
-        self.images = context.images
-
-    def _put_factors(self, context: Context) -> None:
-        count = context.images
+        for piece, source in self._pieces:
+            piece[:] = source
         factors = {}
         for name, inputs in self._inputs.items():
             pair = self._network.factors(context, name)
             assert pair is not None, f"{name} was planned as factors and has none"
             factors[name] = pair
-            np.copyto(inputs[:count], pair[0])
+            inputs[:, :count] = pair[0].T
         for name, errors, rows in self._errors:
-            _gather_rows(errors[:count], factors[name][1], rows)
+            source = factors[name][1].T
+            at = 0
+            for piece_rows in rows:
+                end = at + piece_rows.stop - piece_rows.start
+                errors[at:end, :count] = source[piece_rows]
+                at = end
 
     def clear(self) -> None:
         """Forget what is in it, before adding up the groups of a step."""
         self.images = 0
-        for delta in self.deltas.values():
-            delta.fill(0.0)
+        for flat in self._flat:
+            flat.fill(0.0)
 
     def add(self, group: "PushBuffer") -> None:
         """Add the gradients of one more group of the step: deltas are summed, factors are stacked."""
         start, stop = self.images, self.images + group.images
-        for name, delta in self.deltas.items():
-            np.add(delta, group.deltas[name], out=delta)
+        for flat, other in zip(self._flat, group._flat, strict=True):
+            np.add(flat, other, out=flat)
         for name, inputs in self._inputs.items():
-            np.copyto(inputs[start:stop], group._inputs[name][: group.images])
+            inputs[:, start:stop] = group._inputs[name][:, : group.images]
         for (_, errors, _), (_, others, _) in zip(self._errors, group._errors, strict=True):
-            np.copyto(errors[start:stop], others[: group.images])
+            errors[:, start:stop] = others[:, : group.images]
         self.images = stop
 
     def tensors(self, message: int) -> list[NDArray[Any]]:
-        """What rides beside one message of the plan."""
+        """What rides beside one message of the plan. A short step's factors are copied together."""
         if self.images == self._capacity:
             return self._tensors[message]
         return [
-            tensor[: self.images] if tensor.ndim == 2 else tensor for tensor in self._tensors[message]
+            np.ascontiguousarray(tensor[:, : self.images]) if tensor.ndim == 2 else tensor
+            for tensor in self._tensors[message]
         ]
 
-
-def _gather_rows(out_KR: NDArray[Any], errors_KO: NDArray[Any], rows: Sequence[slice]) -> None:
-    at = 0
-    for piece in rows:
-        width = piece.stop - piece.start
-        np.copyto(out_KR[:, at : at + width], errors_KO[:, piece])
-        at += width
+    def delta(self, tensor: str) -> NDArray[Any] | None:
+        """The delta of a whole tensor as `fill` left it; None for one that goes as factors."""
+        for name, delta in self._deltas:
+            if name == tensor:
+                return delta
+        return None

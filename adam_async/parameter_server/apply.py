@@ -18,6 +18,8 @@ Letters: K images, I inputs (one row), R rows of the shard.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from math import inf, isfinite, sqrt
 from typing import Any
 
 import numpy as np
@@ -28,7 +30,7 @@ from adam_async.parameter_server.shard import Shard
 from adam_async.placement import ShardSpec
 
 BLOCK = 32_768
-"""Elements of a block: 128 KiB of values, as much of gradient and of state, stay inside a 1 MiB L2."""
+"""Elements of a block in a batch: values, gradient and state of 128 KiB each stay inside a 1 MiB L2."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,38 +39,91 @@ class Delta:
 
     values: NDArray[Any]
     rate: float
+    finite: bool = False
+    """Whether it is known to hold finite values only; otherwise the applier looks."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Factors:
-    """Activations (K, I) and the error gradients (K, R) of the shard's rows."""
+    """Activations (I, K) and the error gradients (R, K) of the shard's rows; gradient = errors x^T."""
 
-    x_KI: NDArray[Any]
-    errors_KR: NDArray[Any]
+    x_IK: NDArray[Any]
+    errors_RK: NDArray[Any]
     rate: float
+    bound: float = inf
+    """No element of the product is larger than this; inf if it is not known, or one is not finite."""
 
 
 Gradient = Delta | Factors
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class DeltaPart:
+    """Deltas of several shards as they came: one after the other, in one flat tensor."""
+
+    flat: NDArray[Any]
+    sizes: tuple[int, ...]
+    rate: float
+    finite: bool
+    """Whether it is known to hold finite values only."""
+
+    def each(self) -> list[Gradient]:
+        """One gradient per shard."""
+        stops = list(accumulate(self.sizes))
+        return [
+            Delta(self.flat[stop - size : stop], self.rate, self.finite)
+            for size, stop in zip(self.sizes, stops, strict=True)
+        ]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FactorPart:
+    """Factors of several shards of one tensor as they came: shared activations, errors row after row."""
+
+    x_IK: NDArray[Any]
+    errors_RK: NDArray[Any]
+    sizes: tuple[int, ...]
+    """Rows of each shard."""
+    rate: float
+    bound: float
+    """No element of the product is larger than this."""
+
+    def each(self) -> list[Gradient]:
+        """One gradient per shard."""
+        stops = list(accumulate(self.sizes))
+        return [
+            Factors(self.x_IK, self.errors_RK[stop - size : stop], self.rate, self.bound)
+            for size, stop in zip(self.sizes, stops, strict=True)
+        ]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PushGradients:
+    """The gradients of one push, in the order of its shards."""
+
+    parts: tuple[DeltaPart | FactorPart, ...] = ()
+
+    def each(self) -> list[Gradient]:
+        """One gradient per shard of the push."""
+        return [gradient for part in self.parts for gradient in part.each()]
+
+
 def is_finite(values: NDArray[Any]) -> bool:
-    """Whether every value is finite. One pass: a finite sum proves it, anything else is looked at."""
+    """Whether every value is finite. A finite sum of squares proves it; anything else is looked at."""
+    return squares(values) < inf or bool(np.isfinite(values).all())
+
+
+def squares(values: NDArray[Any]) -> float:
+    """Sum of squares; inf if it overflows or a value is not finite."""
+    flat = values.reshape(-1)
     with np.errstate(over="ignore", invalid="ignore"):
-        total = np.add.reduce(values, axis=None)
-    return bool(np.isfinite(total)) or bool(np.isfinite(values).all())
+        total = float(np.dot(flat, flat))
+    return total if isfinite(total) else inf
 
 
-def _largest(values: NDArray[Any]) -> float:
-    """Largest magnitude; NaN if there is one."""
-    if values.size == 0:
-        return 0.0
-    return float(max(np.max(values), -np.min(values)))
-
-
-def _product_bound(factors: Factors) -> float:
-    """No element of the product is larger than this; NaN or inf if a factor is not finite."""
-    x, errors = _largest(factors.x_KI), _largest(factors.errors_KR)
-    return float("nan") if x != x or errors != errors else len(factors.x_KI) * x * errors
+def product_bound(x_IK: NDArray[Any], errors_RK: NDArray[Any]) -> float:
+    """Bound every element of errors x^T, by Cauchy and Schwarz."""
+    return sqrt(squares(x_IK)) * sqrt(squares(errors_RK))
 
 
 class Applier:
@@ -87,51 +142,87 @@ class Applier:
         self.rule = rule
         self._dtype = np.dtype(dtype)
         self._limit = float(np.finfo(self._dtype).max) / 2
-        self._join = join and isinstance(rule, Sgd) and not rule.momentum and not rule.weight_decay
-        longest = max((min(max(BLOCK, s.row_size), s.size) for s in shards), default=0)
-        self._product = np.empty(longest, self._dtype)
+        self._plain = isinstance(rule, Sgd) and not rule.momentum and not rule.weight_decay
+        self._join = join
+        self._product = np.empty(max((s.size for s in shards), default=0), self._dtype)
         self._scratch = new_scratch(self._dtype)
+        self._flat = np.empty(0, self._dtype)
+
+    def apply_push(self, shards: Sequence[Shard], gradients: PushGradients) -> list[bool]:
+        """Apply one whole push. Returns, for each of its shards, whether it was finite and applied."""
+        finite: list[bool] = []
+        for part in gradients.parts:
+            mine = shards[len(finite) : len(finite) + len(part.sizes)]
+            if self._plain and isinstance(part, DeltaPart) and part.finite:
+                self._step_all(mine, part)
+                finite += [True] * len(mine)
+            else:
+                finite += [
+                    self.apply(shard, [gradient])[0]
+                    for shard, gradient in zip(mine, part.each(), strict=True)
+                ]
+        return finite
+
+    def _step_all(self, shards: Sequence[Shard], part: DeltaPart) -> None:
+        """Plain SGD on many small shards: the rate is multiplied in once for all of them."""
+        if part.flat.size > self._flat.size:
+            self._flat = np.empty(part.flat.size, self._dtype)
+        step = np.multiply(part.flat, part.rate, out=self._flat[: part.flat.size])
+        at = 0
+        for shard in shards:
+            values = shard.values
+            end = at + len(values)
+            np.subtract(values, step[at:end], out=values)
+            at = end
 
     def apply(self, shard: Shard, batch: Sequence[Gradient]) -> list[bool]:
         """Apply `batch` to `shard` in order. Returns, for each, whether it was finite and applied."""
+        if len(batch) == 1:
+            (gradient,) = batch
+            if not self._finite(shard, gradient):
+                return [False]
+            self._apply_one(shard, gradient)
+            return [True]
         finite = [self._finite(shard, gradient) for gradient in batch]
         good = [gradient for gradient, ok in zip(batch, finite, strict=True) if ok]
         joined = self._joined(good)
         if joined is not None:
-            good = [joined]
-        if good:
+            self._apply_one(shard, joined)
+        elif good:
             self._apply_in_blocks(shard, good)
         return finite
 
     def _finite(self, shard: Shard, gradient: Gradient) -> bool:
         if isinstance(gradient, Delta):
-            return is_finite(gradient.values)
-        bound = _product_bound(gradient)
-        if bound <= self._limit:
+            return gradient.finite or is_finite(gradient.values)
+        if gradient.bound <= self._limit:
             return True
-        if bound != bound or bound == float("inf"):
-            # An infinite bound may also come from two large finite factors: look before refusing.
-            if not (is_finite(gradient.x_KI) and is_finite(gradient.errors_KR)):
-                return False
-        return all(
-            is_finite(self._multiply(shard.spec, gradient, start, stop))
-            for start, stop in self._blocks(shard.spec)
-        )
+        # The bound is coarse, or was not taken: look at the product itself before adding any of it.
+        return is_finite(self._multiply(shard.spec, gradient, 0, shard.spec.size))
 
     def _joined(self, batch: Sequence[Gradient]) -> Factors | None:
         """Stack the factors of a batch for one product, where that is the same sum."""
         factors = [g for g in batch if isinstance(g, Factors)]
-        if not self._join or len(factors) < 2 or len(factors) < len(batch):
+        if not (self._plain and self._join) or len(factors) < 2 or len(factors) < len(batch):
             return None
-        if sum(_product_bound(g) * abs(g.rate) for g in factors) > self._limit:
+        if sum(g.bound * max(abs(g.rate), 1.0) for g in factors) > self._limit:
             return None
-        rate = factors[0].rate
-        if any(g.rate != rate for g in factors):
-            errors = np.concatenate([g.errors_KR * self._dtype.type(g.rate) for g in factors])
-            rate = 1.0
+        scaled = [g.errors_RK * np.asarray(g.rate, self._dtype) for g in factors]
+        errors = np.concatenate(scaled, axis=1)
+        return Factors(np.concatenate([g.x_IK for g in factors], axis=1), errors, 1.0)
+
+    def _apply_one(self, shard: Shard, gradient: Gradient) -> None:
+        if isinstance(gradient, Delta):
+            values = gradient.values
+        elif self._plain:
+            # The rate goes into the smaller factor, so that the product is the step itself.
+            scaled = Factors(gradient.x_IK, gradient.errors_RK * np.asarray(gradient.rate, self._dtype), 1.0)
+            step = self._multiply(shard.spec, scaled, 0, shard.spec.size)
+            np.subtract(shard.values, step, out=shard.values)
+            return
         else:
-            errors = np.concatenate([g.errors_KR for g in factors])
-        return Factors(np.concatenate([g.x_KI for g in factors]), errors, rate)
+            values = self._multiply(shard.spec, gradient, 0, shard.spec.size)
+        self.rule.apply(shard.values, shard.rule_state, values, rate=gradient.rate, scratch=self._scratch)
 
     def _apply_in_blocks(self, shard: Shard, batch: Sequence[Gradient]) -> None:
         whole = shard.rule_state
@@ -160,7 +251,10 @@ class Applier:
         """Form elements `start` to `stop` of the gradient, in scratch memory."""
         row = spec.row_size
         out = self._product[: stop - start]
-        rows = gradient.errors_KR[:, start // row : stop // row]
+        errors_RK = gradient.errors_RK[start // row : stop // row]
+        if gradient.bound <= self._limit:
+            np.matmul(errors_RK, gradient.x_IK.T, out=out.reshape(-1, row))
+            return out
         with np.errstate(over="ignore", invalid="ignore"):
-            np.matmul(rows.T, gradient.x_KI, out=out.reshape(-1, row))
+            np.matmul(errors_RK, gradient.x_IK.T, out=out.reshape(-1, row))
         return out

@@ -19,7 +19,6 @@ from functools import partial
 from typing import Any
 
 from numpy.typing import NDArray
-from transport import DialFailed, Identity, Link, Message, Network, RemoteError, TransportError, WouldBlock
 
 from adam_async.config import Waits
 from adam_async.errors import ShardUnavailable
@@ -27,6 +26,17 @@ from adam_async.ids import ShardId
 from adam_async.messages import Part, Pull, Push, Pushed, Tick, Ticked, Values, pack, unpack
 from adam_async.parameter_server.session import Exchange, Session
 from adam_async.traffic import Traffic
+from transport import (
+    DialFailed,
+    Identity,
+    Link,
+    Message,
+    Network,
+    RemoteError,
+    RemoteProtocolError,
+    TransportError,
+    WouldBlock,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +67,11 @@ class StepPush:
     clock: int
     images: int
     rate: float
+    pull: bool = False
+
+
+OnValues = Callable[[Sequence[int], NDArray[Any]], None]
+"""Takes the versions of the shards asked for, and their values, one after the other, flat."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,11 +282,22 @@ class ParameterClient:
 
     # --- asking ------------------------------------------------------------------------------
 
-    def push(self, server: str, step: StepPush, *, on_free: Callable[[], None]) -> None:
+    def push(
+        self,
+        server: str,
+        step: StepPush,
+        *,
+        on_free: Callable[[], None],
+        on_values: OnValues | None = None,
+        into: NDArray[Any] | None = None,
+    ) -> None:
         """Push gradients under the next numbers. Never waits; see `admit`.
 
-        `on_free` is called once, when every shard has acknowledged (or refused what is not finite) and
-        nothing reads the tensors any more: only then may they be written again.
+        Args:
+            on_free: Called once, when every shard has acknowledged (or refused what is not finite) and
+                nothing reads the tensors any more: only then may they be written again.
+            on_values: For a push that pulls: called once with what came back.
+            into: Where the values shall land; without it they lie in pooled memory.
         """
         session = self.channels[server].session
         body = Push(
@@ -288,37 +314,49 @@ class ParameterClient:
             numbers=session.next_numbers(step.shards),
             versions=step.versions,
             own=step.own,
+            pull=step.pull,
         )
-        shards = len(step.shards)
 
         def on_answer(answer: Message) -> bool:
-            return session.settle_push(unpack(answer, Pushed), shards)
+            acknowledged = unpack(answer, Pushed)
+            if not session.settle_push(acknowledged, len(body.shards)):
+                return False
+            if on_values is not None:
+                on_values(acknowledged.versions, _values_of(answer))
+            return True
 
         self.channels[server].say(
-            Exchange(message=pack(body, step.tensors), on_answer=on_answer, on_free=on_free, is_push=True)
+            Exchange(
+                message=pack(body, step.tensors),
+                on_answer=on_answer,
+                on_free=on_free,
+                into=None if into is None else (into,),
+                is_push=True,
+            )
         )
 
     def pull(
         self,
         server: str,
         shards: Sequence[ShardId],
-        on_values: Callable[[Values, Sequence[NDArray[Any]]], None],
+        on_values: Callable[[Values, NDArray[Any]], None],
         *,
-        into: Sequence[NDArray[Any]] | None = None,
+        into: NDArray[Any] | None = None,
     ) -> None:
         """Ask for values; they contain everything pushed to this server before. Never waits.
 
         Args:
-            on_values: Called once with the answer and its tensors, one flat vector per shard.
-            into: Where the vectors shall land; without it they lie in pooled memory.
+            on_values: Called once with the answer and the values, one shard after the other, flat.
+            into: Where the values shall land; without it they lie in pooled memory.
         """
         body = Pull(run=self._session.run, generation=self._session.generation, shards=tuple(shards))
 
         def on_answer(answer: Message) -> bool:
-            on_values(unpack(answer, Values), answer.tensors)
+            on_values(unpack(answer, Values), _values_of(answer))
             return True
 
-        self.channels[server].say(Exchange(message=pack(body), on_answer=on_answer, into=into))
+        exchange = Exchange(message=pack(body), on_answer=on_answer, into=None if into is None else (into,))
+        self.channels[server].say(exchange)
 
     def tick(self, server: str, shards: Sequence[ShardId], clock: int) -> None:
         """Tell a server that step `clock` ended without a push for these shards. Never waits."""
@@ -387,3 +425,9 @@ class ParameterClient:
 
     def __repr__(self) -> str:
         return f"<ParameterClient of {self._session.run} {list(self.channels.values())}>"
+
+
+def _values_of(answer: Message) -> NDArray[Any]:
+    if len(answer.tensors) != 1:
+        raise RemoteProtocolError("tensors", f"{answer.type} must carry the values as one tensor")
+    return answer.tensors[0]

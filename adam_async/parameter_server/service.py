@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
+from math import inf
 from types import TracebackType
 from typing import Any, Self
 
@@ -20,7 +21,7 @@ from adam_async.cluster_map import ClusterMap, NodeRecord
 from adam_async.config import Waits
 from adam_async.controller.client import Membership
 from adam_async.dice import Dice
-from adam_async.ids import Replica, ShardId
+from adam_async.ids import Replica
 from adam_async.machine import process_memory
 from adam_async.messages import (
     GetStatistics,
@@ -39,12 +40,20 @@ from adam_async.model.layer import ParameterSpec
 from adam_async.model.network import Network as Model
 from adam_async.model.rules import make_rule
 from adam_async.model.spec import ModelSpec
-from adam_async.parameter_server.apply import Applier, Delta, Factors, Gradient
+from adam_async.parameter_server.apply import (
+    Applier,
+    DeltaPart,
+    FactorPart,
+    PushGradients,
+    product_bound,
+    squares,
+)
 from adam_async.parameter_server.shard import Shard
 from adam_async.parameter_server.state import (
     Acknowledge,
     AcknowledgeTick,
     Applied,
+    Apply,
     Effect,
     PullArrived,
     PushArrived,
@@ -54,12 +63,15 @@ from adam_async.parameter_server.state import (
     ServerState,
     TickArrived,
 )
-from adam_async.parameter_server.storage import ShardStorage, lend_vectors
-from adam_async.traffic import Traffic
+from adam_async.parameter_server.storage import ShardStorage
 from adam_async.placement import ShardSpec, ShardTable, shard_table
+from adam_async.traffic import Traffic
 from transport import BufferPool, Identity, Link, Network, ProtocolError, RemoteProtocolError, Request
 
 logger = logging.getLogger(__name__)
+
+TURN_VALUES = 1 << 18
+"""Values of shards after which a turn of the loop ends: as many as the largest shard has."""
 
 MakeStorage = Callable[[Iterable[ParameterSpec], np.dtype[Any]], ShardStorage]
 """Gives a server its shard memory; servers of one process may be given the same."""
@@ -103,6 +115,7 @@ class ParameterServer:
         self._draining = False
         self._run = ""
         self._applier: Applier | None = None
+        self._specs: tuple[ShardSpec, ...] = ()
         self._dtype: np.dtype[Any] = np.dtype(np.float32)
         self.state: ServerState | None = None
         self.address = ""
@@ -177,6 +190,7 @@ class ParameterServer:
                 Shard(spec=spec, values=values, rule_state=rule.new_state(values.shape, self._dtype))
             )
             await asyncio.sleep(0)
+        self._specs = table.shards
         self._applier = Applier(rule, [shard.spec for shard in shards], self._dtype)
         self.state = ServerState(run=run.id, generation=cluster.generation, shards=shards)
         self._run = run.id
@@ -204,7 +218,9 @@ class ParameterServer:
                 return
             match body:
                 case Push():
-                    gradients = _read_gradients(body, request.message.tensors, state, self._dtype)
+                    gradients = PushGradients()
+                    if body.run == state.run:
+                        gradients = read_gradients(body, request.message.tensors, self._specs, self._dtype)
                     effects = state.handle(PushArrived(request, body, gradients))
                 case Pull():
                     effects = state.handle(PullArrived(request, body))
@@ -224,40 +240,64 @@ class ParameterServer:
     # --- effects -----------------------------------------------------------------------------
 
     def _drain(self) -> None:
-        """Apply what is queued for one shard; come back in the next turn while there is more."""
-        state, applier = self.state, self._applier
+        """Apply about a shard's worth of what is queued; come back in the next turn while there is more."""
+        state = self.state
         assert state is not None
+        room = TURN_VALUES
+        while room > 0:
+            batch, effects = state.take_batch()
+            self._perform(effects)
+            if batch is None:
+                self._draining = False
+                return
+            room -= self._apply(state, batch)
+        self._loop.call_soon(self._drain)
+
+    def _apply(self, state: ServerState, batch: Apply) -> int:
+        """Apply a batch. Returns how many values it covered."""
+        applier = self._applier
         assert applier is not None
-        batch = state.take_batch()
-        if batch is not None:
-            finite = applier.apply(batch.shard, batch.gradients)
-            self._perform(state.handle(Applied(batch, finite)))
-        if state.idle:
-            self._draining = False
+        pushes = batch.pushes
+        shards = batch.shards()
+        finite: list[Sequence[bool]]
+        if len(pushes) == 1 and len(shards) == len(pushes[0].push.shards):
+            finite = [(ok,) for ok in applier.apply_push(shards, pushes[0].gradients)]
         else:
-            self._loop.call_soon(self._drain)
+            each = [queued.gradients.each() for queued in pushes]
+            finite = [
+                applier.apply(shard, [gradients[place] for gradients in each])
+                for place, shard in zip(pushes[0].accepted, shards, strict=True)
+            ]
+        self._perform(state.handle(Applied(batch, finite)))
+        return sum([len(shard.values) for shard in shards])
 
     def _perform(self, effects: Sequence[Effect]) -> None:
         for effect in effects:
             match effect:
                 case Acknowledge():
-                    effect.request.reply(pack(effect.body))
+                    values = [self._copy(effect.shards)] if effect.shards else ()
+                    effect.request.reply(pack(effect.body, values))
                 case SendValues():
-                    self._send_values(effect.request, effect.shards)
+                    body = Values(
+                        versions=tuple([shard.version for shard in effect.shards]),
+                        clock=min((shard.slowest_clock() for shard in effect.shards), default=0),
+                    )
+                    effect.request.reply(pack(body, [self._copy(effect.shards)]))
                 case AcknowledgeTick():
                     effect.request.reply(pack(Ticked()))
                 case Refuse():
                     effect.request.fail(effect.code, effect.text)
 
-    def _send_values(self, request: Request, shards: Sequence[Shard]) -> None:
-        copies = lend_vectors(self._buffers, [shard.spec.size for shard in shards], self._dtype)
-        for copy, shard in zip(copies, shards, strict=True):
-            np.copyto(copy, shard.values)
-        body = Values(
-            versions=tuple(shard.version for shard in shards),
-            clock=min((shard.slowest_clock() for shard in shards), default=0),
-        )
-        request.reply(pack(body, copies))
+    def _copy(self, shards: Sequence[Shard]) -> NDArray[Any]:
+        """Copy shards one after the other into pooled memory: live values never leave the server."""
+        size = sum([len(shard.values) for shard in shards])
+        copy: NDArray[Any] = self._buffers.acquire(size * self._dtype.itemsize).view(self._dtype)
+        at = 0
+        for shard in shards:
+            end = at + len(shard.values)
+            copy[at:end] = shard.values
+            at = end
+        return copy
 
     def _answer_statistics(self, request: Request) -> None:
         values = self.statistics()
@@ -287,63 +327,63 @@ def _initial_values(model: Model, dice: Dice, spec: ShardSpec) -> NDArray[Any]:
     return rows[spec.start - first * spec.row_size : spec.stop - first * spec.row_size]
 
 
-def _read_gradients(
-    push: Push, tensors: Sequence[NDArray[Any]], state: ServerState, dtype: np.dtype[Any]
-) -> list[Gradient]:
-    """Pair each shard of a push with its gradient, without copying.
+def read_gradients(
+    push: Push, tensors: Sequence[NDArray[Any]], table: Sequence[ShardSpec], dtype: np.dtype[Any]
+) -> PushGradients:
+    """Make out the gradients of a push, without copying.
 
     Raises:
         RemoteProtocolError: Counts, shapes or types do not fit the shards named.
     """
     if not len(push.shards) == len(push.numbers) == len(push.versions) == len(push.own):
         raise RemoteProtocolError("push", "shards, numbers, versions and own of a Push differ in length")
-    gradients: list[Gradient] = []
+    parts: list[DeltaPart | FactorPart] = []
     rest = iter(tensors)
     at = 0
     try:
         for part in push.parts:
-            shards = [_known(state, number) for number in push.shards[at : at + part.count]]
+            shards = [_spec(table, number) for number in push.shards[at : at + part.count]]
             at += part.count
             if part.factors:
-                gradients += _read_factors(shards, next(rest), next(rest), push.rate, dtype)
+                parts.append(_read_factors(shards, next(rest), next(rest), push.rate, dtype))
             else:
-                for shard in shards:
-                    tensor = next(rest)
-                    check_tensor(tensor, f"delta of {shard.spec.tensor}", (shard.spec.size,), dtype)
-                    gradients.append(Delta(tensor, push.rate))
+                parts.append(_read_deltas(shards, next(rest), push.rate, dtype))
     except StopIteration:
         raise RemoteProtocolError("push", "a Push carries fewer tensors than its parts need") from None
     if at != len(push.shards) or next(rest, None) is not None:
         raise RemoteProtocolError("push", "the parts of a Push do not cover its shards and tensors")
-    return gradients
+    return PushGradients(tuple(parts))
 
 
-def _known(state: ServerState, number: int) -> Shard:
-    shard = state.shards.get(ShardId(number))
-    if shard is None:
-        raise RemoteProtocolError("push", f"shard {number} does not live here")
-    return shard
+def _spec(table: Sequence[ShardSpec], number: int) -> ShardSpec:
+    if not 0 <= number < len(table):
+        raise RemoteProtocolError("push", f"the model has no shard {number}")
+    return table[number]
+
+
+def _read_deltas(
+    shards: Sequence[ShardSpec], flat: NDArray[Any], rate: float, dtype: np.dtype[Any]
+) -> DeltaPart:
+    sizes = tuple([shard.size for shard in shards])
+    check_tensor(flat, "deltas", (sum(sizes),), dtype)
+    return DeltaPart(flat, sizes, rate, squares(flat) < inf)
 
 
 def _read_factors(
-    shards: Sequence[Shard],
-    x_KI: NDArray[Any],
-    errors_KR: NDArray[Any],
+    shards: Sequence[ShardSpec],
+    x_IK: NDArray[Any],
+    errors_RK: NDArray[Any],
     rate: float,
     dtype: np.dtype[Any],
-) -> list[Gradient]:
-    row = shards[0].spec.row_size
-    what = f"factors of {shards[0].spec.tensor}"
-    if x_KI.ndim != 2 or any(not s.spec.whole_rows or s.spec.row_size != row for s in shards):
-        raise RemoteProtocolError("push", f"{what}: need activations (K, {row}) and shards of whole rows")
-    images = len(x_KI)
-    check_tensor(x_KI, what, (images, row), dtype)
-    rows = sum(shard.spec.size // row for shard in shards)
-    check_tensor(errors_KR, what, (images, rows), dtype)
-    gradients: list[Gradient] = []
-    at = 0
-    for shard in shards:
-        stop = at + shard.spec.size // row
-        gradients.append(Factors(x_KI, errors_KR[:, at:stop], rate))
-        at = stop
-    return gradients
+) -> FactorPart:
+    if not shards:
+        raise RemoteProtocolError("push", "factors need at least one shard")
+    row = shards[0].row_size
+    what = f"factors of {shards[0].tensor}"
+    if x_IK.ndim != 2 or any(not s.whole_rows or s.row_size != row for s in shards):
+        raise RemoteProtocolError("push", f"{what}: need activations ({row}, K) and shards of whole rows")
+    images = x_IK.shape[1]
+    rows = tuple([shard.size // row for shard in shards])
+    check_tensor(x_IK, what, (row, images), dtype)
+    check_tensor(errors_RK, what, (sum(rows), images), dtype)
+    return FactorPart(x_IK, errors_RK, rows, rate, product_bound(x_IK, errors_RK))

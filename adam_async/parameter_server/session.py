@@ -20,6 +20,7 @@ from adam_async.ids import ShardId
 from adam_async.messages import DUPLICATE, REFUSED, Pushed
 from transport import Message
 
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Exchange:
     """One question to a server, from its first sending until an answer settles it."""

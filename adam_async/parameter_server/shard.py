@@ -7,7 +7,6 @@ reliability rules: dedup state kept apart from the values is how a retry is appl
 """
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,7 +26,7 @@ class Shard:
     spec: ShardSpec
     values: NDArray[Any]
     """Flat view of the tensor's buffer."""
-    rule_state: Mapping[str, NDArray[Any]]
+    rule_state: dict[str, NDArray[Any]]
     """The rule's arrays: as long as `values`, or of length 1 for per-shard counts."""
     version: Version = Version(0)  # noqa: RUF009 - a NewType call is the identity
     last_number: dict[Session, int] = field(default_factory=dict)

@@ -2,16 +2,15 @@
 
 Theory of operation
 -------------------
-A push names its shards and has one number on each. For each shard the server *orders* it if the
-number is the last one + 1, answers again for lower numbers, and answers a gap with the number it
-wants. An ordered push waits in the shard's queue. `take_batch` hands over everything that is queued
-for one shard (opportunistic batching, AD-42); the shell applies it and reports `Applied`; a push is
-acknowledged once all its shards are resolved. Between ordering and applying lies the place where
-replication and synchronous sums will *hold* a push; nothing is held yet.
+Pushes and pulls wait in one queue, in the order in which they came. For each shard that a push names
+the server *orders* it if the number is the session's last one + 1, answers again for lower numbers, and
+answers a gap with the number it wants. `take_batch` hands over the push at the head of the queue and
+those right behind it that are for the same shards (opportunistic batching, AD-42); the shell applies
+them and reports `Applied`; a push is acknowledged once it is applied. Between ordering and applying lies
+the place where replication and synchronous sums will *hold* a push; nothing is held yet.
 
-A duplicate of a push that is still queued must not be acknowledged before that push is applied, and
-a pull must contain what its client pushed before it. Both leave a *mark* in the queues concerned:
-an entry without a gradient that is resolved with the batch it falls into.
+Because there is one queue, a pull contains what its client pushed before it, and a duplicate of a push
+that is still queued is not acknowledged before that push is applied.
 
 Staleness of a push on a shard is the number of pushes applied since the oldest version that its
 groups read, less the client's own ones that a local step had already put into the copy they read.
@@ -19,6 +18,7 @@ groups read, less the client's own ones that a local step had already put into t
 Nothing here waits, sends, reads a clock or touches a value; gradients pass through unopened.
 """
 
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, assert_never
@@ -35,7 +35,7 @@ from adam_async.messages import (
     Pushed,
     Tick,
 )
-from adam_async.parameter_server.apply import Gradient
+from adam_async.parameter_server.apply import PushGradients
 from adam_async.parameter_server.shard import Session, Shard
 
 Request = Any
@@ -47,11 +47,11 @@ Request = Any
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PushArrived:
-    """A push came in; `gradients` run parallel to ``push.shards``."""
+    """A push came in."""
 
     request: Request
     push: Push
-    gradients: Sequence[Gradient]
+    gradients: PushGradients
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,10 +72,10 @@ class PullArrived:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Applied:
-    """The shell applied a batch; `finite` says for each gradient whether it was."""
+    """The shell applied a batch; `finite` says, shard by shard, for each push whether it was applied."""
 
     batch: "Apply"
-    finite: Sequence[bool]
+    finite: Sequence[Sequence[bool]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,25 +91,51 @@ Event = PushArrived | TickArrived | PullArrived | Applied | ReplicasChanged
 # --- effects ---------------------------------------------------------------------------------
 
 
+@dataclass(slots=True, eq=False)
+class QueuedPush:
+    """A push that waits to be applied, or is being applied."""
+
+    request: Request
+    push: Push
+    shards: tuple[Shard | None, ...]
+    """Shard of each place of the push; None where it is not ours."""
+    gradients: PushGradients
+    accepted: Sequence[int]
+    """Places whose number was the next one; the others are in `problems`."""
+    problems: list[Problem]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class QueuedPull:
+    """A pull that waits for the pushes before it."""
+
+    request: Request
+    shards: tuple[Shard, ...]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Apply:
-    """Apply these gradients to the shard, in this order, then report `Applied`."""
+    """Apply these pushes, shard by shard and per shard in this order, then report `Applied`.
 
-    shard: Shard
-    entries: "tuple[_Entry, ...]"
+    All of them have the same accepted places and the same shards there.
+    """
 
-    @property
-    def gradients(self) -> list[Gradient]:
-        """The gradients of the batch, marks left out."""
-        return [entry.gradient for entry in self.entries if entry.gradient is not None]
+    pushes: tuple[QueuedPush, ...]
+
+    def shards(self) -> list[Shard]:
+        """The shards to apply to, one for each accepted place."""
+        first = self.pushes[0]
+        found = [first.shards[place] for place in first.accepted]
+        return [shard for shard in found if shard is not None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Acknowledge:
-    """Answer a push: every shard of it is resolved."""
+    """Answer a push; with the values of `shards`, if there are any."""
 
     request: Request
     body: Pushed
+    shards: tuple[Shard, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -138,26 +164,8 @@ class Refuse:
 
 Effect = Acknowledge | AcknowledgeTick | SendValues | Refuse
 
-
-@dataclass(slots=True, eq=False)
-class _Pending:
-    """A push or pull that is not answered yet."""
-
-    request: Request
-    unresolved: int
-    push: Push | None
-    shards: tuple[Shard, ...]
-    versions: list[int]
-    problems: list[Problem]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Entry:
-    """A place in a shard's queue; a mark if it holds no gradient."""
-
-    pending: _Pending
-    index: int
-    gradient: Gradient | None
+MAX_BATCH = 32
+"""Pushes applied together at most, so that the first of them is not acknowledged too late."""
 
 
 class ServerState:
@@ -173,7 +181,7 @@ class ServerState:
         self.run = run
         self.generation = generation
         self.shards: Mapping[ShardId, Shard] = {shard.spec.id: shard for shard in shards}
-        self._queues: dict[ShardId, list[_Entry]] = {}
+        self._queue: deque[QueuedPush | QueuedPull] = deque()
         self._live: tuple[Replica, ...] = ()
         self.batches = 0
         self.batched_pushes = 0
@@ -193,20 +201,31 @@ class ServerState:
                 return self._replicas_changed(event)
         assert_never(event)
 
-    def take_batch(self) -> Apply | None:
-        """Take everything queued for the shard that has waited longest; None when all is applied."""
-        if not self._queues:
-            return None
-        shard, entries = next(iter(self._queues.items()))
-        del self._queues[shard]
-        self.batches += 1
-        self.batched_pushes += sum(entry.gradient is not None for entry in entries)
-        return Apply(self.shards[shard], tuple(entries))
+    def take_batch(self) -> tuple[Apply | None, list[Effect]]:
+        """Take the head of the queue: a batch to apply, and what can be answered without it."""
+        queue = self._queue
+        effects: list[Effect] = []
+        while queue:
+            head = queue.popleft()
+            if isinstance(head, QueuedPull):
+                effects.append(SendValues(head.request, head.shards))
+            elif not head.accepted:
+                effects.append(self._acknowledgement(head))
+            else:
+                pushes = [head]
+                while queue and len(pushes) < MAX_BATCH and _joins(queue[0], head):
+                    follower = queue.popleft()
+                    assert isinstance(follower, QueuedPush)
+                    pushes.append(follower)
+                self.batches += 1
+                self.batched_pushes += len(pushes)
+                return Apply(tuple(pushes)), effects
+        return None, effects
 
     @property
     def idle(self) -> bool:
-        """Whether no push waits to be applied."""
-        return not self._queues
+        """Whether nothing waits."""
+        return not self._queue
 
     # --- order -------------------------------------------------------------------------------
 
@@ -215,71 +234,56 @@ class ServerState:
         if push.run != self.run:
             return [Refuse(event.request, "wrong-run", f"this server is on run {self.run}, not {push.run}")]
         session: Session = (push.session, push.incarnation)
-        pending = _Pending(event.request, 0, push, (), [0] * len(push.shards), [])
-        ours = push.generation == self.generation
-        for index, (number_of_shard, number) in enumerate(zip(push.shards, push.numbers, strict=True)):
-            shard = self.shards.get(ShardId(number_of_shard)) if ours else None
+        ours = self.shards if push.generation == self.generation else {}
+        shards = tuple([ours.get(ShardId(number)) for number in push.shards])
+        accepted: list[int] = []
+        problems: list[Problem] = []
+        for place, shard in enumerate(shards):
             if shard is None:
-                pending.problems.append(Problem(index, NOT_PRIMARY))
+                problems.append(Problem(place, NOT_PRIMARY))
                 continue
-            last = shard.last_number.get(session, 0)
-            pending.versions[index] = shard.version
+            last, number = shard.last_number.get(session, 0), push.numbers[place]
             if number == last + 1:
                 shard.last_number[session] = number
-                self._enqueue(shard, _Entry(pending, index, event.gradients[index]))
+                accepted.append(place)
             elif number <= last:
                 shard.duplicates += 1
-                pending.problems.append(Problem(index, DUPLICATE))
-                if shard.spec.id in self._queues:
-                    self._enqueue(shard, _Entry(pending, index, None))
+                problems.append(Problem(place, DUPLICATE))
             else:
-                pending.problems.append(Problem(index, GAP, last + 1))
-        return [] if pending.unresolved else [self._acknowledgement(pending)]
-
-    def _enqueue(self, shard: Shard, entry: _Entry) -> None:
-        entry.pending.unresolved += 1
-        self._queues.setdefault(shard.spec.id, []).append(entry)
+                problems.append(Problem(place, GAP, last + 1))
+        queued = QueuedPush(event.request, push, shards, event.gradients, accepted, problems)
+        if not accepted and not self._queue:
+            return [self._acknowledgement(queued)]
+        self._queue.append(queued)
+        return []
 
     # --- acknowledge -------------------------------------------------------------------------
 
     def _applied(self, event: Applied) -> list[Effect]:
-        shard = event.batch.shard
-        finite = iter(event.finite)
-        effects: list[Effect] = []
-        for entry in event.batch.entries:
-            pending = entry.pending
-            if entry.gradient is not None:
-                assert pending.push is not None
-                self._count(shard, pending, entry.index, next(finite))
-            if pending.push is not None:
-                pending.versions[entry.index] = shard.version
-            pending.unresolved -= 1
-            if pending.unresolved == 0:
-                effects.append(
-                    self._acknowledgement(pending)
-                    if pending.push is not None
-                    else SendValues(pending.request, pending.shards)
-                )
-        return effects
-
-    def _count(self, shard: Shard, pending: _Pending, index: int, finite: bool) -> None:
-        push = pending.push
-        assert push is not None
-        if finite:
-            since = shard.version - push.versions[index] - push.own[index]
-            shard.staleness[max(since, 0)] += 1
-            shard.version = Version(shard.version + 1)
-        else:
-            shard.refused += 1
-            pending.problems.append(Problem(index, REFUSED))
-        self._advance(shard, Replica(push.replica), push.clock)
+        pushes = event.batch.pushes
+        shards = event.batch.shards()
+        for place, shard, finite in zip(pushes[0].accepted, shards, event.finite, strict=True):
+            for queued, ok in zip(pushes, finite, strict=True):
+                push = queued.push
+                if ok:
+                    since = shard.version - push.versions[place] - push.own[place]
+                    shard.staleness[since if since > 0 else 0] += 1
+                    shard.version = Version(shard.version + 1)
+                else:
+                    shard.refused += 1
+                    queued.problems.append(Problem(place, REFUSED))
+                self._advance(shard, Replica(push.replica), push.clock)
+        return [self._acknowledgement(queued) for queued in pushes]
 
     @staticmethod
-    def _acknowledgement(pending: _Pending) -> Acknowledge:
-        return Acknowledge(
-            pending.request,
-            Pushed(versions=tuple(pending.versions), problems=tuple(pending.problems)),
-        )
+    def _acknowledgement(queued: QueuedPush) -> Acknowledge:
+        """Answer as things stand now; values go along only if nothing of the push is open."""
+        versions = tuple([0 if shard is None else shard.version for shard in queued.shards])
+        body = Pushed(versions=versions, problems=tuple(queued.problems))
+        if not queued.push.pull or any(p.status in (GAP, NOT_PRIMARY) for p in queued.problems):
+            return Acknowledge(queued.request, body)
+        shards = tuple([shard for shard in queued.shards if shard is not None])
+        return Acknowledge(queued.request, body, shards)
 
     # --- clocks ------------------------------------------------------------------------------
 
@@ -309,17 +313,19 @@ class ServerState:
     def _pull(self, event: PullArrived) -> list[Effect]:
         pull = event.pull
         if pull.run != self.run or pull.generation != self.generation:
-            text = f"this server is on run {self.run} generation {self.generation}, not {pull.run} {pull.generation}"
-            return [Refuse(event.request, "wrong-run", text)]
+            here, there = (
+                f"{self.run} generation {self.generation}",
+                f"{pull.run} generation {pull.generation}",
+            )
+            return [Refuse(event.request, "wrong-run", f"this server is on run {here}, not {there}")]
         unknown = [number for number in pull.shards if ShardId(number) not in self.shards]
         if unknown:
             return [Refuse(event.request, "not-primary", f"not the primary of shards {unknown[:8]}")]
-        shards = tuple(self.shards[ShardId(number)] for number in pull.shards)
-        pending = _Pending(event.request, 0, None, shards, [], [])
-        for index, shard in enumerate(shards):
-            if shard.spec.id in self._queues:
-                self._enqueue(shard, _Entry(pending, index, None))
-        return [] if pending.unresolved else [SendValues(event.request, shards)]
+        shards = tuple([self.shards[ShardId(number)] for number in pull.shards])
+        if not self._queue:
+            return [SendValues(event.request, shards)]
+        self._queue.append(QueuedPull(event.request, shards))
+        return []
 
     # --- for the curious ---------------------------------------------------------------------
 
@@ -328,9 +334,9 @@ class ServerState:
         for number, shard in self.shards.items():
             assert shard.spec.id == number
             shard.check_invariants()
-        for number, entries in self._queues.items():
-            assert entries, f"an empty queue is kept for shard {number}"
-            assert all(entry.pending.unresolved > 0 for entry in entries)
+        for queued in self._queue:
+            if isinstance(queued, QueuedPush):
+                assert len(queued.accepted) + len(queued.problems) == len(queued.push.shards)
 
     def statistics(self) -> dict[str, Any]:
         """What the report says of this server: versions, staleness, clocks, refused, duplicates."""
@@ -348,3 +354,12 @@ class ServerState:
             "batches": self.batches,
             "batched_pushes": self.batched_pushes,
         }
+
+
+def _joins(queued: QueuedPush | QueuedPull, head: QueuedPush) -> bool:
+    """Whether a queue entry may be applied in one batch with `head`."""
+    return (
+        isinstance(queued, QueuedPush)
+        and queued.push.shards == head.push.shards
+        and queued.accepted == head.accepted
+    )

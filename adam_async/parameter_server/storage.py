@@ -4,7 +4,7 @@ A server is handed its storage and does not allocate it, so that servers of one 
 views of the same tensors. 64-byte alignment keeps every row start on a cache line for vector units.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from math import prod
 from typing import Any
 
@@ -13,7 +13,6 @@ from numpy.typing import DTypeLike, NDArray
 
 from adam_async.model.layer import ParameterSpec
 from adam_async.placement import ShardSpec
-from transport import BufferPool
 
 ALIGNMENT = 64
 """Bytes of a cache line and of the widest vector register."""
@@ -41,16 +40,3 @@ class ShardStorage:
     def __repr__(self) -> str:
         total = sum(flat.nbytes for flat in self._flat.values())
         return f"<ShardStorage {len(self._flat)} tensors {total} bytes {self.dtype}>"
-
-
-def lend_vectors(pool: BufferPool, sizes: Sequence[int], dtype: np.dtype[Any]) -> list[NDArray[Any]]:
-    """Borrow one aligned vector per size, all from one buffer, which returns when all of them are gone."""
-    starts, end = [], 0
-    for size in sizes:
-        starts.append(end)
-        end += -(-size * dtype.itemsize // ALIGNMENT) * ALIGNMENT
-    lent = pool.acquire(max(end, 1))
-    return [
-        lent[start : start + size * dtype.itemsize].view(dtype)
-        for start, size in zip(starts, sizes, strict=True)
-    ]
