@@ -7,6 +7,7 @@ in both directions, and default limits.
 import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from transport.errors import (
 )
 from transport.link import Link, Request
 from transport.messages import Message
+from transport.tensors import Tensor
 
 __all__ = ["CHECKS", "check_link"]
 
@@ -128,6 +130,22 @@ async def a_release_fires_exactly_once(near: Link, far: Link) -> None:
         del received
         await fired.wait()
         assert count == [1]
+
+
+async def a_received_slice_stays_what_it_was(near: Link, far: Link) -> None:
+    for sizes in ((64,), (64, 64), (1 << 18, 3)):
+        arrays = [np.full(size, 1, np.float32) for size in sizes]
+        await near.send(Message(type="note", tensors=tuple(arrays)), partial(_spoil, arrays))
+        kept = (await far.receive()).tensors[0][::2]
+        for _ in range(3):
+            await near.send(Message(type="note", tensors=tuple(np.zeros(size, np.float32) for size in sizes)))
+            await far.receive()
+        assert (kept == 1).all()
+
+
+def _spoil(arrays: list[Tensor]) -> None:
+    for array in arrays:
+        array[:] = 2
 
 
 async def a_release_fires_when_the_link_is_lost(near: Link, far: Link) -> None:
@@ -324,6 +342,7 @@ CHECKS: tuple[Check, ...] = (
     messages_keep_their_order,
     a_small_message_sent_ordered_does_not_pass_a_large_one,
     a_release_fires_exactly_once,
+    a_received_slice_stays_what_it_was,
     a_release_fires_when_the_link_is_lost,
     a_reply_lands_in_registered_arrays,
     an_unanswered_call_times_out_and_a_late_reply_is_dropped,

@@ -134,8 +134,8 @@ class Endpoint(Link):
         """Send a frame without message; END keeps its place behind the items of its stream."""
 
     @abstractmethod
-    def _over_water(self) -> bool:
-        """Whether more is unsent than the high water mark."""
+    def _over_water(self, message: Message | None, ordered: bool) -> bool:
+        """Whether what is unsent before a message reaches the high water mark; None asks about all of it."""
 
     @abstractmethod
     def _unsent_bytes(self) -> int:
@@ -171,24 +171,24 @@ class Endpoint(Link):
 
     async def send(self, message: Message, release: Release | None = None, *, ordered: bool = False) -> None:
         self._check(message)
-        if self._over_water():
+        while self._over_water(message, ordered):
             await self._wait_room()
-        self._check(message)
+            self._check(message)
         self._transmit(MESSAGE, 0, message, release, ordered)
 
     def send_nowait(self, message: Message, release: Release | None = None, *, ordered: bool = False) -> None:
         self._check(message)
-        self._refuse_over_water(message)
+        self._refuse_over_water(message, ordered)
         self._transmit(MESSAGE, 0, message, release, ordered)
 
-    def _refuse_over_water(self, message: Message) -> None:
-        if self._over_water():
+    def _refuse_over_water(self, message: Message, ordered: bool) -> None:
+        if self._over_water(message, ordered):
             raise WouldBlock(
                 f"{self._unsent_bytes()} bytes wait for {self.peer}; {message.type!r} was not sent"
             )
 
     async def wait_writable(self) -> None:
-        if self._over_water() and self._error is None:
+        if self._over_water(None, True) and self._error is None:
             await self._wait_room()
 
     async def _wait_room(self) -> None:
@@ -214,11 +214,13 @@ class Endpoint(Link):
         into: Sequence[Tensor] | None = None,
         ordered: bool = False,
     ) -> Message:
-        if self._over_water():
+        if self._over_water(message, ordered):
             self._check(message)
             try:
                 async with asyncio.timeout(timeout_s):
-                    await self._wait_room()
+                    while self._over_water(message, ordered):
+                        await self._wait_room()
+                        self._check(message)
             except TimeoutError:
                 raise CallTimeout(message.type, timeout_s, str(self.peer)) from None
         return await self._request(message, timeout_s, release, into, ordered)
@@ -232,7 +234,7 @@ class Endpoint(Link):
         into: Sequence[Tensor] | None = None,
         ordered: bool = False,
     ) -> "asyncio.Future[Message]":
-        self._refuse_over_water(message)
+        self._refuse_over_water(message, ordered)
         return self._request(message, timeout_s, release, into, ordered)
 
     def _request(
@@ -264,7 +266,7 @@ class Endpoint(Link):
 
     def stream(self, message: Message, *, timeout_s: float = 60.0, ordered: bool = False) -> ReplyStream:
         self._check(message)
-        self._refuse_over_water(message)
+        self._refuse_over_water(message, ordered)
         request_id = self._calls.next_id()
         self._transmit(OPEN, request_id, message, None, ordered)
         stream = OutboundStream(self, request_id, message.type, timeout_s)
@@ -357,7 +359,7 @@ class Endpoint(Link):
             self._check_inbox()
         else:
             self._handle(request)
-            if self._over_water():
+            if self._over_water(None, True):
                 self._check_inbox()
 
     def _handle(self, request: InboundRequest) -> None:

@@ -68,7 +68,7 @@ class LocalLink(Endpoint):
     def _signal(self, kind: int, request_id: int, count: int = 0) -> None:
         self._other._arrive(Frame(kind, request_id, count, None, 0, 0))
 
-    def _over_water(self) -> bool:
+    def _over_water(self, message: Message | None, ordered: bool) -> bool:
         return self._unsent >= self._config.high_water_bytes
 
     def _unsent_bytes(self) -> int:

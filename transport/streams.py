@@ -69,7 +69,7 @@ class InboundRequest(Request):
         self._check_streaming()
         link = self._link
         link._check(item)
-        while (self._credit <= 0 or link._over_water()) and not self._cancelled:
+        while (self._credit <= 0 or link._over_water(item, True)) and not self._cancelled:
             if self._credit > 0:
                 await link._wait_room()
                 continue

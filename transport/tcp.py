@@ -311,8 +311,18 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
     def _unsent_bytes(self) -> int:
         return self._conversation.queued_bytes + self._transport.get_write_buffer_size()
 
-    def _over_water(self) -> bool:
-        return not self._writing and self._unsent_bytes() >= self._config.high_water_bytes
+    def _over_water(self, message: Message | None, ordered: bool) -> bool:
+        if self._writing:
+            return False
+        unsent = self._transport.get_write_buffer_size()
+        # What passes the queue of large messages need not wait for it.
+        if (
+            ordered
+            or message is None
+            or sum([tensor.nbytes for tensor in message.tensors]) > self._config.chunk_bytes
+        ):
+            unsent += self._conversation.queued_bytes
+        return unsent >= self._config.high_water_bytes
 
     # Reading
 

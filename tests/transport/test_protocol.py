@@ -1,0 +1,130 @@
+"""One conversation, with moved clocks and no stream."""
+
+import numpy as np
+import pytest
+
+from transport.buffers import BufferPool
+from transport.config import LinkConfig
+from transport.frames import END, MESSAGE, PING, FrameDecoder, FrameEncoder
+from transport.messages import Message
+from transport.protocol import Conversation, GiveUp, Outgoing, SendPing
+
+
+def conversation(now: float = 0.0, **changes: int) -> Conversation:
+    return Conversation(LinkConfig(**changes), BufferPool(), now=now)
+
+
+def tick(one: Conversation, now: float, unsent: int = 0, sent: int = 0) -> list[str]:
+    effects = one.tick(now=now, unsent_bytes=unsent, sent_bytes=sent)
+    return [str(effect.error) if isinstance(effect, GiveUp) else "ping" for effect in effects]
+
+
+def test_silence_is_answered_by_pings_and_ends_the_link_after_fifteen_seconds() -> None:
+    one = conversation(now=100.0)
+    assert one.next_deadline() == 105.0
+    assert tick(one, 104.0) == []
+    assert tick(one, 105.0) == ["ping"]
+    assert tick(one, 110.0) == ["ping"]
+    assert one.next_deadline() == 115.0
+    assert tick(one, 115.0) == ["nothing was heard from the peer for 15.0 s"]
+
+
+def test_a_peer_that_speaks_gets_no_pings() -> None:
+    one = conversation(now=0.0)
+    one.last_heard = 4.0
+    assert tick(one, 5.0) == []
+    assert one.next_deadline() == 9.0
+    assert tick(one, 9.0) == ["ping"]
+
+
+def test_a_ping_is_a_frame() -> None:
+    one = conversation()
+    (effect,) = one.tick(now=5.0, unsent_bytes=0, sent_bytes=0)
+    assert isinstance(effect, SendPing)
+    decoder = FrameDecoder(LinkConfig(), BufferPool())
+    decoder.get_buffer()[:32] = effect.frame
+    assert decoder.updated(32)[0].kind == PING
+
+
+def test_silence_means_nothing_while_we_do_not_read() -> None:
+    one = conversation(now=0.0)
+    one.pause()
+    assert tick(one, 60.0) == []
+    one.resume(now=60.0)
+    assert tick(one, 65.0) == ["ping"]
+
+
+def test_a_peer_that_takes_nothing_is_given_up_after_ten_seconds() -> None:
+    one = conversation(now=0.0)
+    one.pause()
+    assert tick(one, 5.0, unsent=100, sent=1000) == []
+    assert tick(one, 10.0, unsent=100, sent=1000) == []
+    assert one.next_deadline() == 15.0
+    (reason,) = tick(one, 15.0, unsent=100, sent=1000)
+    assert reason == "the peer took none of 100 waiting bytes for 10.0 s"
+
+
+def test_slow_progress_is_progress() -> None:
+    one = conversation(now=0.0)
+    for step in range(1, 20):
+        one.last_heard = step * 5.0
+        assert tick(one, step * 5.0, unsent=100, sent=step) == []
+    assert tick(one, 96.0) == []
+    assert one.next_deadline() == 100.0
+
+
+def test_a_large_message_leaves_in_chunks_and_in_turn() -> None:
+    one = conversation(chunk_bytes=65536)
+    large = Message(type="push", tensors=(np.zeros(200_000, np.uint8),))
+    outgoing = one.encode(MESSAGE, 0, large)
+    total = outgoing.payload_bytes + outgoing.frame_bytes
+    one.queue(outgoing)
+    end = FrameEncoder.head(END, 1, b"", 0)
+    one.queue(Outgoing([end], len(end), 0, len(end)))
+    assert one.queuing
+    sizes = []
+    while buffers := one.next_frame():
+        sizes.append(sum(map(len, buffers)))
+    assert len(sizes) == 5
+    assert sizes[1:] == [65536 + 32, 65536 + 32, 200_000 - 3 * 65536 + 32, 32]
+    assert sum(sizes[:4]) == total
+    assert one.queued_bytes == 0
+    assert not one.queuing
+
+
+def test_release_waits_for_the_last_buffer() -> None:
+    fired: list[int] = []
+    one = conversation(chunk_bytes=65536)
+    array = np.zeros(200_000, np.uint8)
+    one.queue(one.encode(MESSAGE, 0, Message(type="push", tensors=(array,)), lambda: fired.append(1)))
+    held = [one.next_frame() for _ in range(4)]
+    assert fired == []
+    held.clear()
+    assert fired == [1]
+
+
+def test_dropping_the_queue_releases() -> None:
+    fired: list[int] = []
+    one = conversation()
+    array = np.zeros(2 << 20, np.uint8)
+    one.queue(one.encode(MESSAGE, 0, Message(type="push", tensors=(array,)), lambda: fired.append(1)))
+    one.drop_queue()
+    assert fired == [1]
+    assert one.queued_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("ping_every_s", 0),
+        ("ping_every_s", 20),
+        ("max_meta_bytes", 1 << 20),
+        ("chunk_bytes", 2 << 20),
+        ("chunk_bytes", 100_001),
+        ("gather_bytes", 1 << 20),
+        ("low_water_bytes", 1 << 30),
+    ],
+)
+def test_a_configuration_that_cannot_work_is_refused(field: str, value: int) -> None:
+    with pytest.raises(ValueError, match=field):
+        LinkConfig(**{field: value})

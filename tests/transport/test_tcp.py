@@ -1,0 +1,279 @@
+"""What only sockets can show: hostile peers, joined writes, chunks that let others pass."""
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import numpy as np
+import pytest
+
+from transport import (
+    BindRefused,
+    HandshakeRejected,
+    Identity,
+    Link,
+    LinkBroken,
+    LinkConfig,
+    Listener,
+    Message,
+    RemoteProtocolError,
+    Request,
+    RetrySchedule,
+    RoleTable,
+    TcpNetwork,
+)
+from transport.handshake import ClientHandshake
+from transport.tcp import TcpLink, is_loopback, parse_tcp_address
+from transport.testing import FAR, NEAR, link_pair, open_rules
+
+TOKEN = b"a token of tests"
+ONCE = RetrySchedule(attempts=1)
+
+
+def network(token: bytes | None = TOKEN, rules: RoleTable | None = None, **config: float) -> TcpNetwork:
+    return TcpNetwork(
+        token=token,
+        entropy=os.urandom,
+        rules=rules or open_rules(),
+        config=LinkConfig(**config),  # type: ignore[arg-type]
+    )
+
+
+@asynccontextmanager
+async def door(net: TcpNetwork) -> AsyncIterator[tuple[Listener, "asyncio.Queue[Link]"]]:
+    links: asyncio.Queue[Link] = asyncio.Queue()
+
+    async def on_link(link: Link) -> None:
+        links.put_nowait(link)
+        await link.wait_closed()
+
+    async with net.listen("tcp://127.0.0.1:0", FAR, on_link) as listener:
+        yield listener, links
+
+
+@asynccontextmanager
+async def raw_peer(address: str) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    reader, writer = await asyncio.open_connection(*parse_tcp_address(address))
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+
+
+async def authenticate(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    client = ClientHandshake(NEAR, token=TOKEN, entropy=os.urandom, rules=open_rules())
+    writer.write(client.hello())
+    writer.write(client.receive(await reader.readexactly(256)))
+    client.receive(await reader.readexactly(256))
+
+
+async def test_a_malformed_frame_closes_only_its_own_link(caplog: pytest.LogCaptureFixture) -> None:
+    async with door(network()) as (listener, links), network().connect(listener.address, NEAR) as good:
+        good_far = await links.get()
+        async with raw_peer(listener.address) as (reader, writer):
+            await authenticate(reader, writer)
+            bad = await links.get()
+            with caplog.at_level(logging.WARNING):
+                writer.write(b"GET / HTTP/1.1\r\nHost: somewhere\r\n\r\n")
+                await bad.wait_closed()
+            with pytest.raises(RemoteProtocolError, match="magic"):
+                await bad.receive()
+            with suppress(ConnectionResetError):
+                assert await reader.read() == b""
+        assert "magic" in caplog.text
+        assert "Traceback" not in caplog.text
+        good_far.serve(lambda request: request.reply(Message(type="answer")))
+        await good.call(Message(type="ask"), timeout_s=5)
+
+
+async def test_a_message_without_a_row_closes_the_link() -> None:
+    near_rules, far_rules = open_rules("ask", "secret"), open_rules("ask")
+    async with (
+        door(network(rules=far_rules)) as (listener, links),
+        network(rules=near_rules).connect(listener.address, NEAR) as link,
+    ):
+        await link.send(Message(type="secret"))
+        far = await links.get()
+        with pytest.raises(RemoteProtocolError, match="may not say 'secret'"):
+            await far.receive()
+        with pytest.raises(LinkBroken):
+            await link.receive()
+
+
+async def test_who_does_not_speak_the_protocol_is_hung_up_on() -> None:
+    async with door(network()) as (listener, links), raw_peer(listener.address) as (reader, writer):
+        writer.write(b"GET / HTTP/1.1\r\n" * 20)
+        with suppress(ConnectionResetError):
+            assert await reader.read() == b""
+        assert links.empty()
+
+
+async def test_who_says_nothing_is_hung_up_on() -> None:
+    async with door(network(handshake_s=0.05)) as (listener, _), raw_peer(listener.address) as (reader, _):
+        answer = await reader.read()
+        assert b"late" in answer
+
+
+async def test_too_many_strangers_are_turned_away() -> None:
+    async with door(network(max_unauthenticated=2)) as (listener, _):
+        async with raw_peer(listener.address), raw_peer(listener.address):
+            async with raw_peer(listener.address) as (reader, _):
+                assert b"crowded" in await reader.read()
+
+
+async def test_a_wrong_token_is_rejected_with_advice() -> None:
+    async with door(network()) as (listener, _):
+        for token in (b"b token of tests", None):
+            with pytest.raises(HandshakeRejected, match="token"):
+                await network(token).dial(listener.address, NEAR)
+
+
+async def test_roles_with_nothing_to_say_are_rejected() -> None:
+    rules = RoleTable({"push": {("worker", "far")}})
+    async with door(network(rules=rules)) as (listener, _):
+        with pytest.raises(HandshakeRejected, match="nothing to say"):
+            await network().dial(listener.address, NEAR)
+
+
+async def test_listening_in_public_needs_a_token() -> None:
+    with pytest.raises(BindRefused, match="token"):
+        async with network(None).listen("tcp://0.0.0.0:0", FAR, lambda link: link.wait_closed()):
+            pass
+
+
+@pytest.mark.parametrize("address", ["tcp://host", "host:1", "tcp://:1", "tcp://h:99999", "local://x"])
+def test_an_address_that_is_none_is_refused(address: str) -> None:
+    with pytest.raises(ValueError, match="tcp://host:port"):
+        parse_tcp_address(address)
+
+
+def test_loopback_is_told_from_the_rest() -> None:
+    assert [is_loopback(host) for host in ("127.0.0.1", "::1", "localhost")] == [True] * 3
+    assert [is_loopback(host) for host in ("0.0.0.0", "::", "10.0.0.1", "example.org")] == [False] * 4
+
+
+async def test_a_small_call_passes_a_large_one_on_the_way() -> None:
+    finished: list[str] = []
+    async with link_pair(network()) as (near, far):
+        far.serve(lambda request: request.reply(Message(type="answer")))
+        array = np.zeros(48 << 20, np.uint8)
+        large = near.call_nowait(Message(type="ask", tensors=(array,)), timeout_s=10)
+        large.add_done_callback(lambda _: finished.append("large"))
+        small = near.call_nowait(Message(type="ask"), timeout_s=10)
+        small.add_done_callback(lambda _: finished.append("small"))
+        await asyncio.gather(large, small)
+    assert finished == ["small", "large"]
+
+
+class CountingTransport:
+    """Counts the writes of a link, and passes them on."""
+
+    def __init__(self, inner: asyncio.Transport) -> None:
+        self.inner = inner
+        self.writes: list[int] = []
+
+    def write(self, data: bytes) -> None:
+        self.writes.append(len(data))
+        self.inner.write(data)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.inner, name)
+
+
+async def test_small_frames_of_one_turn_leave_in_one_write() -> None:
+    async with link_pair(network()) as (near, far):
+        assert isinstance(near, TcpLink)
+        assert isinstance(far, TcpLink)
+        counting = near._transport = CountingTransport(near._transport)  # type: ignore[assignment]
+        for number in range(20):
+            near.send_nowait(Message(type="note", meta={"number": number}))
+        for number in range(20):
+            assert (await far.receive()).meta["number"] == number
+        assert len(counting.writes) == 1  # type: ignore[attr-defined]
+
+        answers = far._transport = CountingTransport(far._transport)  # type: ignore[assignment]
+        far.serve(lambda request: request.reply(Message(type="answer")))
+        calls = [near.call_nowait(Message(type="ask"), timeout_s=5) for _ in range(20)]
+        await asyncio.gather(*calls)
+        # The first call of an idle link does not wait for the others of its turn.
+        assert len(counting.writes) == 3  # type: ignore[attr-defined]
+        assert len(answers.writes) <= 2  # type: ignore[attr-defined]
+
+
+async def test_a_silent_peer_is_given_up() -> None:
+    net = network(ping_every_s=0.02, dead_after_s=0.06)
+    async with door(net) as (listener, links), raw_peer(listener.address) as (reader, writer):
+        await authenticate(reader, writer)
+        link = await links.get()
+        with pytest.raises(LinkBroken, match="nothing was heard"):
+            await link.receive()
+
+
+async def test_pings_keep_an_idle_link_alive() -> None:
+    async with link_pair(network(ping_every_s=0.02, dead_after_s=0.06)) as (near, far):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await near.wait_closed()
+        assert not far.closed
+
+
+async def test_a_peer_that_never_reads_is_given_up() -> None:
+    net = network(ping_every_s=0.02, dead_after_s=10, stalled_after_s=0.1)
+    async with door(net) as (listener, links), raw_peer(listener.address) as (reader, writer):
+        await authenticate(reader, writer)
+        link = await links.get()
+        writer.transport.pause_reading()
+        fired: list[int] = []
+        array = np.zeros(4 << 20, np.uint8)
+        sent: list[int] = []
+
+        async def pour() -> None:
+            while True:
+                await link.send(Message(type="note", tensors=(array,)), lambda: fired.append(1))
+                sent.append(1)
+
+        with pytest.raises(LinkBroken, match="took none of"):
+            await pour()
+        await link.aclose()
+        assert len(fired) == len(sent) > 0
+
+
+async def test_requests_wait_while_answers_are_not_taken() -> None:
+    net = network(max_unsent_reply_bytes=1 << 20, high_water_bytes=1 << 20)
+    async with door(net) as (listener, links), net.connect(listener.address, NEAR) as near:
+        far = await links.get()
+        seen: list[Request] = []
+        began = asyncio.Event()
+        array = np.zeros(4 << 20, np.uint8)
+
+        def answer(request: Request) -> None:
+            seen.append(request)
+            began.set()
+            request.reply(Message(type="answer", tensors=(array,)))
+
+        far.serve(answer)
+        assert isinstance(near, TcpLink)
+        near._transport.pause_reading()
+        calls = [near.call_nowait(Message(type="ask"), timeout_s=20) for _ in range(2000)]
+        await began.wait()
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert len(seen) < 2000
+        for call in calls:
+            call.cancel()
+        near.abort()
+        await far.wait_closed()
+
+
+async def test_the_listener_knows_its_links() -> None:
+    async with door(network()) as (listener, links):
+        assert listener.links == ()
+        async with network().connect(listener.address, NEAR) as near:
+            far = await links.get()
+            assert listener.links == (far,)
+            assert (near.peer, far.peer) == (FAR, NEAR)
+            assert far.identity == FAR == Identity(role="far", node="far-1", incarnation=1)
+            assert "open" in repr(near)
+        await far.wait_closed()
