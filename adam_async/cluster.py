@@ -20,6 +20,7 @@ from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.service import DataServer
 from adam_async.driver import Driver, EpochResult, RunResult
 from adam_async.machine import usable_cores
+from adam_async.errors import first_cause
 from adam_async.messages import role_table
 from adam_async.model.spec import ModelSpec
 from adam_async.model_worker.service import ModelWorker
@@ -129,11 +130,20 @@ class LocalCluster:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
-        return await self._stack.__aexit__(kind, error, trace)
+        try:
+            return await self._stack.__aexit__(kind, error, trace)
+        except ExceptionGroup as errors:
+            # A task group per role has wrapped it; what the block itself raised goes on as it was.
+            if errors.subgroup(lambda inner: inner is error) is not None:
+                return False
+            raise first_cause(errors) from None
 
     async def train(self, on_epoch: Callable[[EpochResult], None] | None = None) -> RunResult:
         """Run all epochs of the configuration. See `Driver.train`."""
-        return await self.driver.train(on_epoch)
+        try:
+            return await self.driver.train(on_epoch)
+        except ExceptionGroup as errors:
+            raise first_cause(errors) from None
 
     def _identity(self, role: str, node: str) -> Identity:
         return Identity(role=role, node=node, incarnation=int.from_bytes(self._entropy(7), "little"))
