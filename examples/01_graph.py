@@ -1,0 +1,55 @@
+"""A dataflow graph alone: two tags are in flight, and the one whose inputs come first overtakes the other.
+
+left  ---> [double, in a thread] --+
+                                   +--> [add] --> sum
+right -----------------------------+
+"""
+
+import asyncio
+
+from dataflow import ComputePool, Engine, Firing, Graph, Node, Tag
+
+
+def double(firing: Firing, left: int) -> int:
+    return 2 * left
+
+
+def add(firing: Firing, doubled: int, right: int) -> int:
+    return doubled + right
+
+
+GRAPH = Graph(
+    inputs=("left", "right"),
+    nodes=(
+        Node("double", double, inputs=("left",), outputs=("doubled",), heavy=True),
+        Node("add", add, inputs=("doubled", "right"), outputs=("sum",)),
+    ),
+    outputs=("sum",),
+)
+
+
+async def main() -> list[tuple[int, int]]:
+    sums: list[tuple[int, int]] = []
+
+    def on_output(port: str, tag: Tag, value: int) -> None:
+        print(f"tag {tag.number}: {port} = {value}")
+        sums.append((tag.number, value))
+
+    first, second = Tag(1, 1, 1), Tag(1, 2, 1)
+    async with (
+        ComputePool(threads=2, name="example") as pool,
+        Engine(GRAPH, pool=pool, in_flight=2, on_output=on_output) as engine,
+    ):
+        await engine.admit(first)
+        await engine.admit(second)
+        engine.deliver("left", first, 10)  # the first tag now waits for its right half ...
+        engine.deliver("right", second, 3)
+        engine.deliver("left", second, 20)
+        await engine.wait_finished(second)  # ... and the second is done before it comes
+        engine.deliver("right", first, 1)
+        await engine.drain()
+    return sums
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

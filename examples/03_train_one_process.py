@@ -1,0 +1,43 @@
+"""Train in one process: controller, data server, parameter servers and workers in one event loop.
+
+python examples/03_train_one_process.py [digits | mnist | FOLDER]
+"""
+
+import asyncio
+import sys
+from pathlib import Path
+
+import uvloop
+
+from adam_async import Config, Disk, EpochResult, LocalCluster, RunResult, load_dataset
+
+
+def show(epoch: EpochResult) -> None:
+    print(
+        f"epoch {epoch.epoch}: loss {epoch.train_loss:.3f}, test accuracy {epoch.test_accuracy:.2%}, "
+        f"{epoch.images_per_s:.0f} images/s"
+    )
+
+
+async def main(source: str = "digits", *, epochs: int = 5) -> RunResult:
+    async with Disk() as disk:
+        cache = Path.home() / ".cache" / "adam-async" / "mnist"  # where the command line keeps it, too
+        dataset = await load_dataset(source, disk, cache_dir=cache)
+    print(f"{dataset!r}: {dataset.source}")
+
+    config = Config(epochs=epochs, servers=2)
+    async with LocalCluster(config, dataset=dataset) as cluster:
+        result = await cluster.train(show)
+
+    pushes = sum(sum(ps["staleness"].values()) for ps in statistics(result, "ps"))
+    print(f"{len(result.weights)} tensors, {pushes} shard updates applied")
+    return result
+
+
+def statistics(result: RunResult, role: str) -> list[dict[str, dict[str, int]]]:
+    return [counts for counts in result.statistics.values() if counts["role"] == role]
+
+
+if __name__ == "__main__":
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main(*sys.argv[1:]))

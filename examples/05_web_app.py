@@ -1,0 +1,51 @@
+"""A web application that trains while it answers, in one event loop.
+
+uvicorn --app-dir examples 05_web_app:app      and look at http://127.0.0.1:8000
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from adam_async import Config, Disk, LocalCluster, load_dataset
+
+
+@asynccontextmanager
+async def lifespan(app: Starlette) -> AsyncIterator[None]:
+    """Train from start to shutdown; whatever is still in training at shutdown ends in good order."""
+    async with Disk() as disk:
+        digits = await load_dataset("digits", disk)
+    async with LocalCluster(app.state.config, dataset=digits) as cluster, asyncio.TaskGroup() as group:
+        app.state.cluster = cluster
+        app.state.training = group.create_task(cluster.train(), name="web/train")
+        yield
+        app.state.training.cancel()
+
+
+async def progress(request: Request) -> JSONResponse:
+    """Say how far the training is."""
+    now = request.app.state.cluster.driver.progress
+    return JSONResponse(
+        {
+            "phase": now.phase,
+            "epoch": now.epoch,
+            "images": now.images,
+            "loss": now.loss,
+            "epochs": [asdict(epoch) for epoch in now.epochs],
+        }
+    )
+
+
+def make_app(config: Config) -> Starlette:
+    app = Starlette(routes=[Route("/", progress)], lifespan=lifespan)
+    app.state.config = config
+    return app
+
+
+app = make_app(Config(epochs=50, threads=1))

@@ -1,0 +1,197 @@
+"""What a host program is owed: a cluster in its loop leaves everything else as it was."""
+
+import asyncio
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+import adam_async
+from adam_async import Config, Dataset, EpochResult, LocalCluster, make_dataset
+
+SMALL = Config(epochs=2, threads=1, replicas=2, servers=2)
+
+
+@cache
+def bars() -> Dataset:
+    """64 images of one bright row out of four, and 16 to test with."""
+    labels = np.arange(80) % 4
+    images = np.zeros((80, 4, 4), np.uint8)
+    images[np.arange(80), labels] = 255
+    return make_dataset(
+        name="bars",
+        source="made here",
+        train=(images[:64], labels[:64]),
+        test=(images[64:], labels[64:]),
+        origins=("images", "labels", "test images", "test labels"),
+    )
+
+
+def signal_handlers() -> dict[str, Any]:
+    return {number.name: signal.getsignal(number) for number in signal.valid_signals() if number < 32}
+
+
+def logging_configuration() -> dict[str, Any]:
+    names = sorted(name for name in logging.root.manager.loggerDict if name.split(".")[0] in PACKAGES)
+    ours = {name: logging.getLogger(name) for name in names}
+    return {
+        "root": (logging.root.level, list(logging.root.handlers), logging.root.disabled),
+        "raise": logging.raiseExceptions,
+        "handlers": [
+            h for logger in ours.values() for h in logger.handlers if type(h) is not logging.NullHandler
+        ],
+        "levels": {name for name, logger in ours.items() if logger.level != logging.NOTSET},
+        "silent": {name for name, logger in ours.items() if not logger.propagate},
+    }
+
+
+def loop_settings() -> tuple[Any, ...]:
+    loop = asyncio.get_running_loop()
+    return (
+        asyncio.get_event_loop_policy(),
+        loop,
+        loop.get_exception_handler(),
+        loop.get_task_factory(),
+        loop.get_debug(),
+        sys.get_asyncgen_hooks(),
+    )
+
+
+def interpreter_settings() -> tuple[Any, ...]:
+    return (
+        sys.getswitchinterval(),
+        sys.excepthook,
+        threading.excepthook,
+        np.geterr(),
+        np.geterrcall(),
+        threading.stack_size(),
+    )
+
+
+def environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+
+
+PACKAGES = ("adam_async", "dataflow", "transport")
+
+
+@pytest.mark.parametrize(
+    "look", [signal_handlers, logging_configuration, loop_settings, interpreter_settings, environment]
+)
+async def test_a_cluster_leaves_the_host_as_it_was(look: Callable[[], object]) -> None:
+    before = look()
+
+    async with LocalCluster(SMALL, dataset=bars()) as cluster:
+        during: list[object] = []
+        await cluster.train(lambda epoch: during.append(look()))
+
+    assert during == [before, before]
+    assert look() == before
+
+
+async def test_two_clusters_train_side_by_side_in_one_loop() -> None:
+    other = Config(epochs=3, threads=1, rule="adagrad")
+
+    async with (
+        LocalCluster(SMALL, dataset=bars()) as one,
+        LocalCluster(other, dataset=bars()) as two,
+        asyncio.TaskGroup() as group,
+    ):
+        first = group.create_task(one.train(), name="one")
+        second = group.create_task(two.train(), name="two")
+
+    assert [epoch.images for epoch in first.result().epochs] == [64] * 2
+    assert [epoch.images for epoch in second.result().epochs] == [64] * 3
+
+
+async def test_a_cancelled_training_leaves_no_task_and_no_thread() -> None:
+    tasks, threads = asyncio.all_tasks(), set(threading.enumerate())
+    endless = Config(epochs=1_000_000, threads=2)
+    trained = asyncio.Event()
+
+    async def host() -> None:
+        async with LocalCluster(endless, dataset=bars()) as cluster:
+            await cluster.train(lambda epoch: trained.set())
+
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(host(), name="host")
+        await trained.wait()
+        assert asyncio.all_tasks() > tasks | {task}
+        task.cancel()
+
+    assert task.cancelled()
+    assert asyncio.all_tasks() == tasks
+    assert set(threading.enumerate()) == threads
+
+
+async def test_a_cluster_may_be_cancelled_at_any_turn_of_its_start() -> None:
+    for turns in range(0, 60, 3):
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(_train_once(), name="host")
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            task.cancel()
+        assert task.cancelled() or task.done()
+    assert len(asyncio.all_tasks()) == 1
+
+
+async def _train_once() -> None:
+    async with LocalCluster(Config(epochs=1, threads=1), dataset=bars()) as cluster:
+        await cluster.train()
+
+
+async def test_what_the_hosts_callback_raises_comes_out_of_the_block_as_it_was() -> None:
+    def fail(epoch: EpochResult) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        async with LocalCluster(SMALL, dataset=bars()) as cluster:
+            await cluster.train(fail)
+
+
+async def test_what_the_host_raises_in_the_block_comes_out_as_it_was() -> None:
+    several = ExceptionGroup("of the host", [ZeroDivisionError(), KeyError()])
+
+    with pytest.raises(ExceptionGroup) as caught:
+        async with LocalCluster(SMALL, dataset=bars()):
+            raise several
+
+    assert caught.value is several
+
+
+IMPORT = """
+import logging, os, signal, sys, threading
+before = dict(os.environ), [signal.getsignal(s) for s in signal.valid_signals()], list(logging.root.handlers)
+import adam_async
+heavy = sorted({"numpy", "asyncio", "uvloop", "msgpack", "transport", "dataflow"} & set(sys.modules))
+adam_async.LocalCluster, adam_async.Config
+from adam_async import sync
+after = dict(os.environ), [signal.getsignal(s) for s in signal.valid_signals()], list(logging.root.handlers)
+print(heavy, before == after, [thread.name for thread in threading.enumerate()])
+"""
+
+
+def test_importing_loads_nothing_heavy_and_sets_nothing_up() -> None:
+    # An interpreter of its own: in this one everything is imported already.
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORT], capture_output=True, text=True, check=True, timeout=30
+    )
+
+    assert done.stdout.strip() == "[] True ['MainThread']"
+    assert done.stderr == ""
+
+
+def test_every_public_name_is_there() -> None:
+    assert set(adam_async.__all__) <= set(dir(adam_async))
+    for name in adam_async.__all__:
+        assert getattr(adam_async, name).__module__.startswith("adam_async"), name
+    with pytest.raises(AttributeError, match="no attribute 'Unknown'"):
+        adam_async.Unknown

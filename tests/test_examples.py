@@ -1,0 +1,90 @@
+"""Every example runs, is short, and shows what it says it shows. So does the program in the README."""
+
+import asyncio
+import re
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+
+import httpx
+import pytest
+
+from adam_async import Config
+
+ROOT = Path(__file__).resolve().parents[1]
+EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
+MOST_LINES = 60
+
+
+def load(name: str) -> ModuleType:
+    spec = spec_from_file_location(f"example_{name.removesuffix('.py')}", ROOT / "examples" / name)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_every_example_is_short_and_run_here(name: str) -> None:
+    assert len((ROOT / "examples" / name).read_text().splitlines()) < MOST_LINES
+    assert f'load("{name}")' in Path(__file__).read_text()
+
+
+async def test_in_the_graph_the_second_tag_overtakes_the_first() -> None:
+    assert await load("01_graph.py").main() == [(2, 43), (1, 21)]
+
+
+async def test_the_tensor_comes_back_as_it_went() -> None:
+    assert await load("02_tensor_echo.py").main(size=300_000, rounds=2) == 0.0
+
+
+async def test_training_in_one_process_counts_every_image(capsys: pytest.CaptureFixture[str]) -> None:
+    result = await load("03_train_one_process.py").main("digits", epochs=1)
+
+    assert [epoch.images for epoch in result.epochs] == [1437]
+    assert "epoch 1: loss" in capsys.readouterr().out
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+async def test_training_across_processes_survives_the_death_of_a_worker() -> None:
+    if isinstance(asyncio.get_running_loop(), asyncio.SelectorEventLoop):
+        pytest.skip("children are watched by one loop here; the other is that of the command line")
+
+    result = await load("04_train_processes.py").main(epochs=3, kill=True)
+
+    assert [epoch.images for epoch in result.epochs] == [1437, 1437, 1437]
+    assert any("worker-0 died" in event["event"] for event in result.events)
+
+
+async def test_the_web_application_answers_while_it_trains() -> None:
+    app = load("05_web_app.py").make_app(Config(epochs=1_000_000, threads=1))
+    transport = httpx.ASGITransport(app=app)
+    answers = []
+
+    async with (
+        asyncio.timeout(30),
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=transport, base_url="http://test") as client,
+    ):
+        while not answers or len(answers[-1]["epochs"]) < 2:
+            answers.append((await client.get("/")).json())
+            await asyncio.sleep(0)
+
+    assert len(answers) > 100
+    assert {answer["phase"] for answer in answers} >= {"training", "evaluating"}
+    assert app.state.training.cancelled()
+
+
+def test_the_program_in_the_readme_runs_as_it_is_printed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+
+    exec(compile(program, "README.md", "exec"), {"__name__": "__main__"})
+
+    accuracy = re.search(r"test accuracy ([\d.]+)%", capsys.readouterr().out)
+    assert accuracy is not None
+    assert float(accuracy[1]) > 80
+    assert len(program.splitlines()) <= 12
