@@ -37,11 +37,11 @@ class Body(msgspec.Struct, frozen=True, kw_only=True):
 # --- anyone and the controller ---------------------------------------------------------------
 
 
-class GetMap(Body):
+class GetMap(Body, frozen=True, kw_only=True):
     """Ask for the whole cluster map."""
 
 
-class CompareAndSet(Body):
+class CompareAndSet(Body, frozen=True, kw_only=True):
     """Set `key` if its record still has version `expected` (0: it must not exist).
 
     Tensor: the new value as JSON text (it may be larger than a frame's meta may be).
@@ -51,13 +51,13 @@ class CompareAndSet(Body):
     expected: int
 
 
-class WatchMap(Body):
+class WatchMap(Body, frozen=True, kw_only=True):
     """Ask for the map once its version is beyond `after`; the answer waits until then."""
 
     after: int
 
 
-class MapState(Body):
+class MapState(Body, frozen=True, kw_only=True):
     """The whole cluster map. Tensor: the map as JSON text."""
 
     version: int
@@ -78,7 +78,7 @@ class Finished(msgspec.Struct, frozen=True, array_like=True):
     loss: float
 
 
-class LeaseGroups(Body):
+class LeaseGroups(Body, frozen=True, kw_only=True):
     """Ask for up to `count` groups. The answer waits for work, but no longer than `wait_s`."""
 
     run: str
@@ -99,7 +99,7 @@ class Lease(msgspec.Struct, frozen=True, array_like=True):
     images: int
 
 
-class Groups(Body):
+class Groups(Body, frozen=True, kw_only=True):
     """Leased groups. Tensors: for each lease its images (n, C, H, W) and its labels (n,)."""
 
     leases: tuple[Lease, ...] = ()
@@ -107,7 +107,7 @@ class Groups(Body):
     """Nothing more waits for this replica: a step that is being collected ends with these groups."""
 
 
-class ReportGroups(Body):
+class ReportGroups(Body, frozen=True, kw_only=True):
     """These groups are finished."""
 
     run: str
@@ -115,18 +115,18 @@ class ReportGroups(Body):
     finished: tuple[Finished, ...]
 
 
-class Reported(Body):
+class Reported(Body, frozen=True, kw_only=True):
     """Acknowledgement of a report."""
 
 
-class ReadTest(Body):
+class ReadTest(Body, frozen=True, kw_only=True):
     """Ask for test images `start` to `stop`."""
 
     start: int
     stop: int
 
 
-class TestImages(Body):
+class TestImages(Body, frozen=True, kw_only=True):
     """Tensors: images (n, C, H, W) uint8 and labels (n,). `total` is the size of the test set."""
 
     __test__ = False  # not a test class, whatever its name suggests to pytest
@@ -147,7 +147,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     """Shards that this part covers."""
 
 
-class Push(Body):
+class Push(Body, frozen=True, kw_only=True):
     """One step's gradients for the shards of one server.
 
     `shards`, `numbers`, `versions`, `own` run in parallel, in the order of `parts`.
@@ -188,7 +188,7 @@ class Problem(msgspec.Struct, frozen=True, array_like=True):
     """For GAP: the number that the server wants next."""
 
 
-class Pushed(Body):
+class Pushed(Body, frozen=True, kw_only=True):
     """Acknowledgement: the version of each shard after the push, and what was out of order.
 
     Tensor, if the push asked for it and every shard of it is settled: the values, as in `Values`.
@@ -198,7 +198,7 @@ class Pushed(Body):
     problems: tuple[Problem, ...] = ()
 
 
-class Tick(Body):
+class Tick(Body, frozen=True, kw_only=True):
     """The replica's step `clock` ended without a push for these shards."""
 
     run: str
@@ -210,11 +210,11 @@ class Tick(Body):
     shards: tuple[int, ...]
 
 
-class Ticked(Body):
+class Ticked(Body, frozen=True, kw_only=True):
     """Acknowledgement of a tick."""
 
 
-class Pull(Body):
+class Pull(Body, frozen=True, kw_only=True):
     """Ask for the values of shards; what came before on the same link is in them."""
 
     run: str
@@ -222,7 +222,7 @@ class Pull(Body):
     shards: tuple[int, ...]
 
 
-class Values(Body):
+class Values(Body, frozen=True, kw_only=True):
     """Tensor: the values of the shards asked for, one after the other, flat, copied by the server."""
 
     versions: tuple[int, ...]
@@ -233,13 +233,13 @@ class Values(Body):
 # --- driver and any role ---------------------------------------------------------------------
 
 
-class GetStatistics(Body):
+class GetStatistics(Body, frozen=True, kw_only=True):
     """Ask a role how it is doing; the driver builds the live table and the report from it."""
 
     run: str
 
 
-class Statistics(Body):
+class Statistics(Body, frozen=True, kw_only=True):
     """What the role counted. Tensor: the values as JSON text; docs/report.md names the fields."""
 
     node: str
