@@ -6,6 +6,7 @@ Only what `--help` needs is imported here; a command brings its own weight.
 import os
 from collections.abc import Callable, Coroutine
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from cyclopts import App, CycloptsError
@@ -69,6 +70,42 @@ def train(options: TrainOptions = TrainOptions()) -> int:  # noqa: B008 - frozen
         verbose=options.verbose,
         quiet=options.quiet,
     )
+
+
+@app.command
+def evaluate(model: Path, *, data: str = "auto", threads: int = 0, loop: LoopName = "uvloop") -> int:
+    """Say how well a model that `train --out` wrote does on test images.
+
+    Parameters
+    ----------
+    model
+        The model's file, or the folder it is in.
+    data
+        auto, mnist, digits, a folder with the four MNIST files, or an .npz file.
+    threads
+        Compute threads; 0 is one per core.
+    loop
+        The event loop.
+    """
+    from adam_async.cli_inspect import run_evaluation
+
+    return _run(
+        lambda terminal: run_evaluation(model, data, threads, os.environ, terminal), loop=loop, verbose=False
+    )
+
+
+@app.command
+def doctor(*, loop: LoopName = "uvloop") -> int:
+    """Look at this machine: what a run needs, what is slower without something, what is broken.
+
+    Parameters
+    ----------
+    loop
+        The event loop.
+    """
+    from adam_async.cli_inspect import run_doctor
+
+    return _run(lambda terminal: run_doctor(os.environ, terminal), loop=loop, verbose=False)
 
 
 @app.command

@@ -14,14 +14,19 @@ async def load_data(source: str, disk: Disk, environment: Mapping[str, str]) -> 
     Raises:
         DataError: The source is missing or damaged.
     """
-    folder = environment.get("ADAM_DATA_DIR")
     return await load(
         source,
         disk,
         fetch=fetch_url,
-        data_dir=Path(folder) if folder else None,
+        data_dir=data_folder(environment),
         cache_dir=cache_folder(environment),
     )
+
+
+def data_folder(environment: Mapping[str, str]) -> Path | None:
+    """The folder that ADAM_DATA_DIR names, if it does."""
+    folder = environment.get("ADAM_DATA_DIR")
+    return Path(folder) if folder else None
 
 
 def cache_folder(environment: Mapping[str, str]) -> Path:
