@@ -6,6 +6,7 @@ Unknown keys are refused, with the known ones named.
 """
 
 import difflib
+import math
 import tomllib
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -37,6 +38,12 @@ class Waits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """A run without any live replica waits this long for one."""
     drain_s: float = 5.0
     """An ordered end: what is in flight may finish this long."""
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if not 0 < value < math.inf:
+                raise ConfigError(f"waits.{name} must be a positive number of seconds, not {value}")
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -91,8 +98,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
             value = getattr(self, name)
-            if value < least:
-                raise ConfigError(f"{name} must be at least {least}, not {value}")
+            if not least <= value < math.inf:
+                raise ConfigError(f"{name} must be a number of at least {least}, not {value}")
         if not 0 <= self.momentum < 1:
             raise ConfigError(f"momentum must be in [0, 1), not {self.momentum}")
         if self.momentum and self.rule != "sgd":
@@ -155,9 +162,13 @@ def from_toml(text: str, *, source: str) -> dict[str, Any]:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{source} is not TOML: {error}") from None
-    flat = [(key, value) for key, value in values.items() if key != "waits"]
-    flat += [(f"waits.{key}", value) for key, value in dict(values.get("waits", {})).items()]
-    for key, _ in flat:
+    keys = [key for key in values if key != "waits"]
+    waits = values.get("waits", {})
+    if not isinstance(waits, dict):
+        raise ConfigError(
+            f"{source}: waits is a table; write [waits], then keys such as dial_s, not {waits!r}"
+        )
+    for key in (*keys, *(f"waits.{key}" for key in waits)):
         if key not in known_keys():
             raise ConfigError(f"{source}: unknown key {key!r}{_nearest(key)}")
     return values

@@ -1,0 +1,109 @@
+"""Options: which layer wins, and what a wrong one is told."""
+
+import msgspec
+import pytest
+
+from adam_async.config import FIELDS, Config, Waits, from_environment, from_toml, known_keys, make_config
+from adam_async.errors import ConfigError
+
+
+def test_later_layers_win_and_none_means_not_given():
+    config = make_config({"epochs": 5, "seed": 1}, {"epochs": "7", "seed": None}, {"rate": 0.5})
+    assert (config.epochs, config.seed, config.rate) == (7, 1, 0.5)
+
+
+def test_defaults_file_environment_and_command_line_rank_in_that_order():
+    file = from_toml('epochs = 2\nservers = 2\nrule = "adam"\n[waits]\ncall_s = 3', source="adam.toml")
+    environment = from_environment({"ADAM_SERVERS": "3", "ADAM_RULE": "adagrad", "PATH": "/bin"})
+    config = make_config(file, environment, {"rule": "sgd"})
+    assert (config.replicas, config.epochs, config.servers, config.rule) == (1, 2, 3, "sgd")
+    assert config.waits == Waits(call_s=3.0)
+
+
+def test_every_plain_option_has_an_environment_variable():
+    plain = [name for name in FIELDS if name != "waits"]
+    values = from_environment({f"ADAM_{name.upper()}": str(getattr(Config(), name)) for name in plain})
+    assert sorted(values) == sorted(plain)
+    assert make_config(values) == Config()
+
+
+def test_the_environment_is_an_argument_and_foreign_variables_are_left_alone():
+    assert from_environment({"ADAM_DATA_DIR": "/data", "ADAM_NOTHING": "1", "EPOCHS": "3"}) == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("epocs = 3", "adam.toml: unknown key 'epocs'; did you mean 'epochs'?"),
+        ("[waits]\nanswers_s = 3", "unknown key 'waits.answers_s'; did you mean 'waits.answer_s'?"),
+        ("zzzzzzzzz = 3", "unknown key 'zzzzzzzzz'; known keys: model, data, epochs"),
+        ("[run]\nepochs = 3", "unknown key 'run'"),
+        ("epochs = ", "adam.toml is not TOML"),
+        ("waits = 3", "adam.toml: waits is a table; write [waits]"),
+    ],
+)
+def test_a_file_with_a_wrong_key_is_told_the_nearest(text, said):
+    with pytest.raises(ConfigError, match=r"adam\.toml") as failure:
+        from_toml(text, source="adam.toml")
+    assert said in str(failure.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"epochs": 0}, "epochs must be a number of at least 1, not 0"),
+        ({"images_per_group": 0}, "images_per_group"),
+        ({"in_flight": -1}, "in_flight"),
+        ({"shard_bytes": 63}, "shard_bytes must be a number of at least 64, not 63"),
+        ({"rate": -0.1}, "rate must be a number of at least 0.0, not -0.1"),
+        ({"rate": float("nan")}, "rate must be a number of at least 0.0, not nan"),
+        ({"rate": "inf"}, "rate must be a number of at least 0.0, not inf"),
+        ({"weight_decay": float("nan")}, "weight_decay"),
+        ({"momentum": 1.0}, "momentum must be in [0, 1), not 1.0"),
+        ({"momentum": float("nan")}, "momentum must be in [0, 1), not nan"),
+        ({"momentum": 0.5, "rule": "adam"}, "momentum belongs to rule sgd"),
+        ({"until_accuracy": 98.7}, "until_accuracy is a share between 0 and 1, not 98.7"),
+        ({"rule": "newton"}, "$.rule"),
+        ({"dtype": "float16"}, "$.dtype"),
+        ({"epochs": "three"}, "$.epochs"),
+        ({"epochs": 1.5}, "$.epochs"),
+        ({"processes": "perhaps"}, "$.processes"),
+        ({"colour": "red"}, "colour"),
+        ({"waits": {"answer_s": 0}}, "waits.answer_s must be a positive number of seconds, not 0.0"),
+        ({"waits": {"grace_s": "nan"}}, "waits.grace_s"),
+        ({"waits": {"other_s": 1}}, "other_s"),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_option(values, said):
+    with pytest.raises(ConfigError) as failure:
+        make_config(values)
+    assert said in str(failure.value)
+
+
+def test_a_config_survives_the_cluster_map():
+    config = make_config({"rule": "adam", "waits": {"call_s": 1.5}, "until_accuracy": 0.5})
+    assert make_config(msgspec.json.decode(msgspec.json.encode(config))) == config
+
+
+def test_threads_share_the_cores_and_never_fall_to_zero():
+    assert Config().threads_per_worker(8) == 8
+    assert Config(replicas=3).threads_per_worker(8) == 2
+    assert Config(replicas=3).threads_per_worker(2) == 1
+    assert Config(threads=5, replicas=3).threads_per_worker(2) == 5
+
+
+def test_more_threads_than_make_sense_are_refused_with_the_limit():
+    with pytest.raises(ConfigError, match=r"threads=17 is more than 8 per core on 2 cores; use at most 16"):
+        Config(threads=17).threads_per_worker(2)
+
+
+def test_each_rule_has_a_rate_of_its_own_and_momentum_makes_it_smaller():
+    assert Config(rate=0.3).default_rate() == 0.3
+    assert Config().default_rate() == 0.1
+    assert Config(momentum=0.9).default_rate() == pytest.approx(0.01)
+    assert (Config(rule="adagrad").default_rate(), Config(rule="adam").default_rate()) == (0.01, 0.001)
+
+
+def test_known_keys_are_the_fields_and_the_waits():
+    assert {"epochs", "seed", "waits.dial_s"} <= set(known_keys())
+    assert len(known_keys()) == len(set(known_keys()))
