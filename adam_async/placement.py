@@ -12,7 +12,9 @@ Ties go to the lower number, so the result does not depend on any hash.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from math import prod
+from operator import attrgetter
 
 from adam_async.ids import BucketId, NodeId, ShardId
 from adam_async.model.layer import ParameterSpec
@@ -114,9 +116,7 @@ def shard_table(
         )
         for index, (name, start, stop, row) in enumerate(ranges)
     )
-    by_tensor: dict[str, tuple[ShardSpec, ...]] = {}
-    for shard in shards:
-        by_tensor[shard.tensor] = (*by_tensor.get(shard.tensor, ()), shard)
+    by_tensor = {name: tuple(group) for name, group in groupby(shards, key=attrgetter("tensor"))}
     return ShardTable(shards=shards, by_tensor=by_tensor, num_buckets=num_buckets, item_bytes=item_bytes)
 
 
