@@ -71,6 +71,8 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True):
     buckets: tuple[str, ...] = ()
     """Primary of each bucket; empty until the run is placed."""
     epoch: EpochRecord | None = None
+    results: tuple[dict[str, Any], ...] = ()
+    """What came of the run's epochs that have ended, in order; they stay when the next epoch begins."""
 
     def live(self, role: str) -> list[str]:
         """Live nodes of one role, in the order of their ids."""

@@ -28,6 +28,7 @@ from adam_async.messages import (
     Statistics,
     TestImages,
     pack,
+    read_number,
     read_text_tensor,
     unpack,
 )
@@ -286,9 +287,7 @@ class Driver:
         while True:
             cluster = self.map
             _check_failed(cluster)
-            if cluster.epoch is not None and cluster.epoch.number == epoch and cluster.epoch.ended:
-                return
-            if cluster.epoch is not None and cluster.epoch.number > epoch:
+            if len(cluster.results) >= epoch:
                 return
             if cluster.live_replicas():
                 empty_since = None
@@ -350,16 +349,14 @@ class Driver:
     async def _evaluate_epoch(
         self, model: Model, weights: Mapping[str, NDArray[Any]], epoch: int
     ) -> EpochResult:
-        ended = self.map.epoch
-        assert ended is not None
-        result = ended.result
+        result = self.map.results[epoch - 1]
         return EpochResult(
             epoch=epoch,
-            images=int(result.get("images", 0)),
+            images=int(result["images"]),
             skipped=0,
-            train_loss=float(result.get("loss", 0.0)),
+            train_loss=read_number(result["loss"]),
             test_accuracy=await self.evaluate(model, weights),
-            train_s=float(result.get("train_s", 0.0)),
+            train_s=float(result["train_s"]),
         )
 
     async def evaluate(self, model: Model, weights: Mapping[str, NDArray[Any]]) -> float:
@@ -442,7 +439,7 @@ class Driver:
         if progress.images > before:
             progress.images_per_s = (progress.images - before) / (now - progress.looked_at)
         progress.looked_at = now
-        progress.loss = next((float(values["loss"]) for values in roles if "loss" in values), 0.0)
+        progress.loss = next((read_number(values["loss"]) for values in roles if "loss" in values), 0.0)
         progress.replicas = len(self.map.live_replicas())
         progress.staleness_mean = add_up(values.get("staleness", {}) for values in roles).mean
         progress.waited_s = sum(

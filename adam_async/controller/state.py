@@ -23,6 +23,8 @@ from typing import Any, assert_never
 import msgspec
 
 from adam_async.cluster_map import ClusterMap, EpochRecord, NodeRecord, RunRecord
+from adam_async.config import FIELDS, make_config
+from adam_async.errors import AdamError
 from adam_async.ids import NodeId
 from adam_async.model.network import Network
 from adam_async.model.spec import ModelSpec
@@ -125,10 +127,14 @@ class ControllerState:
         except msgspec.ValidationError as error:
             return Invalid(f"{command.key}: {error}")
         new = msgspec.structs.replace(new, changed=self.map.version + 1)
+        problem = _check(new)
+        if problem:
+            return Invalid(f"{command.key}: {problem}")
         if isinstance(new, NodeRecord):
             if isinstance(old, NodeRecord) and old.live and old.incarnation != new.incarnation:
-                # The node restarted before its old life was found dead.
+                # The node restarted before its old life was found dead; what it held is gone all the same.
                 self._node_lost(NodeLost(name, old.incarnation))
+                self._fail_if_lost()
             keeps = isinstance(old, NodeRecord) and old.incarnation == new.incarnation and old.live
             replica = old.replica if keeps and isinstance(old, NodeRecord) else -1
             new = msgspec.structs.replace(new, replica=replica)
@@ -136,7 +142,7 @@ class ControllerState:
             self._set(nodes={**self.map.nodes, name: new})
         elif isinstance(new, RunRecord):
             if not isinstance(old, RunRecord) or old.id != new.id:
-                self._set(buckets=(), epoch=None)
+                self._set(buckets=(), epoch=None, results=())
                 self._forget_replicas()
             self._set(run=new)
         else:
@@ -165,20 +171,19 @@ class ControllerState:
     # --- standing rules ----------------------------------------------------------------------
 
     def _run_rules(self) -> None:
+        self._fail_if_lost()
         run = self.map.run
         if run is None or run.phase in ("finished", "failed"):
-            return
-        self._fail_if_lost(run)
-        run = self.map.run
-        if run is None or run.phase == "failed":
             return
         self._place(run)
         self._number_replicas(run)
         self._begin(run)
         self._advance()
 
-    def _fail_if_lost(self, run: RunRecord) -> None:
-        nodes = self.map.nodes
+    def _fail_if_lost(self) -> None:
+        run, nodes = self.map.run, self.map.nodes
+        if run is None or run.phase in ("finished", "failed"):
+            return
         driver = nodes.get(run.driver)
         reason = ""
         if driver is None or not driver.live:
@@ -197,8 +202,12 @@ class ControllerState:
         servers = self.map.live("ps")
         if self.map.buckets or len(servers) < wanted:
             return
-        network = Network(ModelSpec.from_dict(run.spec))
-        table = shard_table(network.parameters, shard_bytes=int(run.config["shard_bytes"]))
+        network = Network(ModelSpec.from_dict(run.spec), dtype=str(run.config["dtype"]))
+        table = shard_table(
+            network.parameters,
+            shard_bytes=int(run.config["shard_bytes"]),
+            item_bytes=network.dtype.itemsize,
+        )
         primaries = assign_buckets(table, [NodeId(name) for name in servers[:wanted]])
         self._set(buckets=tuple(primaries), generation=self.map.generation + 1)
 
@@ -236,8 +245,9 @@ class ControllerState:
                 {"epoch": run.epoch + 1} if concurrent and not last else {"phase": "between"}
             )
             run = msgspec.structs.replace(run, changed=self.map.version + 1, **changes)
-            self._set(run=run)
-        if run.phase == "training" and (epoch is None or epoch.number < run.epoch):
+            self._set(run=run, results=(*self.map.results, epoch.result))
+        due = run.phase == "training" and (epoch is None or epoch.number < run.epoch)
+        if due and self.map.live("data"):
             self._set(epoch=self._share_out(run))
 
     def _share_out(self, run: RunRecord) -> EpochRecord:
@@ -286,6 +296,23 @@ class ControllerState:
             assert _cover(epoch.shares.values(), epoch.groups), epoch.shares
         for name in self.map.buckets:
             assert name in self.map.nodes, f"bucket on unknown node {name}"
+
+
+def _check(record: NodeRecord | RunRecord | EpochRecord) -> str:
+    """Say what the standing rules could not work with in a record; empty if there is nothing."""
+    if isinstance(record, NodeRecord) and record.role == "data":
+        images = record.info.get("train_images")
+        if not isinstance(images, int) or images < 1:
+            return f"info of a data server needs train_images, a positive number, not {images!r}"
+    if not isinstance(record, RunRecord):
+        return ""
+    try:
+        make_config(record.config)
+        Network(ModelSpec.from_dict(record.spec))
+    except AdamError as error:
+        return str(error)
+    missing = [name for name in FIELDS if name not in record.config]
+    return f"config lacks {', '.join(missing)}" if missing else ""
 
 
 def _cover(ranges: Iterable[tuple[int, int]], total: int) -> bool:

@@ -1,0 +1,381 @@
+"""The controller's map as a log of commands: the same commands give the same map."""
+
+import msgspec
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from adam_async.cluster_map import EpochRecord, NodeRecord, RunRecord
+from adam_async.config import Config
+from adam_async.controller.state import Changed, CompareAndSet, Conflict, ControllerState, Invalid, NodeLost
+from adam_async.model.named import mlp
+
+GRACE_S = 2.0
+SPEC = mlp((16, 8, 4), input_shape=(1, 4, 4)).to_dict()
+
+
+def node(role="worker", incarnation=1, **fields):
+    info = {"train_images": 100} if role == "data" else {}
+    return NodeRecord(role=role, address="local://1", incarnation=incarnation, info=info, **fields)
+
+
+def run_record(id="run-1", *, phase="preparing", epoch=0, **options):
+    config = msgspec.to_builtins(Config(images_per_group=10, epochs=2, **options))
+    return RunRecord(id=id, driver="driver", config=config, spec=SPEC, phase=phase, epoch=epoch)
+
+
+class Cluster:
+    """A controller and the short words of these tests."""
+
+    def __init__(self):
+        self.state = ControllerState(grace_s=GRACE_S)
+
+    @property
+    def map(self):
+        return self.state.map
+
+    def apply(self, command):
+        before = self.map.version
+        events = self.state.apply(command)
+        self.state.check_invariants()
+        assert self.map.version == before + any(isinstance(event, Changed) for event in events)
+        return events
+
+    def set(self, key, value, expected=None):
+        kind, _, name = key.partition("/")
+        old = self.map.nodes.get(name) if kind == "nodes" else getattr(self.map, kind, None)
+        version = (old.changed if old else 0) if expected is None else expected
+        return self.apply(CompareAndSet(key=key, expected=version, value=msgspec.to_builtins(value)))
+
+    def join(self, *names, incarnation=1, **fields):
+        for name in names:
+            self.set(f"nodes/{name}", node(name.partition("-")[0], incarnation, **fields))
+
+    def ready(self, *names, run="run-1"):
+        for name in names:
+            self.set(f"nodes/{name}", msgspec.structs.replace(self.map.nodes[name], ready=run))
+
+    def lose(self, name):
+        self.apply(NodeLost(name, self.map.nodes[name].incarnation))
+
+    def end_epoch(self, **result):
+        ended = msgspec.structs.replace(self.map.epoch, ended=True, result=result)
+        self.set("epoch", ended)
+
+
+def training(**options):
+    """A cluster in its first epoch."""
+    cluster = Cluster()
+    servers = [f"ps-{number}" for number in range(options.get("servers", 1))]
+    workers = [f"worker-{number}" for number in range(options.get("replicas", 1))]
+    cluster.join("driver", "data-0", *servers, *workers)
+    cluster.set("run", run_record(**options))
+    cluster.ready("data-0", *servers, *workers)
+    assert cluster.map.run.phase == "training"
+    return cluster
+
+
+def test_a_run_is_placed_when_as_many_servers_are_live_as_it_wants():
+    cluster = Cluster()
+    cluster.join("driver", "ps-1")
+    cluster.set("run", run_record(servers=2))
+    assert cluster.map.buckets == ()
+    cluster.join("ps-0", "ps-2")
+    assert set(cluster.map.buckets) == {"ps-0", "ps-1"}
+    assert cluster.map.generation == 1
+
+
+def test_every_bucket_keeps_its_primary_while_others_come_and_go():
+    cluster = training(servers=2)
+    placed = cluster.map.buckets
+    cluster.join("ps-7")
+    cluster.lose("ps-7")
+    assert cluster.map.buckets == placed
+    assert cluster.map.run.phase == "training"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_shards_are_weighed_in_the_type_of_the_run(dtype):
+    cluster = training(servers=3, shard_bytes=64, dtype=dtype)
+    held = [cluster.map.buckets.count(server) for server in ("ps-0", "ps-1", "ps-2")]
+    assert sum(held) == len(cluster.map.buckets)
+    # In either type there are more shards than servers, so none of them may be left empty.
+    assert min(held) >= 1
+
+
+def test_workers_get_the_lowest_free_replica_and_the_rest_stand_by():
+    cluster = Cluster()
+    cluster.join("driver", "worker-c", "worker-a", "worker-b")
+    cluster.set("run", run_record(replicas=2))
+    replicas = {name: record.replica for name, record in cluster.map.nodes.items() if record.role == "worker"}
+    assert replicas == {"worker-a": 0, "worker-b": 1, "worker-c": -1}
+
+
+def test_a_worker_that_stood_by_takes_the_replica_of_a_lost_one():
+    cluster = training(replicas=2)
+    cluster.join("worker-9")
+    assert cluster.map.nodes["worker-9"].replica == -1
+    cluster.lose("worker-0")
+    assert cluster.map.nodes["worker-9"].replica == 0
+    assert cluster.map.live_replicas() == (0, 1)
+    assert cluster.map.run.phase == "training"
+
+
+@pytest.mark.parametrize("missing", ["data-0", "ps-0", "worker-0"])
+def test_an_epoch_begins_only_when_everybody_is_ready(missing):
+    cluster = Cluster()
+    everybody = ("data-0", "ps-0", "worker-0")
+    cluster.join("driver", *everybody)
+    cluster.set("run", run_record())
+    cluster.ready(*(name for name in everybody if name != missing))
+    assert cluster.map.run.phase == "preparing"
+    cluster.ready(missing)
+    assert (cluster.map.run.phase, cluster.map.run.epoch) == ("training", 1)
+    assert cluster.map.epoch.shares == {"0": (0, 10)}
+
+
+def test_shares_cover_the_groups_and_differ_by_one_at_most():
+    cluster = training(replicas=3)
+    assert cluster.map.epoch.groups == 10
+    assert sorted(cluster.map.epoch.shares.values()) == [(0, 3), (3, 6), (6, 10)]
+
+
+def test_after_an_epoch_the_run_waits_for_its_driver_and_keeps_the_result():
+    cluster = training()
+    cluster.end_epoch(images=100, loss=0.5, train_s=1.0)
+    assert (cluster.map.run.phase, cluster.map.run.epoch) == ("between", 1)
+    cluster.set("run", msgspec.structs.replace(cluster.map.run, phase="training", epoch=2))
+    assert (cluster.map.epoch.number, cluster.map.epoch.ended) == (2, False)
+    assert cluster.map.results == ({"images": 100, "loss": 0.5, "train_s": 1.0},)
+
+
+def test_with_concurrent_evaluation_the_next_epoch_begins_at_once_and_results_stay():
+    cluster = training(evaluation="concurrent")
+    cluster.end_epoch(images=1)
+    assert (cluster.map.run.phase, cluster.map.epoch.number) == ("training", 2)
+    cluster.end_epoch(images=2)
+    assert (cluster.map.run.phase, cluster.map.epoch.number) == ("between", 2)
+    assert cluster.map.results == ({"images": 1}, {"images": 2})
+
+
+def test_the_next_epoch_is_shared_among_those_who_are_left():
+    cluster = training(replicas=2)
+    cluster.lose("worker-0")
+    cluster.end_epoch()
+    cluster.set("run", msgspec.structs.replace(cluster.map.run, phase="training", epoch=2))
+    assert cluster.map.epoch.shares == {"1": (0, 10)}
+
+
+@pytest.mark.parametrize(
+    ("lost", "reason"),
+    [
+        ("ps-0", "ps-0 died, and with it the only copy of its shards"),
+        ("data-0", "the data server died"),
+        ("driver", "its driver driver left"),
+    ],
+)
+def test_a_run_fails_when_it_loses_what_it_cannot_do_without(lost, reason):
+    cluster = training()
+    cluster.lose(lost)
+    assert (cluster.map.run.phase, cluster.map.run.reason) == ("failed", reason)
+
+
+def test_a_run_goes_on_without_a_worker():
+    cluster = training()
+    cluster.lose("worker-0")
+    assert cluster.map.run.phase == "training"
+    assert cluster.map.live_replicas() == ()
+
+
+def test_a_primary_that_restarts_before_it_is_missed_has_lost_its_shards_all_the_same():
+    cluster = training()
+    cluster.join("ps-0", incarnation=2)
+    assert cluster.map.nodes["ps-0"].live
+    assert cluster.map.run.phase == "failed"
+    assert cluster.map.run.reason.startswith("ps-0 died")
+
+
+def test_a_worker_that_restarts_gets_a_replica_again_in_its_new_life():
+    cluster = training(replicas=2)
+    cluster.join("worker-1", incarnation=5)
+    record = cluster.map.nodes["worker-1"]
+    assert (record.incarnation, record.replica, record.ready) == (5, 1, "")
+    assert cluster.map.run.phase == "training"
+
+
+def test_a_node_that_says_the_same_again_keeps_its_replica():
+    cluster = training()
+    cluster.set("nodes/worker-0", node(ready="run-1"))
+    assert cluster.map.nodes["worker-0"].replica == 0
+
+
+def test_a_failed_run_stays_failed_and_a_new_one_starts_afresh():
+    cluster = training()
+    cluster.lose("ps-0")
+    cluster.join("ps-0", incarnation=2)
+    assert cluster.map.run.phase == "failed"
+    cluster.set("run", run_record("run-2"))
+    assert (cluster.map.run.id, cluster.map.run.phase) == ("run-2", "preparing")
+    assert set(cluster.map.buckets) == {"ps-0"}
+    assert cluster.map.generation == 2
+    assert cluster.map.epoch is None
+    assert {record.ready for record in cluster.map.nodes.values()} == {""}
+    assert cluster.map.nodes["worker-0"].replica == 0
+
+
+def test_a_finished_run_fails_no_more():
+    cluster = training()
+    cluster.set("run", msgspec.structs.replace(cluster.map.run, phase="finished"))
+    for name in ("ps-0", "data-0", "driver"):
+        cluster.lose(name)
+    assert cluster.map.run.phase == "finished"
+
+
+def test_a_compare_and_set_that_comes_too_late_changes_nothing():
+    cluster = Cluster()
+    cluster.join("worker-0")
+    version = cluster.map.nodes["worker-0"].changed
+    assert cluster.set("nodes/worker-0", node(), expected=0) == [Conflict("nodes/worker-0", version)]
+    assert cluster.set("run", run_record(), expected=9) == [Conflict("run", 0)]
+    assert cluster.map.run is None
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("colour", {}, "no key 'colour'; there are nodes/<id>, run and epoch"),
+        ("nodes/", {}, "no key"),
+        ("nodes/worker-0", {"role": "worker"}, "nodes/worker-0: Object missing required field `address`"),
+        ("nodes/data-0", {"role": "data", "address": "", "incarnation": 1}, "train_images"),
+        ("epoch", {"run": "r", "number": "one", "groups": 1, "shares": {}}, "epoch: Expected `int`"),
+        ("run", {"id": "r", "driver": "d", "config": {}, "spec": SPEC}, "run: config lacks model"),
+        (
+            "run",
+            {"id": "r", "driver": "d", "config": {"rate": -1.0}, "spec": SPEC},
+            "run: rate must be a number of at least",
+        ),
+        ("run", {"id": "r", "driver": "d", "config": {}, "spec": {}}, "run: a model needs the key"),
+    ],
+)
+def test_a_value_that_the_rules_could_not_work_with_is_refused_with_a_reason(key, value, said):
+    cluster = Cluster()
+    (event,) = cluster.apply(CompareAndSet(key=key, expected=0, value=value))
+    assert isinstance(event, Invalid)
+    assert said in event.reason
+    assert cluster.map.version == 0
+
+
+def test_a_broken_link_becomes_a_death_only_after_the_grace():
+    cluster = training()
+    state = cluster.state
+    state.link_lost("worker-0", 1, now=100.0)
+    assert state.next_deadline() == 102.0
+    assert state.due(now=101.9) == []
+    assert state.due(now=102.0) == [NodeLost("worker-0", 1)]
+    cluster.apply(NodeLost("worker-0", 1))
+    assert not cluster.map.nodes["worker-0"].live
+    assert state.next_deadline() is None
+
+
+def test_a_node_that_comes_back_in_time_is_not_suspected_any_more():
+    state = training().state
+    state.link_lost("worker-0", 1, now=100.0)
+    state.link_back("worker-0", 2)  # another life is no sign of this one
+    assert state.next_deadline() == 102.0
+    state.link_back("worker-0", 1)
+    assert state.next_deadline() is None
+
+
+def test_links_of_lives_that_are_over_raise_no_suspicion():
+    cluster = training()
+    cluster.state.link_lost("worker-0", 99, now=0.0)
+    cluster.state.link_lost("nobody", 1, now=0.0)
+    cluster.lose("worker-0")
+    cluster.state.link_lost("worker-0", 1, now=0.0)
+    assert cluster.state.next_deadline() is None
+
+
+def test_the_death_of_an_earlier_life_changes_nothing():
+    cluster = training()
+    version = cluster.map.version
+    assert cluster.apply(NodeLost("worker-0", 99)) == []
+    assert cluster.apply(NodeLost("nobody", 1)) == []
+    assert cluster.map.version == version
+
+
+class Members(RuleBasedStateMachine):
+    """Nodes join, restart, get ready and die while a driver advances the run; the map stays sound."""
+
+    names = st.sampled_from(["driver", "data-0", "ps-0", "ps-1", "worker-0", "worker-1", "worker-2"])
+
+    def __init__(self):
+        super().__init__()
+        self.cluster = Cluster()
+        self.log = []
+        self.runs = 0
+        apply = self.cluster.state.apply
+
+        def recorded(command):
+            self.log.append(command)
+            return apply(command)
+
+        self.cluster.state.apply = recorded
+
+    @rule(name=names, incarnation=st.integers(1, 3))
+    def joins(self, name, incarnation):
+        self.cluster.join(name, incarnation=incarnation)
+
+    @rule(name=names)
+    def gets_ready(self, name):
+        run = self.cluster.map.run
+        if run is not None and name in self.cluster.map.nodes:
+            self.cluster.ready(name, run=run.id)
+
+    @rule(name=names)
+    def dies(self, name):
+        if name in self.cluster.map.nodes:
+            self.cluster.lose(name)
+
+    @rule(concurrent=st.booleans())
+    def a_run_is_submitted(self, concurrent):
+        self.runs += 1
+        evaluation = "concurrent" if concurrent else "wait"
+        record = run_record(f"run-{self.runs}", servers=2, replicas=2, evaluation=evaluation)
+        self.cluster.set("run", record)
+
+    @rule()
+    def the_epoch_ends(self):
+        epoch = self.cluster.map.epoch
+        if epoch is not None and not epoch.ended:
+            self.cluster.end_epoch(images=1)
+
+    @rule()
+    def the_driver_goes_on(self):
+        run = self.cluster.map.run
+        if run is not None and run.phase == "between":
+            self.cluster.set("run", msgspec.structs.replace(run, phase="training", epoch=run.epoch + 1))
+
+    @invariant()
+    def the_map_is_sound(self):
+        self.cluster.state.check_invariants()
+        cluster = self.cluster.map
+        if cluster.epoch is not None and cluster.run.phase in ("training", "between"):
+            assert len(cluster.results) == cluster.epoch.number - (not cluster.epoch.ended)
+
+    def teardown(self):
+        """The same commands give the same map."""
+        again = ControllerState(grace_s=GRACE_S)
+        for command in self.log:
+            again.apply(command)
+        assert again.map == self.cluster.map
+
+
+Members.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestMembers = Members.TestCase
+
+
+def test_an_epoch_without_a_run_is_only_a_record():
+    cluster = Cluster()
+    cluster.set("epoch", EpochRecord(run="x", number=1, groups=1, shares={}))
+    assert cluster.map.run is None
