@@ -251,20 +251,23 @@ class DataServer:
                     self._send_groups(effect)
                 case EpochEnded():
                     self._group.create_task(
-                        self._report_epoch(effect), name=f"{self._identity.node}/epoch-{effect.number}"
+                        self._report_epoch(self._run, effect),
+                        name=f"{self._identity.node}/epoch-{effect.number}",
                     )
 
     def _send_groups(self, grant: Grant) -> None:
         leases, tensors = [], []
         for number, attempt in grant.groups:
-            images, labels = self._ready.pop(number, None) or self._gather(number)
+            ready = number in self._ready
+            images, labels = self._ready.pop(number) if ready else self._gather(number)
             leases.append(Lease(grant.epoch, number, attempt, len(labels)))
             tensors += [images, labels]
         grant.request.reply(pack(Groups(leases=tuple(leases), last=grant.last), tensors))
 
-    async def _report_epoch(self, ended: EpochEnded) -> None:
+    async def _report_epoch(self, run: str, ended: EpochEnded) -> None:
         epoch = self._membership.map.epoch
-        assert epoch is not None
+        if epoch is None or (epoch.run, epoch.number) != (run, ended.number):
+            return  # the run was replaced by another while its last report came in
         result = {"images": ended.images, "loss": ended.loss, "train_s": ended.ended - ended.started}
         await self._membership.set_epoch(msgspec.structs.replace(epoch, ended=True, result=result))
 

@@ -9,6 +9,9 @@ queue and under the next attempt number, when
 - a worker asks under a new incarnation, or, after a broken link, names what it still holds: the
   answer that carried the missing groups was lost.
 
+Incarnations have no order. The newest life of a replica's worker is the one that began to ask last; its
+earlier lives, and replicas that the controllers do not count as live, get nothing.
+
 A report for a group that is not leased under that attempt is late: the group was given to another
 and will be trained again. It is counted, and changes nothing. Every group of an epoch is thus
 finished exactly once, and the epoch ends when all of them are.
@@ -130,6 +133,7 @@ class DataState:
         self._epoch: _Epoch | None = None
         self._live: tuple[Replica, ...] = ()
         self._incarnations: dict[Replica, int] = {}
+        self._outlived: set[tuple[Replica, int]] = set()
         self._parked: list[LeaseAsked] = []
         self.trained_again = 0
         self.late_reports = 0
@@ -144,15 +148,14 @@ class DataState:
                     for replica, (start, stop) in event.shares.items()
                 }
                 self._epoch = _Epoch(event.number, event.groups, queues)
+                self._pass_on_the_lost()
                 return self._answer_parked(now)
             case ReplicasChanged():
                 lost = [replica for replica in self._live if replica not in event.live]
                 self._live = event.live
                 for replica in lost:
                     self._take_back(replica, None)
-                for replica in list(self._epoch.queues) if self._epoch is not None else []:
-                    if replica not in event.live:
-                        self._pass_on(replica)
+                self._pass_on_the_lost()
                 return self._answer_parked(now)
             case LeaseAsked():
                 return self._asked(event, now)
@@ -164,20 +167,21 @@ class DataState:
 
     def _asked(self, event: LeaseAsked, now: float) -> list[Effect]:
         effects: list[Effect] = []
-        known = self._incarnations.get(event.replica)
-        if known is not None and known > event.incarnation:
-            # An earlier life of this replica's worker is still talking; it gets nothing.
-            return [Grant(event.request, 0, (), last=False)]
+        life = (event.replica, event.incarnation)
         # A new question replaces one that the same worker lost the link of.
-        for parked in [p for p in self._parked if p.replica == event.replica]:
+        for parked in [p for p in self._parked if (p.replica, p.incarnation) == life]:
             self._parked.remove(parked)
             effects.append(Grant(parked.request, 0, (), last=False))
+        self._parked.append(event)
+        if life in self._outlived:
+            return effects  # parked until its time is up, so that it does not ask again at once
+        known = self._incarnations.get(event.replica)
         if known is not None and known != event.incarnation:
+            self._outlived.add((event.replica, known))
             self._take_back(event.replica, None)
         elif event.holding is not None:
             self._take_back(event.replica, frozenset(event.holding))
         self._incarnations[event.replica] = event.incarnation
-        self._parked.append(event)
         return effects + self._answer_parked(now)
 
     def _finish(self, replica: Replica, report: Finished, now: float) -> list[Effect]:
@@ -224,14 +228,15 @@ class DataState:
             queue.appendleft((number, lease.attempt + 1))
             self.trained_again += 1
 
-    def _pass_on(self, replica: Replica) -> None:
-        """Give the rest of a lost replica to its successor, the next live one in ring order."""
+    def _pass_on_the_lost(self) -> None:
+        """Give what waits for a lost replica to its successor, the next live one in ring order."""
         epoch = self._epoch
-        if epoch is None or not self._live or not epoch.queues.get(replica):
+        if epoch is None or not self._live:
             return
-        successor = min(self._live, key=lambda r: (r <= replica, r))
-        epoch.queues.setdefault(successor, deque()).extend(epoch.queues[replica])
-        epoch.queues[replica].clear()
+        for replica in [r for r, queue in epoch.queues.items() if queue and r not in self._live]:
+            successor = min(self._live, key=lambda live: (live <= replica, live))
+            epoch.queues.setdefault(successor, deque()).extend(epoch.queues[replica])
+            epoch.queues[replica].clear()
 
     def _answer_parked(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
@@ -254,7 +259,8 @@ class DataState:
     def _lease(self, asked: LeaseAsked, now: float) -> tuple[tuple[int, int], ...]:
         epoch = self._epoch
         queue = epoch.queues.get(asked.replica) if epoch is not None else None
-        if epoch is None or not queue:
+        outlived = (asked.replica, asked.incarnation) in self._outlived
+        if epoch is None or not queue or outlived or asked.replica not in self._live:
             return ()
         epoch.started = epoch.started or now
         granted = tuple(queue.popleft() for _ in range(min(asked.count, len(queue))))
