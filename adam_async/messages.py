@@ -18,7 +18,7 @@ Every run-scoped message carries the run's id, and is refused by a role that is 
 """
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -143,7 +143,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     factors: bool
     """False: one flat tensor, the shards' deltas one after the other. True: two tensors, activations
     (I, K) and error gradients (R, K) for the R rows of all these shards, which are of one tensor."""
-    count: int
+    count: Annotated[int, msgspec.Meta(ge=1)]
     """Shards that this part covers."""
 
 
