@@ -75,6 +75,8 @@ class Invalid:
 
 Event = Changed | Conflict | Invalid
 
+_Record = NodeRecord | RunRecord | EpochRecord
+
 
 class ControllerState:
     """The map, and who is suspected.
@@ -110,7 +112,8 @@ class ControllerState:
 
     def _compare_and_set(self, command: CompareAndSet) -> Conflict | Invalid | None:
         kind, _, name = command.key.partition("/")
-        old: NodeRecord | RunRecord | EpochRecord | None
+        old: _Record | None
+        wanted: type[_Record]
         if kind == "nodes" and name:
             old, wanted = self.map.nodes.get(name), NodeRecord
         elif command.key == "run":
@@ -298,7 +301,7 @@ class ControllerState:
             assert name in self.map.nodes, f"bucket on unknown node {name}"
 
 
-def _check(record: NodeRecord | RunRecord | EpochRecord) -> str:
+def _check(record: _Record) -> str:
     """Say what the standing rules could not work with in a record; empty if there is nothing."""
     if isinstance(record, NodeRecord) and record.role == "data":
         images = record.info.get("train_images")
