@@ -82,11 +82,13 @@ class Listener:
         finally:
             await link.aclose()
 
-    def close(self) -> None:
-        """Welcome nobody any more and cancel whoever serves."""
+    def close(self) -> tuple[Link, ...]:
+        """Welcome nobody any more and cancel whoever serves; return the links that were being served."""
         self._open = False
+        links = self.links
         for task in list(self._hosts):
             task.cancel()
+        return links
 
     def __repr__(self) -> str:
         return f"<Listener {self.address} of {self.identity}, {len(self._hosts)} links>"
@@ -96,6 +98,7 @@ class Listener:
 async def _door(address: str, identity: Identity, on_link: OnLink) -> AsyncIterator[Listener]:
     """Run a listener's task group. What the block itself raises leaves as it is, not as a group."""
     raised: Exception | None = None
+    links: tuple[Link, ...] = ()
     try:
         async with asyncio.TaskGroup() as group:
             listener = Listener(address, identity, on_link, group)
@@ -105,11 +108,15 @@ async def _door(address: str, identity: Identity, on_link: OnLink) -> AsyncItera
                 raised = error
                 raise
             finally:
-                listener.close()
+                links = listener.close()
     except BaseExceptionGroup as errors:
         if raised is not None and errors.exceptions == (raised,):
             raise raised from None
         raise
+    finally:
+        # A task that is cancelled before its first step never gets to close its link.
+        for link in links:
+            await link.aclose()
 
 
 class Network(ABC):
