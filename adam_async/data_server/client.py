@@ -111,6 +111,10 @@ class DataClient:
             finally:
                 link.abort()
                 self._traffic.gone(link)
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                # The link broke while we were being cancelled: the group reports the link alone.
+                raise asyncio.CancelledError
 
     async def _read(self, link: Link) -> None:
         holding: tuple[int, ...] | None = tuple(self._held)
