@@ -6,7 +6,6 @@ terminal needs ``rich`` (extra ``cli``); without it the lines are plain there to
 
 import asyncio
 from collections.abc import Mapping
-from contextlib import AsyncExitStack
 from importlib import util
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TextIO
@@ -53,33 +52,31 @@ class LiveTable:
         self._draws = wanted and not quiet and util.find_spec("rich") is not None
         self._introduced = False
         self._live: Live | None = None
-        self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        async with AsyncExitStack() as stack:
-            if self._draws:
-                self._live = _new_live(self._stream)
-                self._live.start()
-                stack.callback(self._stop)
-            group = await stack.enter_async_context(asyncio.TaskGroup())
-            stack.callback(group.create_task(self._look(), name="live-table").cancel)
-            self._stack = stack.pop_all()
+        if self._draws:
+            self._live = _new_live(self._stream)
+            self._live.start()
+        self._group = await asyncio.TaskGroup().__aenter__()
+        self._task = self._group.create_task(self._look(), name="live-table")
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
-        return await self._stack.__aexit__(kind, error, trace)
+    ) -> None:
+        self._task.cancel()
+        try:
+            # Not told of the block's exception, which it would wrap: that leaves as it is.
+            await self._group.__aexit__(None, None, None)
+        finally:
+            if self._live is not None:
+                self._live.stop()
+                self._live = None
 
     async def _look(self) -> None:
         while True:
             self.refresh()
             await asyncio.sleep(INTERVAL_S)
-
-    def _stop(self) -> None:
-        assert self._live is not None
-        self._live.stop()
-        self._live = None
 
     # --- showing -----------------------------------------------------------------------------
 

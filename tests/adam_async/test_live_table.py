@@ -1,0 +1,162 @@
+"""A run shows what it does: lines where nobody watches, a table on a terminal, one line when quiet."""
+
+import dataclasses
+import io
+
+import msgspec
+import pytest
+
+from adam_async.baseline import Baseline
+from adam_async.cluster import LocalCluster
+from adam_async.config import Config
+from adam_async.data_server.datasets import load
+from adam_async.driver import EpochResult, Progress, RunResult
+from adam_async.live_table import LiveTable, introduction, summary, why_not_one
+from adam_async.machine import describe_machine
+from adam_async.model import Network, named_model
+from adam_async.ports import Disk
+from adam_async.report import Report, build_report
+
+MODEL = Network(named_model("mnist-adam"))
+DATA = {
+    "name": "mnist",
+    "source": "MNIST, from the cache",
+    "shape": [1, 28, 28],
+    "classes": 10,
+    "train_images": 60000,
+    "test_images": 10000,
+}
+EPOCH = EpochResult(epoch=1, images=60000, skipped=0, train_loss=0.25, test_accuracy=0.9876, train_s=4.0)
+CLEAR = "\x1b["
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def small_report(**changes) -> Report:
+    result = RunResult(
+        epochs=(EPOCH,),
+        weights={},
+        model=MODEL,
+        data=DATA,
+        statistics={},
+        events=({"s": 1.5, "event": "worker-1 died"},),
+    )
+    baseline = Baseline(threads=2, before=19000.0, after=21000.0)
+    machine = msgspec.structs.replace(describe_machine(loop="asyncio"), warnings=[])
+    report = build_report(result, config=Config(), command=[], machine=machine, baseline=baseline)
+    return msgspec.structs.replace(report, **changes)
+
+
+def test_the_introduction_says_which_data_and_how_large_the_model_is() -> None:
+    data, model = introduction(DATA, MODEL)
+
+    assert data == (
+        "data   mnist: MNIST, from the cache; 60 000 training and 10 000 test images of 1x28x28, 10 classes"
+    )
+    assert "298 090 parameters, 756 000 multiply-adds forward per image (our definition" in model
+
+
+async def test_the_introduction_comes_once_as_soon_as_the_driver_knows() -> None:
+    progress, stream = Progress(), io.StringIO()
+    async with LiveTable(progress, epochs=3, stream=stream) as table:
+        table.refresh()
+        assert stream.getvalue() == ""
+        progress.data, progress.model = DATA, MODEL
+        table.refresh()
+        table.refresh()
+
+    assert stream.getvalue().splitlines() == introduction(DATA, MODEL)
+
+
+async def test_a_pipe_gets_plain_lines() -> None:
+    stream = io.StringIO()
+    async with LiveTable(Progress(data=DATA, model=MODEL), epochs=3, stream=stream) as table:
+        table.on_epoch(EPOCH)
+        table.finish(small_report())
+
+    lines = stream.getvalue().splitlines()
+    assert lines[2] == ("epoch 1/3: loss 0.2500, test accuracy 98.76%, 60 000 images in 4.00 s (15 000/s)")
+    assert CLEAR not in stream.getvalue()
+    assert lines[-1].startswith("test accuracy 98.76% after 1 epochs, 15 000 images/s")
+
+
+async def test_quiet_leaves_the_last_line_only() -> None:
+    stream = Terminal()
+    async with LiveTable(Progress(data=DATA, model=MODEL), epochs=3, stream=stream, quiet=True) as table:
+        table.refresh()
+        table.on_epoch(EPOCH)
+        table.finish(small_report())
+
+    assert stream.getvalue().splitlines() == summary(small_report())[-1:]
+
+
+async def test_a_terminal_gets_a_table_that_is_gone_at_the_end_and_lines_that_stay() -> None:
+    stream = Terminal()
+    progress = Progress(data=DATA, model=MODEL, phase="training", epoch=2, images=1600, replicas=4)
+    async with LiveTable(progress, epochs=3, stream=stream) as table:
+        table.on_epoch(EPOCH)
+        shown = stream.getvalue()
+        table.finish(small_report())
+
+    assert CLEAR in shown
+    for cell in ("training", "2/3", "1 600/60 000", "replicas"):
+        assert cell in shown
+    assert "epoch 1/3: loss 0.2500" in shown
+    assert "test accuracy 98.76% after 1 epochs" in stream.getvalue()
+    assert "\x1b[?25h" in stream.getvalue(), "the cursor is shown again"
+
+
+async def test_the_table_goes_when_the_run_fails() -> None:
+    stream = Terminal()
+    with pytest.raises(KeyError, match="lost"):
+        async with LiveTable(Progress(), epochs=3, stream=stream):
+            raise KeyError("lost")
+
+    assert "\x1b[?25h" in stream.getvalue()
+
+
+def test_the_summary_names_events_baseline_and_staleness() -> None:
+    text = "\n".join(summary(small_report()))
+
+    assert "event  at 1.5 s: worker-1 died" in text
+    assert "kernels alone on 2 threads: 20 000 images/s, efficiency 0.75; compute threads were busy" in text
+    assert "staleness mean 0.00, max 0" in text
+
+
+def test_without_a_baseline_nothing_is_said_of_efficiency() -> None:
+    assert "efficiency" not in "\n".join(summary(small_report(baseline=None)))
+
+
+def test_what_made_the_run_slower_is_said() -> None:
+    machine = msgspec.structs.replace(describe_machine(loop="asyncio"), warnings=["BLAS has 8 threads"])
+
+    assert "slower BLAS has 8 threads" in summary(small_report(machine=machine))
+
+
+async def test_a_real_run_is_shown_from_its_first_to_its_last_line() -> None:
+    config = Config(epochs=2, threads=1)
+    async with Disk() as disk:
+        digits = await load("digits", disk)
+    few = dataclasses.replace(
+        digits, train_images=digits.train_images[:160], train_labels=digits.train_labels[:160]
+    )
+    stream = io.StringIO()
+    async with LocalCluster(config, dataset=few) as cluster:
+        async with LiveTable(cluster.driver.progress, epochs=2, stream=stream) as table:
+            result = await cluster.train(table.on_epoch)
+        report = build_report(
+            result, config=config, command=[], machine=describe_machine(loop="asyncio"), baseline=None
+        )
+        table.finish(report)
+
+    lines = stream.getvalue().splitlines()
+    assert lines[0].startswith("data   digits: the digits inside the package, as asked for; 160 training")
+    assert lines[1].startswith("model  digits: 17 258 parameters")
+    assert [line[:9] for line in lines[2:4]] == ["epoch 1/2", "epoch 2/2"]
+    share = int(why_not_one(report).split("busy ")[1].split("%")[0])
+    assert 1 <= share <= 100
