@@ -26,10 +26,12 @@ def text(x: int, y: int, words: str, *, bold: bool = False, anchor: str = "middl
     return f'<text x="{x}" y="{y}" text-anchor="{anchor}"{weight}>{escape(words)}</text>'
 
 
-def arrow(x1: int, y1: int, x2: int, y2: int, *, dashed: bool = False) -> str:
-    dash = ' stroke-dasharray="5 4"' if dashed else ""
+def arrow(x1: int, y1: int, x2: int, y2: int, *, dashed: bool = False, both: bool = False) -> str:
+    """A line with a head at its end, or at both."""
+    style = ' stroke-dasharray="5 4"' if dashed else ""
+    style += ' marker-start="url(#head)"' if both else ""
     return (
-        f'<line x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}" stroke="{INK}" stroke-width="1.5"{dash} '
+        f'<line x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}" stroke="{INK}" stroke-width="1.5"{style} '
         'marker-end="url(#head)"/>'
     )
 
@@ -37,11 +39,15 @@ def arrow(x1: int, y1: int, x2: int, y2: int, *, dashed: bool = False) -> str:
 def picture() -> str:
     """Return the whole drawing."""
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
-        'font-family="sans-serif" font-size="13" role="img" '
-        'aria-label="Roles of a cluster and their messages">',
-        f'<defs><marker id="head" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="8" markerHeight="8" '
-        f'orient="auto-start-reverse"><path d="M0 0L10 5L0 10z" fill="{INK}"/></marker></defs>',
+        (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
+            'font-family="sans-serif" font-size="13" role="img" '
+            'aria-label="Roles of a cluster and their messages">'
+        ),
+        (
+            f'<defs><marker id="head" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="8" markerHeight="8" '
+            f'orient="auto-start-reverse"><path d="M0 0L10 5L0 10z" fill="{INK}"/></marker></defs>'
+        ),
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="{PAPER}"/>',
         f'<g fill="{INK}">',
         box(20, 190, 170, 110, DATA, "data server", "decodes and orders", "images; leases", "groups of them"),
@@ -51,14 +57,14 @@ def picture() -> str:
         box(720, 260, 180, 100, KEEP, "parameter server", "shards of <= 1 MiB,", "one writer each"),
         box(190, 20, 170, 74, RULE, "controller", "the cluster map"),
         box(580, 20, 170, 74, RULE, "driver", "starts, evaluates, ends"),
-        arrow(190, 225, 372, 180),
-        arrow(190, 265, 372, 310),
-        text(280, 188, "image groups"),
-        text(280, 312, "reports"),
+        arrow(193, 225, 372, 180, both=True),
+        arrow(193, 265, 372, 310, both=True),
+        text(255, 180, "image groups out,"),
+        text(265, 312, "reports back"),
         arrow(565, 165, 717, 165),
         arrow(717, 195, 568, 195),
-        arrow(565, 325, 717, 325),
-        arrow(717, 295, 568, 295),
+        arrow(565, 305, 717, 305),
+        arrow(717, 325, 568, 325),
         arrow(565, 205, 717, 285),
         arrow(565, 285, 717, 205),
         text(641, 155, "deltas or factors"),
