@@ -70,6 +70,34 @@ def test_the_map_has_one_row_for_each_mechanism_and_each_has_a_state() -> None:
             )
 
 
+def guards(text: str) -> list[tuple[str, str]]:
+    """Return (test, file) for each test named in a table; a test is in the file that is named next."""
+    found: list[tuple[str, str]] = []
+    waiting: list[str] = []
+    for name in CODE.findall("\n".join(line for line in text.splitlines() if line.startswith("| "))):
+        if re.fullmatch(r"test_\w+", name):
+            waiting.append(name)
+        elif waiting and name.startswith("tests/"):
+            found += [(test, name) for test in waiting]
+            waiting.clear()
+    return found + [(test, "") for test in waiting]
+
+
+def test_every_test_that_guards_an_invariant_is_where_the_table_says() -> None:
+    named = guards((ROOT / "ARCHITECTURE.md").read_text())
+
+    assert len(named) >= 15
+    for test, file in named:
+        assert file, f"no file is named for {test}"
+        assert f"def {test}(" in (ROOT / file).read_text(), f"{test} is not in {file}"
+
+
+def test_a_test_without_its_file_would_be_noticed() -> None:
+    text = "| 1 | x | `test_a`, `test_b` in `tests/x.py` |\n| 2 | y | `test_c` |\n`test_d` in prose\n"
+
+    assert guards(text) == [("test_a", "tests/x.py"), ("test_b", "tests/x.py"), ("test_c", "")]
+
+
 @pytest.mark.parametrize("record", [name for name in DOCUMENTS if name.startswith("docs/decisions/")])
 def test_every_decision_says_what_would_change_it(record: str) -> None:
     text = (ROOT / record).read_text()

@@ -86,5 +86,5 @@ def test_the_program_in_the_readme_runs_as_it_is_printed(
 
     accuracy = re.search(r"test accuracy ([\d.]+)%", capsys.readouterr().out)
     assert accuracy is not None
-    assert float(accuracy[1]) > 80
+    assert float(accuracy[1]) > 90
     assert len(program.splitlines()) <= 12
