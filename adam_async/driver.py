@@ -249,6 +249,8 @@ class Driver:
                 weights = await pull_snapshot(model, self._table(model), self.map, client)
                 result = await self._evaluate_epoch(model, weights, epoch)
                 self.progress.epochs.append(result)
+                self.progress.images, self.progress.loss = result.images, result.train_loss
+                self.progress.replicas = len(self.map.live_replicas())
                 if on_epoch is not None:
                     on_epoch(result)
                 reached = 0 < self._config.until_accuracy <= result.test_accuracy
