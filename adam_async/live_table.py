@@ -152,7 +152,7 @@ def epoch_line(result: EpochResult, epochs: int) -> str:
 
 def summary(report: Report) -> list[str]:
     """What the run came to; the last line alone says the most."""
-    totals, staleness = report.totals, report.staleness
+    totals, staleness, epochs = report.totals, report.staleness, len(report.epochs)
     lines = [f"event  at {event.s:.1f} s: {event.event}" for event in report.events]
     lines += [f"slower {warning}" for warning in report.machine.warnings]
     if report.baseline is not None:
@@ -163,11 +163,11 @@ def summary(report: Report) -> list[str]:
         )
     lines.append(
         f"staleness mean {staleness.mean:.2f}, max {staleness.max} "
-        f"(pushes applied between reading and being applied)"
+        "(pushes applied to a shard between its reading and the push)"
     )
     connections = totals.images_per_s * report.model.multiply_adds
     lines.append(
-        f"test accuracy {totals.test_accuracy:.2%} after {len(report.epochs)} epochs, "
+        f"test accuracy {totals.test_accuracy:.2%} after {epochs} epoch{'s' if epochs != 1 else ''}, "
         f"{_count(totals.images_per_s)} images/s ({connections / 1e9:.2f} billion connections/s, "
         f"multiply-adds forward), {totals.train_s:.1f} s of training, {totals.peak_rss_mb:.0f} MB"
     )
@@ -176,6 +176,8 @@ def summary(report: Report) -> list[str]:
 
 def why_not_one(report: Report) -> str:
     """One sentence on where the time went that the kernels alone would not have taken."""
+    if report.baseline is not None and report.baseline.efficiency > 1:
+        return "above 1, so the machine was busier with other things while the kernels ran alone"
     pools = [worker.pool for worker in report.workers if worker.pool is not None]
     pushes = [worker.parameters for worker in report.workers if worker.parameters is not None]
     fetches = [worker.data for worker in report.workers if worker.data is not None]

@@ -5,6 +5,7 @@ the same report comes from one process and from many.
 """
 
 from collections.abc import Mapping, Sequence
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ class EpochReport(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     images: int
     skipped: int
-    train_loss: float
+    train_loss: float | None
     test_accuracy: float
     train_s: float
     images_per_s: float
@@ -265,7 +266,7 @@ def _epoch(epoch: EpochResult) -> EpochReport:
         epoch=epoch.epoch,
         images=epoch.images,
         skipped=epoch.skipped,
-        train_loss=epoch.train_loss,
+        train_loss=epoch.train_loss if isfinite(epoch.train_loss) else None,
         test_accuracy=epoch.test_accuracy,
         train_s=epoch.train_s,
         images_per_s=epoch.images_per_s,

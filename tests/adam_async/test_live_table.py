@@ -82,7 +82,7 @@ async def test_a_pipe_gets_plain_lines() -> None:
     lines = stream.getvalue().splitlines()
     assert lines[2] == ("epoch 1/3: loss 0.2500, test accuracy 98.76%, 60 000 images in 4.00 s (15 000/s)")
     assert CLEAR not in stream.getvalue()
-    assert lines[-1].startswith("test accuracy 98.76% after 1 epochs, 15 000 images/s")
+    assert lines[-1].startswith("test accuracy 98.76% after 1 epoch, 15 000 images/s")
 
 
 async def test_quiet_leaves_the_last_line_only() -> None:
@@ -107,7 +107,7 @@ async def test_a_terminal_gets_a_table_that_is_gone_at_the_end_and_lines_that_st
     for cell in ("training", "2/3", "1 600/60 000", "replicas"):
         assert cell in shown
     assert "epoch 1/3: loss 0.2500" in shown
-    assert "test accuracy 98.76% after 1 epochs" in stream.getvalue()
+    assert "test accuracy 98.76% after 1 epoch" in stream.getvalue()
     assert "\x1b[?25h" in stream.getvalue(), "the cursor is shown again"
 
 
@@ -126,6 +126,12 @@ def test_the_summary_names_events_baseline_and_staleness() -> None:
     assert "event  at 1.5 s: worker-1 died" in text
     assert "kernels alone on 2 threads: 20 000 images/s, efficiency 0.75; compute threads were busy" in text
     assert "staleness mean 0.00, max 0" in text
+
+
+def test_an_efficiency_above_one_is_blamed_on_the_machine() -> None:
+    baseline = msgspec.structs.replace(small_report().baseline, efficiency=1.25)
+
+    assert "above 1, so the machine was busier" in why_not_one(small_report(baseline=baseline))
 
 
 def test_without_a_baseline_nothing_is_said_of_efficiency() -> None:
@@ -147,11 +153,16 @@ async def test_a_real_run_is_shown_from_its_first_to_its_last_line() -> None:
     )
     stream = io.StringIO()
     async with LocalCluster(config, dataset=few) as cluster:
-        async with LiveTable(cluster.driver.progress, epochs=2, stream=stream) as table:
+        progress = cluster.driver.progress
+        async with LiveTable(progress, epochs=2, stream=stream) as table:
             result = await cluster.train(table.on_epoch)
+        assert (progress.epoch, progress.images, progress.replicas) == (2, 160, 1)
+        await cluster.driver._read_progress()
+        assert (progress.images, progress.loss) == (160, pytest.approx(result.epochs[-1].train_loss))
         report = build_report(
             result, config=config, command=[], machine=describe_machine(loop="asyncio"), baseline=None
         )
+        assert progress.staleness_mean == pytest.approx(report.staleness.mean)
         table.finish(report)
 
     lines = stream.getvalue().splitlines()

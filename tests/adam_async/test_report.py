@@ -26,7 +26,6 @@ from adam_async.messages import role_table
 from adam_async.model import Network, named_model
 from adam_async.ports import Disk, system_entropy
 from adam_async.report import Report, build_report, to_json, write
-from adam_async.staleness import add_up
 from transport import Identity, Link, TcpNetwork
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "report.md"
@@ -210,11 +209,15 @@ def test_events_and_the_rate_in_force_are_kept() -> None:
     assert report.baseline is None
 
 
-def test_histograms_add_up_as_numbers() -> None:
-    joined = add_up([{"2": 3, "10": 1}, {"2": 1, "0": 5}])
+def test_a_loss_that_is_no_number_is_null() -> None:
+    epoch = EpochResult(
+        epoch=1, images=10, skipped=0, train_loss=float("nan"), test_accuracy=0.1, train_s=1.0
+    )
 
-    assert list(joined.histogram.items()) == [("0", 5), ("2", 4), ("10", 1)]
-    assert (joined.mean, joined.max, joined.pushes) == (1.8, 10, 10)
+    report = report_of(made_up({}, (epoch,)), Config())
+
+    assert report.epochs[0].train_loss is None
+    assert msgspec.json.decode(to_json(report), type=Report) == report
 
 
 async def test_a_report_is_written_whole(tmp_path: Path) -> None:

@@ -1,0 +1,16 @@
+"""What several servers counted is joined as numbers, not as texts."""
+
+from adam_async.staleness import add_up
+
+
+def test_histograms_add_up_as_numbers() -> None:
+    joined = add_up([{"2": 3, "10": 1}, {"2": 1, "0": 5}])
+
+    assert list(joined.histogram.items()) == [("0", 5), ("2", 4), ("10", 1)]
+    assert (joined.mean, joined.max, joined.pushes) == (1.8, 10, 10)
+
+
+def test_without_pushes_there_is_no_staleness() -> None:
+    nothing = add_up([{}, {}])
+
+    assert (nothing.histogram, nothing.mean, nothing.max, nothing.pushes) == ({}, 0.0, 0, 0)
