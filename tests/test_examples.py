@@ -49,9 +49,6 @@ async def test_training_in_one_process_counts_every_image(capsys: pytest.Capture
 @pytest.mark.processes
 @pytest.mark.slow
 async def test_training_across_processes_survives_the_death_of_a_worker() -> None:
-    if isinstance(asyncio.get_running_loop(), asyncio.SelectorEventLoop):
-        pytest.skip("children are watched by one loop here; the other is that of the command line")
-
     result = await load("04_train_processes.py").main(epochs=3, kill=True)
 
     assert [epoch.images for epoch in result.epochs] == [1437, 1437, 1437]

@@ -115,10 +115,10 @@ def test_what_keeps_it_from_starting_is_raised_as_it_is() -> None:
 
 
 def test_a_start_that_takes_too_long_is_named_and_leaves_nothing() -> None:
-    hasty = Config(threads=1, waits=Waits(prepare_s=0.0))
+    hasty = Config(threads=1, waits=Waits(prepare_s=1e-9))
 
     with (
-        pytest.raises(DeadlineExceeded, match="waited 0 s for the cluster to start"),
+        pytest.raises(DeadlineExceeded, match="for the cluster to start"),
         sync.LocalCluster(hasty, dataset=bars()),
     ):
         pass
