@@ -65,9 +65,9 @@ class WorkerWeights:
         return self._current[tensor]
 
     def install(self, tensor: str, array: NDArray[Any], versions: Sequence[int]) -> None:
-        """Replace a tensor, unless what came is older than what is there. Loop only."""
+        """Replace a tensor, unless what came is no newer than what is there. Loop only."""
         old = self._current.get(tensor)
-        if old is not None and any(new < was for new, was in zip(versions, old.versions, strict=True)):
+        if old is not None and all(new <= was for new, was in zip(versions, old.versions, strict=True)):
             return
         self._current[tensor] = TensorCopy(array, tuple(versions))
         self.installed += 1

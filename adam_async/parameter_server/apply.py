@@ -103,6 +103,10 @@ class PushGradients:
 
     parts: tuple[DeltaPart | FactorPart, ...] = ()
 
+    def layout(self) -> tuple[tuple[bool, tuple[int, ...]], ...]:
+        """Which shards come how; pushes of one layout can be applied part by part."""
+        return tuple([(isinstance(part, FactorPart), part.sizes) for part in self.parts])
+
     def each(self) -> list[Gradient]:
         """One gradient per shard of the push."""
         return [gradient for part in self.parts for gradient in part.each()]
@@ -116,8 +120,7 @@ def is_finite(values: NDArray[Any]) -> bool:
 def squares(values: NDArray[Any]) -> float:
     """Sum of squares; inf if it overflows or a value is not finite."""
     flat = values.reshape(-1)
-    with np.errstate(over="ignore", invalid="ignore"):
-        total = float(np.dot(flat, flat))
+    total = float(np.dot(flat, flat))
     return total if isfinite(total) else inf
 
 
@@ -148,19 +151,26 @@ class Applier:
         self._scratch = new_scratch(self._dtype)
         self._flat = np.empty(0, self._dtype)
 
-    def apply_push(self, shards: Sequence[Shard], gradients: PushGradients) -> list[bool]:
-        """Apply one whole push. Returns, for each of its shards, whether it was finite and applied."""
-        finite: list[bool] = []
-        for part in gradients.parts:
-            mine = shards[len(finite) : len(finite) + len(part.sizes)]
-            if self._plain and isinstance(part, DeltaPart) and part.finite:
-                self._step_all(mine, part)
-                finite += [True] * len(mine)
-            else:
-                finite += [
-                    self.apply(shard, [gradient])[0]
-                    for shard, gradient in zip(mine, part.each(), strict=True)
-                ]
+    def apply_pushes(self, shards: Sequence[Shard], pushes: Sequence[PushGradients]) -> list[Sequence[bool]]:
+        """Apply whole pushes for the same shards, in order.
+
+        Returns, shard by shard, for each push whether it was finite and applied.
+        """
+        if len(pushes) > 1 and any(push.layout() != pushes[0].layout() for push in pushes):
+            each = [push.each() for push in pushes]
+            columns = zip(*each, strict=True)
+            return [self.apply(shard, batch) for shard, batch in zip(shards, columns, strict=True)]
+        finite: list[Sequence[bool]] = []
+        for parts in zip(*(push.parts for push in pushes), strict=True):
+            mine = shards[len(finite) : len(finite) + len(parts[0].sizes)]
+            if self._plain and all(isinstance(part, DeltaPart) and part.finite for part in parts):
+                for part in parts:
+                    assert isinstance(part, DeltaPart)
+                    self._step_all(mine, part)
+                finite += [(True,) * len(parts)] * len(mine)
+                continue
+            columns = zip(*(part.each() for part in parts), strict=True)
+            finite += [self.apply(shard, batch) for shard, batch in zip(mine, columns, strict=True)]
         return finite
 
     def _step_all(self, shards: Sequence[Shard], part: DeltaPart) -> None:
@@ -205,18 +215,22 @@ class Applier:
         factors = [g for g in batch if isinstance(g, Factors)]
         if not (self._plain and self._join) or len(factors) < 2 or len(factors) < len(batch):
             return None
-        if sum(g.bound * max(abs(g.rate), 1.0) for g in factors) > self._limit:
+        bound = sum([g.bound * max(abs(g.rate), 1.0) for g in factors])
+        if bound > self._limit:
             return None
         scaled = [g.errors_RK * np.asarray(g.rate, self._dtype) for g in factors]
         errors = np.concatenate(scaled, axis=1)
-        return Factors(np.concatenate([g.x_IK for g in factors], axis=1), errors, 1.0)
+        return Factors(np.concatenate([g.x_IK for g in factors], axis=1), errors, 1.0, bound)
 
     def _apply_one(self, shard: Shard, gradient: Gradient) -> None:
         if isinstance(gradient, Delta):
             values = gradient.values
-        elif self._plain:
+        elif self._plain and gradient.bound * max(abs(gradient.rate), 1.0) <= self._limit:
             # The rate goes into the smaller factor, so that the product is the step itself.
-            scaled = Factors(gradient.x_IK, gradient.errors_RK * np.asarray(gradient.rate, self._dtype), 1.0)
+            errors = gradient.errors_RK
+            if gradient.rate != 1.0:
+                errors = errors * np.asarray(gradient.rate, self._dtype)
+            scaled = Factors(gradient.x_IK, errors, 1.0, gradient.bound * max(abs(gradient.rate), 1.0))
             step = self._multiply(shard.spec, scaled, 0, shard.spec.size)
             np.subtract(shard.values, step, out=shard.values)
             return

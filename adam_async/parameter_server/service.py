@@ -259,9 +259,8 @@ class ParameterServer:
         assert applier is not None
         pushes = batch.pushes
         shards = batch.shards()
-        finite: list[Sequence[bool]]
-        if len(pushes) == 1 and len(shards) == len(pushes[0].push.shards):
-            finite = [(ok,) for ok in applier.apply_push(shards, pushes[0].gradients)]
+        if len(shards) == len(pushes[0].push.shards):
+            finite = applier.apply_pushes(shards, [queued.gradients for queued in pushes])
         else:
             each = [queued.gradients.each() for queued in pushes]
             finite = [
@@ -272,11 +271,18 @@ class ParameterServer:
         return sum([len(shard.values) for shard in shards])
 
     def _perform(self, effects: Sequence[Effect]) -> None:
+        shared: dict[tuple[Link, tuple[Shard, ...]], NDArray[Any]] = {}
         for effect in effects:
             match effect:
+                case Acknowledge() if effect.shards:
+                    # Pushes of one client that were applied together bring back one and the same copy.
+                    key = (effect.request.link, effect.shards)
+                    values = shared.get(key)
+                    if values is None:
+                        values = shared[key] = self._copy(effect.shards)
+                    effect.request.reply(pack(effect.body, [values]))
                 case Acknowledge():
-                    values = [self._copy(effect.shards)] if effect.shards else ()
-                    effect.request.reply(pack(effect.body, values))
+                    effect.request.reply(pack(effect.body))
                 case SendValues():
                     body = Values(
                         versions=tuple([shard.version for shard in effect.shards]),
