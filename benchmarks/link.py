@@ -3,7 +3,8 @@
 A client sends N bytes and waits for a short answer. Ours goes the whole way: a numpy tensor in a message in,
 a reply message out, prelude, msgpack meta, checksum, role table and counting included. Each kind has a server
 process; the client takes turns between the kinds in rounds, so that a noisy moment hits all of them, and the
-medians of all round trips are compared.
+medians of all round trips are compared. Client and server share a core or have one each, for all kinds alike:
+left to itself the kernel places some pairs one way and some the other, which at 1 KiB is a factor of three.
 
     python -m benchmarks.link --json FILE [--sizes 1024 65536 1048576 16777216] [--rounds 7]
 """
@@ -20,12 +21,15 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
 
 from transport import Identity, Link, LinkConfig, Message, Request, RoleTable, TcpNetwork
+
+ONE_CORE_BYTES = 1 << 16
+"""Larger transfers are worth a second core: sending and receiving overlap."""
 
 SIZES = [1 << 10, 1 << 16, 1 << 20, 1 << 24]
 RULES = RoleTable({"push": {("worker", "ps")}, "ack": {("ps", "worker")}})
@@ -262,7 +266,9 @@ def grpc_server(channel: Any, size: int) -> None:
 def grpc_client(port: int, data: bytearray) -> Iterator[Timer]:
     import grpc
 
-    with grpc.insecure_channel(f"127.0.0.1:{port}", options=[("grpc.max_send_message_length", -1)]) as channel:
+    with grpc.insecure_channel(
+        f"127.0.0.1:{port}", options=[("grpc.max_send_message_length", -1)]
+    ) as channel:
         call = channel.unary_unary("/bench/echo")
         payload = bytes(data)
 
@@ -286,10 +292,17 @@ KINDS: dict[str, tuple[Callable[[Any, int], None], Callable[..., Any]]] = {
 }
 
 
-def measure(size: int, kinds: list[str], rounds: int) -> dict[str, float]:
-    """Return the median seconds of a round trip of ``size`` bytes, by kind."""
-    from contextlib import ExitStack
+def place(cores: list[int]) -> None:
+    """Run this process, and those it starts, on these cores, where the system can do that."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, cores)
 
+
+def measure(size: int, kinds: list[str], rounds: int, cores: list[int]) -> dict[str, float]:
+    """Return the median seconds of a round trip of ``size`` bytes, by kind.
+
+    The server runs on the first of ``cores``, the client on the last.
+    """
     data = bytearray(np.random.default_rng(1).bytes(size))
     count = max(5, min(1000, (1 << 27) // size))
     times: dict[str, list[float]] = {kind: [] for kind in kinds}
@@ -300,7 +313,9 @@ def measure(size: int, kinds: list[str], rounds: int) -> dict[str, float]:
             server, client = KINDS[kind]
             ours, theirs = context.Pipe()
             process = context.Process(target=server, args=(theirs, size), daemon=True)
+            place(cores[:1])
             process.start()
+            place(cores[-1:])
             stack.callback(process.join)
             stack.callback(process.terminate)
             timers[kind] = stack.enter_context(client(ours.recv(), data))
@@ -312,7 +327,9 @@ def measure(size: int, kinds: list[str], rounds: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", metavar="FILE", help="write the rows here")
     parser.add_argument("--sizes", nargs="+", type=int, default=SIZES)
     parser.add_argument("--rounds", type=int, default=7)
@@ -325,14 +342,18 @@ def main() -> None:
         except ImportError:
             kinds.remove("grpc")
     rows = []
-    for size in args.sizes:
-        medians = measure(size, kinds, args.rounds)
+    available = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [0]
+    cases = [(size, cores) for size in args.sizes for cores in (available[:1], available[:2])]
+    for size, cores in cases:
+        if len(cores) == 1 and size > ONE_CORE_BYTES:
+            continue
+        medians = measure(size, kinds, args.rounds, cores)
         for kind in kinds[1:]:
             ours_us, peer_us = medians["ours"] * 1e6, medians[kind] * 1e6
             # Times, so a ratio below 1 means ours is faster; speed relative to the peer is its inverse.
             rows.append(
                 {
-                    "case": f"round trip {size} B against {kind}",
+                    "case": f"round trip {size} B on {len(cores)} core(s) against {kind}",
                     "ours": round(ours_us, 1),
                     "peer": round(peer_us, 1),
                     "ratio": round(ours_us / peer_us, 3),
@@ -340,7 +361,7 @@ def main() -> None:
                 }
             )
             row = rows[-1]
-            print(f"{row['case']:50s} ours {row['ours']:9} us  peer {row['peer']:9} us  ratio {row['ratio']}")
+            print(f"{row['case']:60s} ours {row['ours']:9} us  peer {row['peer']:9} us  ratio {row['ratio']}")
     if args.json:
         report = {"python": sys.version.split()[0], "machine": platform.platform(), "rows": rows}
         with open(args.json, "w") as file:
