@@ -37,14 +37,14 @@ class BaselineAround:
         self._config = config
         self._threads = threads
         self._dataset = dataset
-        self._network = Network(choose_model(config.model, data, text=model_text), dtype=config.dtype)
+        self.network = Network(choose_model(config.model, data, text=model_text), dtype=config.dtype)
         self._rates: list[float] = []
 
     async def measure(self) -> None:
         """Measure once; takes about 4 s."""
         config = self._config
         rate = await baseline.measure(
-            self._network,
+            self.network,
             make_rule(config.rule, momentum=config.momentum, weight_decay=config.weight_decay),
             rate=config.default_rate(),
             images=self._dataset.train_images,

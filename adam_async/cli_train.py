@@ -73,13 +73,16 @@ async def run_training(options: TrainOptions, environment: Mapping[str, str], te
             async with table:
                 around = None
                 if options.report is not None and dataset is not None:
+                    data = await cluster.driver.wait_for_data()
                     around = BaselineAround(
                         config,
                         threads=config.replicas * config.threads_per_worker(usable_cores()),
                         dataset=dataset,
-                        data=await cluster.driver.wait_for_data(),
+                        data=data,
                         model_text=model_text,
                     )
+                    table.introduce(data, around.network)
+                    table.say("kernels alone are measured first, and again after training")
                     await around.measure()
                 result = await cluster.train(table.on_epoch)
                 if around is not None:
