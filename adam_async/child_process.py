@@ -42,6 +42,7 @@ class ChildProcess:
         self._say = say
         self._process: asyncio.subprocess.Process | None = None
         self._last_words = ""
+        self._let_go = False
 
     @property
     def pid(self) -> int | None:
@@ -67,6 +68,8 @@ class ChildProcess:
         assert process.stdin is not None
         try:
             process.stdin.write(self._orders)
+            if self._let_go:
+                process.stdin.close()
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._read_stdout(process), name=f"{self.node}/stdout")
                 group.create_task(self._read_stderr(process), name=f"{self.node}/stderr")
@@ -81,7 +84,8 @@ class ChildProcess:
         return code
 
     def end(self) -> None:
-        """Let it end in good order: its stdin ends."""
+        """Let it end in good order: its stdin ends, as soon as it has one."""
+        self._let_go = True
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.close()
 

@@ -54,15 +54,16 @@ class Parent:
     async def __aexit__(self, *exc: object) -> None:
         self._pipe.close()
 
-    async def orders(self) -> Orders:
-        """Read the first line.
+    async def orders(self) -> Orders | None:
+        """Read the first line; None if the parent let go of us before it.
 
         Raises:
             ConfigError: It did not come in `ORDERS_S`, or is something else.
         """
         try:
             async with asyncio.timeout(ORDERS_S):
-                return msgspec.json.decode(await self._reader.readline(), type=Orders)
+                line = await self._reader.readline()
+                return msgspec.json.decode(line, type=Orders) if line else None
         except (TimeoutError, msgspec.DecodeError) as error:
             raise ConfigError(f"--supervised is for child processes: no orders on stdin ({error})") from None
 

@@ -117,6 +117,8 @@ async def _serve(
     die_with_parent()
     async with Parent() as parent:
         orders = await parent.orders()
+        if orders is None:
+            return 0
         async with asyncio.TaskGroup() as group:
             work = group.create_task(
                 _stay(role, options, meet, bind, orders.token, orders.waits, open_role), name=f"{role}/serve"

@@ -126,7 +126,8 @@ async def _listening(role: AbstractAsyncContextManager[_R], place: Place) -> Asy
         except (OSError, ExceptionGroup) as error:
             cause = first_cause(error)
             if isinstance(cause, OSError):
-                raise BindFailed(place.bind, cause.strerror or str(cause)) from None
+                # Loops put "error while attempting to bind on address (...): " before the system's words.
+                raise BindFailed(place.bind, (cause.strerror or str(cause)).split("): ")[-1]) from None
             raise
         yield running
 

@@ -1,0 +1,186 @@
+"""What the command line makes of its words, without starting anything."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cyclopts import CycloptsError
+
+from adam_async.cli import one_blas_thread
+from adam_async.cli_commands import app
+from adam_async.cli_errors import explain
+from adam_async.cli_options import MemberOptions, TrainOptions
+from adam_async.cli_train import configure, make_folder, needs_data, read_file
+from adam_async.config import FIELDS, Config
+from adam_async.errors import BindFailed, ConfigError, DataError, RoleDied
+from adam_async.ports import Disk
+from transport import BindRefused, HandshakeRejected, LinkBroken, RemoteProtocolError
+
+
+def parsed(*words: str) -> tuple[str, dict[str, Any]]:
+    """The command and the arguments that words come to."""
+    command, bound, _ = app.parse_args(words, exit_on_error=False, print_error=False)
+    return command.__name__, bound.arguments
+
+
+def train_options(*words: str) -> TrainOptions:
+    _, arguments = parsed("train", *words)
+    options = arguments.get("options", TrainOptions())
+    assert isinstance(options, TrainOptions)
+    return options
+
+
+async def configured(*words: str, environment: dict[str, str] | None = None) -> Config:
+    async with Disk() as disk:
+        return await configure(train_options(*words), environment or {}, disk)
+
+
+async def test_the_command_line_outranks_the_environment_the_file_and_the_defaults(tmp_path: Path) -> None:
+    file = tmp_path / "adam.toml"
+    file.write_text("epochs = 5\nservers = 2\nimages_per_group = 32\n[waits]\ndrain_s = 1.5\n")
+
+    config = await configured(
+        "--config",
+        str(file),
+        "--epochs",
+        "7",
+        environment={"ADAM_EPOCHS": "6", "ADAM_SERVERS": "3", "ADAM_DATA_DIR": "/somewhere"},
+    )
+
+    assert (config.epochs, config.servers, config.images_per_group) == (7, 3, 32)
+    assert config.waits.drain_s == 1.5
+    assert config.replicas == Config().replicas
+    assert config.data == "auto"
+
+
+async def test_without_options_the_defaults_hold() -> None:
+    assert await configured() == Config()
+
+
+def test_every_option_of_a_run_is_on_the_command_line_but_those_of_tests() -> None:
+    assert set(FIELDS) - set(TrainOptions().layer()) == {"dtype", "read_ahead", "waits"}
+
+
+def test_options_are_written_with_dashes() -> None:
+    options = train_options("--images-per-group", "64", "--processes", "--rule", "adam", "--rate", "0.01")
+
+    assert options.layer()["images_per_group"] == 64
+    assert options.layer()["processes"] is True
+    assert options.layer()["rate"] == 0.01
+
+
+def test_a_role_is_told_where_its_controller_is() -> None:
+    command, arguments = parsed("worker", "--controller", "tcp://10.0.0.1:7070", "--threads", "3")
+
+    assert command == "worker"
+    assert arguments["threads"] == 3
+    assert arguments["options"] == MemberOptions(controller="tcp://10.0.0.1:7070")
+
+
+@pytest.mark.parametrize(
+    ("words", "claim"),
+    [
+        (["train", "--epoch", "3"], "Unknown option"),
+        (["train", "--epochs", "many"], "--epochs"),
+        (["train", "--rule", "sdg"], "--rule"),
+        (["trian"], "trian"),
+        (["worker"], "--controller"),
+        (["train", "--partitions", "2"], "Unknown option"),
+        (["train", "--copies", "3"], "Unknown option"),
+        (["train", "--resume", "x"], "Unknown option"),
+    ],
+)
+def test_words_that_mean_nothing_are_named(words: list[str], claim: str) -> None:
+    with pytest.raises(CycloptsError) as raised:
+        parsed(*words)
+
+    assert claim in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "claim"),
+    [
+        (["--epochs", "0"], "epochs must be"),
+        (["--momentum", "1.5"], "momentum must be"),
+        (["--threads", "100000"], "per core"),
+        (["--config", "/no/such/file.toml"], "--config /no/such/file.toml cannot be read"),
+        (["--processes", "--controller", "tcp://127.0.0.1:1"], "give one of them"),
+        (["--token-file", "x"], "--controller, which is not given"),
+    ],
+)
+async def test_values_that_cannot_be_are_named(words: list[str], claim: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(claim)):
+        await configured(*words)
+
+
+async def test_an_unknown_key_of_a_file_is_named_with_the_nearest(tmp_path: Path) -> None:
+    file = tmp_path / "adam.toml"
+    file.write_text("epoch = 5\n")
+
+    with pytest.raises(ConfigError, match=r"adam.toml: unknown key 'epoch'; did you mean 'epochs'\?"):
+        await configured("--config", str(file))
+
+
+async def test_a_model_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "model.toml"
+    file.write_bytes(b"\xff\xfe\x00")
+
+    async with Disk() as disk:
+        with pytest.raises(ConfigError, match="not text in UTF-8"):
+            await read_file(file, "--model", disk)
+
+
+def test_a_folder_for_results_is_made_before_the_work(tmp_path: Path) -> None:
+    make_folder(tmp_path / "a" / "b")
+    (tmp_path / "file").touch()
+
+    assert (tmp_path / "a" / "b").is_dir()
+    with pytest.raises(ConfigError, match="cannot be made"):
+        make_folder(tmp_path / "file" / "c")
+
+
+@pytest.mark.parametrize(
+    ("words", "needed"),
+    [
+        ([], True),
+        (["--processes"], False),
+        (["--processes", "--report", "r.json"], True),
+        (["--controller", "tcp://127.0.0.1:1", "--report", "r.json"], False),
+    ],
+)
+async def test_images_are_loaded_only_where_they_are_needed(words: list[str], needed: bool) -> None:
+    assert needs_data(train_options(*words), await configured(*words)) is needed
+
+
+def test_blas_gets_one_thread_unless_the_user_says_otherwise() -> None:
+    environment = {"OMP_NUM_THREADS": "4"}
+
+    one_blas_thread(environment)
+
+    assert environment == {
+        "OPENBLAS_NUM_THREADS": "1",
+        "OMP_NUM_THREADS": "4",
+        "MKL_NUM_THREADS": "1",
+    }
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ConfigError("x"), 2),
+        (DataError("x"), 3),
+        (RoleDied("ps-0", "killed by signal 9"), 4),
+        (LinkBroken("x"), 5),
+        (HandshakeRejected("token", "x"), 6),
+        (RemoteProtocolError("handshake", "x"), 6),
+        (BindRefused("x"), 7),
+        (BindFailed("tcp://127.0.0.1:1", "x"), 7),
+        (KeyError("x"), 1),
+    ],
+)
+def test_each_error_has_its_code_also_deep_in_groups(error: Exception, code: int) -> None:
+    group = ExceptionGroup("outer", [ExceptionGroup("inner", [error]), ValueError("later")])
+
+    assert explain(error)[0] == code
+    assert explain(group)[0] == code

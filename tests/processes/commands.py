@@ -1,0 +1,136 @@
+"""Real commands for the tests: start one, wait for what it says, look at its children, send it signals.
+
+Waits end by what they wait for: a line, the end of a process. Where the system tells of nothing (a process
+that is still starting), `until` looks again and again.
+"""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PATIENCE_S = 20.0
+
+
+def until(predicate: Callable[[], object], what: str, *, seconds: float = PATIENCE_S) -> None:
+    """Look until it is so."""
+    deadline = time.monotonic() + seconds
+    while not predicate():
+        assert time.monotonic() < deadline, f"waited {seconds:g} s for {what}"
+        os.sched_yield()
+
+
+def children_of(pid: int) -> dict[int, str]:
+    """The children of a process, with their command lines."""
+    try:
+        pids = [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return {}
+    return {child: line for child in pids if (line := command_line(child))}
+
+
+def command_line(pid: int) -> str:
+    """What a process was started with; nothing when it is gone or still to become what it shall be."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    except OSError:
+        return ""
+    return " ".join(words) if "adam_async" in words else ""
+
+
+def answers_signals(pid: int) -> bool:
+    """Whether the process has its own handler for SIGTERM."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    caught = next(line for line in status.splitlines() if line.startswith("SigCgt:"))
+    return bool(int(caught.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
+
+
+@contextmanager
+def watched(pids: Iterator[int] | list[int]) -> Iterator[Callable[[float], None]]:
+    """Watch processes that need not be ours; the function given fails unless all end within the seconds."""
+    handles = {os.pidfd_open(pid): pid for pid in pids}
+
+    def all_end(seconds: float) -> None:
+        poll = select.poll()
+        waiting = set(handles)
+        for handle in handles:
+            poll.register(handle, select.POLLIN)
+        deadline = time.monotonic() + seconds
+        while waiting:
+            left = deadline - time.monotonic()
+            assert left > 0, f"still there: {[command_line(handles[handle]) for handle in waiting]}"
+            for handle, _ in poll.poll(left * 1000):
+                poll.unregister(handle)
+                waiting.discard(handle)
+
+    try:
+        yield all_end
+    finally:
+        for handle in handles:
+            os.close(handle)
+
+
+class Command:
+    """``adam-async ...`` as a process; stdout and stderr come as one."""
+
+    def __init__(self, *arguments: str, environment: dict[str, str] | None = None) -> None:
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("ADAM_")}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "adam_async", *arguments],
+            cwd=ROOT,
+            env={**inherited, **(environment or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self.output = ""
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def __enter__(self) -> "Command":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+    def wait_for(self, text: str) -> str:
+        """Read on to the line that holds `text`, and return it."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.output += line
+            if text in line:
+                return line.rstrip()
+        raise AssertionError(f"{text!r} did not come:\n{self.output}")
+
+    def finish(self, *, seconds: float = PATIENCE_S) -> int:
+        """Wait for the end; returns the exit code, and `output` is whole."""
+        rest, _ = self.process.communicate(timeout=seconds)
+        self.output += rest
+        return self.process.returncode
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def child(self, node: str) -> int:
+        """Process id of a child by its node id."""
+        words = f"--id {node} "
+        return next(pid for pid, line in children_of(self.pid).items() if words in line)
+
+
+def run(*arguments: str, environment: dict[str, str] | None = None) -> tuple[int, str]:
+    """Run a command to its end; returns exit code and output."""
+    with Command(*arguments, environment=environment) as command:
+        return command.finish(), command.output

@@ -1,0 +1,88 @@
+"""Ctrl-C and SIGTERM at any moment: the right code, no stack trace, no orphan."""
+
+import os
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from tests.processes.commands import Command, answers_signals, children_of, until, watched
+
+pytestmark = pytest.mark.processes
+
+LOCAL = ("train", "--data", "digits", "--epochs", "1000")
+PROCESSES = (*LOCAL, "--processes", "--servers", "2")
+
+
+def begun(command: Command) -> None:
+    until(lambda: answers_signals(command.pid), "the command's own signal handlers")
+
+
+def one_child(command: Command) -> None:
+    until(lambda: children_of(command.pid), "a first child")
+
+
+def all_children(command: Command) -> None:
+    until(lambda: len(children_of(command.pid)) == 5, "all children")
+
+
+def model_known(command: Command) -> None:
+    command.wait_for("model ")
+
+
+def training(command: Command) -> None:
+    command.wait_for("epoch 2/1000")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("moment", [begun, model_known, training])
+def test_a_run_in_one_process_ends_by_a_signal(moment: Callable[[Command], None], number: int) -> None:
+    with Command(*LOCAL) as command:
+        moment(command)
+        command.signal(number)
+        code = command.finish()
+
+    assert code == 128 + number, command.output
+    assert "Traceback" not in command.output
+    assert "adam-async:" not in command.output
+
+
+@pytest.mark.parametrize("moment", [one_child, all_children, model_known, training])
+def test_a_run_of_processes_ends_by_ctrl_c_without_orphans(moment: Callable[[Command], None]) -> None:
+    with Command(*PROCESSES) as command:
+        moment(command)
+        with watched(list(children_of(command.pid))) as all_end:
+            command.signal(signal.SIGINT)
+            code = command.finish()
+            all_end(2)
+
+    assert code == 130, command.output
+    assert "Traceback" not in command.output
+    assert "died" not in command.output
+
+
+def test_a_second_ctrl_c_ends_it_at_once_and_its_children_with_it() -> None:
+    with Command(*PROCESSES) as command:
+        command.wait_for("epoch 1/1000")
+        stopped = command.child("ps-0")
+        # A stopped child does not go when it is let go, so the first signal waits for it.
+        os.kill(stopped, signal.SIGSTOP)
+        with watched([command.child("worker-0")]) as worker_ends, watched([stopped]) as stopped_ends:
+            command.signal(signal.SIGINT)
+            worker_ends(4)
+            command.signal(signal.SIGINT)
+            code = command.finish(seconds=1)
+            stopped_ends(1)
+
+    assert code == 130
+    assert "Traceback" not in command.output
+    assert "killed" not in command.output
+
+
+def test_a_role_ends_by_a_signal() -> None:
+    with Command("controller", "--bind", "tcp://127.0.0.1:0") as command:
+        command.wait_for("listens on")
+        command.signal(signal.SIGTERM)
+
+        assert command.finish() == 143
+        assert "Traceback" not in command.output

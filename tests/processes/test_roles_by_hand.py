@@ -1,0 +1,103 @@
+"""Roles started by their own commands: they meet, serve run after run, and refuse strangers."""
+
+import signal
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.processes.commands import Command, run
+
+pytestmark = pytest.mark.processes
+
+TOKEN = "a token that nobody guesses"
+
+
+def address_of(role: Command) -> str:
+    line = role.wait_for(" listens on ")
+    return line.partition(" listens on ")[2].partition(";")[0]
+
+
+def test_roles_started_by_hand_serve_run_after_run(tmp_path: Path) -> None:
+    token_file = tmp_path / "token"
+    token_file.write_text(f"{TOKEN}\n")
+    shared = ("--token-file", str(token_file))
+    with ExitStack() as stack:
+        controller = stack.enter_context(Command("controller", "--bind", "tcp://127.0.0.1:0", *shared))
+        join = ("--controller", address_of(controller), *shared)
+        roles = [
+            stack.enter_context(Command(*words, *join))
+            for words in (("ps",), ("data", "--data", "digits"), ("worker", "--threads", "1"))
+        ]
+        for role in roles:
+            assert address_of(role).startswith("tcp://127.0.0.1:")
+        for seed in ("1", "2"):
+            code, output = run("train", "--epochs", "2", "--seed", seed, *join)
+            assert code == 0, output
+            assert "after 2 epochs" in output
+        for role in (*roles, controller):
+            role.signal(signal.SIGINT)
+            assert role.finish() == 130
+            assert role.output.count("\n") == 1, role.output
+
+
+@pytest.mark.parametrize(
+    ("ours", "claim"),
+    [({"ADAM_TOKEN": "another secret, as long"}, "the tokens differ"), ({}, "has a token")],
+)
+def test_a_wrong_or_missing_token_is_refused_with_code_6(ours: dict[str, str], claim: str) -> None:
+    with Command(
+        "controller", "--bind", "tcp://127.0.0.1:0", environment={"ADAM_TOKEN": TOKEN}
+    ) as controller:
+        code, output = run("ps", "--controller", address_of(controller), environment=ours)
+
+    assert code == 6, output
+    assert claim in output
+    assert "Traceback" not in output
+
+
+def test_a_taken_port_ends_with_code_7() -> None:
+    with Command("controller", "--bind", "tcp://127.0.0.1:0") as controller:
+        address = address_of(controller)
+        code, output = run("controller", "--bind", address)
+
+    assert code == 7, output
+    assert output.rstrip() == (
+        f"adam-async: cannot listen on {address}: address already in use; choose another with --bind"
+    )
+
+
+def test_a_token_shorter_than_16_bytes_is_refused() -> None:
+    code, output = run("controller", environment={"ADAM_TOKEN": "short"})
+
+    assert code == 2
+    assert "token of 5 bytes can be guessed" in output
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "claim"),
+    [
+        (("train", "--data", "digits", "--model", "mnist-adm"), 2, "unknown model 'mnist-adm'; known: auto"),
+        (("train", "--data", "/no/such/folder"), 3, "/no/such/folder does not exist"),
+        (("controller", "--bind", "tcp://192.0.2.1:7070"), 7, "without a token"),
+        (("train", "--bogus"), 2, "Unknown option"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(words: tuple[str, ...], code: int, claim: str) -> None:
+    ended, output = run(*words)
+
+    assert ended == code
+    assert claim in output
+    assert output.startswith("adam-async: ")
+    assert output.count("\n") == 1
+
+
+def test_an_unknown_layer_of_a_model_file_is_named(tmp_path: Path) -> None:
+    model = tmp_path / "model.toml"
+    model.write_text('name = "x"\ninput = [1, 8, 8]\n[[layers]]\nkind = "convolve"\nname = "c"\n')
+
+    code, output = run("train", "--data", "digits", "--model", str(model))
+
+    assert code == 2, output
+    assert "convolve" in output
+    assert output.count("\n") == 1
