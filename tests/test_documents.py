@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from runpy import run_path
 
 import pytest
 
@@ -96,6 +97,12 @@ def test_a_test_without_its_file_would_be_noticed() -> None:
     text = "| 1 | x | `test_a`, `test_b` in `tests/x.py` |\n| 2 | y | `test_c` |\n`test_d` in prose\n"
 
     assert guards(text) == [("test_a", "tests/x.py"), ("test_b", "tests/x.py"), ("test_c", "")]
+
+
+def test_the_picture_is_what_its_script_draws() -> None:
+    folder = ROOT / "docs" / "images"
+
+    assert run_path(str(folder / "draw_roles.py"))["picture"]() == (folder / "roles.svg").read_text()
 
 
 @pytest.mark.parametrize("record", [name for name in DOCUMENTS if name.startswith("docs/decisions/")])
