@@ -159,7 +159,7 @@ def summary(report: Report) -> list[str]:
         lines.append(
             f"kernels alone on {report.baseline.threads} threads: "
             f"{_count(report.baseline.images_per_s)} images/s, efficiency "
-            f"{report.baseline.efficiency:.2f}; {why_not_one(report)}"
+            f"{report.baseline.efficiency:.2f}: {why_not_one(report, report.baseline.efficiency)}"
         )
     lines.append(
         f"staleness mean {staleness.mean:.2f}, max {staleness.max} "
@@ -174,22 +174,28 @@ def summary(report: Report) -> list[str]:
     return lines
 
 
-def why_not_one(report: Report) -> str:
-    """One sentence on where the time went that the kernels alone would not have taken."""
-    if report.baseline is not None and report.baseline.efficiency > 1:
+def why_not_one(report: Report, efficiency: float) -> str:
+    """One sentence on where the time went: efficiency is the busy share times the speed while busy."""
+    if efficiency > 1:
         return "above 1, so the machine was busier with other things while the kernels ran alone"
-    pools = [worker.pool for worker in report.workers if worker.pool is not None]
     pushes = [worker.parameters for worker in report.workers if worker.parameters is not None]
     fetches = [worker.data for worker in report.workers if worker.data is not None]
     waited_s = sum(push.admission_wait_s for push in pushes)
     blocked_s = sum(fetch.blocked_s for fetch in fetches)
-    busy_s = sum(pool.busy_s for pool in pools)
-    available_s = report.totals.train_s * sum(pool.threads for pool in pools)
-    share = min(busy_s / available_s, 1.0) if available_s else 0.0
+    share = busy_share(report)
+    speed = min(efficiency / share, 1.0) if share else 0.0
     return (
-        f"compute threads were busy {share:.0%} of the training time, the rest went to pushes, pulls and "
-        f"messages (workers waited {waited_s:.1f} s for servers and {blocked_s:.1f} s for images)"
+        f"threads computed {share:.0%} of the time (workers waited {waited_s:.1f} s for servers, "
+        f"{blocked_s:.1f} s for images), at {speed:.0%} of that speed, because updates and messages "
+        f"need the same {report.machine.cores} cores"
     )
+
+
+def busy_share(report: Report) -> float:
+    """Share of the training time in which the compute threads of all workers ran jobs; at most 1."""
+    pools = [worker.pool for worker in report.workers if worker.pool is not None]
+    available_s = report.totals.train_s * sum(pool.threads for pool in pools)
+    return min(sum(pool.busy_s for pool in pools) / available_s, 1.0) if available_s else 0.0
 
 
 def _new_live(stream: TextIO) -> "Live":
