@@ -158,6 +158,7 @@ class Driver:
         self._test: tuple[NDArray[Any], NDArray[Any]] | None = None
         self._events: list[dict[str, Any]] = []
         self._run_begin = 0.0
+        self._runs = 0
         self._alive: dict[str, int] = {}
         self._ever: set[str] = set()
         self.progress = Progress()
@@ -187,7 +188,7 @@ class Driver:
     # --- the run -----------------------------------------------------------------------------
 
     async def train(self, on_epoch: Callable[[EpochResult], None] | None = None) -> RunResult:
-        """Run all epochs.
+        """Run all epochs. May be called again: each call is a run of its own, from the beginning.
 
         Args:
             on_epoch: Called after each epoch's evaluation.
@@ -196,6 +197,10 @@ class Driver:
             DeadlineExceeded: The roles were not there or not ready within `prepare_s`; names them.
             RunFailed: A role that the run needs was lost; says which.
         """
+        if self._runs:  # what an earlier run came to is in its result
+            self.progress.epochs.clear()
+            self._events.clear()
+        self._runs += 1
         self._run_begin = asyncio.get_running_loop().time()
         data = await self.wait_for_data()
         spec = self._spec or choose_model(self._config.model, data, text=self._model_text)
@@ -211,7 +216,7 @@ class Driver:
     def _submit(self, spec: ModelSpec) -> RunRecord:
         config = msgspec.to_builtins(self._config)
         config["rate"] = self._config.default_rate()
-        run = f"{self._identity.node}-{self._identity.incarnation:x}"
+        run = f"{self._identity.node}-{self._identity.incarnation:x}-{self._runs}"
         return RunRecord(id=run, driver=self._identity.node, config=config, spec=spec.to_dict())
 
     async def wait_for_data(self) -> dict[str, Any]:

@@ -112,6 +112,17 @@ async def test_two_clusters_train_side_by_side_in_one_loop() -> None:
     assert [epoch.images for epoch in second.result().epochs] == [64] * 3
 
 
+async def test_a_cluster_trains_one_run_after_the_other_each_from_the_beginning() -> None:
+    async with LocalCluster(SMALL, dataset=bars()) as cluster:
+        runs = [await cluster.train() for _ in range(3)]
+
+    for run in runs:
+        assert [(epoch.epoch, epoch.images) for epoch in run.epochs] == [(1, 64), (2, 64)]
+        servers = [counts for counts in run.statistics.values() if counts["role"] == "ps"]
+        pushes = [version for server in servers for version in server["versions"].values()]
+        assert set(pushes) == {2 * 64 // SMALL.images_per_group}
+
+
 async def test_a_cancelled_training_leaves_no_task_and_no_thread() -> None:
     tasks, threads = asyncio.all_tasks(), set(threading.enumerate())
     endless = Config(epochs=1_000_000, threads=2)
