@@ -88,6 +88,18 @@ def test_an_error_between_epochs_ends_training_and_passes_on(error: type[BaseExc
     assert "adam-cluster" not in {thread.name for thread in threading.enumerate()}
 
 
+def test_after_an_interrupted_training_another_may_begin() -> None:
+    def interrupt(epoch: EpochResult) -> None:
+        raise KeyboardInterrupt
+
+    with sync.LocalCluster(SMALL, dataset=bars()) as cluster:
+        with pytest.raises(KeyboardInterrupt):
+            cluster.train(interrupt)
+        result = cluster.train()
+
+    assert [(epoch.epoch, epoch.images) for epoch in result.epochs] == [(1, 64), (2, 64)]
+
+
 def test_leaving_the_block_by_an_error_closes_the_cluster() -> None:
     with pytest.raises(ZeroDivisionError), sync.LocalCluster(SMALL, dataset=bars()) as cluster:
         raise ZeroDivisionError
