@@ -1,10 +1,13 @@
 """One child process that runs a role: its orders, its address line, its words, its end."""
 
 import asyncio
+import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
 from adam_async.errors import RoleDied
+
+logger = logging.getLogger(__name__)
 
 START_CODES = range(1, 9)
 """Exit codes that say why a role could not start; the parent ends with the same."""
@@ -67,7 +70,10 @@ class ChildProcess:
         )
         assert process.stdin is not None
         try:
-            process.stdin.write(self._orders)
+            try:
+                process.stdin.write(self._orders)
+            except (OSError, RuntimeError):  # uvloop's word for a closed pipe
+                logger.debug("%s was gone before it had its orders", self.node)
             if self._let_go:
                 process.stdin.close()
             async with asyncio.TaskGroup() as group:

@@ -6,7 +6,10 @@ import signal
 
 import pytest
 
-from tests.processes.commands import Command, children_of, run, watched
+from adam_async.cluster_processes import ProcessCluster
+from adam_async.config import make_config
+from adam_async.errors import RoleDied
+from tests.processes.commands import Command, children_of, command_line, run, until, watched
 
 pytestmark = pytest.mark.processes
 
@@ -49,6 +52,46 @@ def test_a_dead_role_that_holds_the_only_copy_ends_the_run_with_its_name(node: s
     assert code == 4, command.output
     assert command.output.rstrip().endswith(f"adam-async: {node} died: killed by signal 9")
     assert "Traceback" not in command.output
+
+
+def test_a_worker_that_keeps_dying_is_started_again_five_times() -> None:
+    with Command(*TRAIN, "--epochs", "5000") as command:
+        command.wait_for("epoch 1/5000")
+        for _ in range(5):
+            until(lambda: "--id worker-0 " in " ".join(children_of(command.pid).values()), "worker-0")
+            os.kill(command.child("worker-0"), signal.SIGKILL)
+            command.wait_for("worker-0 died: killed by signal 9; starting it again")
+        until(lambda: "--id worker-0 " in " ".join(children_of(command.pid).values()), "worker-0")
+        os.kill(command.child("worker-0"), signal.SIGKILL)
+        code = command.finish()
+
+    assert code == 4, command.output
+    assert "worker-0 died: killed by signal 9, after it had been started again 5 times" in command.output
+
+
+async def test_a_program_trains_with_child_processes_in_its_own_loop() -> None:
+    said: list[str] = []
+    config = make_config({"data": "digits", "epochs": 2, "threads": 1})
+
+    async with ProcessCluster(config, say=said.append) as cluster:
+        children = [child.pid for child in cluster.children.values()]
+        result = await cluster.train()
+
+    assert [epoch.images for epoch in result.epochs] == [1437, 1437]
+    assert len({node["process"]["pid"] for node in result.statistics.values()}) == 5
+    assert said == []
+    assert all(command_line(pid or 0) == "" for pid in children)
+
+
+async def test_a_program_hears_that_a_child_cannot_start() -> None:
+    said: list[str] = []
+    config = make_config({"data": "/no/such/folder"})
+
+    with pytest.raises(RoleDied, match="data-0 died: /no/such/folder does not exist"):
+        async with ProcessCluster(config, say=said.append):
+            pass
+
+    assert said[-1] == "data-0 died: ended with exit code 3"
 
 
 def test_children_end_when_their_parent_is_killed() -> None:
