@@ -38,6 +38,7 @@ class LocalCluster:
         spec: The model; without it `config.model` says.
         model_text: What the TOML file that `config.model` names holds.
         network: Links between the roles; without it local ones. Tests hand in faulty ones.
+        address: Where every role listens: one that lets the network choose, such as ``tcp://127.0.0.1:0``.
         entropy: Dice for incarnations and session ids.
 
     `async with` starts the roles; leaving the block ends them, whatever they are doing, and waits for
@@ -53,12 +54,15 @@ class LocalCluster:
         spec: ModelSpec | None = None,
         model_text: str | None = None,
         network: Network | None = None,
+        address: str = "",
         entropy: Callable[[int], bytes] = system_entropy,
     ) -> None:
         self.config = config
         self.dataset = dataset
         self.buffers = BufferPool()
         self.network = network or LocalNetwork(rules=role_table())
+        local = isinstance(self.network, LocalNetwork)
+        self._address = address or ("local://" if local else "tcp://127.0.0.1:0")
         self._spec = spec
         self._model_text = model_text
         self._entropy = entropy
@@ -74,7 +78,7 @@ class LocalCluster:
             self.controller = await stack.enter_async_context(
                 Controller(
                     network=self.network,
-                    address=self._address(),
+                    address=self._address,
                     identity=self._identity("controller", "controller"),
                     waits=waits,
                 )
@@ -86,7 +90,7 @@ class LocalCluster:
             }
             self.data = await stack.enter_async_context(
                 DataServer(
-                    address=self._address(),
+                    address=self._address,
                     identity=self._identity("data", "data-0"),
                     dataset=self.dataset,
                     **common,
@@ -94,7 +98,7 @@ class LocalCluster:
             )
             for number in range(config.servers):
                 server = ParameterServer(
-                    address=self._address(),
+                    address=self._address,
                     identity=self._identity("ps", f"ps-{number}"),
                     buffers=self.buffers,
                     make_storage=self._storage,
@@ -103,7 +107,7 @@ class LocalCluster:
                 self.servers.append(await stack.enter_async_context(server))
             for number in range(config.replicas):
                 worker = ModelWorker(
-                    address=self._address(),
+                    address=self._address,
                     identity=self._identity("worker", f"worker-{number}"),
                     buffers=self.buffers,
                     threads=threads,
@@ -147,9 +151,6 @@ class LocalCluster:
 
     def _identity(self, role: str, node: str) -> Identity:
         return Identity(role=role, node=node, incarnation=int.from_bytes(self._entropy(7), "little"))
-
-    def _address(self) -> str:
-        return "local://" if isinstance(self.network, LocalNetwork) else "tcp://127.0.0.1:0"
 
     def _storage(self, parameters: Any, dtype: np.dtype[Any]) -> ShardStorage:
         """One storage per model, shared by the servers of this process."""
