@@ -1,0 +1,159 @@
+"""One worker, one thread, one group in flight, a pull after every push: that is serial SGD, exactly."""
+
+import numpy as np
+import pytest
+
+from adam_async.config import Config
+from adam_async.data_server.order import epoch_order
+from adam_async.dice import Dice
+from adam_async.model.named import digits
+from adam_async.model.network import Network as Model
+from tests.adam_async.runs import NETWORKS, SHARDED, cluster_of, tiny_dataset
+
+RULES = {
+    "sgd": {"rule": "sgd", "rate": 0.1},
+    "momentum": {"rule": "sgd", "rate": 0.05, "momentum": 0.9},
+    "decay": {"rule": "sgd", "rate": 0.05, "momentum": 0.5, "weight_decay": 0.01},
+    "adagrad": {"rule": "adagrad", "rate": 0.01},
+    "adam": {"rule": "adam", "rate": 0.002, "weight_decay": 0.001},
+}
+SERIAL = {"threads": 1, "in_flight": 1, "push_every": 1, "pull_every": 1, "replicas": 1, "seed": 5}
+
+
+def rule_step(config, p, g, memory, t):
+    """One application of the rule to one whole tensor."""
+    g = g + config.weight_decay * p
+    if config.rule == "sgd":
+        memory["m"] = config.momentum * memory.get("m", 0.0) + g
+        return p - config.rate * memory["m"]
+    if config.rule == "adagrad":
+        memory["s"] = memory.get("s", 0.0) + g * g
+        return p - config.rate * g / (np.sqrt(memory["s"]) + 1e-10)
+    memory["m"] = 0.9 * memory.get("m", 0.0) + 0.1 * g
+    memory["s"] = 0.999 * memory.get("s", 0.0) + 0.001 * g * g
+    root = np.sqrt(memory["s"] / (1 - 0.999**t))
+    return p - config.rate * memory["m"] / (1 - 0.9**t) / (root + 1e-8)
+
+
+def serial_sgd(config, dataset):
+    """Train on one thread, one group after the other, without any of the system."""
+    model = Model(digits(), dtype=config.dtype)
+    weights = model.initial_weights(Dice(config.seed))
+    context = model.context(config.images_per_group)
+    memory = {name: {} for name in weights}
+    t = 0
+    for epoch in range(1, config.epochs + 1):
+        order = epoch_order(
+            Dice(config.seed),
+            epoch=epoch,
+            num_images=len(dataset.train_labels),
+            images_per_group=config.images_per_group,
+        )
+        for number in range(order.num_groups):
+            chosen = order.group(number)
+            context.load(dataset.train_images[chosen], dataset.train_labels[chosen])
+            model.forward(weights, context)
+            model.backward(weights, context)
+            t += 1
+            for name, p in weights.items():
+                gradient = np.empty_like(p)
+                model.delta(context, name, out=gradient)
+                weights[name] = rule_step(config, p, gradient, memory[name], t).astype(p.dtype)
+    return weights, t
+
+
+def assert_close(found, expected, tolerance):
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        distance = np.linalg.norm(found[name] - values) / np.linalg.norm(values)
+        assert distance <= tolerance, f"{name} is off by {distance:.2e}"
+
+
+async def train(config, network="local", dataset=None):
+    async with cluster_of(config, NETWORKS[network](), dataset=dataset) as cluster:
+        return await cluster.train()
+
+
+@pytest.mark.parametrize("sharding", [{}, SHARDED], ids=["whole", "sharded"])
+@pytest.mark.parametrize("protocol", ["delta", "factors"])
+@pytest.mark.parametrize("rule", RULES)
+async def test_training_equals_serial_sgd_in_float64(rule, protocol, sharding):
+    config = Config(
+        epochs=2, images_per_group=8, dtype="float64", protocol=protocol, **RULES[rule], **SERIAL, **sharding
+    )
+    result = await train(config)
+    expected, steps = serial_sgd(config, tiny_dataset())
+    assert steps == 16  # the last group of each epoch is short
+    assert_close(result.weights, expected, 1e-9)
+
+
+@pytest.mark.parametrize("protocol", ["delta", "factors", "auto"])
+async def test_training_over_sockets_equals_serial_sgd_in_float64(protocol):
+    config = Config(
+        epochs=1,
+        images_per_group=8,
+        dtype="float64",
+        protocol=protocol,
+        **RULES["momentum"],
+        **SERIAL,
+        **SHARDED,
+    )
+    result = await train(config, "tcp")
+    expected, _ = serial_sgd(config, tiny_dataset())
+    assert_close(result.weights, expected, 1e-9)
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("rule", RULES)
+async def test_ten_steps_in_float32_stay_within_a_hundred_thousandth(rule, network):
+    config = Config(epochs=1, images_per_group=6, **RULES[rule], **SERIAL, **SHARDED)
+    result = await train(config, network)
+    expected, steps = serial_sgd(config, tiny_dataset())
+    assert steps == 10
+    assert_close(result.weights, expected, 1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", RULES)
+async def test_two_hundred_steps_in_float32_stay_within_a_ten_thousandth(rule):
+    config = Config(epochs=20, images_per_group=6, **RULES[rule], **SERIAL, **SHARDED)
+    result = await train(config)
+    expected, steps = serial_sgd(config, tiny_dataset())
+    assert steps == 200
+    assert_close(result.weights, expected, 1e-4)
+
+
+async def test_one_image_per_group_is_the_flow_of_the_paper_and_equals_serial_sgd():
+    config = Config(epochs=1, images_per_group=1, dtype="float64", **RULES["sgd"], **SERIAL, **SHARDED)
+    result = await train(config)
+    expected, steps = serial_sgd(config, tiny_dataset())
+    assert steps == 60
+    assert_close(result.weights, expected, 1e-9)
+
+
+async def test_a_step_of_several_groups_applies_the_sum_of_their_gradients_once():
+    config = Config(
+        epochs=1,
+        images_per_group=6,
+        dtype="float64",
+        **RULES["sgd"],
+        **{**SERIAL, "push_every": 10},
+        **SHARDED,
+    )
+    result = await train(config)
+    model, dataset = Model(digits(), dtype="float64"), tiny_dataset()
+    weights = model.initial_weights(Dice(config.seed))
+    sums = {name: np.zeros_like(values) for name, values in weights.items()}
+    order = epoch_order(Dice(config.seed), epoch=1, num_images=60, images_per_group=6)
+    context = model.context(6)
+    for number in range(10):
+        chosen = order.group(number)
+        context.load(dataset.train_images[chosen], dataset.train_labels[chosen])
+        model.forward(weights, context)
+        model.backward(weights, context)
+        for name, total in sums.items():
+            gradient = np.empty_like(total)
+            model.delta(context, name, out=gradient)
+            total += gradient
+    expected = {name: values - config.rate * sums[name] for name, values in weights.items()}
+    assert_close(result.weights, expected, 1e-9)

@@ -1,0 +1,258 @@
+"""What tests of roles share: small data, networks, a few servers without the rest of a cluster."""
+
+import asyncio
+import hashlib
+import random
+from collections.abc import Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import msgspec
+import numpy as np
+
+from adam_async.cluster import LocalCluster
+from adam_async.cluster_map import NodeRecord, RunRecord
+from adam_async.config import Config, Waits
+from adam_async.controller.client import Membership
+from adam_async.controller.service import Controller
+from adam_async.data_server.dataset import Dataset, make_dataset
+from adam_async.messages import role_table
+from adam_async.model.named import digits
+from adam_async.model.network import Network as Model
+from adam_async.model_worker.pulls import Puller
+from adam_async.model_worker.updates import plan_pushes
+from adam_async.model_worker.weights import WorkerWeights
+from adam_async.parameter_server.client import ParameterClient, SessionIdentity, StepPush
+from adam_async.parameter_server.service import ParameterServer
+from adam_async.placement import shard_table
+from adam_async.traffic import Traffic
+from transport import BufferPool, Identity, Link, LocalNetwork, Network, TcpNetwork
+from transport.testing import Faults, FaultyNetwork
+
+SHARDED = {"servers": 3, "shard_bytes": 16 << 10}
+"""Sharding that is real for models as small as those of the tests."""
+
+IMPATIENT = Waits(
+    dial_s=5.0, call_s=2.0, answer_s=0.05, patience_s=20.0, prepare_s=20.0, grace_s=0.2, drain_s=2.0
+)
+"""For tests in which answers are lost: what is missing is soon asked for again."""
+
+
+def entropy_of(seed: str) -> Callable[[int], bytes]:
+    """Dice for incarnations and session ids, the same in every run."""
+    drawn = 0
+
+    def entropy(count: int) -> bytes:
+        nonlocal drawn
+        drawn += 1
+        return hashlib.shake_128(f"{seed}/{drawn}".encode()).digest(count)
+
+    return entropy
+
+
+def tiny_dataset(train: int = 60, test: int = 40, *, shape=(1, 8, 8), classes: int = 10) -> Dataset:
+    """Images in which the rows of the class are bright, so that something can be learnt."""
+    dice = np.random.default_rng(3)
+    labels = dice.integers(0, classes, train + test)
+    images = dice.integers(0, 100, (train + test, *shape), dtype=np.uint8)
+    for number, label in enumerate(labels):
+        images[number].reshape(-1)[label::classes] += 150
+    return make_dataset(
+        name="tiny",
+        source="made by a test",
+        train=(images[:train], labels[:train]),
+        test=(images[train:], labels[train:]),
+        origins=("a", "b", "c", "d"),
+    )
+
+
+def local_network() -> Network:
+    """Links by reference."""
+    return LocalNetwork(rules=role_table())
+
+
+def tcp_network() -> Network:
+    """Real sockets in one loop."""
+    return TcpNetwork(token=b"a token of tests", entropy=entropy_of("tcp"), rules=role_table())
+
+
+NETWORKS = {"local": local_network, "tcp": tcp_network}
+
+
+class Rough(FaultyNetwork):
+    """A network that is faulty for those links only whose dialler has the role, and towards the role."""
+
+    def __init__(
+        self, inner: Network, faults: Faults, *, seed: int = 7, dialler="worker", towards="ps"
+    ) -> None:
+        super().__init__(inner, random.Random(seed), faults)
+        self.dialler, self.towards = dialler, towards
+
+    async def dial(self, address, identity, **options) -> Link:
+        link = await super().dial(address, identity, **options)
+        if (identity.role, link.peer.role) != (self.dialler, self.towards):
+            self.links.remove(link)
+            return link.inner
+        return link
+
+
+def address_of(network: Network) -> str:
+    """Where to listen on a network, so that it chooses."""
+    inner = network.inner if isinstance(network, FaultyNetwork) else network
+    return "local://" if isinstance(inner, LocalNetwork) else "tcp://127.0.0.1:0"
+
+
+def cluster_of(config: Config, network: Network | None = None, *, dataset=None, spec=None) -> LocalCluster:
+    """A whole cluster in this loop."""
+    network = network or local_network()
+    return LocalCluster(
+        config,
+        dataset=dataset or tiny_dataset(),
+        spec=spec or digits(),
+        network=network,
+        address=address_of(network),
+        entropy=entropy_of("cluster"),
+    )
+
+
+class Servers:
+    """A controller and parameter servers with a run placed on them, and clients that push by hand."""
+
+    def __init__(self, network: Network, config: Config, group, spec) -> None:
+        self.network, self.config, self.waits = network, config, config.waits
+        self.spec, self._group = spec, group
+        self.entropy = entropy_of("servers")
+        self.model = Model(spec, dtype=config.dtype)
+        self.table = shard_table(
+            self.model.parameters, shard_bytes=config.shard_bytes, item_bytes=self.model.dtype.itemsize
+        )
+        self.servers: list[ParameterServer] = []
+        self.tasks = []
+
+    async def start(self, stack: AsyncExitStack) -> None:
+        address = address_of(self.network)
+        self.controller = await stack.enter_async_context(
+            Controller(
+                network=self.network, address=address, identity=self.identity("controller"), waits=self.waits
+            )
+        )
+        for number in range(self.config.servers):
+            server = ParameterServer(
+                network=self.network,
+                address=address,
+                controller=self.controller.address,
+                identity=self.identity("ps", number),
+                waits=self.waits,
+                buffers=BufferPool(),
+            )
+            self.servers.append(await stack.enter_async_context(server))
+        driver = self.identity("driver")
+        member = Membership(
+            network=self.network,
+            controller=self.controller.address,
+            identity=driver,
+            record=NodeRecord(role="driver", address="", incarnation=driver.incarnation),
+            waits=self.waits,
+        )
+        self.tasks.append(self._group.create_task(member.run(), name="driver"))
+        await member.wait_for(lambda m: "driver-0" in m.nodes, "the driver to join", 10.0)
+        config = msgspec.to_builtins(self.config)
+        await member.set_run(RunRecord(id="run", driver="driver-0", config=config, spec=self.spec.to_dict()))
+        self.map = await member.wait_for(
+            lambda m: bool(m.buckets) and all(m.nodes[name].ready == "run" for name in set(m.buckets)),
+            "the servers to be ready",
+            10.0,
+        )
+
+    def identity(self, role: str, number: int = 0) -> Identity:
+        incarnation = int.from_bytes(self.entropy(7), "little")
+        return Identity(role=role, node=f"{role}-{number}", incarnation=incarnation)
+
+    def shards(self):
+        """Every shard, by its number, wherever it lives."""
+        return dict(
+            sorted(item for server in self.servers if server.state for item in server.state.shards.items())
+        )
+
+    def client(self, replica: int = 0, *, waits: Waits | None = None) -> "HandClient":
+        """A client that says what the test wants it to say."""
+        identity = self.identity("worker", replica)
+        client = ParameterClient(
+            network=self.network,
+            identity=identity,
+            session=SessionIdentity(
+                run="run",
+                session=replica + 100,
+                incarnation=identity.incarnation,
+                replica=replica,
+                generation=self.map.generation,
+            ),
+            addresses={name: self.map.nodes[name].address for name in sorted(set(self.map.buckets))},
+            waits=waits or self.waits,
+            traffic=Traffic(identity.node),
+        )
+        self.tasks.append(self._group.create_task(client.run(), name=f"client-{replica}"))
+        return HandClient(self, client)
+
+
+class HandClient:
+    """Pushes one gradient to all servers and pulls everything, when it is told to."""
+
+    def __init__(self, servers: Servers, client: ParameterClient) -> None:
+        self.client = client
+        self.clock = 0
+        self.freed = 0
+        self.plan = plan_pushes(servers.model, servers.table, servers.map.buckets, images=1, wanted="delta")
+        self.weights = WorkerWeights()
+        self._dtype = servers.model.dtype
+        self.puller = Puller(
+            network=servers.model,
+            table=servers.table,
+            buckets=servers.map.buckets,
+            client=client,
+            weights=self.weights,
+            buffers=BufferPool(),
+        )
+
+    def push(self, value: float, *, read: int = 0, own: int = 0, rate: float = 1.0) -> None:
+        """Push one step in which every gradient is `value`, as deltas."""
+        self.clock += 1
+
+        def free() -> None:
+            self.freed += 1
+
+        for message in self.plan.messages:
+            tensors = [
+                np.full(sum(shard.size for shard in part.shards), value, self._dtype)
+                for part in message.parts
+            ]
+            step = StepPush(
+                parts=message.wire_parts,
+                shards=message.shards,
+                tensors=tensors,
+                versions=(read,) * len(message.shards),
+                own=(own,) * len(message.shards),
+                clock=self.clock,
+                images=1,
+                rate=rate,
+            )
+            self.client.push(message.server, step, on_free=free)
+
+    async def pull(self) -> dict:
+        """Pull everything and return the arrays."""
+        landed = asyncio.Event()
+        self.puller.pull(landed.set)
+        await self.client.flush()
+        await landed.wait()
+        return self.weights.snapshot().arrays
+
+
+@asynccontextmanager
+async def servers_of(network: Network, *, spec=None, **options):
+    """Run servers for a block. Everything is over when it ends."""
+    config = Config(**{"rate": 1.0, **options})
+    async with AsyncExitStack() as stack:
+        group = await stack.enter_async_context(asyncio.TaskGroup())
+        servers = Servers(network, config, group, spec or digits())
+        stack.callback(lambda: [task.cancel() for task in servers.tasks])
+        await servers.start(stack)
+        yield servers
