@@ -157,11 +157,15 @@ class Conv2d(Layer):
             np.copyto(views["input_error"], views["target_inner"])
 
     def delta(self, slots: Slots, kind: str, out: Array) -> None:
-        """Multiply errors and columns; for the bias, add the errors up."""
+        """Multiply errors and columns; for the bias, add the errors up.
+
+        With `dot`: `matmul` keeps the interpreter's lock when the result has fewer than 500 values, however
+        long the sums are, and these are the longest sums there are.
+        """
         if kind == "weight":
-            np.matmul(slots.views["error"], slots.views["columns"].T, out=out.reshape(self.filters, -1))
+            np.dot(slots.views["error"], slots.views["columns"].T, out=out.reshape(self.filters, -1))
         elif kind == "bias":
             # A product with ones is three times as fast as a sum along the last axis.
-            np.matmul(slots.views["error"], slots.views["ones"], out=out)
+            np.dot(slots.views["error"], slots.views["ones"], out=out)
         else:
             super().delta(slots, kind, out)

@@ -44,7 +44,7 @@ class Dense(Layer):
 
     def forward(self, weights: Weights, slots: Slots) -> None:
         """Multiply and add the bias."""
-        np.matmul(weights[self.weight], slots.inputs[0], out=slots.output)
+        np.dot(weights[self.weight], slots.inputs[0], out=slots.output)
         np.add(slots.output, weights[self.bias].reshape(-1, 1), out=slots.output)
 
     def backward(self, weights: Weights, slots: Slots) -> None:
