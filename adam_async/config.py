@@ -125,7 +125,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """The rate in force: the one given, or the rule's default."""
         if self.rate:
             return self.rate
-        return {"sgd": 0.1 * (1 - self.momentum), "adagrad": 0.01, "adam": 0.001}[self.rule]
+        return {"sgd": 0.04 * (1 - self.momentum), "adagrad": 0.01, "adam": 0.001}[self.rule]
 
 
 _LEAST = {
