@@ -9,11 +9,12 @@ both begin again on a new one, and the first question names what is still held.
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
 from numpy.typing import NDArray
-from transport import DialFailed, Identity, Link, Network, RemoteProtocolError, TransportError
+from transport import DialFailed, Identity, Link, Network, RemoteProtocolError, RetrySchedule, TransportError
 
 from adam_async.config import Waits
 from adam_async.errors import RoleDied
@@ -21,6 +22,9 @@ from adam_async.messages import Finished, Groups, Lease, LeaseGroups, Reported, 
 from adam_async.traffic import Traffic
 
 logger = logging.getLogger(__name__)
+
+PAUSES = RetrySchedule(first_s=0.01, longest_s=0.5)
+"""Between two links on which nothing was answered: a peer that refuses everything is not hounded."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,34 +91,60 @@ class DataClient:
         self._blocked_fetches = 0
         self._blocked_s = 0.0
         self._last = False
+        self._answered = False
 
     async def run(self) -> None:
         """Read ahead until cancelled.
 
         Raises:
-            RoleDied: The data server could not be reached for `patience_s`.
+            RoleDied: The data server could not be reached, or answered nothing, for `patience_s`.
         """
+        loop = asyncio.get_running_loop()
+        patience_s = self._waits.patience_s
+        deadline, pauses = loop.time() + patience_s, PAUSES.waits()
         while True:
+            left = deadline - loop.time()
+            if left <= 0:
+                raise RoleDied("the data server", f"no answer for {patience_s:g} s")
             try:
-                link = await self._network.dial(
-                    self._address, self._identity, timeout_s=self._waits.patience_s
-                )
+                link = await self._network.dial(self._address, self._identity, timeout_s=left)
             except DialFailed as error:
                 raise RoleDied("the data server", str(error)) from error
-            self._traffic.watch(link)
-            try:
-                async with asyncio.TaskGroup() as group:
-                    group.create_task(self._read(link), name=f"{self._identity.node}/read-ahead")
-                    group.create_task(self._report(link), name=f"{self._identity.node}/report")
-            except* TransportError as errors:
-                logger.info("%s: link to the data server broke: %s", self._identity.node, errors.exceptions)
-            finally:
-                link.abort()
-                self._traffic.gone(link)
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                # The link broke while we were being cancelled: the group reports the link alone.
-                raise asyncio.CancelledError
+            if await self._attend(link):
+                deadline, pauses = loop.time() + patience_s, PAUSES.waits()
+            else:
+                await asyncio.sleep(next(pauses))
+
+    async def _attend(self, link: Link) -> bool:
+        """Hold both conversations until the link ends. Returns whether anything was answered on it."""
+        self._answered = False
+        self._traffic.watch(link)
+        node = self._identity.node
+        try:
+            async with asyncio.TaskGroup() as group:
+                talks = (
+                    group.create_task(self._talk(link, self._read), name=f"{node}/read-ahead"),
+                    group.create_task(self._talk(link, self._report), name=f"{node}/report"),
+                )
+                await link.wait_closed()
+                for talk in talks:
+                    talk.cancel()
+        finally:
+            link.abort()
+            self._traffic.gone(link)
+        return self._answered
+
+    async def _talk(self, link: Link, talk: Callable[[Link], Awaitable[None]]) -> None:
+        """Hold one of the conversations; whatever breaks it ends the link, and with it the other one.
+
+        The error goes no further: a task group that hears of one while its owner waits for the end
+        leaves the owner marked as cancelled (in Python 3.11 and 3.12).
+        """
+        try:
+            await talk(link)
+        except TransportError as error:
+            logger.info("%s: link to the data server broke: %s", self._identity.node, error)
+            link.abort()
 
     async def _read(self, link: Link) -> None:
         holding: tuple[int, ...] | None = tuple(self._held)
@@ -131,6 +161,7 @@ class DataClient:
                 holding=holding,
             )
             reply = await link.call(pack(body), timeout_s=self._waits.call_s)
+            self._answered = True
             holding = None
             answer = unpack(reply, Groups)
             if len(reply.tensors) != 2 * len(answer.leases):
@@ -151,6 +182,7 @@ class DataClient:
             reports = tuple(self._reports)
             body = ReportGroups(run=self._run, replica=self._replica, finished=reports)
             unpack(await link.call(pack(body), timeout_s=self._waits.call_s), Reported)
+            self._answered = True
             del self._reports[: len(reports)]
             for report in reports:
                 self._held.pop(report.number, None)
