@@ -34,11 +34,15 @@ from transport import (
     Network,
     RemoteError,
     RemoteProtocolError,
+    RetrySchedule,
     TransportError,
     WouldBlock,
 )
 
 logger = logging.getLogger(__name__)
+
+PAUSES = RetrySchedule(first_s=0.01, longest_s=0.5)
+"""Between two links on which nothing was answered: a peer that refuses everything is not hounded."""
 
 MAX_UNACKNOWLEDGED = 8
 """Pushes that one server may owe answers for before admission waits."""
@@ -122,7 +126,7 @@ class Channel:
             ShardUnavailable: No progress for `patience_s`; names the server.
         """
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._waits.patience_s
+        deadline, pauses = loop.time() + self._waits.patience_s, PAUSES.waits()
         while True:
             left = deadline - loop.time()
             if left <= 0:
@@ -133,8 +137,14 @@ class Channel:
             except DialFailed:
                 continue
             self.reconnects += 1
-            if await self._attend(link):
+            settled = await self._attend(link)
+            if settled or not self.session.open:
+                # An idle link that breaks owed nothing: patience begins with this trouble.
                 deadline = loop.time() + self._waits.patience_s
+            if settled:
+                pauses = PAUSES.waits()
+            else:
+                await asyncio.sleep(next(pauses))
 
     async def _attend(self, link: Link) -> bool:
         """Use one link until trouble. Returns whether anything was settled on it."""
