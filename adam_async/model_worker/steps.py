@@ -14,7 +14,7 @@ from adam_async.messages import Finished
 from adam_async.model_worker.pulls import Landing, Puller
 from adam_async.model_worker.training import GroupTrainer, Trained
 from adam_async.model_worker.updates import PushBuffer, PushMessage, PushPlan
-from adam_async.model_worker.weights import WorkerWeights
+from adam_async.model_worker.weights import TensorCopy, WorkerWeights
 from adam_async.parameter_server.client import ParameterClient, StepPush
 from adam_async.placement import ShardTable
 
@@ -83,8 +83,6 @@ class Stepper:
         `on_landed` is called when the values that follow the group's step are installed; at once, if
         the group ends no step or no pull is due with it.
         """
-        if trained.stepped:
-            self._weights.count_local_steps(trained.stepped)
         if self._push_every == 1:
             self._push(_Step(trained.buffer, [trained]), on_landed)
             return
@@ -109,6 +107,7 @@ class Stepper:
 
     def _push(self, step: _Step, on_landed: Callable[[], None]) -> None:
         self.clock += 1
+        self._weights.count_local_steps(_stepped_by_all(step.groups))
         step.unsettled = len(self._plan.messages)
         landing = None
         if self.clock % self._pull_every == 0:
@@ -169,3 +168,13 @@ class Stepper:
         for group in step.groups:
             lease = group.lease
             self._on_finished(Finished(lease.epoch, lease.number, lease.attempt, lease.images, group.loss))
+
+
+def _stepped_by_all(groups: Sequence[Trained]) -> dict[str, TensorCopy]:
+    """The copies that hold a whole push: those that the local step of every group of it went into."""
+    first, *others = groups
+    return {
+        name: copy
+        for name, copy in first.stepped.items()
+        if all(group.stepped.get(name) is copy for group in others)
+    }
