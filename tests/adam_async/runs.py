@@ -15,6 +15,7 @@ from adam_async.config import Config, Waits
 from adam_async.controller.client import Membership
 from adam_async.controller.service import Controller
 from adam_async.data_server.dataset import Dataset, make_dataset
+from adam_async.errors import first_cause
 from adam_async.messages import role_table
 from adam_async.model.named import digits
 from adam_async.model.network import Network as Model
@@ -152,6 +153,7 @@ class Servers:
             identity=driver,
             record=NodeRecord(role="driver", address="", incarnation=driver.incarnation),
             waits=self.waits,
+            traffic=Traffic(driver.node),
         )
         self.tasks.append(self._group.create_task(member.run(), name="driver"))
         await member.wait_for(lambda m: "driver-0" in m.nodes, "the driver to join", 10.0)
@@ -248,11 +250,14 @@ class HandClient:
 
 @asynccontextmanager
 async def servers_of(network: Network, *, spec=None, **options):
-    """Run servers for a block. Everything is over when it ends."""
+    """Run servers for a block. Everything is over when it ends; errors leave without their groups."""
     config = Config(**{"rate": 1.0, **options})
-    async with AsyncExitStack() as stack:
-        group = await stack.enter_async_context(asyncio.TaskGroup())
-        servers = Servers(network, config, group, spec or digits())
-        stack.callback(lambda: [task.cancel() for task in servers.tasks])
-        await servers.start(stack)
-        yield servers
+    try:
+        async with AsyncExitStack() as stack:
+            group = await stack.enter_async_context(asyncio.TaskGroup())
+            servers = Servers(network, config, group, spec or digits())
+            stack.callback(lambda: [task.cancel() for task in servers.tasks])
+            await servers.start(stack)
+            yield servers
+    except ExceptionGroup as errors:
+        raise first_cause(errors) from None
