@@ -117,6 +117,7 @@ def is_finite(values: NDArray[Any]) -> bool:
     return squares(values) < inf or bool(np.isfinite(values).all())
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def squares(values: NDArray[Any]) -> float:
     """Sum of squares; inf if it overflows or a value is not finite."""
     flat = values.reshape(-1)
