@@ -303,8 +303,11 @@ class ServerState:
 
     def _replicas_changed(self, event: ReplicasChanged) -> list[Effect]:
         self._live = event.live
+        if not event.live:
+            return []  # the table stays, for whoever joins next starts where the last ones were
         for shard in self.shards.values():
-            slowest = shard.slowest_clock()
+            staying = [shard.clocks[replica] for replica in event.live if replica in shard.clocks]
+            slowest = min(staying or shard.clocks.values(), default=0)
             shard.clocks = {replica: shard.clocks.get(replica, slowest) for replica in event.live}
         return []
 

@@ -1,0 +1,408 @@
+"""What a parameter server decides, as timelines without a loop, a link or a value."""
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from adam_async.ids import BucketId, Replica, ShardId
+from adam_async.messages import (
+    DUPLICATE,
+    GAP,
+    NOT_PRIMARY,
+    REFUSED,
+    Part,
+    Problem,
+    Pull,
+    Push,
+    Tick,
+)
+from adam_async.parameter_server.apply import PushGradients
+from adam_async.parameter_server.shard import Shard
+from adam_async.parameter_server.state import (
+    MAX_BATCH,
+    Acknowledge,
+    AcknowledgeTick,
+    Applied,
+    PullArrived,
+    PushArrived,
+    Refuse,
+    ReplicasChanged,
+    SendValues,
+    ServerState,
+    TickArrived,
+)
+from adam_async.placement import ShardSpec
+
+ZERO, ONE, TWO = Replica(0), Replica(1), Replica(2)
+
+
+def shard_of(number):
+    spec = ShardSpec(id=ShardId(number), tensor="t", start=0, stop=2, row_size=1, bucket=BucketId(0))
+    return Shard(spec=spec, values=np.zeros(2), rule_state={})
+
+
+def push_of(shards, numbers, *, session=1, clock=1, read=0, own=0, replica=0, pull=False, **other):
+    fields = {"run": "run", "generation": 1, "incarnation": 1, **other}
+    return Push(
+        **fields,
+        session=session,
+        replica=replica,
+        clock=clock,
+        images=1,
+        rate=0.1,
+        parts=(Part(False, len(shards)),),
+        shards=tuple(shards),
+        numbers=tuple(numbers),
+        versions=(read,) * len(shards),
+        own=(own,) * len(shards),
+        pull=pull,
+    )
+
+
+class Server:
+    """A state with the shell's part played by hand: requests are words, batches apply when told."""
+
+    def __init__(self, shards=(0, 1), live=(ZERO,)):
+        self.state = ServerState(run="run", generation=1, shards=[shard_of(number) for number in shards])
+        if live is not None:
+            self.tell(ReplicasChanged(live))
+
+    def tell(self, event):
+        effects = self.state.handle(event)
+        self.state.check_invariants()
+        return effects
+
+    def push(self, request, *args, **fields):
+        return self.tell(PushArrived(request, push_of(*args, **fields), PushGradients()))
+
+    def pull(self, request, *shards, run="run", generation=1):
+        return self.tell(PullArrived(request, Pull(run=run, generation=generation, shards=shards)))
+
+    def tick(self, request, shards, clock, *, replica=0, run="run", generation=1):
+        body = Tick(
+            run=run,
+            session=1,
+            incarnation=1,
+            replica=replica,
+            clock=clock,
+            generation=generation,
+            shards=tuple(shards),
+        )
+        return self.tell(TickArrived(request, body))
+
+    def apply(self, bad=()):
+        """Apply one batch; pushes whose request is in `bad` are not finite."""
+        batch, effects = self.state.take_batch()
+        if batch is not None:
+            finite = [[queued.request not in bad for queued in batch.pushes]] * len(batch.shards())
+            effects += self.tell(Applied(batch, finite))
+        return effects
+
+    def drain(self, bad=()):
+        effects = []
+        while not self.state.idle:
+            effects += self.apply(bad)
+        return effects
+
+    def shard(self, number=0):
+        return self.state.shards[ShardId(number)]
+
+
+def answers(effects):
+    return [effect.request for effect in effects]
+
+
+def test_a_push_is_acknowledged_when_it_is_applied_with_the_versions_after_it():
+    server = Server()
+    assert server.push("a", (0, 1), (1, 1)) == []
+    assert not server.state.idle
+    (answer,) = server.apply()
+    assert isinstance(answer, Acknowledge)
+    assert (answer.request, answer.body.versions, answer.body.problems) == ("a", (1, 1), ())
+    assert answer.shards == ()
+    assert server.state.idle
+
+
+def test_a_retried_push_is_applied_once_and_answered_again():
+    server = Server()
+    server.push("a", (0,), (1,))
+    server.drain()
+    (again,) = server.push("again", (0,), (1,))
+    assert again.body.problems == (Problem(0, DUPLICATE),)
+    assert again.body.versions == (1,)
+    assert (server.shard().version, server.shard().duplicates) == (1, 1)
+
+
+def test_a_duplicate_of_a_queued_push_is_not_acknowledged_before_it_is_applied():
+    server = Server()
+    server.push("a", (0,), (1,))
+    assert server.push("again", (0,), (1,)) == []
+    effects = server.drain()
+    assert answers(effects) == ["a", "again"]
+    assert effects[1].body.versions == (1,)
+    assert server.shard().version == 1
+
+
+def test_a_gap_is_answered_with_the_number_that_is_wanted_and_applies_nothing():
+    server = Server()
+    (answer,) = server.push("late", (0,), (3,))
+    assert answer.body.problems == (Problem(0, GAP, 1),)
+    server.push("a", (0,), (1,))
+    server.drain()
+    (answer,) = server.push("late", (0,), (3,))
+    assert answer.body.problems == (Problem(0, GAP, 2),)
+    assert server.shard().version == 1
+
+
+def test_each_session_and_each_life_of_it_has_numbers_of_its_own():
+    server = Server()
+    for request, session, life in (("a", 1, 1), ("b", 2, 1), ("c", 1, 2)):
+        server.push(request, (0,), (1,), session=session, incarnation=life)
+    server.drain()
+    assert server.shard().version == 3
+    assert server.shard().last_number == {(1, 1): 1, (2, 1): 1, (1, 2): 1}
+
+
+def test_shards_that_live_elsewhere_leave_the_others_applied():
+    server = Server(shards=(0,))
+    server.push("a", (0, 7), (1, 1))
+    (answer,) = server.drain()
+    assert answer.body.problems == (Problem(1, NOT_PRIMARY),)
+    assert answer.body.versions == (1, 0)
+    assert server.shard().version == 1
+
+
+def test_what_is_new_in_a_partly_known_push_is_applied_and_the_rest_is_not():
+    server = Server()
+    server.push("a", (0,), (1,))
+    server.drain()
+    server.push("b", (0, 1), (1, 1))
+    (answer,) = server.drain()
+    assert answer.body.problems == (Problem(0, DUPLICATE),)
+    assert (server.shard(0).version, server.shard(1).version) == (1, 1)
+
+
+def test_a_push_of_an_older_assignment_finds_no_primary():
+    (answer,) = Server().push("a", (0, 1), (1, 1), generation=0)
+    assert answer.body.problems == (Problem(0, NOT_PRIMARY), Problem(1, NOT_PRIMARY))
+
+
+@pytest.mark.parametrize("what", ["push", "pull", "tick"])
+def test_another_run_is_refused_by_name(what):
+    server = Server()
+    effects = {
+        "push": lambda: server.push("a", (0,), (1,), run="old"),
+        "pull": lambda: server.pull("a", 0, run="old"),
+        "tick": lambda: server.tick("a", (0,), 1, run="old"),
+    }[what]()
+    (refusal,) = effects
+    assert isinstance(refusal, Refuse)
+    assert (refusal.request, refusal.code) == ("a", "wrong-run")
+    assert "run run" in refusal.text
+    assert "old" in refusal.text
+
+
+def test_a_pull_of_shards_that_live_elsewhere_is_refused_with_their_numbers():
+    (refusal,) = Server(shards=(0,)).pull("p", 0, 5)
+    assert (refusal.code, refusal.text) == ("not-primary", "not the primary of shards [5]")
+
+
+def test_a_pull_waits_for_the_pushes_before_it():
+    server = Server()
+    server.push("a", (0,), (1,))
+    assert server.pull("p", 0, 1) == []
+    effects = server.drain()
+    assert answers(effects) == ["a", "p"]
+    assert isinstance(effects[1], SendValues)
+    assert [int(shard.spec.id) for shard in effects[1].shards] == [0, 1]
+
+
+def test_a_pull_with_nothing_before_it_is_answered_at_once():
+    (answer,) = Server().pull("p", 1)
+    assert isinstance(answer, SendValues)
+
+
+def test_a_push_that_pulls_brings_back_its_shards_unless_part_of_it_is_open():
+    server = Server(shards=(0, 1))
+    server.push("a", (0, 1), (1, 1), pull=True)
+    (answer,) = server.drain()
+    assert [int(shard.spec.id) for shard in answer.shards] == [0, 1]
+    server.push("b", (0, 1), (2, 9), pull=True)
+    (answer,) = server.drain()
+    assert answer.shards == ()
+    (answer,) = server.push("a again", (0, 1), (1, 1), pull=True)
+    assert len(answer.shards) == 2
+
+
+def test_pushes_for_the_same_shards_are_applied_together_in_the_order_they_came():
+    server = Server()
+    for number in range(1, 4):
+        server.push(f"a{number}", (0,), (number,))
+    server.push("other", (1,), (1,))
+    server.push("a4", (0,), (4,))
+    batch, _ = server.state.take_batch()
+    assert [queued.request for queued in batch.pushes] == ["a1", "a2", "a3"]
+    server.tell(Applied(batch, [[True] * 3]))
+    assert answers(server.drain()) == ["other", "a4"]
+    assert (server.state.batches, server.state.batched_pushes) == (3, 5)
+
+
+def test_a_batch_has_a_limit():
+    server = Server()
+    for number in range(1, MAX_BATCH + 3):
+        server.push(number, (0,), (number,))
+    batch, _ = server.state.take_batch()
+    assert len(batch.pushes) == MAX_BATCH
+
+
+def test_a_push_that_is_not_finite_consumes_its_number_and_ticks_the_clock():
+    server = Server()
+    server.push("bad", (0,), (1,), clock=4)
+    (answer,) = server.drain(bad={"bad"})
+    assert answer.body.problems == (Problem(0, REFUSED),)
+    shard = server.shard()
+    assert (shard.version, shard.refused, shard.clocks[ZERO]) == (0, 1, 4)
+    assert shard.staleness.total() == 0
+    server.push("good", (0,), (2,), clock=5)
+    (answer,) = server.drain()
+    assert answer.body.versions == (1,)
+
+
+def test_staleness_counts_what_was_applied_since_the_read_less_what_was_in_the_copy():
+    server = Server(live=(ZERO, ONE))
+    for number, (read, own) in enumerate([(0, 0), (0, 0), (1, 0), (1, 2), (0, 9)], start=1):
+        server.push(number, (0,), (number,), read=read, own=own)
+        server.drain()
+    # at versions 0 to 4: 0, 1, 2-1, 3-1-2, less than nothing
+    assert server.shard().staleness == {0: 3, 1: 2}
+
+
+def test_clocks_advance_with_pushes_and_ticks_and_never_go_back():
+    server = Server(live=(ZERO, ONE))
+    server.push("a", (0,), (1,), clock=3)
+    server.drain()
+    (answer,) = server.tick("t", (0, 1, 99), 5)
+    assert isinstance(answer, AcknowledgeTick)
+    server.push("b", (0,), (2,), clock=4)
+    server.drain()
+    assert server.shard(0).clocks == {ZERO: 5, ONE: 0}
+    assert server.shard(1).clocks == {ZERO: 5, ONE: 0}
+    assert server.shard(0).slowest_clock() == 0
+
+
+def test_a_lost_replica_leaves_the_minimum_and_moves_no_clock_any_more():
+    server = Server(live=(ZERO, ONE))
+    server.tick("t", (0,), 7)
+    server.tell(ReplicasChanged((ZERO,)))
+    assert server.shard().slowest_clock() == 7
+    server.tick("late", (0,), 3, replica=1)
+    assert server.shard().clocks == {ZERO: 7}
+
+
+def test_a_joining_replica_starts_at_the_slowest_clock_of_those_who_stay():
+    server = Server(live=(ZERO, ONE))
+    server.tick("t", (0,), 10)
+    server.tick("t", (0,), 4, replica=1)
+    server.tell(ReplicasChanged((ZERO, ONE, TWO)))
+    assert server.shard().clocks[TWO] == 4
+    server.tell(ReplicasChanged((ZERO,)))
+    server.tell(ReplicasChanged((ZERO, ONE)))
+    assert server.shard().clocks == {ZERO: 10, ONE: 10}
+
+
+def test_who_joins_when_nobody_is_left_starts_where_the_last_ones_were():
+    server = Server(live=(ZERO, ONE))
+    server.tick("t", (0,), 10)
+    server.tick("t", (0,), 8, replica=1)
+    server.tell(ReplicasChanged(()))
+    server.tell(ReplicasChanged((TWO,)))
+    assert server.shard().clocks == {TWO: 8}
+
+
+def test_statistics_add_up():
+    server = Server()
+    server.push("a", (0, 1), (1, 1))
+    server.push("b", (0, 1), (2, 2))
+    server.drain(bad={"b"})
+    server.push("a", (0, 1), (1, 1))
+    told = server.state.statistics()
+    assert told["versions"] == {"0": 1, "1": 1}
+    assert told["staleness"] == {"0": 2}
+    assert (told["refused"], told["duplicates"]) == (2, 2)
+
+
+class Pushes(RuleBasedStateMachine):
+    """Clients push, repeat, jump and pull; batches apply when they like. A model of one line each checks."""
+
+    SHARDS = (0, 1, 2)
+    sessions = st.integers(1, 2)
+    chosen = st.lists(st.sampled_from(SHARDS), min_size=1, max_size=3, unique=True)
+
+    def __init__(self):
+        super().__init__()
+        self.server = Server(shards=self.SHARDS, live=(ZERO, ONE, TWO))
+        self.requests = 0
+        self.open = set()
+        self.bad = set()
+        self.last = {}
+        self.applied = dict.fromkeys(self.SHARDS, 0)
+
+    def asked(self):
+        self.requests += 1
+        self.open.add(self.requests)
+        return self.requests
+
+    def take(self, effects):
+        for effect in effects:
+            assert effect.request in self.open, "a question is answered once"
+            self.open.remove(effect.request)
+
+    @rule(session=sessions, shards=chosen, finite=st.booleans(), pull=st.booleans())
+    def pushes(self, session, shards, finite, pull):
+        request = self.asked()
+        numbers = []
+        for shard in shards:
+            self.last[session, shard] = self.last.get((session, shard), 0) + 1
+            numbers.append(self.last[session, shard])
+            self.applied[shard] += finite
+        if not finite:
+            self.bad.add(request)
+        self.take(self.server.push(request, shards, numbers, session=session, replica=session, pull=pull))
+
+    @rule(session=sessions, shards=chosen, back=st.integers(0, 3))
+    def repeats(self, session, shards, back):
+        numbers = [self.last.get((session, shard), 0) - back for shard in shards]
+        if min(numbers) >= 1:
+            self.take(self.server.push(self.asked(), shards, numbers, session=session, replica=session))
+
+    @rule(session=sessions, shards=chosen, ahead=st.integers(2, 4))
+    def jumps(self, session, shards, ahead):
+        numbers = [self.last.get((session, shard), 0) + ahead for shard in shards]
+        self.take(self.server.push(self.asked(), shards, numbers, session=session, replica=session))
+
+    @rule(shards=chosen)
+    def pulls(self, shards):
+        self.take(self.server.pull(self.asked(), *shards))
+
+    @rule()
+    def applies(self):
+        self.take(self.server.apply(self.bad))
+
+    @invariant()
+    def numbers_are_those_of_the_model(self):
+        self.server.state.check_invariants()
+        for (session, shard), number in self.last.items():
+            assert self.server.shard(shard).last_number[session, 1] == number
+        if self.server.state.idle:
+            assert not self.open
+            assert {n: self.server.shard(n).version for n in self.SHARDS} == self.applied
+
+    def teardown(self):
+        self.take(self.server.drain(self.bad))
+        self.numbers_are_those_of_the_model()
+
+
+Pushes.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestPushes = Pushes.TestCase
