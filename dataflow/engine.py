@@ -137,10 +137,15 @@ class Engine:
         except BaseExceptionGroup as group:
             # That the body was refused is the consequence of what stopped the engine, not a second error.
             errors = (group.split(EngineClosed)[1] or group) if self._failure.done() else group
-            if len(errors.exceptions) > 1:
-                raise
+            found = list(errors.exceptions)
+            failure = self._failure.exception() if self._failure.done() else None
+            if failure is not None and failure not in found:
+                # The body raised before the task that watches for failures had its turn.
+                found.insert(0, failure)
+            if len(found) > 1:
+                raise BaseExceptionGroup(group.message, found) from None
             # One error is raised as itself: the group only says that an engine has a task inside.
-            only = errors.exceptions[0]
+            only = found[0]
             if only is not error:
                 raise only from only.__cause__
         finally:

@@ -299,7 +299,7 @@ def start_batches(num_tags: int) -> tuple[Scheduler, list[Tag]]:
 
 
 def test_ready_tags_form_batches_one_at_a_time() -> None:
-    scheduler, tags = start_batches(5)
+    scheduler, _ = start_batches(5)
 
     sizes = []
     for effect in drive(scheduler):
@@ -326,7 +326,7 @@ def test_abandoned_tags_leave_a_batch_but_not_its_order() -> None:
 
 
 def test_a_batch_that_is_all_abandoned_is_not_called() -> None:
-    scheduler, tags = start_batches(2)
+    scheduler, _ = start_batches(2)
     [call] = take_calls(scheduler)
     scheduler.abandon_all()
     result = call.execute(None)
@@ -356,7 +356,7 @@ def test_a_batch_returns_one_entry_per_tag(returned: object) -> None:
         scheduler.admit(tag)
         scheduler.deliver("a", tag, 0)
 
-    with pytest.raises(Exception, match="node 'n' returned .*, expected one entry for each of 2 tags"):
+    with pytest.raises(Exception, match=r"node 'n' returned .*, expected one entry for each of 2 tags"):
         list(drive(scheduler))
 
 
@@ -387,7 +387,7 @@ def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str) ->
         Scheduler(ONE, **arguments)
 
 
-# Properties. Nodes build terms of what they were given, so a term shows which inputs of which tag it came from.
+# Properties. Nodes build terms of what they were given: a term shows which inputs of which tag it came from.
 
 
 def term_node(name: str, *, num_outputs: int, batch: int) -> Any:

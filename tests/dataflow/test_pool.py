@@ -1,0 +1,213 @@
+"""The pool runs every accepted job once, tells the loop, and leaves no thread behind."""
+
+import asyncio
+import os
+import threading
+from typing import Any
+
+import pytest
+
+from dataflow import ComputePool, Job, PoolClosed, WaitTimedOut
+
+
+def thread_name() -> str:
+    return threading.current_thread().name
+
+
+async def test_run_returns_the_result_from_a_named_thread() -> None:
+    async with ComputePool(threads=1, name="worker-0") as pool:
+        assert await pool.run(divmod, 7, 3) == (2, 1)
+        assert await pool.run(thread_name) == "worker-0/0"
+
+
+async def test_run_raises_what_the_function_raises() -> None:
+    def fail(error: BaseException) -> None:
+        raise error
+
+    async with ComputePool(threads=1) as pool:
+        with pytest.raises(ZeroDivisionError):
+            await pool.run(divmod, 1, 0)
+        with pytest.raises(RuntimeError, match="fail raised StopIteration"):
+            await pool.run(fail, StopIteration())
+        with pytest.raises(KeyboardInterrupt):
+            await pool.run(fail, KeyboardInterrupt())
+        assert await pool.run(abs, -1) == 1
+
+
+async def test_each_thread_hands_out_its_own_context() -> None:
+    barrier = threading.Barrier(2)
+
+    def both(context: str) -> tuple[str, str]:
+        barrier.wait(timeout=10)
+        return thread_name(), context
+
+    async with ComputePool(threads=2, name="p", contexts=["first", "second"]) as pool:
+        results = await asyncio.gather(*(pool.run(both, with_context=True) for _ in range(2)))
+
+    assert sorted(results) == [("p/0", "first"), ("p/1", "second")]
+
+
+async def test_callbacks_run_on_the_loop_in_order_and_one_failing_spares_the_others() -> None:
+    loop = asyncio.get_running_loop()
+    complaints: list[dict[str, Any]] = []
+    loop.set_exception_handler(lambda _, context: complaints.append(context))
+    seen: list[tuple[Any, str, str]] = []
+
+    def done(job: Job) -> None:
+        seen.append((job.result, job.cost, thread_name()))
+        if job.result == 1:
+            raise ValueError("callback")
+
+    async with ComputePool(threads=1) as pool:
+        assert all(pool.submit(abs, -value, on_done=done, cost="segment") for value in range(3))
+
+    assert seen == [(value, "segment", "MainThread") for value in range(3)]
+    assert [str(complaint["exception"]) for complaint in complaints] == ["callback"]
+
+
+async def test_the_cost_label_is_the_name_of_the_function_unless_given() -> None:
+    jobs: list[Job] = []
+    async with ComputePool(threads=1) as pool:
+        pool.submit(abs, 1, on_done=jobs.append)
+
+    assert jobs[0].cost == "abs"
+
+
+async def test_the_intake_is_bounded_and_run_waits_for_room() -> None:
+    gate = threading.Event()
+    refused = object()
+    async with ComputePool(threads=1, intake=2) as pool:
+        assert pool.submit(gate.wait, 10, on_done=lambda job: None)
+        async with asyncio.TaskGroup() as tg:
+            runs = [tg.create_task(pool.run(abs, -value), name=f"run-{value}") for value in range(5)]
+            await asyncio.sleep(0)
+            assert pool.outstanding == 2
+            assert not pool.submit(abs, refused, on_done=lambda job: None)
+            runs[2].cancel()  # waits for room; those behind it must not wait for ever
+            gate.set()
+
+    assert [run.result() for run in runs if not run.cancelled()] == [0, 1, 3, 4]
+    assert pool.statistics().accepted == 5
+
+
+async def test_cancelling_a_run_drops_its_result_but_not_its_job() -> None:
+    gate, ran = threading.Event(), threading.Event()
+
+    def work() -> None:
+        gate.wait(10)
+        ran.set()
+
+    async with ComputePool(threads=1) as pool:
+        async with asyncio.TaskGroup() as tg:
+            run = tg.create_task(pool.run(work), name="run")
+            await asyncio.sleep(0)
+            run.cancel()
+        assert pool.outstanding == 1
+        gate.set()
+
+    assert ran.is_set()
+    assert pool.outstanding == 0
+
+
+async def test_leaving_runs_what_was_accepted_and_takes_no_more() -> None:
+    done: list[Job] = []
+    pool = ComputePool(threads=2)
+    with pytest.raises(PoolClosed, match="not open"):
+        pool.submit(abs, 1, on_done=done.append)
+    async with pool:
+        for value in range(50):
+            pool.submit(abs, value, on_done=done.append)
+
+    assert len(done) == 50
+    with pytest.raises(PoolClosed):
+        await pool.run(abs, 1)
+    with pytest.raises(PoolClosed, match="only once"):
+        await pool.__aenter__()
+
+
+async def test_a_job_that_does_not_end_is_named_when_closing_times_out() -> None:
+    gate = threading.Event()
+    running = threading.Event()
+
+    def stuck() -> None:
+        running.set()
+        gate.wait(10)
+
+    pool = ComputePool(threads=1, name="p", close_timeout_s=0.01)
+    with pytest.raises(WaitTimedOut, match=r"closing pool 'p' was not done .* p/0 runs 'stuck'"):
+        async with pool:
+            pool.submit(stuck, on_done=lambda job: None)
+            assert running.wait(10)
+    gate.set()
+
+
+async def test_cancelling_the_leaving_still_ends_the_threads() -> None:
+    gate = threading.Event()
+    inside = asyncio.Event()
+
+    async def use() -> None:
+        async with ComputePool(threads=1) as pool:
+            pool.submit(gate.wait, 10, on_done=lambda job: None)
+            inside.set()
+
+    async with asyncio.TaskGroup() as tg:
+        task = tg.create_task(use(), name="use")
+        await inside.wait()
+        await asyncio.sleep(0)
+        task.cancel()
+    gate.set()
+    # That no thread is left is checked for every test.
+
+
+async def test_statistics_tell_busy_time_and_wakes() -> None:
+    async with ComputePool(threads=1) as pool:
+        assert pool.statistics().queue_wait_s == 0
+        for value in range(20):
+            pool.submit(abs, value, on_done=lambda job: None)
+        await pool.run(threading.Event().wait, 0.01)
+        statistics = pool.statistics()
+
+    assert (statistics.accepted, statistics.finished, statistics.outstanding) == (21, 21, 0)
+    assert statistics.busy_s >= 0.01
+    assert 0 < statistics.busy_share <= 1
+    assert 0 < statistics.queue_wait_s < statistics.elapsed_s
+    assert 1 <= statistics.wakes <= 21
+    assert repr(pool) == "<ComputePool 'pool' 1 threads 0 jobs closed>"
+
+
+async def test_an_idle_thread_keeps_nothing_alive() -> None:
+    class Array:
+        ended = threading.Event()
+
+        def __del__(self) -> None:
+            self.ended.set()
+
+    async with ComputePool(threads=1) as pool:
+        await pool.run(id, Array())
+        assert Array.ended.wait(10)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs CPU affinity")
+async def test_a_thread_runs_only_on_its_cpus() -> None:
+    cpu = min(os.sched_getaffinity(0))
+    before = os.sched_getaffinity(0)
+    async with ComputePool(threads=1, affinity=[[cpu]]) as pool:
+        assert await pool.run(os.sched_getaffinity, 0) == {cpu}
+
+    assert os.sched_getaffinity(0) == before
+    with pytest.raises(ValueError, match=r"CPUs \[123456\] may not be used"):
+        ComputePool(threads=1, affinity=[[123456]])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"threads": 0}, "must be at least 1, they are 0"),
+        ({"threads": 1, "intake": 0}, "they are 1 and 0"),
+        ({"threads": 2, "contexts": [1]}, "contexts has 1 entries for 2 threads"),
+        ({"threads": 2, "affinity": [[0]]}, "affinity has 1 entries for 2 threads"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ComputePool(**arguments)
