@@ -34,7 +34,9 @@ def choose_model(wanted: str, data: Mapping[str, Any], *, text: str | None = Non
     else:
         known = ", ".join(NAMED_MODELS)
         hint = " (the file was not read)" if Path(wanted).suffix == ".toml" else ""
-        raise ConfigError(f"unknown model {wanted!r}{hint}; known: auto, {known}, or a .toml file with a spec")
+        raise ConfigError(
+            f"unknown model {wanted!r}{hint}; known: auto, {known}, or a .toml file with a spec"
+        )
     if tuple(spec.input_shape) != shape:
         raise ConfigError(
             f"model {spec.name!r} takes images of {tuple(spec.input_shape)} (channels, rows, columns), but "

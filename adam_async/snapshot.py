@@ -4,7 +4,6 @@ import asyncio
 from typing import Any
 
 from numpy.typing import NDArray
-from transport import BufferPool
 
 from adam_async.cluster_map import ClusterMap
 from adam_async.model.network import Network
@@ -12,6 +11,7 @@ from adam_async.model_worker.pulls import Puller
 from adam_async.model_worker.weights import WorkerWeights
 from adam_async.parameter_server.client import ParameterClient
 from adam_async.placement import ShardTable
+from transport import BufferPool
 
 
 async def pull_snapshot(

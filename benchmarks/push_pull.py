@@ -1,6 +1,6 @@
 """Push a gradient, apply SGD, pull the values: one client, one real parameter server in its own process.
 
-    python -m benchmarks.push_pull --json push_pull.json [--peer 'ps-lite=PYTHON push_pull_baselines.py --kind kvstore']
+    python -m benchmarks.push_pull --json push_pull.json --peer 'ps-lite=PYTHON PEER_SCRIPT --kind kvstore'
 
 Ours goes through everything that training uses: controller, placement, session numbers, finite check, the
 SGD rule, a copy of the values, TCP links. A vector is one weight matrix, cut into shards of at most 1 MiB;

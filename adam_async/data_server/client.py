@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from numpy.typing import NDArray
-from transport import DialFailed, Identity, Link, Network, RemoteProtocolError, RetrySchedule, TransportError
 
 from adam_async.config import Waits
 from adam_async.errors import RoleDied
 from adam_async.messages import Finished, Groups, Lease, LeaseGroups, Reported, ReportGroups, pack, unpack
 from adam_async.traffic import Traffic
+from transport import DialFailed, Identity, Link, Network, RemoteProtocolError, RetrySchedule, TransportError
 
 logger = logging.getLogger(__name__)
 
@@ -149,7 +149,8 @@ class DataClient:
     async def _read(self, link: Link) -> None:
         holding: tuple[int, ...] | None = tuple(self._held)
         while True:
-            while len(self._groups) >= self._ahead:
+            # Ask when half of what we hold is used up, not for every single group.
+            while len(self._groups) > self._ahead // 2:
                 self._has_room.clear()
                 await self._has_room.wait()
             body = LeaseGroups(
@@ -171,12 +172,15 @@ class DataClient:
                 self._held[lease.number] = None
                 self._groups.append(ImageGroup(lease, images, labels))
             self._last = answer.last
+            if answer.last:
+                self._has_reports.set()
             if answer.leases or answer.last:
                 self._has_group.set()
 
     async def _report(self, link: Link) -> None:
         while True:
-            while not self._reports:
+            # A few at a time, unless nothing more waits for us: then the epoch may wait for these.
+            while not self._reports or (len(self._reports) < self._ahead // 2 and not self._last):
                 self._has_reports.clear()
                 await self._has_reports.wait()
             reports = tuple(self._reports)
@@ -210,13 +214,15 @@ class DataClient:
                 self._blocked_s += loop.time() - begin
         self._taken += 1
         group = self._groups.popleft()
-        self._has_room.set()
+        if len(self._groups) <= self._ahead // 2:
+            self._has_room.set()
         return group
 
     def finished(self, report: Finished) -> None:
         """A group was trained and its push acknowledged; tell the data server soon."""
         self._reports.append(report)
-        self._has_reports.set()
+        if self._last or len(self._reports) >= self._ahead // 2:
+            self._has_reports.set()
 
     def statistics(self) -> DataClientStatistics:
         """Count groups and waits for them."""

@@ -227,7 +227,10 @@ class DataServer:
                 request.reply(pack(Reported()))
             case ReadTest():
                 part = slice(body.start, body.stop)
-                tensors: list[NDArray[Any]] = [self._dataset.test_images[part], self._dataset.test_labels[part]]
+                tensors: list[NDArray[Any]] = [
+                    self._dataset.test_images[part],
+                    self._dataset.test_labels[part],
+                ]
                 request.reply(pack(TestImages(total=len(self._dataset.test_labels)), tensors))
             case GetStatistics():
                 statistics = Statistics(node=self._identity.node, role="data")
