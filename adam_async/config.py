@@ -100,6 +100,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             value = getattr(self, name)
             if not least <= value < math.inf:
                 raise ConfigError(f"{name} must be a number of at least {least}, not {value}")
+        for name, most in _MOST.items():
+            if getattr(self, name) > most:
+                raise ConfigError(f"{name} must be at most {most}, not {getattr(self, name)}")
         if not 0 <= self.momentum < 1:
             raise ConfigError(f"momentum must be in [0, 1), not {self.momentum}")
         if self.momentum and self.rule != "sgd":
@@ -142,6 +145,11 @@ _LEAST = {
     "seed": 0,
     "shard_bytes": 64,
     "read_ahead": 1,
+}
+
+_MOST = {
+    "shard_bytes": 1 << 25,  # half of what one message may hold
+    "read_ahead": 1024,  # after a broken link a worker names all it holds in one message
 }
 
 FIELDS = tuple(field.name for field in msgspec.structs.fields(Config))

@@ -8,6 +8,7 @@ any server makes the same groups; the next groups of every replica are gathered 
 import asyncio
 import logging
 from contextlib import AsyncExitStack
+from math import prod
 from types import TracebackType
 from typing import Any, Self
 
@@ -55,6 +56,12 @@ logger = logging.getLogger(__name__)
 
 Images = NDArray[np.uint8]
 
+ANSWER_BYTES = 8 << 20
+"""Images of one answer at most (or one group); a worker that wants more asks again."""
+
+ANSWER_GROUPS = 64
+"""Groups of one answer at most; what describes them must fit into a frame's meta."""
+
 
 class DataServer:
     """One data server, from `async with` to its end.
@@ -91,6 +98,7 @@ class DataServer:
         self.state = DataState()
         self._run = ""
         self._group_images = 1
+        self._most_groups = 1
         self._read_ahead = 1
         self._order: EpochOrder | None = None
         self._ready: dict[int, tuple[Images, NDArray[Any]]] = {}
@@ -160,6 +168,8 @@ class DataServer:
         self._run = run.id
         self._group_images = int(run.config["images_per_group"])
         self._read_ahead = int(run.config["read_ahead"])
+        group_bytes = self._group_images * prod(self._dataset.image_shape)
+        self._most_groups = min(max(ANSWER_BYTES // group_bytes, 1), ANSWER_GROUPS)
         self._dice = Dice(int(run.config["seed"]))
         self.state = DataState()
 
@@ -215,7 +225,7 @@ class DataServer:
                         request=request,
                         replica=Replica(body.replica),
                         incarnation=body.incarnation,
-                        count=body.count,
+                        count=min(body.count, self._most_groups),
                         deadline=self._loop.time() + min(body.wait_s, self._waits.call_s / 2),
                         holding=body.holding,
                     )

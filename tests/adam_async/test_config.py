@@ -55,6 +55,8 @@ def test_a_file_with_a_wrong_key_is_told_the_nearest(text, said):
         ({"images_per_group": 0}, "images_per_group"),
         ({"in_flight": -1}, "in_flight"),
         ({"shard_bytes": 63}, "shard_bytes must be a number of at least 64, not 63"),
+        ({"shard_bytes": 1 << 26}, "shard_bytes must be at most 33554432, not 67108864"),
+        ({"read_ahead": 2000}, "read_ahead must be at most 1024, not 2000"),
         ({"rate": -0.1}, "rate must be a number of at least 0.0, not -0.1"),
         ({"rate": float("nan")}, "rate must be a number of at least 0.0, not nan"),
         ({"rate": "inf"}, "rate must be a number of at least 0.0, not inf"),

@@ -1,0 +1,301 @@
+"""Messages: who may say what, what survives the trip, and how wrong ones are told."""
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adam_async import messages
+from adam_async.cluster_map import ClusterMap
+from adam_async.messages import (
+    BY_NAME,
+    ROLES,
+    TABLE,
+    Body,
+    CompareAndSet,
+    Finished,
+    GetMap,
+    GetStatistics,
+    Groups,
+    Lease,
+    LeaseGroups,
+    MapState,
+    Part,
+    Problem,
+    Pull,
+    Push,
+    Pushed,
+    ReadTest,
+    Reported,
+    ReportGroups,
+    Statistics,
+    Tick,
+    Ticked,
+    Values,
+    WatchMap,
+    check_tensor,
+    pack,
+    read_number,
+    read_text_tensor,
+    role_table,
+    text_tensor,
+    unpack,
+    unpack_any,
+)
+from adam_async.model_worker.updates import MESSAGE_SHARDS
+from tests.adam_async.runs import NETWORKS, address_of
+from transport import Identity, LinkConfig, LocalProtocolError, Message, RemoteProtocolError
+from transport.frames import FrameEncoder
+from transport.tensors import lay_out
+from transport.testing import link_pair
+
+LARGE = (1 << 63) - 1
+"""What numbers may grow to without a message growing too large."""
+
+EVERYBODY = {(role, "controller") for role in ("controller", "ps", "data", "worker", "driver")}
+
+ALLOWED = {
+    "GetMap": EVERYBODY,
+    "CompareAndSet": EVERYBODY,
+    "WatchMap": EVERYBODY,
+    "MapState": {(to, of) for of, to in EVERYBODY},
+    "LeaseGroups": {("worker", "data")},
+    "Groups": {("data", "worker")},
+    "ReportGroups": {("worker", "data")},
+    "Reported": {("data", "worker")},
+    "ReadTest": {("driver", "data")},
+    "TestImages": {("data", "driver")},
+    "Push": {("worker", "ps")},
+    "Pushed": {("ps", "worker")},
+    "Tick": {("worker", "ps")},
+    "Ticked": {("ps", "worker")},
+    "Pull": {("worker", "ps"), ("driver", "ps")},
+    "Values": {("ps", "worker"), ("ps", "driver")},
+    "GetStatistics": {("driver", role) for role in ("controller", "ps", "data", "worker")},
+    "Statistics": {(role, "driver") for role in ("controller", "ps", "data", "worker")},
+}
+"""Written a second time, so that a row that is changed by accident is noticed."""
+
+EXAMPLES = [
+    GetMap(),
+    CompareAndSet(key="run", expected=3),
+    WatchMap(after=-1),
+    MapState(version=7, done=False),
+    LeaseGroups(run="r", replica=0, incarnation=1 << 55, count=4, wait_s=1.5, holding=(1, 2)),
+    Groups(leases=(Lease(1, 2, 3, 16),), last=True),
+    ReportGroups(run="r", replica=1, finished=(Finished(1, 2, 1, 16, 0.25),)),
+    Reported(),
+    ReadTest(start=0, stop=10),
+    messages.TestImages(total=10),
+    Push(
+        run="r",
+        session=1 << 55,
+        incarnation=2,
+        replica=0,
+        clock=9,
+        images=16,
+        rate=0.1,
+        generation=1,
+        parts=(Part(True, 2), Part(False, 1)),
+        shards=(0, 1, 2),
+        numbers=(9, 9, 9),
+        versions=(1, 2, 3),
+        own=(0, 0, 1),
+        pull=True,
+    ),
+    Pushed(versions=(1, 2), problems=(Problem(1, messages.GAP, 4),)),
+    Tick(run="r", session=1, incarnation=2, replica=0, clock=3, generation=1, shards=(5,)),
+    Ticked(),
+    Pull(run="r", generation=1, shards=(1, 2)),
+    Values(versions=(4, 5), clock=2),
+    GetStatistics(run="r"),
+    Statistics(node="ps-0", role="ps"),
+]
+
+
+def classes():
+    found, waiting = [], [Body]
+    while waiting:
+        children = waiting.pop().__subclasses__()
+        found += children
+        waiting += children
+    return {cls for cls in found if cls.__module__ == messages.__name__}
+
+
+def test_every_message_has_a_row_and_an_example_here():
+    assert classes() == set(TABLE) == {type(example) for example in EXAMPLES}
+    assert set(ALLOWED) == set(BY_NAME)
+
+
+@pytest.mark.parametrize("name", sorted(BY_NAME))
+@pytest.mark.parametrize("speaker", ROLES)
+def test_every_role_may_say_what_the_table_says_and_nothing_else(name, speaker):
+    rules = role_table()
+    for listener in ROLES:
+        assert rules.allows(name, speaker, listener) == ((speaker, listener) in ALLOWED[name])
+    assert not rules.allows(name, speaker, "stranger")
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("body", EXAMPLES, ids=lambda body: type(body).__name__)
+async def test_a_message_survives_a_link(network, body):
+    links = NETWORKS[network]()
+    speaker, listener = sorted(TABLE[type(body)])[0]
+    tensor = np.arange(6, dtype=np.float32).reshape(2, 3)
+    near = Identity(role=speaker, node="near", incarnation=1)
+    far = Identity(role=listener, node="far", incarnation=2)
+    async with link_pair(links, address=address_of(links), near=near, far=far) as (one, other):
+        await one.send(pack(body, [tensor]))
+        received = await other.receive()
+    assert unpack(received, type(body)) == body
+    assert unpack_any(received) == body
+    np.testing.assert_array_equal(received.tensors[0], tensor)
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+async def test_what_a_role_may_not_say_does_not_leave_it(network):
+    links = NETWORKS[network]()
+    near = Identity(role="driver", node="near", incarnation=1)
+    far = Identity(role="ps", node="far", incarnation=2)
+    async with link_pair(links, address=address_of(links), near=near, far=far) as (one, _):
+        with pytest.raises(LocalProtocolError, match="Push"):
+            await one.send(pack(EXAMPLES[10]))
+
+
+@pytest.mark.parametrize("body", EXAMPLES, ids=lambda body: type(body).__name__)
+def test_keys_of_a_newer_peer_are_ignored(body):
+    sent = pack(body)
+    newer = Message(type=sent.type, meta={**sent.meta, "colour": "red"}, tensors=())
+    assert unpack(newer, type(body)) == body
+
+
+@pytest.mark.parametrize("body", EXAMPLES, ids=lambda body: type(body).__name__)
+def test_a_missing_key_is_named(body):
+    fields = msgspec.structs.fields(type(body))
+    for field in fields:
+        meta = {key: value for key, value in pack(body).meta.items() if key != field.encode_name}
+        short = Message(type=type(body).__name__, meta=meta, tensors=())
+        if not field.required:
+            unpack(short, type(body))
+            continue
+        with pytest.raises(RemoteProtocolError, match=rf"malformed {type(body).__name__}: .*`{field.name}`"):
+            unpack(short, type(body))
+
+
+@pytest.mark.parametrize("body", EXAMPLES, ids=lambda body: type(body).__name__)
+def test_a_mistyped_key_is_named(body):
+    for key, value in pack(body).meta.items():
+        wrong = Message(type=type(body).__name__, meta={**pack(body).meta, key: {"not": "this"}}, tensors=())
+        with pytest.raises(RemoteProtocolError, match=rf"malformed {type(body).__name__}: .*\$\.{key}"):
+            unpack(wrong, type(body))
+        assert value is not None
+
+
+@pytest.mark.parametrize("count", [0, -1])
+def test_a_part_of_no_shards_is_malformed(count):
+    push = pack(EXAMPLES[10])
+    meta = {**push.meta, "parts": [[True, count]]}
+    with pytest.raises(RemoteProtocolError, match=r"malformed Push: .*parts"):
+        unpack(Message(type="Push", meta=meta, tensors=()), Push)
+
+
+def test_another_message_than_expected_is_refused_with_both_names():
+    with pytest.raises(RemoteProtocolError, match="expected Pushed, got Ticked"):
+        unpack(pack(Ticked()), Pushed)
+    with pytest.raises(RemoteProtocolError, match="unknown message 'Hello'"):
+        unpack_any(Message(type="Hello", meta={}, tensors=()))
+
+
+def test_text_beside_a_message_survives_and_is_checked():
+    map_ = ClusterMap(version=3, buckets=("ps-0",))
+    message = pack(MapState(version=3), [text_tensor(map_)])
+    assert read_text_tensor(message, ClusterMap) == map_
+    for tensors in ([], [np.zeros(3, np.float32)], [text_tensor(1), text_tensor(2)]):
+        with pytest.raises(RemoteProtocolError, match="MapState must carry one text tensor"):
+            read_text_tensor(pack(MapState(version=3), tensors), ClusterMap)
+    for text in (b"{", b'{"version": "x"}', b"\xff"):
+        with pytest.raises(RemoteProtocolError, match="malformed text beside MapState"):
+            read_text_tensor(pack(MapState(version=3), [np.frombuffer(text, np.uint8)]), ClusterMap)
+
+
+def test_a_number_that_is_none_survives_as_one_that_is_not_a_number():
+    message = pack(Statistics(node="d", role="data"), [text_tensor({"loss": float("inf"), "images": 3})])
+    values = read_text_tensor(message, dict)
+    assert np.isnan(read_number(values["loss"]))
+    assert read_number(values["images"]) == 3.0
+
+
+def test_a_tensor_that_is_not_what_was_promised_is_described():
+    with pytest.raises(RemoteProtocolError, match=r"delta of fc1: expected float32\(3,\), got float64\(2,\)"):
+        check_tensor(np.zeros(2), "delta of fc1", (3,), np.dtype(np.float32))
+
+
+def meta_bytes(message):
+    """Bytes of a message's meta in a frame, measured with the link's own encoder."""
+    encoder = FrameEncoder(LinkConfig())
+    layout = lay_out(message.tensors, LinkConfig().max_message_bytes)
+    return len(encoder.pack(message, layout.packed))
+
+
+def test_the_largest_push_fits_into_the_meta_of_a_frame():
+    numbers = (LARGE,) * MESSAGE_SHARDS
+    push = Push(
+        run="driver-of-a-long-name-0123456789abcdef-12345",
+        session=LARGE,
+        incarnation=LARGE,
+        replica=LARGE,
+        clock=LARGE,
+        images=LARGE,
+        rate=0.1,
+        generation=LARGE,
+        parts=(Part(True, 1),) * MESSAGE_SHARDS,
+        shards=(1 << 31,) * MESSAGE_SHARDS,
+        numbers=numbers,
+        versions=numbers,
+        own=numbers,
+        pull=True,
+    )
+    tensors = [np.zeros((4096, 1), np.float32)] * (2 * MESSAGE_SHARDS)
+    assert meta_bytes(pack(push, tensors)) <= LinkConfig().max_meta_bytes
+
+
+def test_the_largest_answers_fit_into_the_meta_of_a_frame():
+    numbers = (LARGE,) * MESSAGE_SHARDS
+    problems = tuple(Problem(n, messages.GAP, LARGE) for n in range(MESSAGE_SHARDS))
+    leases = tuple(Lease(1 << 31, 1 << 31, 1 << 31, 1 << 31) for _ in range(64))
+    images = [np.zeros((300, 3, 9, 9), np.uint8), np.zeros(300, np.int64)] * 64
+    for message in (
+        pack(Pushed(versions=numbers, problems=problems), [np.zeros(9, np.float32)]),
+        pack(Values(versions=numbers, clock=LARGE), [np.zeros(9, np.float32)]),
+        pack(Groups(leases=leases), images),
+        pack(
+            LeaseGroups(
+                run="r" * 60, replica=1, incarnation=LARGE, count=1, wait_s=1.0, holding=(1 << 31,) * 1200
+            )
+        ),
+    ):
+        assert meta_bytes(message) <= LinkConfig().max_meta_bytes, message.type
+
+
+@given(
+    st.builds(
+        Push,
+        run=st.text(max_size=20),
+        session=st.integers(0, LARGE),
+        incarnation=st.integers(0, LARGE),
+        replica=st.integers(-1, 9),
+        clock=st.integers(0, LARGE),
+        images=st.integers(0, 9999),
+        rate=st.floats(allow_nan=False),
+        generation=st.integers(0, 9),
+        parts=st.lists(st.builds(Part, st.booleans(), st.integers(1, 9)), max_size=4).map(tuple),
+        shards=st.lists(st.integers(0, LARGE), max_size=5).map(tuple),
+        numbers=st.lists(st.integers(0, LARGE), max_size=5).map(tuple),
+        versions=st.lists(st.integers(0, LARGE), max_size=5).map(tuple),
+        own=st.lists(st.integers(0, LARGE), max_size=5).map(tuple),
+        pull=st.booleans(),
+    )
+)
+def test_any_push_is_unpacked_as_it_was_packed(push):
+    assert unpack_any(pack(push)) == push
