@@ -7,6 +7,7 @@ from typing import Any
 
 from adam_async.errors import ConfigError
 from adam_async.model.named import NAMED_MODELS, mlp, named_model
+from adam_async.model.network import Network
 from adam_async.model.spec import ModelSpec
 
 HIDDEN = 256
@@ -37,12 +38,28 @@ def choose_model(wanted: str, data: Mapping[str, Any], *, text: str | None = Non
         raise ConfigError(
             f"unknown model {wanted!r}{hint}; known: auto, {known}, or a .toml file with a spec"
         )
+    check_fits(spec, data)
+    return spec
+
+
+def check_fits(spec: ModelSpec, data: Mapping[str, Any]) -> None:
+    """Refuse a model that cannot be trained on the data.
+
+    Raises:
+        ConfigError: The spec cannot be built, its images have another shape, or it tells fewer classes apart.
+    """
+    shape, classes = tuple(int(n) for n in data["shape"]), int(data["classes"])
     if tuple(spec.input_shape) != shape:
         raise ConfigError(
             f"model {spec.name!r} takes images of {tuple(spec.input_shape)} (channels, rows, columns), but "
             f"{data['name']} has {shape}; choose --model auto, or data that fits"
         )
-    return spec
+    outputs = prod(Network(spec).layers[-1].input_shapes[0])
+    if outputs < classes:
+        raise ConfigError(
+            f"model {spec.name!r} tells {outputs} classes apart, but {data['name']} has {classes}; "
+            "choose --model auto, or data that fits"
+        )
 
 
 def _fitting(shape: tuple[int, ...], classes: int) -> ModelSpec:

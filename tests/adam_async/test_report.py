@@ -205,7 +205,7 @@ def test_events_and_the_rate_in_force_are_kept() -> None:
     report = report_of(made_up({}), Config(momentum=0.5))
 
     assert [(event.s, event.event) for event in report.events] == [(1.5, "worker-1 died")]
-    assert report.config["rate"] == 0.05
+    assert report.config["rate"] == Config(momentum=0.5).default_rate()
     assert report.baseline is None
 
 
