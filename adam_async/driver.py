@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from adam_async.choose_model import choose_model
+from adam_async.choose_model import check_fits, choose_model
 from adam_async.cluster_map import ClusterMap, NodeRecord, RunRecord
 from adam_async.config import Config
 from adam_async.controller.client import Membership
@@ -203,6 +203,8 @@ class Driver:
         self._runs += 1
         self._run_begin = asyncio.get_running_loop().time()
         data = await self.wait_for_data()
+        if self._spec is not None:
+            check_fits(self._spec, data)
         spec = self._spec or choose_model(self._config.model, data, text=self._model_text)
         model = Model(spec, dtype=self._config.dtype)
         self.progress.data, self.progress.model = data, model

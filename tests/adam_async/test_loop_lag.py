@@ -18,7 +18,7 @@ async def test_a_loop_that_is_blocked_is_seen_to_lag():
         until = time.perf_counter() + 4 * INTERVAL_S
         while time.perf_counter() < until:
             sum(range(1000))  # nobody else gets a turn
-        while not lag.percentiles()["max"]:
+        for _ in range(3):  # the timer that is late runs, then the sampler
             await asyncio.sleep(0)
         task.cancel()
     found = lag.percentiles()

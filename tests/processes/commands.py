@@ -77,12 +77,17 @@ def watched(pids: Iterator[int] | list[int]) -> Iterator[Callable[[float], None]
 
 
 class Command:
-    """``adam-async ...`` as a process; stdout and stderr come as one."""
+    """``adam-async ...`` as a process; stdout and stderr come as one.
 
-    def __init__(self, *arguments: str, environment: dict[str, str] | None = None) -> None:
+    `within` goes in front of the command line: what runs it, such as ``ip netns exec NAME``.
+    """
+
+    def __init__(
+        self, *arguments: str, environment: dict[str, str] | None = None, within: tuple[str, ...] = ()
+    ) -> None:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("ADAM_")}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "adam_async", *arguments],
+            [*within, sys.executable, "-m", "adam_async", *arguments],
             cwd=ROOT,
             env={**inherited, **(environment or {})},
             stdin=subprocess.DEVNULL,

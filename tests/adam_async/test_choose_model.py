@@ -1,0 +1,72 @@
+"""The model that was asked for, or the one that fits; and what is said when none does."""
+
+import pytest
+
+from adam_async.choose_model import HIDDEN, check_fits, choose_model
+from adam_async.errors import ConfigError
+from adam_async.model.named import NAMED_MODELS, digits, mlp
+
+DIGITS = {"name": "digits", "shape": [1, 8, 8], "classes": 10}
+MNIST = {"name": "mnist", "shape": [1, 28, 28], "classes": 10}
+LETTERS = {"name": "letters", "shape": [1, 28, 28], "classes": 26}
+
+TOML = """
+name = "tiny"
+input = [1, 8, 8]
+layers = [
+    { name = "flat", kind = "flatten" },
+    { name = "fc", kind = "dense", outputs = 10 },
+    { name = "loss", kind = "softmax_cross_entropy" },
+]
+"""
+
+
+@pytest.mark.parametrize(("data", "name"), [(DIGITS, "digits"), (MNIST, "mnist-adam")])
+def test_auto_takes_the_named_model_that_fits(data, name):
+    assert choose_model("auto", data) == NAMED_MODELS[name]()
+
+
+@pytest.mark.parametrize(
+    "data", [LETTERS, {"name": "colour", "shape": [3, 5, 7], "classes": 4}], ids=lambda data: data["name"]
+)
+def test_auto_makes_one_for_data_that_no_named_model_fits(data):
+    spec = choose_model("auto", data)
+    check_fits(spec, data)
+    assert spec.layers[1].options["outputs"] == HIDDEN
+    assert spec.layers[-2].options["outputs"] == data["classes"]
+
+
+def test_a_named_model_is_taken_when_it_fits():
+    assert choose_model("digits", DIGITS) == digits()
+
+
+def test_a_file_is_read_as_a_spec():
+    assert choose_model("mine.toml", DIGITS, text=TOML).name == "tiny"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "data", "said"),
+    [
+        ("mnist-adam", DIGITS, r"takes images of \(1, 28, 28\).* but digits has \(1, 8, 8\); choose"),
+        ("mnist-adam", LETTERS, "tells 10 classes apart, but letters has 26; choose --model auto"),
+        ("resnet", DIGITS, "unknown model 'resnet'; known: auto, mnist-adam, mlp, digits"),
+        ("mine.toml", DIGITS, r"unknown model 'mine.toml' \(the file was not read\)"),
+    ],
+)
+def test_what_does_not_fit_is_told_with_both_sides_and_what_to_do(wanted, data, said):
+    with pytest.raises(ConfigError, match=said):
+        choose_model(wanted, data)
+
+
+@pytest.mark.parametrize("text", ["name = ", 'name = "x"', TOML.replace("dense", "dance")])
+def test_a_bad_file_is_a_configuration_error(text):
+    with pytest.raises(ConfigError):
+        choose_model("mine.toml", DIGITS, text=text)
+
+
+def test_a_spec_that_a_caller_brings_is_held_against_the_data():
+    check_fits(digits(), {**DIGITS, "classes": 3})
+    with pytest.raises(ConfigError, match="takes images of"):
+        check_fits(mlp(), DIGITS)
+    with pytest.raises(ConfigError, match="tells 4 classes apart, but digits has 10"):
+        check_fits(mlp((64, 4), input_shape=(1, 8, 8)), DIGITS)

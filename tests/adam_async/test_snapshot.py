@@ -1,0 +1,26 @@
+"""A snapshot is a copy of everything, at the versions of the moment."""
+
+import numpy as np
+import pytest
+
+from adam_async.dice import Dice
+from adam_async.snapshot import pull_snapshot
+from tests.adam_async.runs import NETWORKS, SHARDED, servers_of
+
+
+@pytest.mark.parametrize("sharding", [{}, SHARDED], ids=["whole", "sharded"])
+@pytest.mark.parametrize("network", NETWORKS)
+async def test_a_snapshot_holds_the_keyed_initial_values_then_what_was_pushed(network, sharding):
+    async with servers_of(NETWORKS[network](), seed=11, **sharding) as servers:
+        client = servers.client()
+        initial = servers.model.initial_weights(Dice(11))
+        first = await pull_snapshot(servers.model, servers.table, servers.map, client.client)
+        assert first.keys() == initial.keys()
+        for name, values in initial.items():
+            assert first[name].shape == values.shape
+            np.testing.assert_array_equal(first[name], values)
+        client.push(0.25)
+        second = await pull_snapshot(servers.model, servers.table, servers.map, client.client)
+        for name, values in initial.items():
+            np.testing.assert_array_equal(first[name], values)  # a copy: what follows does not change it
+            np.testing.assert_array_equal(second[name], values - np.float32(0.25))
