@@ -32,8 +32,8 @@ def test_auto_takes_the_named_model_that_fits(data, name):
 def test_auto_makes_one_for_data_that_no_named_model_fits(data):
     spec = choose_model("auto", data)
     check_fits(spec, data)
-    assert spec.layers[1].options["outputs"] == HIDDEN
-    assert spec.layers[-2].options["outputs"] == data["classes"]
+    assert dict(spec.layers[1].options)["outputs"] == HIDDEN
+    assert dict(spec.layers[-2].options)["outputs"] == data["classes"]
 
 
 def test_a_named_model_is_taken_when_it_fits():
