@@ -69,7 +69,7 @@ class TrainOptions:
     token_file: Path | None = None
     """File with the token of that cluster; without it ADAM_TOKEN."""
     quiet: Annotated[bool, _OnlyOn] = False
-    """Print nothing but errors."""
+    """Print only the last line, and errors."""
     verbose: Annotated[bool, _OnlyOn] = False
     """Say what the roles do."""
     loop: LoopName = "uvloop"
