@@ -136,9 +136,9 @@ class Engine:
             await self._task_group.__aexit__(kind, error, trace)
         except BaseExceptionGroup as group:
             # That the body was refused is the consequence of what stopped the engine, not a second error.
-            errors = (group.split(EngineClosed)[1] or group) if self._failure.done() else group
-            found = list(errors.exceptions)
             failure = self._failure.exception() if self._failure.done() else None
+            errors = group if failure is None else group.split(EngineClosed)[1]
+            found = [] if errors is None else list(errors.exceptions)
             if failure is not None and failure not in found:
                 # The body raised before the task that watches for failures had its turn.
                 found.insert(0, failure)

@@ -329,6 +329,16 @@ async def test_two_errors_are_raised_together() -> None:
     assert {type(error) for error in caught.value.exceptions} == {LookupError, NodeFailed}
 
 
+async def test_a_body_that_uses_the_stopped_engine_raises_the_failure_alone() -> None:
+    pool = ManualPool()
+    with pytest.raises(NodeFailed):
+        async with Engine(FAILING, pool=pool, in_flight=1) as engine:
+            await engine.admit(A)
+            engine.deliver("x", A, 7)
+            pool.step()
+            engine.deliver("x", B, 7)
+
+
 async def test_a_failing_node_may_drop_its_tag() -> None:
     pool = ManualPool()
     async with Engine(FAILING, pool=pool, in_flight=1, contexts=[0], on_failure="drop") as engine:

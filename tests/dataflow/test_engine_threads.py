@@ -1,0 +1,191 @@
+"""The engine over real threads: contexts stay with the thread that uses them, and nothing is lost or left."""
+
+import asyncio
+import threading
+
+import pytest
+
+from dataflow import (
+    ComputePool,
+    DuplicateToken,
+    Engine,
+    EngineClosed,
+    Firing,
+    Graph,
+    Node,
+    NodeFailed,
+    Tag,
+    TagAbandoned,
+)
+from dataflow.testing import FiringRecorder
+
+A, B = Tag(1, 0), Tag(1, 1)
+
+
+class Context:
+    """Notices when two firings of different tags hold it at once."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.holder: Tag | None = None
+        self.clashes = 0
+
+    def use(self, tag: Tag) -> None:
+        with self.lock:
+            self.clashes += self.holder is not None
+            self.holder = tag
+        # Other threads get a chance to clash: giving up the interpreter's lock is not sleeping.
+        threading.Event().wait(0)
+        with self.lock:
+            self.clashes += self.holder != tag
+            self.holder = None
+
+
+async def test_no_context_is_shared_while_tags_are_abandoned_in_mid_flight() -> None:
+    def step(firing: Firing, value: int) -> int:
+        firing.context.use(firing.tag)
+        return value + 1
+
+    nodes = tuple(
+        Node(f"n{i}", step, inputs=(f"p{i}",), outputs=(f"p{i + 1}",), heavy=True) for i in range(4)
+    )
+    graph = Graph(inputs=("p0",), nodes=nodes, outputs=("p4",))
+    contexts = [Context() for _ in range(5)]
+    results: dict[Tag, int] = {}
+    recorder = FiringRecorder()
+    abandoned = set()
+
+    def keep(port: str, tag: Tag, value: int) -> None:
+        results[tag] = value
+
+    async with ComputePool(threads=3) as pool:
+        async with Engine(
+            graph, pool=pool, in_flight=4, contexts=contexts, on_output=keep, trace=recorder
+        ) as engine:
+            for number in range(200):
+                tag = Tag(1, number)
+                await engine.admit(tag)
+                engine.deliver("p0", tag, number)
+                # The tag before last has usually begun, and is usually not done.
+                if number % 3 == 2 and engine.abandon(Tag(1, number - 2)):
+                    abandoned.add(Tag(1, number - 2))
+            await engine.drain()
+            statistics = engine.statistics()
+
+    finished = {Tag(1, number) for number in range(200)} - abandoned
+    assert [context.clashes for context in contexts] == [0] * 5
+    assert {tag: results[tag] for tag in finished} == {tag: tag.number + 4 for tag in finished}
+    assert (statistics.finished, statistics.abandoned) == (len(finished), len(abandoned))
+    recorder.check_exactly_once(graph, finished=finished, abandoned=abandoned)
+
+
+async def test_a_thread_keeps_its_context_until_it_is_done() -> None:
+    started, gate = threading.Event(), threading.Event()
+
+    def hold(firing: Firing, value: object) -> None:
+        if firing.tag == A:
+            started.set()
+            gate.wait(10)
+
+    graph = Graph(inputs=("x",), nodes=(Node("hold", hold, inputs=("x",), heavy=True),))
+    async with ComputePool(threads=2) as pool:
+        async with Engine(graph, pool=pool, in_flight=1, contexts=["only"]) as engine:
+            assert await engine.admit(A) == "only"
+            engine.deliver("x", A, 0)
+            assert started.wait(10)
+            engine.abandon(A)
+            async with asyncio.TaskGroup() as tg:
+                admission = tg.create_task(engine.admit(B), name="admit-b")
+                await pool.run(abs, 0)  # completions do come back meanwhile
+                assert not admission.done()
+                gate.set()
+            engine.deliver("x", B, 0)
+            await engine.drain()
+
+
+async def test_leaving_waits_for_the_thread() -> None:
+    started, gate = threading.Event(), threading.Event()
+    ended = []
+
+    def hold(firing: Firing, value: object) -> None:
+        started.set()
+        gate.wait(10)
+        ended.append(firing.tag)
+
+    graph = Graph(inputs=("x",), nodes=(Node("hold", hold, inputs=("x",), heavy=True),))
+    async with ComputePool(threads=1) as pool:
+        async with Engine(graph, pool=pool, in_flight=1) as engine:
+            await engine.admit(A)
+            engine.deliver("x", A, 0)
+            assert started.wait(10)
+            asyncio.get_running_loop().call_soon(gate.set)
+        assert ended == [A]
+
+
+async def test_tokens_may_come_from_threads() -> None:
+    graph = Graph(
+        inputs=("local", "remote"),
+        nodes=(Node("add", lambda f, a, b: a + b, inputs=("local", "remote"), outputs=("sum",), heavy=True),),
+        outputs=("sum",),
+    )
+    sums: list[int] = []
+    async with ComputePool(threads=2) as pool:
+        async with Engine(graph, pool=pool, in_flight=4, on_output=lambda p, t, v: sums.append(v)) as engine:
+
+            def send() -> None:
+                for number in range(100):
+                    engine.deliver_threadsafe("remote", Tag(1, number), 1000)
+
+            async with asyncio.TaskGroup() as tg:
+                tg.create_task(pool.run(send), name="send")
+                for number in range(100):
+                    await engine.admit(Tag(1, number))
+                    engine.deliver("local", Tag(1, number), number)
+            await engine.drain()
+
+    engine.deliver_threadsafe("remote", A, 0)
+    assert sorted(sums) == [1000 + number for number in range(100)]
+
+
+async def test_a_wrong_token_from_a_thread_stops_the_engine() -> None:
+    graph = Graph(inputs=("a", "b"), nodes=(Node("n", lambda f, a, b: None, inputs=("a", "b"), heavy=True),))
+    async with ComputePool(threads=1) as pool:
+        with pytest.raises(DuplicateToken):
+            async with Engine(graph, pool=pool, in_flight=1) as engine:
+                await engine.admit(A)
+                for _ in range(2):
+                    await pool.run(engine.deliver_threadsafe, "a", A, 0)
+                with pytest.raises((EngineClosed, TagAbandoned)):
+                    await engine.wait_finished(A)
+
+
+async def test_two_engines_share_a_pool_and_a_failure_stops_only_one() -> None:
+    def fail(firing: Firing, value: int) -> None:
+        raise ValueError("broken")
+
+    def work(firing: Firing, value: int) -> int:
+        return value + firing.scratch
+
+    good = Graph(
+        inputs=("x",), nodes=(Node("n", work, inputs=("x",), outputs=("y",), heavy=True),), outputs=("y",)
+    )
+    bad = Graph(inputs=("x",), nodes=(Node("n", fail, inputs=("x",), heavy=True),))
+    values: list[int] = []
+    async with ComputePool(threads=1, contexts=[100], intake=3) as pool:
+        async with Engine(good, pool=pool, in_flight=8, on_output=lambda p, t, v: values.append(v)) as engine:
+
+            async def feed() -> None:
+                for number in range(50):
+                    await engine.admit(Tag(1, number))
+                    engine.deliver("x", Tag(1, number), number)
+                await engine.drain()
+
+            async with asyncio.TaskGroup() as tg:
+                tg.create_task(feed(), name="feed")
+                with pytest.raises(NodeFailed, match="broken"):
+                    async with Engine(bad, pool=pool, in_flight=1) as other:
+                        await other.admit(A)
+                        other.deliver("x", A, 0)
+                        await other.drain()
+
+    assert sorted(values) == [100 + number for number in range(50)]
