@@ -261,10 +261,13 @@ class TcpNetwork(Network):
                 greeters[greeter] = None
                 return greeter
 
-            server = await asyncio.get_running_loop().create_server(greet, host, port)
-            bound = server.sockets[0].getsockname()
-            listener.address = f"tcp://{f'[{bound[0]}]' if ':' in bound[0] else bound[0]}:{bound[1]}"
+            # Serving starts in a step of its own: cancelled in the middle of both, the loop would lose the
+            # server with its socket open.
+            server = await asyncio.get_running_loop().create_server(greet, host, port, start_serving=False)
             try:
+                bound = server.sockets[0].getsockname()
+                listener.address = f"tcp://{f'[{bound[0]}]' if ':' in bound[0] else bound[0]}:{bound[1]}"
+                await server.start_serving()
                 yield listener
             finally:
                 server.close()
