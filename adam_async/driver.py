@@ -246,7 +246,8 @@ class Driver:
         async with AsyncExitStack() as stack:
             group = await stack.enter_async_context(asyncio.TaskGroup())
             client = self._client(cluster)
-            stack.callback(group.create_task(client.run(), name="driver/parameters").cancel)
+            for name, work in (("parameters", client.run()), ("failure", self._raise_failure(run))):
+                stack.callback(group.create_task(work, name=f"{self._identity.node}/{name}").cancel)
             weights: dict[str, NDArray[Any]] = {}
             for epoch in range(1, self._config.epochs + 1):
                 self.progress.phase, self.progress.epoch, self.progress.images = "training", epoch, 0
@@ -286,8 +287,13 @@ class Driver:
             )
         except DeadlineExceeded as error:
             raise DeadlineExceeded(f"{what}; {_who_is_here(self.map, run)}", error.timeout_s) from None
-        _check_failed(cluster)
+        _check_failed(cluster, run)
         return cluster
+
+    async def _raise_failure(self, run: str) -> None:
+        """End what the driver is at as soon as the controller says that the run has failed."""
+        async for cluster in self._membership.changes():
+            _check_failed(cluster, run)
 
     async def _wait_epoch(self, run: str, epoch: int) -> None:
         """Wait for the end of an epoch, however long it takes, as long as the run is alive."""
@@ -295,7 +301,7 @@ class Driver:
         empty_since: float | None = None
         while True:
             cluster = self.map
-            _check_failed(cluster)
+            _check_failed(cluster, run)
             if len(cluster.results) >= epoch:
                 return
             if cluster.live_replicas():
@@ -480,14 +486,17 @@ class Driver:
         return f"<Driver {self._identity.node} {self.progress.phase} epoch {self.progress.epoch}>"
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def _count_right(
     model: Model, weights: Mapping[str, NDArray[Any]], images: NDArray[Any], labels: NDArray[Any]
 ) -> int:
     return int(np.count_nonzero(model.predict(weights, images) == labels)) if len(labels) else 0
 
 
-def _check_failed(cluster: ClusterMap) -> None:
-    if cluster.run is not None and cluster.run.phase == "failed":
+def _check_failed(cluster: ClusterMap, run: str) -> None:
+    if cluster.run is None or cluster.run.id != run:
+        raise RunFailed(f"run {run} was replaced by {cluster.run.id if cluster.run else 'none'}")
+    if cluster.run.phase == "failed":
         raise RunFailed(f"the run failed: {cluster.run.reason}")
 
 
