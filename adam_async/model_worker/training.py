@@ -103,6 +103,8 @@ class GroupTrainer:
         if push_every > 1:
             self.step_buffers = BufferShelf(lambda: PushBuffer(network, plan, plan.images), buffers)
 
+    # A run that diverges is told by its loss and its refused pushes; a warning per group says nothing more.
+    @np.errstate(over="ignore", invalid="ignore", divide="ignore")
     def train(self, firing: Firing, group: ImageGroup) -> Trained:
         """Forward, backward, gradients, local step."""
         context: Context = firing.context

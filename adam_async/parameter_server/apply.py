@@ -152,6 +152,7 @@ class Applier:
         self._scratch = new_scratch(self._dtype)
         self._flat = np.empty(0, self._dtype)
 
+    @np.errstate(over="ignore", invalid="ignore")
     def apply_pushes(self, shards: Sequence[Shard], pushes: Sequence[PushGradients]) -> list[Sequence[bool]]:
         """Apply whole pushes for the same shards, in order.
 
