@@ -115,6 +115,18 @@ def cluster_of(config: Config, network: Network | None = None, *, dataset=None, 
     )
 
 
+async def turns(count: int = 1) -> None:
+    """Let everybody else run that many times."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Take turns until something has happened; the test's own deadline bounds it."""
+    while not condition():
+        await turns()
+
+
 class Servers:
     """A controller and parameter servers with a run placed on them, and clients that push by hand."""
 

@@ -1,0 +1,273 @@
+"""Whole runs in one loop: every cadence ends, every end is clean, every image is trained once."""
+
+import asyncio
+import re
+
+import numpy as np
+import pytest
+
+from adam_async.config import Config, Waits
+from adam_async.data_server.dataset import Dataset
+from adam_async.data_server.datasets import load
+from adam_async.errors import ConfigError, RunFailed, first_cause
+from adam_async.model.named import digits, mlp
+from adam_async.model.network import Network as Model
+from adam_async.ports import Disk
+from tests.adam_async.runs import NETWORKS, SHARDED, cluster_of, tiny_dataset, turns, until
+from transport.testing import Faults, FaultyNetwork
+
+QUICK = Waits(dial_s=5.0, call_s=2.0, patience_s=5.0, prepare_s=5.0, grace_s=0.05, replica_s=0.3, drain_s=1.0)
+
+
+def config_of(**options):
+    return Config(**{"epochs": 2, "threads": 1, "rate": 0.05, "images_per_group": 4, **options})
+
+
+async def digits_dataset():
+    async with Disk() as disk:
+        return await load("digits", disk)
+
+
+@pytest.mark.parametrize(
+    ("flow", "least"),
+    [({"threads": 1, "in_flight": 1}, 0.9), ({"threads": 2}, 0.5)],
+    ids=["serial", "asynchronous"],
+)
+async def test_a_cluster_learns_the_digits(flow, least):
+    # One group after the other learns the same every time; what several in flight learn varies.
+    async with cluster_of(Config(epochs=3, **flow), dataset=await digits_dataset()) as cluster:
+        seen = []
+        result = await cluster.train(seen.append)
+    assert [epoch.images for epoch in seen] == [1437] * 3
+    assert seen == list(result.epochs)
+    assert result.test_accuracy > least
+    assert result.epochs[-1].train_loss < 0.75 * result.epochs[0].train_loss
+    assert result.weights.keys() == {p.name for p in Model(digits()).parameters}
+
+
+CADENCES = {
+    "defaults": {},
+    "one-in-flight": {"in_flight": 1},
+    "many-in-flight": {"in_flight": 9},
+    "one-image": {"images_per_group": 1},
+    "short-last-group": {"images_per_group": 7},
+    "one-large-group": {"images_per_group": 100},
+    "push-3": {"push_every": 3},
+    "push-3-in-flight-1": {"push_every": 3, "in_flight": 1},
+    "pull-4": {"pull_every": 4},
+    "pull-4-in-flight-1": {"pull_every": 4, "in_flight": 1},
+    "push-4-pull-2": {"push_every": 4, "pull_every": 2, "images_per_group": 7},
+    "push-more-than-an-epoch": {"push_every": 100},
+    "replicas-and-servers": {"replicas": 2, **SHARDED},
+    "more-replicas-than-groups": {"replicas": 4, "images_per_group": 30},
+    "more-servers-than-shards": {"servers": 9},
+    "factors": {"protocol": "factors", "replicas": 2, **SHARDED},
+    "delta": {"protocol": "delta", "push_every": 2, **SHARDED},
+    "adam": {"rule": "adam", "rate": 0.001, "replicas": 2, **SHARDED},
+    "momentum": {"momentum": 0.9, "rate": 0.01, "push_every": 2, "pull_every": 2, "replicas": 2},
+    "read-one-ahead": {"read_ahead": 1, "in_flight": 4},
+    "read-all-ahead": {"read_ahead": 1000, "images_per_group": 1},
+    "concurrent-evaluation": {"evaluation": "concurrent"},
+    "float64": {"dtype": "float64", **SHARDED},
+    "tiny-shards": {"shard_bytes": 64, "servers": 2, "epochs": 1, "images_per_group": 20},
+}
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("cadence", CADENCES)
+async def test_every_cadence_trains_every_image_once_per_epoch(cadence, network):
+    config = config_of(**CADENCES[cadence])
+    async with cluster_of(config, NETWORKS[network]()) as cluster:
+        result = await cluster.train()
+        cluster.data.state.check_invariants()
+        cluster.controller.state.check_invariants()
+        for server in cluster.servers:
+            if server.state is not None:
+                server.state.check_invariants()
+    assert [epoch.images for epoch in result.epochs] == [60] * config.epochs
+    data = result.statistics["data-0"]
+    assert (data["trained_again"], data["late_reports"]) == (0, 0)
+    assert all(np.isfinite(values).all() for values in result.weights.values())
+    assert all(epoch.train_s > 0 or epoch.images_per_s == 0 for epoch in result.epochs)
+    assert result.events == ()
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+async def test_two_clusters_live_side_by_side_in_one_loop(network):
+    alone = []
+    for seed in (1, 2):
+        async with cluster_of(config_of(seed=seed, in_flight=1), NETWORKS[network]()) as cluster:
+            alone.append(await cluster.train())
+    async with (
+        cluster_of(config_of(seed=1, in_flight=1), NETWORKS[network]()) as one,
+        cluster_of(config_of(seed=2, in_flight=1), NETWORKS[network]()) as other,
+        asyncio.TaskGroup() as group,
+    ):
+        together = [group.create_task(cluster.train()) for cluster in (one, other)]
+    for task, expected in zip(together, alone, strict=True):
+        for name, values in expected.weights.items():
+            np.testing.assert_array_equal(task.result().weights[name], values)
+
+
+async def test_a_second_run_of_the_same_cluster_starts_from_the_beginning():
+    async with cluster_of(config_of(in_flight=1)) as cluster:
+        first = await cluster.train()
+        second = await cluster.train()
+    for name, values in first.weights.items():
+        np.testing.assert_array_equal(second.weights[name], values)
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("moment", [0, 1, 2, 5, 10, 20, 40, 80, 160, 320, 640])
+async def test_a_cancelled_run_leaves_nothing_behind(network, moment):
+    async def train():
+        config = config_of(epochs=1000, replicas=2, waits=QUICK, **SHARDED)
+        async with cluster_of(config, NETWORKS[network]()) as cluster:
+            await cluster.train()
+
+    task = asyncio.create_task(train(), name="train")
+    await turns(moment)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_after_a_cancelled_training_the_same_cluster_trains_again():
+    async with cluster_of(config_of(epochs=1000, waits=QUICK)) as cluster:
+        task = asyncio.create_task(cluster.train(), name="train")
+        await until(lambda: bool(cluster.controller.map.results))
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert cluster.controller.map.run.phase == "finished"
+
+
+async def test_an_error_of_the_caller_leaves_the_block_as_it_is():
+    with pytest.raises(ZeroDivisionError):
+        async with cluster_of(config_of()):
+            await turns(50)
+            raise ZeroDivisionError
+
+
+async def run(cluster):
+    async with cluster:
+        return await cluster.train()
+
+
+async def test_a_role_that_fails_ends_the_block_with_its_error():
+    good = tiny_dataset()
+    spoilt = Dataset(
+        name="spoilt",
+        source="made by a test",
+        train_images=good.train_images,
+        train_labels=np.where(np.arange(60) == 30, 99, good.train_labels),
+        test_images=good.test_images,
+        test_labels=good.test_labels,
+        num_classes=10,
+    )
+    with pytest.raises(Exception, match="has 10 classes, but labels go from") as failure:
+        await run(cluster_of(config_of(waits=QUICK), dataset=spoilt))
+    assert not isinstance(failure.value, BaseExceptionGroup)
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        (mlp(), r"model 'mlp' takes images of \(1, 28, 28\)"),
+        (mlp((64, 4), input_shape=(1, 8, 8)), "tells 4 classes apart, but tiny has 10"),
+    ],
+)
+async def test_a_model_that_does_not_fit_the_data_is_refused_before_anything_is_trained(spec, said):
+    with pytest.raises(ConfigError, match=said):
+        await run(cluster_of(config_of(), spec=spec))
+
+
+async def test_training_stops_early_once_it_is_good_enough():
+    async with cluster_of(config_of(epochs=100, until_accuracy=0.15, in_flight=1)) as cluster:
+        result = await cluster.train()
+        assert cluster.controller.map.run.phase == "finished"
+    assert len(result.epochs) < 100
+    assert result.test_accuracy >= 0.15
+    assert all(epoch.test_accuracy < 0.15 for epoch in result.epochs[:-1])
+
+
+async def test_concurrent_evaluation_reports_each_epoch_as_it_was():
+    async with cluster_of(config_of(epochs=5, evaluation="concurrent")) as cluster:
+        result = await cluster.train()
+    assert [(epoch.epoch, epoch.images) for epoch in result.epochs] == [(n, 60) for n in range(1, 6)]
+    assert all(epoch.train_loss > 0 for epoch in result.epochs)
+
+
+async def test_a_run_that_diverges_ends_with_a_loss_that_is_no_number():
+    async with cluster_of(config_of(rate=1e12, epochs=2)) as cluster:
+        result = await cluster.train()
+    assert np.isnan(result.epochs[-1].train_loss)
+    assert all(np.isfinite(values).all() for values in result.weights.values())
+    assert sum(told.get("refused", 0) for told in result.statistics.values()) > 0
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+async def test_when_a_worker_dies_the_other_trains_what_it_held(network):
+    config = config_of(epochs=4, replicas=2, waits=QUICK, read_ahead=4, images_per_group=1)
+    slow = FaultyNetwork(NETWORKS[network](), FixedDice(), Faults(delay=1.0, delay_s=0.002))
+    async with cluster_of(config, slow) as cluster, asyncio.TaskGroup() as group:
+        training = group.create_task(cluster.train(), name="train")
+
+        def in_the_middle():
+            told = cluster.data.state.statistics()
+            return told["epoch"] == 2 and told["finished"] >= 10
+
+        await until(in_the_middle)
+        await cluster.workers[0].__aexit__(None, None, None)
+        result = await training
+        cluster.data.state.check_invariants()
+    assert [epoch.images for epoch in result.epochs] == [60] * 4
+    assert result.statistics["data-0"]["trained_again"] > 0
+    assert [event["event"] for event in result.events] == ["worker-0 died"]
+    assert "worker-0" not in result.statistics
+
+
+class FixedDice:
+    def random(self):
+        return 0.5
+
+
+async def fails(train, said):
+    """Expect that the run fails, and well before anybody's patience is over."""
+    begin = asyncio.get_running_loop().time()
+    with pytest.raises(ExceptionGroup) as failure:
+        await train
+    cause = first_cause(failure.value)
+    assert isinstance(cause, RunFailed)
+    assert re.search(said, str(cause))
+    assert asyncio.get_running_loop().time() - begin < QUICK.patience_s - 1
+
+
+@pytest.mark.parametrize(
+    ("victim", "said"),
+    [
+        ("servers", "ps-0 died, and with it the only copy of its shards"),
+        ("data", "the data server died"),
+    ],
+)
+async def test_when_what_a_run_cannot_do_without_dies_the_run_fails_with_its_name(victim, said):
+    async def train():
+        async with cluster_of(config_of(epochs=10_000, waits=QUICK)) as cluster, asyncio.TaskGroup() as group:
+            training = group.create_task(cluster.train(), name="train")
+            await until(lambda: bool(cluster.controller.map.results))
+            role = cluster.servers[0] if victim == "servers" else cluster.data
+            await role.__aexit__(None, None, None)
+            await training
+
+    await fails(train(), said)
+
+
+async def test_without_any_worker_left_the_run_fails_after_its_patience():
+    async def train():
+        async with cluster_of(config_of(epochs=10_000, waits=QUICK)) as cluster, asyncio.TaskGroup() as group:
+            training = group.create_task(cluster.train(), name="train")
+            await until(lambda: bool(cluster.controller.map.results))
+            await cluster.workers[0].__aexit__(None, None, None)
+            await training
+
+    await fails(train(), r"no replica was live for 0\.3 s")
