@@ -1,0 +1,126 @@
+"""What a driver says when a cluster is not what its run needs, and what it asks of it."""
+
+import asyncio
+import re
+
+import msgspec
+import numpy as np
+import pytest
+
+from adam_async.config import Config, Waits
+from adam_async.controller.service import Controller
+from adam_async.driver import Driver
+from adam_async.errors import DeadlineExceeded, RoleDied, RunFailed, first_cause
+from adam_async.model.named import digits
+from adam_async.model.network import Network as Model
+from tests.adam_async.runs import NETWORKS, cluster_of, local_network, tiny_dataset, until
+from transport import BufferPool, Identity
+
+SHORT = Waits(dial_s=0.1, call_s=1.0, patience_s=0.5, prepare_s=0.2, drain_s=0.2)
+OWN = Identity(role="driver", node="driver-2", incarnation=9)
+
+
+def config_of(**options):
+    return Config(**{"epochs": 1, "threads": 1, "images_per_group": 10, "rate": 0.05, **options})
+
+
+def driver_of(network, controller, config, identity=OWN):
+    return Driver(
+        network=network,
+        controller=controller,
+        identity=identity,
+        config=config,
+        buffers=BufferPool(),
+        threads=1,
+    )
+
+
+async def failure_of(driver):
+    """Train with a driver of its own, and return what went wrong."""
+    with pytest.raises(Exception) as failure:
+        async with driver:
+            await driver.train()
+    return first_cause(failure.value)
+
+
+async def test_without_a_data_server_the_wait_is_named():
+    network = local_network()
+    identity = Identity(role="controller", node="controller", incarnation=1)
+    async with Controller(network=network, address="local://", identity=identity, waits=SHORT) as controller:
+        error = await failure_of(driver_of(network, controller.address, config_of(waits=SHORT)))
+    assert isinstance(error, DeadlineExceeded)
+    assert str(error) == "waited 0.2 s for a data server to join"
+
+
+async def test_missing_roles_are_named_with_those_who_are_here():
+    async with cluster_of(config_of()) as cluster:
+        wanting = config_of(replicas=3, servers=2, waits=SHORT)
+        error = await failure_of(driver_of(cluster.network, cluster.controller.address, wanting))
+    assert isinstance(error, DeadlineExceeded)
+    assert re.fullmatch(
+        r"waited 0\.2 s for 2 parameter server\(s\), a data server and 3 worker\(s\); joined so far: "
+        r"data-0 \(ready\), ps-0 \(not ready\), worker-0 \(not ready\)",
+        str(error),
+    )
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+async def test_without_a_controller_the_driver_says_whom_it_could_not_reach(network):
+    address = {"local": "local://nobody", "tcp": "tcp://127.0.0.1:1"}[network]
+    error = await failure_of(driver_of(NETWORKS[network](), address, config_of(waits=SHORT)))
+    assert isinstance(error, RoleDied)
+    assert str(error).startswith("the controller died:")
+
+
+async def test_a_run_that_is_replaced_by_another_ends_with_both_named():
+    async def replace():
+        async with cluster_of(config_of(epochs=10_000)) as cluster, asyncio.TaskGroup() as group:
+            training = group.create_task(cluster.train(), name="train")
+            await until(lambda: bool(cluster.controller.map.results))
+            async with driver_of(cluster.network, cluster.controller.address, config_of()) as other:
+                await other.train()
+            await training
+
+    with pytest.raises(ExceptionGroup) as failure:
+        await replace()
+    cause = first_cause(failure.value)
+    assert isinstance(cause, RunFailed)
+    assert re.search("run driver-.* was replaced by driver-2-9-1", str(cause))
+
+
+async def test_a_second_driver_trains_on_the_same_roles_after_the_first():
+    async with cluster_of(config_of(in_flight=1)) as cluster:
+        first = await cluster.train()
+        async with driver_of(cluster.network, cluster.controller.address, config_of(in_flight=1)) as other:
+            second = await other.train()
+    for name, values in first.weights.items():
+        np.testing.assert_array_equal(second.weights[name], values)
+
+
+async def test_a_driver_that_leaves_ends_its_run():
+    async with cluster_of(config_of(epochs=10_000, waits=Waits(grace_s=0.05))) as cluster:
+        driver = driver_of(cluster.network, cluster.controller.address, config_of(epochs=10_000))
+        async with driver, asyncio.TaskGroup() as group:
+            training = group.create_task(driver.train(), name="train")
+            await until(lambda: bool(cluster.controller.map.results))
+            training.cancel()
+        assert cluster.controller.map.run.phase == "finished"
+
+
+async def test_evaluation_counts_what_the_model_names_rightly():
+    dataset = tiny_dataset()
+    async with cluster_of(config_of(threads=3)) as cluster:
+        result = await cluster.train()
+        model = Model(digits())
+        again = await cluster.driver.evaluate(model, result.weights)
+    expected = np.mean(model.predict(result.weights, dataset.test_images) == dataset.test_labels)
+    assert result.test_accuracy == again == pytest.approx(float(expected))
+
+
+async def test_every_node_is_heard_in_the_statistics():
+    async with cluster_of(config_of(replicas=2, servers=2)) as cluster:
+        result = await cluster.train()
+    assert set(result.statistics) >= {"driver", "data-0", "ps-0", "ps-1", "worker-0", "worker-1"}
+    assert msgspec.json.decode(msgspec.json.encode(result.statistics)) == msgspec.to_builtins(
+        result.statistics
+    )
