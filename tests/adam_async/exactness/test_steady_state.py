@@ -1,0 +1,59 @@
+"""In steady state nothing as large as a tensor is allocated: buffers go round."""
+
+import asyncio
+import gc
+import tracemalloc
+
+import pytest
+
+from adam_async.config import Config
+from adam_async.model.named import mnist_adam
+from tests.adam_async.runs import cluster_of, tiny_dataset, until
+
+GROUPS = 200
+LIMIT_BYTES = 256 << 10
+
+
+def made_by(cluster):
+    """Buffers that exist: pooled ones, and those that gradients travel in."""
+    return cluster.buffers.statistics().created, cluster.workers[0].statistics()["push_buffers"]
+
+
+async def peak_over(cluster, groups):
+    """Bytes above the start at the highest point while that many groups are trained, and what is held then."""
+
+    def finished():
+        return cluster.data.state.statistics()["finished"]
+
+    await until(lambda: finished() >= GROUPS)
+    gc.collect()
+    made = made_by(cluster)
+    tracemalloc.start()
+    try:
+        begin, start = finished(), tracemalloc.get_traced_memory()[0]
+        tracemalloc.reset_peak()
+        await until(lambda: finished() >= begin + groups)
+        peak = tracemalloc.get_traced_memory()[1] - start
+        held = tracemalloc.take_snapshot().statistics("lineno")[:8]
+    finally:
+        tracemalloc.stop()
+    assert finished() < cluster.data.state.statistics()["groups"], "the epoch ended: that is no steady state"
+    return peak, "\n".join(str(line) for line in held), made, made_by(cluster)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "flow", [{"in_flight": 1}, {"in_flight": 4}, {"pull_every": 4}, {"push_every": 2}], ids=str
+)
+async def test_two_hundred_groups_allocate_no_tensor_memory(flow):
+    config = Config(epochs=1, threads=1, images_per_group=4, rate=0.001, **flow)
+    dataset = tiny_dataset(2400, 20, shape=(1, 28, 28))
+    async with (
+        cluster_of(config, dataset=dataset, spec=mnist_adam()) as cluster,
+        asyncio.TaskGroup() as group,
+    ):
+        training = group.create_task(cluster.train(), name="train")
+        peak, held, before, after = await peak_over(cluster, GROUPS)
+        training.cancel()
+    assert peak <= LIMIT_BYTES, f"{peak} bytes above the start; held at the end:\n{held}"
+    assert after == before
