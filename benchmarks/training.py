@@ -63,7 +63,7 @@ def row(case: str, ours: float, peer: float, **more: Any) -> dict[str, Any]:
 
 def facts(report: dict[str, Any]) -> dict[str, Any]:
     """Accuracy and loop lag of the same run."""
-    lag = max((worker["loop_lag"]["p99"] for worker in report["workers"]), default=0.0)
+    lag = max((worker["lag_s"]["p99"] for worker in report["workers"]), default=0.0)
     return {
         "test_accuracy": report["totals"]["test_accuracy"],
         "loop_lag_p99_ms": round(lag * 1e3, 1),

@@ -1,0 +1,63 @@
+"""In steady state nothing as large as a tensor is allocated: buffers go round."""
+
+import asyncio
+import gc
+import tracemalloc
+
+import pytest
+
+from adam_async.config import Config
+from adam_async.model.named import mnist_adam
+from tests.adam_async.runs import cluster_of, tiny_dataset, until
+
+GROUPS = 200
+LIMIT_BYTES = 256 << 10
+
+
+def made_by(cluster):
+    """Buffers that exist: pooled ones, and those that gradients travel in."""
+    return cluster.buffers.statistics().created, cluster.workers[0].statistics()["push_buffers"]
+
+
+@pytest.fixture
+def traced():
+    """Follow allocations from the beginning, so that what goes round is known when the measuring begins."""
+    tracemalloc.start()
+    yield
+    tracemalloc.stop()
+
+
+async def peak_over(cluster, groups):
+    """Highest point, in bytes above the start, while that many groups are trained after a warm-up."""
+
+    def finished():
+        return cluster.data.state.statistics()["finished"]
+
+    await until(lambda: finished() >= GROUPS)
+    gc.collect()
+    begin, start = finished(), tracemalloc.get_traced_memory()[0]
+    tracemalloc.reset_peak()
+    await until(lambda: finished() >= begin + groups)
+    peak = tracemalloc.get_traced_memory()[1] - start
+    assert finished() < cluster.data.state.statistics()["groups"], "the epoch ended: that is no steady state"
+    return peak
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "flow", [{"in_flight": 1}, {"in_flight": 4}, {"pull_every": 4}, {"push_every": 2}], ids=str
+)
+async def test_two_hundred_groups_allocate_no_tensor_memory(flow, traced):
+    config = Config(epochs=1, threads=1, images_per_group=16, rate=0.001, **flow)
+    dataset = tiny_dataset(9600, 20, shape=(1, 28, 28))
+    async with (
+        cluster_of(config, dataset=dataset, spec=mnist_adam()) as cluster,
+        asyncio.TaskGroup() as group,
+    ):
+        training = group.create_task(cluster.train(), name="train")
+        await until(lambda: cluster.data.state.statistics()["finished"] >= GROUPS)
+        made = made_by(cluster)
+        peak = await peak_over(cluster, GROUPS)
+        assert made_by(cluster) == made
+        training.cancel()
+    print("PEAK", flow, peak)
