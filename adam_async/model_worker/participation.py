@@ -206,7 +206,7 @@ class Participation:
             "data": self.data.statistics(),
             "pool": self._pool.statistics() if self._pool is not None else None,
             "engine": self._engine.statistics() if self._engine is not None else None,
-            "push_buffers": self._trainer.group_buffers.made + self._trainer.step_buffers.made,
+            "push_buffers": self._trainer.buffers_made,
         }
 
 

@@ -103,6 +103,11 @@ class GroupTrainer:
         if push_every > 1:
             self.step_buffers = BufferShelf(lambda: PushBuffer(network, plan, plan.images), buffers)
 
+    @property
+    def buffers_made(self) -> int:
+        """Push buffers that exist, of both kinds."""
+        return sum(shelf.made for shelf in {self.group_buffers, self.step_buffers})
+
     # A run that diverges is told by its loss and its refused pushes; a warning per group says nothing more.
     @np.errstate(over="ignore", invalid="ignore", divide="ignore")
     def train(self, firing: Firing, group: ImageGroup) -> Trained:

@@ -151,6 +151,7 @@ class Applier:
         self._product = np.empty(max((s.size for s in shards), default=0), self._dtype)
         self._scratch = new_scratch(self._dtype)
         self._flat = np.empty(0, self._dtype)
+        self._stacks: dict[str, NDArray[Any]] = {}
 
     @np.errstate(over="ignore", invalid="ignore")
     def apply_pushes(self, shards: Sequence[Shard], pushes: Sequence[PushGradients]) -> list[Sequence[bool]]:
@@ -220,9 +221,23 @@ class Applier:
         bound = sum([g.bound * max(abs(g.rate), 1.0) for g in factors])
         if bound > self._limit:
             return None
-        scaled = [g.errors_RK * np.asarray(g.rate, self._dtype) for g in factors]
-        errors = np.concatenate(scaled, axis=1)
-        return Factors(np.concatenate([g.x_IK for g in factors], axis=1), errors, 1.0, bound)
+        images = sum([g.x_IK.shape[1] for g in factors])
+        x_IK = self._room("x", len(factors[0].x_IK), images)
+        errors_RK = self._room("errors", len(factors[0].errors_RK), images)
+        at = 0
+        for g in factors:
+            end = at + g.x_IK.shape[1]
+            x_IK[:, at:end] = g.x_IK
+            np.multiply(g.errors_RK, np.asarray(g.rate, self._dtype), out=errors_RK[:, at:end])
+            at = end
+        return Factors(x_IK, errors_RK, 1.0, bound)
+
+    def _room(self, what: str, rows: int, columns: int) -> NDArray[Any]:
+        """Scratch memory for factors; it grows to the largest batch and stays."""
+        room = self._stacks.get(what)
+        if room is None or len(room) < rows * columns:
+            room = self._stacks[what] = np.empty(rows * columns, self._dtype)
+        return room[: rows * columns].reshape(rows, columns)
 
     def _apply_one(self, shard: Shard, gradient: Gradient) -> None:
         if isinstance(gradient, Delta):
@@ -231,7 +246,8 @@ class Applier:
             # The rate goes into the smaller factor, so that the product is the step itself.
             errors = gradient.errors_RK
             if gradient.rate != 1.0:
-                errors = errors * np.asarray(gradient.rate, self._dtype)
+                room = self._room("errors", *errors.shape)
+                errors = np.multiply(errors, np.asarray(gradient.rate, self._dtype), out=room)
             scaled = Factors(gradient.x_IK, errors, 1.0, gradient.bound * max(abs(gradient.rate), 1.0))
             step = self._multiply(shard.spec, scaled, 0, shard.spec.size)
             np.subtract(shard.values, step, out=shard.values)
