@@ -229,7 +229,7 @@ class Driver:
         """
         self.progress.phase = "waiting for a data server"
         cluster = await self._membership.wait_for(
-            lambda m: bool(m.live("data")) and m.nodes.get(self._identity.node) is not None,
+            lambda m: bool(m.live("data")) and self._membership.seated,
             "a data server to join",
             self._waits.prepare_s,
         )

@@ -79,6 +79,12 @@ class Membership:
         """Our node id."""
         return self._identity.node
 
+    @property
+    def seated(self) -> bool:
+        """Whether the map, as last heard, counts this life of our node as live."""
+        node = self.map.nodes.get(self.node)
+        return node is not None and node.live and node.incarnation == self._identity.incarnation
+
     async def run(self) -> None:
         """Stay a member until cancelled.
 
@@ -113,8 +119,7 @@ class Membership:
             except CallTimeout:
                 continue
             after = self.map.version
-            node = self.map.nodes.get(self.node)
-            if node is None or not node.live or node.incarnation != self._identity.incarnation:
+            if not self.seated:
                 await self._set(f"nodes/{self.node}", self._record)
 
     async def _publish(self, message: Message) -> None:

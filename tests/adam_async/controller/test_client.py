@@ -1,0 +1,148 @@
+"""A seat in the cluster: joining, losing the link, coming back, and what is refused."""
+
+import asyncio
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import msgspec
+import pytest
+
+from adam_async.cluster_map import EpochRecord, NodeRecord
+from adam_async.config import Waits
+from adam_async.controller.client import Membership
+from adam_async.controller.service import Controller
+from adam_async.errors import DeadlineExceeded, RoleDied, RunFailed, first_cause
+from adam_async.traffic import Traffic
+from tests.adam_async.runs import NETWORKS, Rough, address_of, turns, until
+from transport import Identity
+from transport.testing import Faults
+
+WAITS = Waits(dial_s=2.0, call_s=2.0, patience_s=2.0, grace_s=0.05)
+
+
+class Table:
+    """A controller, and members that sit down at it."""
+
+    def __init__(self, network, controller, group):
+        self.network, self.controller, self._group = network, controller, group
+        self.tasks = {}
+
+    def member(self, name, *, incarnation=1, role="worker", waits=WAITS):
+        identity = Identity(role=role, node=name, incarnation=incarnation)
+        member = Membership(
+            network=self.network,
+            controller=self.controller.address,
+            identity=identity,
+            record=NodeRecord(role=role, address="local://x", incarnation=incarnation),
+            waits=waits,
+            traffic=Traffic(name),
+        )
+        self.tasks[member] = self._group.create_task(member.run(), name=name)
+        return member
+
+    async def joined(self, name, **how):
+        member = self.member(name, **how)
+        await member.wait_for(lambda _: member.seated, "joining", 5.0)
+        return member
+
+    async def leave(self, member):
+        self.tasks[member].cancel()
+        await turns(2)
+
+
+@asynccontextmanager
+async def table_of(network):
+    async with AsyncExitStack() as stack:
+        group = await stack.enter_async_context(asyncio.TaskGroup())
+        identity = Identity(role="controller", node="controller", incarnation=1)
+        controller = await stack.enter_async_context(
+            Controller(network=network, address=address_of(network), identity=identity, waits=WAITS)
+        )
+        table = Table(network, controller, group)
+        stack.callback(lambda: [task.cancel() for task in table.tasks.values()])
+        yield table
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+async def test_everybody_sees_who_joins_and_who_leaves(network):
+    async with table_of(NETWORKS[network]()) as table:
+        one, other = await table.joined("worker-0"), await table.joined("worker-1")
+        await one.wait_for(lambda m: len(m.live("worker")) == 2, "the other", 5.0)
+        await table.leave(other)
+        await one.wait_for(lambda m: m.live("worker") == ["worker-0"], "the other to be missed", 5.0)
+        assert not one.map.nodes["worker-1"].live
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+async def test_a_link_that_breaks_and_comes_back_within_the_grace_is_no_death(network):
+    rough = Rough(NETWORKS[network](), Faults(), towards="controller")
+    async with table_of(rough) as table:
+        member = await table.joined("worker-0")
+        version = table.controller.map.version
+        links = len(rough.links)
+        rough.cut_all()
+        await until(lambda: len(rough.links) > links)
+        await member.set_node(ready="x")
+        assert table.controller.map.nodes["worker-0"].live
+        assert table.controller.map.version == version + 1
+
+
+async def test_a_restarted_node_takes_its_own_seat():
+    async with table_of(NETWORKS["local"]()) as table:
+        old = await table.joined("worker-0", incarnation=9)
+        await table.leave(old)
+        await table.joined("worker-0", incarnation=3)
+        assert table.controller.map.nodes["worker-0"].incarnation == 3
+
+
+async def test_a_value_that_the_controller_refuses_is_an_error_with_its_reason():
+    async with table_of(NETWORKS["local"]()) as table:
+        member = await table.joined("worker-0")
+        with pytest.raises(RunFailed, match=r"refused nodes/worker-0.*Expected `str`"):
+            await member.set_node(address=7)
+
+
+async def test_two_who_set_the_same_key_both_come_through():
+    async with table_of(NETWORKS["local"]()) as table:
+        members = [await table.joined(f"worker-{n}") for n in range(3)]
+        async with asyncio.TaskGroup() as group:
+            for number, member in enumerate(members):
+                record = EpochRecord(run="r", number=number, groups=1, shares={})
+                group.create_task(member.set_epoch(record))
+        assert table.controller.map.epoch.number in range(3)
+        assert table.controller.map.version == 6
+
+
+async def test_a_reader_that_is_slow_misses_maps_but_never_the_last():
+    async with table_of(NETWORKS["local"]()) as table:
+        member = await table.joined("worker-0")
+        changes = member.changes()
+        await anext(changes)
+        for number in range(5):
+            await member.set_node(ready=str(number))
+        seen = await anext(changes)
+        assert seen.nodes["worker-0"].ready == "4"
+        await changes.aclose()
+
+
+async def test_a_wait_that_is_too_long_is_named():
+    async with table_of(NETWORKS["local"]()) as table:
+        member = await table.joined("worker-0")
+        with pytest.raises(DeadlineExceeded, match=r"waited 0\.01 s for a miracle"):
+            await member.wait_for(lambda m: False, "a miracle", 0.01)
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+async def test_a_controller_that_is_gone_for_good_ends_its_members(network):
+    async def sit():
+        links = NETWORKS[network]()
+        waits = msgspec.structs.replace(WAITS, patience_s=0.1)
+        async with table_of(links) as table:
+            await table.joined("worker-0", waits=waits)
+            await table.controller.__aexit__(None, None, None)
+            await asyncio.Event().wait()
+
+    with pytest.raises(ExceptionGroup) as failure:
+        await sit()
+    cause = first_cause(failure.value)
+    assert isinstance(cause, RoleDied)
+    assert "the controller" in str(cause)
