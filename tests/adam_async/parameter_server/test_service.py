@@ -1,0 +1,190 @@
+"""A parameter server over real links: what it is asked wrongly it refuses by name, and serves on."""
+
+import msgspec
+import numpy as np
+import pytest
+
+from adam_async.messages import (
+    APPLIED,
+    NOT_PRIMARY,
+    REFUSED,
+    GetStatistics,
+    Part,
+    Pull,
+    Push,
+    Pushed,
+    Tick,
+    Values,
+    pack,
+    read_text_tensor,
+    unpack,
+)
+from tests.adam_async.runs import NETWORKS, SHARDED, servers_of
+from transport import Message, RemoteError
+
+
+def push_of(servers, shards, **fields):
+    fields = {
+        "parts": (Part(False, len(shards)),),
+        "run": "run",
+        "generation": servers.map.generation,
+        **fields,
+    }
+    return Push(
+        **{
+            "session": 1,
+            "incarnation": 1,
+            "replica": 0,
+            "clock": 1,
+            "images": 1,
+            "rate": 1.0,
+            "shards": tuple(shards),
+            "numbers": (1,) * len(shards),
+            "versions": (0,) * len(shards),
+            "own": (0,) * len(shards),
+            **fields,
+        }
+    )
+
+
+def shard_named(servers, tensor):
+    (spec,) = servers.table.by_tensor[tensor]
+    return spec
+
+
+def talk(servers):
+    """A bare link to the only server, as a worker has it."""
+    address = servers.map.nodes["ps-0"].address
+    return servers.network.connect(address, servers.identity("worker", 5), timeout_s=5.0)
+
+
+async def refused(link, message, code, said):
+    with pytest.raises(RemoteError, match=said) as failure:
+        await link.call(message, timeout_s=5.0)
+    assert failure.value.code == code
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+async def test_what_does_not_fit_is_refused_with_what_was_expected_and_nothing_changes(network):
+    async with servers_of(NETWORKS[network]()) as servers, talk(servers) as link:
+        dense, bias = shard_named(servers, "fc2.weight"), shard_named(servers, "fc2.bias")
+        before = {number: shard.values.copy() for number, shard in servers.shards().items()}
+        good = np.zeros(dense.size, np.float32)
+        one = push_of(servers, [dense.id])
+        factors = (Part(True, 1),)
+        x, errors = np.zeros((64, 3), np.float32), np.zeros((10, 3), np.float32)
+        for message, said in (
+            (pack(one, [good[:-1]]), r"deltas: expected float32\(640,\), got float32\(639,\)"),
+            (pack(one, [good.astype(np.float64)]), r"expected float32\(640,\), got float64\(640,\)"),
+            (pack(one, []), "fewer tensors than its parts need"),
+            (pack(one, [good, good]), "do not cover its shards and tensors"),
+            (pack(push_of(servers, [dense.id], numbers=(1, 2)), [good]), "differ in length"),
+            (pack(push_of(servers, [999]), [good]), "the model has no shard 999"),
+            (pack(push_of(servers, [-1]), [good]), "the model has no shard -1"),
+            (pack(push_of(servers, [dense.id], parts=(Part(False, 2),)), [good]), "do not cover"),
+            (pack(push_of(servers, [dense.id], parts=factors), [x[:-1], errors]), "factors of fc2.weight"),
+            (
+                pack(push_of(servers, [dense.id], parts=factors), [x, errors[:, :2].copy()]),
+                "factors of fc2.weight",
+            ),
+            (pack(push_of(servers, [dense.id], parts=factors), [x[0], errors]), "need activations"),
+            (
+                pack(push_of(servers, [dense.id, bias.id], parts=(Part(True, 2),)), [x, errors]),
+                "shards of whole rows",
+            ),
+            (Message(type="Push", meta={"run": "run"}, tensors=()), "malformed Push"),
+        ):
+            await refused(link, message, "malformed", said)
+        for number, shard in servers.shards().items():
+            np.testing.assert_array_equal(shard.values, before[number])
+            assert (shard.version, shard.last_number) == (0, {})
+        answer = unpack(await link.call(pack(one, [good]), timeout_s=5.0), Pushed)
+        assert (answer.versions, answer.problems) == ((1,), ())
+        assert APPLIED == 0
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+async def test_other_runs_and_assignments_are_told_apart(network):
+    async with servers_of(NETWORKS[network]()) as servers, talk(servers) as link:
+        bias = shard_named(servers, "fc2.bias")
+        delta = np.ones(bias.size, np.float32)
+        await refused(link, pack(push_of(servers, [bias.id], run="old"), [delta]), "wrong-run", "not old")
+        pull = Pull(run="old", generation=servers.map.generation, shards=(bias.id,))
+        await refused(link, pack(pull), "wrong-run", "not old")
+        tick = Tick(run="old", session=1, incarnation=1, replica=0, clock=1, generation=1, shards=(bias.id,))
+        await refused(link, pack(tick), "wrong-run", "not old")
+        answer = await link.call(pack(push_of(servers, [bias.id], generation=99), [delta]), timeout_s=5.0)
+        assert [problem.status for problem in unpack(answer, Pushed).problems] == [NOT_PRIMARY]
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+async def test_a_push_that_is_not_finite_is_refused_counted_and_ticks(network, bad):
+    async with servers_of(NETWORKS[network]()) as servers, talk(servers) as link:
+        bias = shard_named(servers, "fc2.bias")
+        before = servers.shards()[bias.id].values.copy()
+        delta = np.full(bias.size, bad, np.float32)
+        answer = await link.call(pack(push_of(servers, [bias.id], clock=7), [delta]), timeout_s=5.0)
+        assert [problem.status for problem in unpack(answer, Pushed).problems] == [REFUSED]
+        shard = servers.shards()[bias.id]
+        np.testing.assert_array_equal(shard.values, before)
+        assert (shard.version, shard.refused, shard.clocks[0], shard.last_number[1, 1]) == (0, 1, 7, 1)
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+async def test_values_are_copies_that_later_pushes_do_not_change(network):
+    async with servers_of(NETWORKS[network]()) as servers, talk(servers) as link:
+        bias = shard_named(servers, "fc2.bias")
+        delta = np.ones(bias.size, np.float32)
+        first = await link.call(pack(push_of(servers, [bias.id], pull=True), [delta]), timeout_s=5.0)
+        kept = first.tensors[0].copy()
+        assert not np.shares_memory(first.tensors[0], servers.shards()[bias.id].values)
+        await link.call(pack(push_of(servers, [bias.id], numbers=(2,)), [delta]), timeout_s=5.0)
+        np.testing.assert_array_equal(first.tensors[0], kept)
+        pull = Pull(run="run", generation=servers.map.generation, shards=(bias.id,))
+        second = await link.call(pack(pull), timeout_s=5.0)
+        assert unpack(second, Values).versions == (2,)
+        np.testing.assert_array_equal(second.tensors[0], kept - 1)
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+async def test_factors_of_several_shards_give_what_their_deltas_give(network):
+    async with servers_of(NETWORKS[network](), **SHARDED, dtype="float64") as servers:
+        shards = [
+            shard for shard in servers.table.by_tensor["fc1.weight"] if shard.id in mine(servers, "ps-0")
+        ]
+        row, rows = shards[0].row_size, sum(shard.size for shard in shards) // shards[0].row_size
+        dice = np.random.default_rng(1)
+        x, errors = dice.normal(size=(row, 3)), dice.normal(size=(rows, 3))
+        numbers = [shard.id for shard in shards]
+        before = np.concatenate([servers.shards()[number].values for number in numbers])
+        async with talk(servers) as link:
+            push = push_of(servers, numbers, parts=(Part(True, len(shards)),), rate=0.5)
+            await link.call(pack(push, [x, errors]), timeout_s=5.0)
+        after = np.concatenate([servers.shards()[number].values for number in numbers])
+        np.testing.assert_allclose(after, before - 0.5 * (errors @ x.T).reshape(-1), rtol=1e-12, atol=1e-12)
+
+
+def mine(servers, name):
+    return {spec.id for spec in servers.table.shards if servers.map.buckets[spec.bucket] == name}
+
+
+async def test_statistics_are_plain_values():
+    async with servers_of(NETWORKS["local"]()) as servers:
+        client = servers.client()
+        client.push(1.0)
+        await client.client.flush()
+        address = servers.map.nodes["ps-0"].address
+        async with servers.network.connect(address, servers.identity("driver", 7), timeout_s=5.0) as link:
+            reply = await link.call(pack(GetStatistics(run="run")), timeout_s=5.0)
+        told = read_text_tensor(reply, dict)
+        assert set(told["versions"].values()) == {1}
+        assert msgspec.json.decode(msgspec.json.encode(told)) == told
+
+
+async def test_a_server_without_a_run_is_not_ready():
+    async with servers_of(NETWORKS["local"](), servers=1) as servers:
+        servers.servers[0].state = None
+        async with talk(servers) as link:
+            pull = pack(Pull(run="run", generation=1, shards=(0,)))
+            await refused(link, pull, "not-ready", "ps-0 has not taken up a run")
