@@ -262,6 +262,7 @@ async def test_when_what_a_run_cannot_do_without_dies_the_run_fails_with_its_nam
     await fails(train(), said)
 
 
+@pytest.mark.slow  # the driver looks again once a second
 async def test_without_any_worker_left_the_run_fails_after_its_patience():
     async def train():
         async with cluster_of(config_of(epochs=10_000, waits=QUICK)) as cluster, asyncio.TaskGroup() as group:
