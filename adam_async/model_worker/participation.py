@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from adam_async.cluster_map import ClusterMap
-from adam_async.config import Waits
+from adam_async.config import Config, Waits
 from adam_async.data_server.client import DataClient
 from adam_async.model.network import Network as Model
 from adam_async.model.spec import ModelSpec
@@ -52,30 +52,27 @@ class Participation:
     ) -> None:
         run = cluster.run
         assert run is not None
-        config = run.config
+        config = msgspec.convert(run.config, Config)
         self._identity = identity
         self._waits = waits
         self._threads = threads
         self._in_flight = in_flight
-        self._group_images = int(config["images_per_group"])
-        self._push_every = int(config["push_every"])
-        self._pull_every = int(config["pull_every"])
-        self._rate = float(config["rate"])
+        self._group_images = config.images_per_group
+        self._push_every = config.push_every
+        self._pull_every = config.pull_every
+        self._rate = config.rate
         self._background = in_flight > 1
         self.prepared = asyncio.Event()
-        self._model = Model(ModelSpec.from_dict(run.spec), dtype=str(config["dtype"]))
-        table = shard_table(
-            self._model.parameters,
-            shard_bytes=int(config["shard_bytes"]),
-            item_bytes=self._model.dtype.itemsize,
-        )
+        self._model = Model(ModelSpec.from_dict(run.spec), dtype=config.dtype)
+        item_bytes = self._model.dtype.itemsize
+        table = shard_table(self._model.parameters, shard_bytes=config.shard_bytes, item_bytes=item_bytes)
         self._table = table
         self.plan = plan_pushes(
             self._model,
             table,
             cluster.buckets,
             images=self._group_images * self._push_every,
-            wanted=msgspec.convert(config["protocol"], type=Any),
+            wanted=config.protocol,
         )
         self.weights = WorkerWeights()
         pushing = SessionIdentity(
@@ -85,12 +82,7 @@ class Participation:
             replica=replica,
             generation=cluster.generation,
         )
-        reach: dict[str, Any] = {
-            "network": network,
-            "identity": identity,
-            "waits": waits,
-            "traffic": traffic,
-        }
+        reach: dict[str, Any] = {"network": network, "identity": identity, "waits": waits, "traffic": traffic}
         addresses = {server: cluster.nodes[server].address for server in sorted(set(cluster.buckets))}
         self.client = ParameterClient(session=pushing, addresses=addresses, **reach)
         self._puller = Puller(
@@ -101,12 +93,12 @@ class Participation:
             weights=self.weights,
             buffers=buffers,
         )
-        self._trainer = self._make_trainer(str(config["rule"]))
+        self._trainer = self._make_trainer(config.rule)
         self.data = DataClient(
             address=cluster.nodes[cluster.live("data")[0]].address,
             run=run.id,
             replica=replica,
-            ahead=int(config["read_ahead"]),
+            ahead=config.read_ahead,
             **reach,
         )
         self._pool: ComputePool | None = None
