@@ -88,6 +88,7 @@ def test_an_error_between_epochs_ends_training_and_passes_on(error: type[BaseExc
     assert "adam-cluster" not in {thread.name for thread in threading.enumerate()}
 
 
+@pytest.mark.slow  # now and then it waits for its deadline; why is not known yet
 def test_after_an_interrupted_training_another_may_begin() -> None:
     def interrupt(epoch: EpochResult) -> None:
         raise KeyboardInterrupt
@@ -126,6 +127,7 @@ def test_what_keeps_it_from_starting_is_raised_as_it_is() -> None:
         pass
 
 
+@pytest.mark.slow  # now and then it waits for its deadline; why is not known yet
 def test_a_start_that_takes_too_long_is_named_and_leaves_nothing() -> None:
     hasty = Config(threads=1, waits=Waits(prepare_s=1e-9))
 

@@ -5,7 +5,7 @@ import asyncio
 import numpy as np
 import pytest
 
-from tests.adam_async.runs import IMPATIENT, NETWORKS, SHARDED, Rough, servers_of
+from tests.adam_async.runs import IMPATIENT, NETWORKS, SHARDED, Rough, servers_of, until
 from transport.testing import Faults
 
 PUSHES = 30
@@ -62,7 +62,8 @@ async def test_every_push_is_applied_exactly_once_over_links_that_fail(network, 
         assert sum(one.acknowledged for one in told) == 2 * PUSHES * shards
         assert min(one.resent for one in told) > 0
         assert min(one.reconnects for one in told) > 0
-        assert all(client.freed == PUSHES * len(client.plan.messages) for client in clients)
+        # A delayed sending may still hold its tensors when the last answer is in.
+        await until(lambda: all(client.freed == PUSHES * len(client.plan.messages) for client in clients))
 
 
 @pytest.mark.parametrize("network", NETWORKS)
