@@ -209,7 +209,7 @@ class Driver:
         model = Model(spec, dtype=self._config.dtype)
         self.progress.data, self.progress.model = data, model
         run = self._submit(spec)
-        await self._membership.set_run(run)
+        await self._membership.submit_run(run)
         try:
             return await self._drive(run.id, model, data, on_epoch)
         finally:
@@ -321,18 +321,22 @@ class Driver:
                 await self._read_progress()
 
     async def _next_epoch(self, run: str, epoch: int) -> None:
-        record = self.map.run
-        if record is None or record.id != run or record.phase != "between":
-            return
-        await self._membership.set_run(msgspec.structs.replace(record, phase="training", epoch=epoch + 1))
+        def begin(record: RunRecord) -> RunRecord | None:
+            if record.id != run or record.phase != "between":
+                return None
+            return msgspec.structs.replace(record, phase="training", epoch=epoch + 1)
+
+        await self._membership.update_run(begin)
 
     async def _end(self, run: str) -> None:
-        record = self.map.run
-        if record is None or record.id != run or record.phase in ("finished", "failed"):
-            return
+        def finish(record: RunRecord) -> RunRecord | None:
+            if record.id != run or record.phase in ("finished", "failed"):
+                return None
+            return msgspec.structs.replace(record, phase="finished")
+
         try:
             async with asyncio.timeout(self._waits.drain_s):
-                await self._membership.set_run(msgspec.structs.replace(record, phase="finished"))
+                await self._membership.update_run(finish)
         except (TimeoutError, DeadlineExceeded):
             self.note("the controller could not be told that the run has ended")
 

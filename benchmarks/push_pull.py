@@ -150,7 +150,7 @@ async def measure(controller: str, sizes: list[int]) -> dict[int, float]:
             spec = mlp((side, side), input_shape=(1, 1, side))
             run = f"bench-{size}"
             config = msgspec.to_builtins(Config(rate=RATE))
-            await member.set_run(RunRecord(id=run, driver="driver", config=config, spec=spec.to_dict()))
+            await member.submit_run(RunRecord(id=run, driver="driver", config=config, spec=spec.to_dict()))
             cluster = await placed(member, run)
             table = shard_table(Network(spec).parameters)
             client = ParameterClient(

@@ -120,7 +120,7 @@ class Membership:
                 continue
             after = self.map.version
             if not self.seated:
-                await self._set(f"nodes/{self.node}", self._record)
+                await self._update(f"nodes/{self.node}", lambda _: self._record)
 
     async def _publish(self, message: Message) -> None:
         state = unpack(message, MapState)
@@ -161,18 +161,25 @@ class Membership:
     async def set_node(self, **changes: Any) -> None:
         """Change fields of our own node record, such as ``ready=run_id``."""
         self._record = msgspec.structs.replace(self._record, **changes)
-        await self._set(f"nodes/{self.node}", self._record)
+        await self._update(f"nodes/{self.node}", lambda _: self._record)
 
-    async def set_run(self, record: RunRecord) -> None:
-        """Set the run, as its driver."""
-        await self._set("run", record)
+    async def submit_run(self, record: RunRecord) -> None:
+        """Begin a run, as its driver."""
+        await self._update("run", lambda _: record)
 
-    async def set_epoch(self, record: EpochRecord) -> None:
-        """Set the epoch, as its data server."""
-        await self._set("epoch", record)
+    async def update_run(self, change: Callable[[RunRecord], RunRecord | None]) -> None:
+        """Change the run, as its driver: `change` makes the new record of the newest, or None to leave it."""
+        await self._update("run", lambda newest: change(newest.run) if newest.run is not None else None)
 
-    async def _set(self, key: str, value: Record) -> None:
-        """Compare-and-set until it takes, against the newest map each time.
+    async def update_epoch(self, change: Callable[[EpochRecord], EpochRecord | None]) -> None:
+        """Change the epoch, as its data server: like `update_run`."""
+        await self._update("epoch", lambda newest: change(newest.epoch) if newest.epoch is not None else None)
+
+    async def _update(self, key: str, change: Callable[[ClusterMap], Record | None]) -> None:
+        """Read the map, make the new record of a key and compare-and-set it, until that takes.
+
+        What others wrote meanwhile is never overwritten unseen: `change` is asked again with the newer
+        map, and its None ends the attempt.
 
         Raises:
             DeadlineExceeded: The controller did not answer in `call_s`.
@@ -180,7 +187,7 @@ class Membership:
         """
         try:
             async with asyncio.timeout(self._waits.call_s):
-                while not await self._try_set(key, value):
+                while (value := change(self.map)) is not None and not await self._try_set(key, value):
                     pass
         except TimeoutError:
             raise DeadlineExceeded(f"the controller to set {key}", self._waits.call_s) from None

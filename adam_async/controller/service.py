@@ -49,7 +49,7 @@ class Controller:
         self._identity = identity
         self.state = ControllerState(grace_s=waits.grace_s)
         self._watchers: dict[Request, None] = {}
-        self._links: dict[str, Link] = {}
+        self._links: dict[tuple[str, int], set[Link]] = {}
         self._traffic = Traffic(identity.node)
         self._stack = AsyncExitStack()
         self.address = ""
@@ -80,19 +80,20 @@ class Controller:
     # --- links -------------------------------------------------------------------------------
 
     async def _on_link(self, link: Link) -> None:
-        peer = link.peer
-        self._links[peer.node] = link
+        life = (link.peer.node, link.peer.incarnation)
+        links = self._links.setdefault(life, set())
+        links.add(link)
         self._traffic.watch(link)
-        self.state.link_back(peer.node, peer.incarnation)
+        self.state.link_back(*life)
         link.serve(self._on_request)
         try:
             await link.wait_closed()
         finally:
             self._traffic.gone(link)
-        if self._links.get(peer.node) is link:
-            del self._links[peer.node]
-            now = asyncio.get_running_loop().time()
-            self.state.link_lost(peer.node, peer.incarnation, now=now)
+        links.discard(link)
+        if not links:  # a node may have several: its seat, and one to ask for statistics
+            del self._links[life]
+            self.state.link_lost(*life, now=asyncio.get_running_loop().time())
             self._timer.rearm()
         for request in [r for r in self._watchers if r.link is link]:
             del self._watchers[request]
@@ -119,12 +120,23 @@ class Controller:
             request.fail("malformed", str(error))
 
     def _set(self, request: Request, body: CompareAndSetMessage, value: dict[str, Any]) -> None:
+        if self._is_taken(body.key, request.link.peer):
+            text = f"{body.key} is another process that is connected: give this one an id of its own"
+            request.fail("taken", text)
+            return
         events = self._apply(CompareAndSet(key=body.key, expected=body.expected, value=value))
         for event in events:
             if isinstance(event, Invalid):
                 request.fail("invalid", event.reason)
                 return
         request.reply(self._map_state(done=any(isinstance(event, Changed) for event in events)))
+
+    def _is_taken(self, key: str, peer: Identity) -> bool:
+        """Whether a node asks for the seat of one that sits there and is heard."""
+        node = self.map.nodes.get(key.removeprefix("nodes/"))
+        if node is None or not node.live or node.incarnation == peer.incarnation:
+            return False
+        return key == f"nodes/{peer.node}" and (peer.node, node.incarnation) in self._links
 
     def _apply(self, command: Command) -> list[Any]:
         before = self.map

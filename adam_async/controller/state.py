@@ -144,6 +144,8 @@ class ControllerState:
             self._suspected.pop(name, None)
             self._set(nodes={**self.map.nodes, name: new})
         elif isinstance(new, RunRecord):
+            if isinstance(old, RunRecord) and new.driver != old.driver and self._in_progress(old):
+                return Invalid(f"run {old.id} of {old.driver} is in progress; it ends when {old.driver} does")
             if not isinstance(old, RunRecord) or old.id != new.id:
                 self._set(buckets=(), epoch=None, results=())
                 self._forget_replicas()
@@ -151,6 +153,10 @@ class ControllerState:
         else:
             self._set(epoch=new)
         return None
+
+    def _in_progress(self, run: RunRecord) -> bool:
+        driver = self.map.nodes.get(run.driver)
+        return run.phase not in ("finished", "failed") and driver is not None and driver.live
 
     def _node_lost(self, command: NodeLost) -> None:
         node = self.map.nodes.get(command.node)

@@ -278,11 +278,14 @@ class DataServer:
         grant.request.reply(pack(Groups(leases=tuple(leases), last=grant.last), tensors))
 
     async def _report_epoch(self, run: str, ended: EpochEnded) -> None:
-        epoch = self._membership.map.epoch
-        if epoch is None or (epoch.run, epoch.number) != (run, ended.number):
-            return  # the run was replaced by another while its last report came in
         result = {"images": ended.images, "loss": ended.loss, "train_s": ended.ended - ended.started}
-        await self._membership.set_epoch(msgspec.structs.replace(epoch, ended=True, result=result))
+
+        def end(epoch: EpochRecord) -> EpochRecord | None:
+            if (epoch.run, epoch.number) != (run, ended.number):
+                return None  # the run was replaced by another while its last report came in
+            return msgspec.structs.replace(epoch, ended=True, result=result)
+
+        await self._membership.update_epoch(end)
 
     def statistics(self) -> dict[str, Any]:
         """Progress of the epoch, groups trained again, and the traffic of each link."""

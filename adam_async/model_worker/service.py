@@ -131,12 +131,18 @@ class ModelWorker:
         )
         self._part = part
         async with asyncio.TaskGroup() as group:
-            task = group.create_task(part.run(), name=f"{self._identity.node}/train-{run.id}")
-            await part.prepared.wait()
-            await self._membership.set_node(ready=run.id)
-            await self._run_over(run.id)
-            task.cancel()
+            tasks = [
+                group.create_task(part.run(), name=f"{self._identity.node}/train-{run.id}"),
+                group.create_task(self._say_ready(part, run.id), name=f"{self._identity.node}/ready"),
+            ]
+            await self._run_over(run.id)  # also if it is over before we are ready
+            for task in tasks:
+                task.cancel()
         logger.info("%s is done with run %s", self._identity.node, run.id)
+
+    async def _say_ready(self, part: Participation, run: str) -> None:
+        await part.prepared.wait()
+        await self._membership.set_node(ready=run)
 
     async def _run_over(self, run: str) -> None:
         async for cluster in self._membership.changes():

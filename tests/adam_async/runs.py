@@ -170,7 +170,9 @@ class Servers:
         self.tasks.append(self._group.create_task(member.run(), name="driver"))
         await member.wait_for(lambda m: "driver-0" in m.nodes, "the driver to join", 10.0)
         config = msgspec.to_builtins(self.config)
-        await member.set_run(RunRecord(id="run", driver="driver-0", config=config, spec=self.spec.to_dict()))
+        await member.submit_run(
+            RunRecord(id="run", driver="driver-0", config=config, spec=self.spec.to_dict())
+        )
         self.map = await member.wait_for(
             lambda m: bool(m.buckets) and all(m.nodes[name].ready == "run" for name in set(m.buckets)),
             "the servers to be ready",

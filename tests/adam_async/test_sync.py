@@ -9,6 +9,7 @@ from functools import cache
 
 import numpy as np
 import pytest
+import uvloop
 
 from adam_async import sync
 from adam_async.config import Config, Waits
@@ -88,7 +89,6 @@ def test_an_error_between_epochs_ends_training_and_passes_on(error: type[BaseExc
     assert "adam-cluster" not in {thread.name for thread in threading.enumerate()}
 
 
-@pytest.mark.slow  # now and then it waits for its deadline; why is not known yet
 def test_after_an_interrupted_training_another_may_begin() -> None:
     def interrupt(epoch: EpochResult) -> None:
         raise KeyboardInterrupt
@@ -127,13 +127,26 @@ def test_what_keeps_it_from_starting_is_raised_as_it_is() -> None:
         pass
 
 
-@pytest.mark.slow  # now and then it waits for its deadline; why is not known yet
-def test_a_start_that_takes_too_long_is_named_and_leaves_nothing() -> None:
-    hasty = Config(threads=1, waits=Waits(prepare_s=1e-9))
+class SlowToStart(sync.LocalCluster):
+    """Its thread gets no event loop before the caller has given up."""
 
+    def __init__(self, config: Config) -> None:
+        super().__init__(config, dataset=bars(), loop_factory=self._new_loop)
+        self._given_up = threading.Event()
+
+    def _new_loop(self) -> asyncio.AbstractEventLoop:
+        assert self._given_up.wait(30.0)
+        return uvloop.new_event_loop()
+
+    def _close(self) -> None:
+        self._given_up.set()
+        super()._close()
+
+
+def test_a_start_that_takes_too_long_is_named_and_leaves_nothing() -> None:
     with (
         pytest.raises(DeadlineExceeded, match="for the cluster to start"),
-        sync.LocalCluster(hasty, dataset=bars()),
+        SlowToStart(Config(threads=1, waits=Waits(prepare_s=0.01))),
     ):
         pass
 

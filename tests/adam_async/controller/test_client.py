@@ -10,6 +10,7 @@ from adam_async.cluster_map import EpochRecord, NodeRecord
 from adam_async.config import Waits
 from adam_async.controller.client import Membership
 from adam_async.controller.service import Controller
+from adam_async.controller.state import CompareAndSet
 from adam_async.errors import DeadlineExceeded, RoleDied, RunFailed, first_cause
 from adam_async.traffic import Traffic
 from tests.adam_async.runs import NETWORKS, Rough, address_of, turns, until
@@ -101,15 +102,75 @@ async def test_a_value_that_the_controller_refuses_is_an_error_with_its_reason()
             await member.set_node(address=7)
 
 
-async def test_two_who_set_the_same_key_both_come_through():
+def epoch_of(run, number):
+    return EpochRecord(run=run, number=number, groups=1, shares={})
+
+
+def count_up(epoch):
+    return msgspec.structs.replace(epoch, number=epoch.number + 1)
+
+
+async def test_changes_of_one_record_by_several_are_all_in_it():
     async with table_of(NETWORKS["local"]()) as table:
         members = [await table.joined(f"worker-{n}") for n in range(3)]
+        set_epoch_unseen(table.controller, epoch_of("r", 0))
+        await members[0].set_node(ready="")  # makes the controller tell everybody
         async with asyncio.TaskGroup() as group:
-            for number, member in enumerate(members):
-                record = EpochRecord(run="r", number=number, groups=1, shares={})
-                group.create_task(member.set_epoch(record))
-        assert table.controller.map.epoch.number in range(3)
-        assert table.controller.map.version == 6
+            for member in members:
+                await member.wait_for(lambda m: m.epoch is not None, "the epoch", 5.0)
+                group.create_task(member.update_epoch(count_up))
+        assert table.controller.map.epoch.number == 3
+
+
+async def test_a_change_that_finds_another_record_than_it_expected_leaves_it_alone():
+    def end_of_old(epoch):
+        return count_up(epoch) if epoch.run == "old" else None
+
+    async with table_of(NETWORKS["local"]()) as table:
+        member = await table.joined("data-0")
+        set_epoch_unseen(table.controller, epoch_of("old", 1))
+        await member.set_node(ready="")
+        await member.wait_for(lambda m: m.epoch is not None, "the epoch", 5.0)
+        set_epoch_unseen(table.controller, epoch_of("new", 5))
+        assert member.map.epoch.run == "old"  # what it knows when it begins
+        await member.update_epoch(end_of_old)
+        assert table.controller.map.epoch.run == "new"
+        assert table.controller.map.epoch.number == 5
+
+
+def set_epoch_unseen(controller, record):
+    """Change the map without telling anybody."""
+    old = controller.map.epoch
+    value = msgspec.to_builtins(record)
+    controller.state.apply(CompareAndSet(key="epoch", expected=old.changed if old else 0, value=value))
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+async def test_a_node_with_a_second_link_is_missed_only_when_both_have_gone(network):
+    async with table_of(NETWORKS[network]()) as table:
+        member = await table.joined("driver", role="driver")
+        watcher = await table.joined("worker-0")
+        identity = Identity(role="driver", node="driver", incarnation=1)
+        async with table.network.connect(table.controller.address, identity, timeout_s=2.0):
+            pass
+        assert table.controller.state.next_deadline() is None
+        await table.leave(member)
+        await watcher.wait_for(lambda m: not m.nodes["driver"].live, "the driver to be missed", 5.0)
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+async def test_the_id_of_a_node_that_is_connected_is_refused_to_another(network):
+    async def sit():
+        async with table_of(NETWORKS[network]()) as table:
+            await table.joined("worker-0", incarnation=1)
+            table.member("worker-0", incarnation=2)
+            await asyncio.Event().wait()
+
+    with pytest.raises(ExceptionGroup) as failure:
+        await sit()
+    cause = first_cause(failure.value)
+    assert isinstance(cause, RunFailed)
+    assert "nodes/worker-0 is another process that is connected" in str(cause)
 
 
 async def test_a_reader_that_is_slow_misses_maps_but_never_the_last():
