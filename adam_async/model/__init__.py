@@ -3,6 +3,8 @@
 from adam_async.model.bare import StepBuffers, new_rule_state, train_step
 from adam_async.model.context import Context
 from adam_async.model.errors import GradientMismatchError, ModelError, SpecError
+from adam_async.model.finite import is_finite
+from adam_async.model.in_place import InPlaceStep, StepOutcome
 from adam_async.model.layer import Array, Factors, Layer, Loss, ParameterSpec, Slots, Weights
 from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.model.named import NAMED_MODELS, mlp, named_model
@@ -31,6 +33,7 @@ __all__ = [
     "Context",
     "Factors",
     "GradientMismatchError",
+    "InPlaceStep",
     "Layer",
     "LayerSpec",
     "Loss",
@@ -44,7 +47,9 @@ __all__ = [
     "Slots",
     "SpecError",
     "StepBuffers",
+    "StepOutcome",
     "Weights",
+    "is_finite",
     "make_rule",
     "mlp",
     "named_model",

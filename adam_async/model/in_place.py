@@ -1,0 +1,83 @@
+"""Pure: one training step that changes the weights where they are.
+
+Where a worker's weights are the shard's own memory there is no push to carry a gradient: the thread that
+computed it applies the rule itself, without a lock. Threads may step over the same weights and the same
+rule state at once; an update may then be lost, which is Hogwild's bargain, but nothing that is not finite
+ever reaches the weights: each gradient is checked before its tensor is touched.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from adam_async.model.bare import StepBuffers
+from adam_async.model.context import Context
+from adam_async.model.finite import is_finite
+from adam_async.model.layer import Weights
+from adam_async.model.network import Network
+from adam_async.model.rules import Rule, RuleState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOutcome:
+    """What became of one step."""
+
+    loss: float
+    """Mean over the group's images; not finite if the network's scores were not."""
+    refused: tuple[str, ...] = ()
+    """Tensors whose gradient was not finite, in the order of the way back; they and their state are as
+    they were."""
+
+
+class InPlaceStep:
+    """Forward, backward and rule on given memory. Holds no arrays; any number of threads may share it.
+
+    Args:
+        network: What is trained, with its kernels.
+        rule: Its update rule.
+    """
+
+    def __init__(self, network: Network, rule: Rule) -> None:
+        self._network = network
+        self._rule = rule
+
+    def new_scratch(self) -> StepBuffers:
+        """Allocate what one thread needs beside its context."""
+        return StepBuffers.of(self._network)
+
+    def train(
+        self,
+        weights: Weights,
+        state: Mapping[str, RuleState],
+        context: Context,
+        scratch: StepBuffers,
+        *,
+        rate: float,
+    ) -> StepOutcome:
+        """Train on the group loaded in `context`, changing `weights` and `state`.
+
+        Each layer's tensors are updated right after its own way back, while its arrays are in the cache; no
+        layer before it reads them again, so one thread alone gets the result of updating at the end.
+
+        Args:
+            weights: All tensors of the network, C-contiguous and writable.
+            state: For each of them, what the rule's `new_state` made.
+            context: One thread's, made for training, with images and labels loaded.
+            scratch: The same thread's, from `new_scratch`.
+            rate: Learning rate of this step.
+
+        Raises:
+            ModelError: An array has the wrong shape, dtype or layout.
+        """
+        network, refused = self._network, []
+        loss = network.forward(weights, context)
+        for number in reversed(range(len(network.layers))):
+            network.backward_layers(weights, context, range(number, number + 1))
+            for parameter in network.layers[number].parameters:
+                name = parameter.name
+                gradient = scratch.gradients[name]
+                network.delta(context, name, out=gradient)
+                if not is_finite(gradient):
+                    refused.append(name)
+                    continue
+                self._rule.apply(weights[name], state[name], gradient, rate=rate, scratch=scratch.scratch)
+        return StepOutcome(loss=loss, refused=tuple(refused))
