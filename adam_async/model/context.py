@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from adam_async.dice import Dice, Key
 from adam_async.model.errors import ModelError
 from adam_async.model.layer import Array, Layer, Loss, Slots
 from adam_async.model.spec import Shape
@@ -50,6 +51,9 @@ class Context:
         self._training = training
         self._memory: dict[tuple[object, ...], Array] = {}
         self._bound: dict[int, _Bound] = {}
+        self._drawing = tuple(
+            number for number, layer in enumerate(topology.layers) if training and layer.DRAWS
+        )
         self._numbers = {layer.name: number for number, layer in enumerate(topology.layers)}
         self._current = self._bind(group_size)
 
@@ -77,7 +81,14 @@ class Context:
         """Bytes of all its arrays."""
         return sum(buffer.nbytes for buffer in self._memory.values())
 
-    def load(self, images: Array, labels: Array | None = None) -> None:
+    def load(
+        self,
+        images: Array,
+        labels: Array | None = None,
+        *,
+        dice: Dice | None = None,
+        keys: tuple[Key, ...] = (),
+    ) -> None:
         """Take a group of 1 to `group_size` images; uint8 becomes 0 to 1, floats are copied.
 
         Args:
@@ -85,9 +96,11 @@ class Context:
                 H, W)``.
             labels: What the loss layer takes: class numbers ``(n,)``, or target values. None, only to
                 predict.
+            dice: What layers such as dropout draw with when they train; others need none.
+            keys: The group's name, such as epoch and number: equal keys draw equal values.
 
         Raises:
-            ModelError: Number, shape or dtype does not fit.
+            ModelError: Number, shape or dtype does not fit, or a layer that draws has no dice.
         """
         count = images.shape[0] if images.ndim else 0
         features = math.prod(self._input_shape)
@@ -109,6 +122,14 @@ class Context:
             loss = self._topology.layers[-1]
             assert isinstance(loss, Loss)
             loss.load_targets(self._current.slots[-1], labels)
+        for number in self._drawing:
+            layer = self._topology.layers[number]
+            if dice is None:
+                raise ModelError(
+                    f"layer {layer.name!r} ({layer.spec.kind}) draws at random in training: "
+                    "load the group with dice= and keys="
+                )
+            layer.draw(self._current.slots[number], dice, keys)
 
     def resize(self, images: int) -> None:
         """Lay the context out for another number of images; what it held is lost."""
@@ -191,6 +212,7 @@ class Context:
                     bound.edges.get((number, position)) for position in range(len(topology.producers[number]))
                 ),
                 scratch=self._scratch(number, layer, images),
+                training=self._training,
             )
             layer.prepare(slots)
             bound.slots.append(slots)

@@ -81,7 +81,7 @@ def check_network(
     if network.dtype != np.float64:
         raise ModelError(f"gradients are checked in float64, but the network computes in {network.dtype}")
     context = network.context(images.shape[0])
-    context.load(images, labels)
+    context.load(images, labels, dice=dice)
     network.forward(weights, context)
     network.backward(weights, context)
     gradients: dict[str, Floats] = {}
@@ -187,4 +187,6 @@ def _lone_slots(layer: Layer, dice: Dice, images: int) -> Slots:
         },
     )
     layer.prepare(slots)
+    if layer.DRAWS:
+        layer.draw(slots, dice, ())
     return slots

@@ -29,7 +29,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from adam_async.dice import Dice
+from adam_async.dice import Dice, Key
 from adam_async.model.errors import ModelError, SpecError
 from adam_async.model.spec import LayerSpec, OptionValue, Shape
 
@@ -94,7 +94,8 @@ class Slots:
 
     An entry of `input_errors` is None where nobody needs that gradient. `scratch` is what `Layer.scratch`
     asked for; its contents survive from forward to backward, but not a change of the number of images.
-    `views` belongs to the layer: `Layer.prepare` fills it once.
+    `views` belongs to the layer: `Layer.prepare` fills it once. `training` says whether the group is trained
+    on, or only evaluated.
     """
 
     images: int
@@ -103,6 +104,7 @@ class Slots:
     output_error: Array | None
     input_errors: tuple[Array | None, ...]
     scratch: dict[str, Array]
+    training: bool = True
     views: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -137,6 +139,8 @@ class Layer(ABC):
     """Whether, sharing its input's memory, it changes the values there."""
     READS_OUTPUT: ClassVar[bool] = False
     """Whether the way back reads the layer's own output, which then nobody may overwrite."""
+    DRAWS: ClassVar[bool] = False
+    """Whether training leaves something to chance, which `draw` settles for each group."""
 
     def __init__(self, spec: LayerSpec, input_shapes: tuple[Shape, ...]) -> None:
         self.spec = spec
@@ -174,6 +178,16 @@ class Layer(ABC):
             raise self.refusal(f"option {key!r} must be a whole number of at least {minimum}, not {value!r}")
         return value
 
+    def real(self, key: str, *, minimum: float, below: float = math.inf) -> float:
+        """Read an option that is a finite number, at least `minimum` and less than `below`."""
+        value = self._options[key]
+        if not isinstance(value, int | float) or isinstance(value, bool) or not minimum <= value < below:
+            limit = "" if below == math.inf else f" and less than {below:g}"
+            raise self.refusal(
+                f"option {key!r} must be a finite number of at least {minimum:g}{limit}, not {value!r}"
+            )
+        return float(value)
+
     def choice(self, key: str, known: tuple[str, ...]) -> str:
         """Read an option that is one of a few words."""
         value = self._options[key]
@@ -200,6 +214,13 @@ class Layer(ABC):
 
     def prepare(self, slots: Slots) -> None:  # noqa: B027 - most layers need no views
         """Make the views that the steps use, once per context and number of images."""
+
+    def draw(self, slots: Slots, dice: Dice, keys: tuple[Key, ...]) -> None:
+        """Settle what is left to chance, as a function of dice, layer and `keys`, the group's name.
+
+        Called once per group before forward, in training only, where `DRAWS` says so.
+        """
+        raise ModelError(f"layer {self.name!r} leaves nothing to chance")
 
     @abstractmethod
     def forward(self, weights: Weights, slots: Slots) -> None:

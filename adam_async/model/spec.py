@@ -29,7 +29,9 @@ from typing import Any
 
 from adam_async.model.errors import SpecError
 
-OptionValue = int | float | str | bool
+OptionValue = int | float | str | bool | tuple[float, ...]
+"""What an option can be; in TOML and on the wire the tuple is a list of numbers."""
+
 Shape = tuple[int, ...]
 
 INPUT = "input"
@@ -54,7 +56,8 @@ class LayerSpec:
 
     def to_dict(self) -> dict[str, Any]:
         """Give the layer as plain builtins, in the form of one TOML table."""
-        return {"name": self.name, "kind": self.kind, "inputs": list(self.inputs), **dict(self.options)}
+        options = {key: list(value) if isinstance(value, tuple) else value for key, value in self.options}
+        return {"name": self.name, "kind": self.kind, "inputs": list(self.inputs), **options}
 
     @classmethod
     def from_dict(cls, table: Mapping[str, Any]) -> "LayerSpec":
@@ -69,11 +72,18 @@ class LayerSpec:
         inputs = table.get("inputs", [])
         if not isinstance(inputs, list | tuple) or not all(isinstance(item, str) for item in inputs):
             raise SpecError(f"layer {name!r}: inputs must be a list of layer names, not {inputs!r}")
-        options = {key: value for key, value in table.items() if key not in ("name", "kind", "inputs")}
-        for key, value in options.items():
-            if not isinstance(value, OptionValue):
+        options: dict[str, OptionValue] = {}
+        for key, value in table.items():
+            if key in ("name", "kind", "inputs"):
+                continue
+            if isinstance(value, list | tuple) and all(type(item) in (int, float) for item in value):
+                options[key] = tuple(value)
+            elif isinstance(value, int | float | str):
+                options[key] = value
+            else:
                 raise SpecError(
-                    f"layer {name!r}: option {key!r} must be a number, text or boolean, not {value!r}"
+                    f"layer {name!r}: option {key!r} must be a number, text, boolean "
+                    f"or list of numbers, not {value!r}"
                 )
         return cls(name=name, kind=kind, inputs=tuple(inputs), options=tuple(sorted(options.items())))
 

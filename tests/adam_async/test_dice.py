@@ -20,6 +20,22 @@ def test_a_slice_drawn_alone_equals_the_slice_of_the_whole(start, count, kind):
     )
 
 
+@given(rows=st.integers(0, 9), columns=st.integers(1, 9), epoch=st.integers(0, 3))
+def test_filling_an_array_equals_drawing_it(rows, columns, epoch):
+    out = np.empty((rows, columns))
+
+    Dice(7).fill_uniform("mask", out, keys=(epoch, "drop"))
+
+    drawn = Dice(7).uniform("mask", keys=(epoch, "drop"), count=rows * columns, dtype=np.float64)
+    np.testing.assert_array_equal(out, drawn.reshape(rows, columns))
+
+
+@pytest.mark.parametrize("out", [np.empty(4, np.float32), np.empty((4, 2))[:, 0]])
+def test_only_float64_arrays_in_one_piece_are_filled(out):
+    with pytest.raises(ValueError, match="C-contiguous float64"):
+        Dice(7).fill_uniform("mask", out)
+
+
 def test_equal_keys_draw_equal_values_and_any_difference_draws_others():
     base = Dice(1).bits("mask", keys=(1, 23), count=4)
 
