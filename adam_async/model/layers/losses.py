@@ -3,36 +3,62 @@
 Letters: K classes, F features, B batch.
 """
 
+import math
+from collections.abc import Mapping
+from typing import ClassVar
+
 import numpy as np
 
 from adam_async.model.errors import ModelError
 from adam_async.model.layer import Array, Loss, ScratchSpec, Slots, Weights
-from adam_async.model.spec import LayerSpec, Shape
+from adam_async.model.spec import LayerSpec, OptionValue, Shape
 
 
 class SoftmaxCrossEntropy(Loss):
     """Softmax over the classes and the negative logarithm of the right one's share.
 
-    Labels: class numbers, ``(n,)``.
+    Labels: class numbers, ``(n,)``. Options: class_weights, one number per class by which the losses of its
+    images are multiplied (none: 1 for all). The group's loss stays the mean over its images, whatever the
+    weights: an image counts the same in a group of any composition.
     """
+
+    OPTIONS: ClassVar[Mapping[str, OptionValue | None]] = {"class_weights": ()}
 
     def __init__(self, spec: LayerSpec, input_shapes: tuple[Shape, ...]) -> None:
         super().__init__(spec, input_shapes)
         if len(input_shapes[0]) != 1:
             raise self.refusal(f"needs one score per class, not an input of {list(input_shapes[0])}")
+        self.class_weights = self._read_class_weights()
+
+    def _read_class_weights(self) -> tuple[float, ...]:
+        value, classes = self._options["class_weights"], self.input_shapes[0][0]
+        if not isinstance(value, tuple) or not (value == () or len(value) == classes):
+            raise self.refusal(
+                f"option 'class_weights' must be a list of {classes} numbers, one per class, not {value!r}"
+            )
+        if value and not (all(0 <= weight < math.inf for weight in value) and any(value)):
+            raise self.refusal(
+                f"option 'class_weights' must hold finite numbers of at least 0, not all 0, not {value!r}"
+            )
+        return tuple(float(weight) for weight in value)
 
     def scratch(self, images: int) -> dict[str, ScratchSpec]:
-        """Shares of the classes, two rows of per-image numbers, and where each image's right score lies."""
+        """Shares of the classes, rows of per-image numbers, and where each image's right score lies."""
         classes = self.input_shapes[0][0]
-        return {
+        specs: dict[str, ScratchSpec] = {
             "shares": ((classes, images), None),
             "row": ((images,), None),
             "targets": ((images,), np.int64),
         }
+        if self.class_weights:
+            specs["weights"] = ((images,), None)
+        return specs
 
     def prepare(self, slots: Slots) -> None:
         """Number the images, to turn a class number into a position among all scores."""
         slots.views["numbers"] = np.arange(slots.images)
+        if self.class_weights:
+            slots.views["class_weights"] = np.array(self.class_weights, slots.output.dtype)
 
     def load_targets(self, slots: Slots, labels: Array) -> None:
         """Check the class numbers and store their positions."""
@@ -47,6 +73,8 @@ class SoftmaxCrossEntropy(Loss):
                 f"layer {self.name!r} has {classes} classes, "
                 f"but labels go from {labels.min()} to {labels.max()}"
             )
+        if self.class_weights:
+            np.take(slots.views["class_weights"], labels, out=slots.scratch["weights"], mode="clip")
         np.multiply(labels, slots.images, out=slots.scratch["targets"], casting="unsafe", dtype=np.int64)
         np.add(slots.scratch["targets"], slots.views["numbers"], out=slots.scratch["targets"])
 
@@ -61,14 +89,18 @@ class SoftmaxCrossEntropy(Loss):
         np.divide(shares_KB, row_B, out=shares_KB)
         np.log(row_B, out=row_B)
         np.subtract(row_B, losses_B, out=losses_B)
+        if self.class_weights:
+            np.multiply(losses_B, slots.scratch["weights"], out=losses_B)
 
     def backward(self, weights: Weights, slots: Slots) -> None:
-        """Shares minus one at the right class, divided by the number of images."""
+        """Shares minus one at the right class, times its weight, divided by the number of images."""
         target = slots.input_errors[0]
         assert target is not None
         share = 1.0 / slots.images
         np.multiply(slots.scratch["shares"], share, out=target)
         target.reshape(-1)[slots.scratch["targets"]] -= share
+        if self.class_weights:
+            np.multiply(target, slots.scratch["weights"], out=target)
 
 
 class MeanSquaredError(Loss):

@@ -44,6 +44,22 @@ def test_named_models_survive_the_way_through_builtins(name):
     assert Network(spec).spec.name == name
 
 
+def test_cifar_conv_has_the_counts_its_description_gives():
+    network = Network(named_model("cifar-conv"))
+
+    assert network.num_parameters == 145_578
+    assert network.multiply_adds == 12_354_176
+
+
+def test_a_list_of_numbers_is_an_option_and_survives_the_way_through_builtins():
+    spec = ModelSpec.from_toml(TOML + "class_weights = [1, 0.5, 2.0]")
+
+    assert spec.layers[-1].options == (("class_weights", (1, 0.5, 2.0)),)
+    assert spec.to_dict()["layers"][-1]["class_weights"] == [1, 0.5, 2.0]
+    assert ModelSpec.from_dict(spec.to_dict()) == spec
+    assert Network(spec).layers[-1].class_weights == (1.0, 0.5, 2.0)
+
+
 def test_a_model_is_read_from_toml_as_a_chain():
     spec = ModelSpec.from_toml(TOML)
 
@@ -73,8 +89,8 @@ def test_mlp_takes_any_sizes():
         ("kernel = 3", "kernel = true", "whole number of at least 1, not True"),
         (
             "kernel = 3",
-            "kernel = [3]",
-            r"'conv': option 'kernel' must be a number, text or boolean, not \[3\]",
+            "kernel = ['3']",
+            r"'conv': option 'kernel' must be a number, text, boolean or list of numbers, not \['3'\]",
         ),
         ("kernel = 3", "kernel = 9", "'conv'.*a kernel of 9 does not fit an input of 6x6"),
         ('kind = "conv2d"', 'kind = "conv3d"', "'conv': unknown kind 'conv3d'; known kinds: conv2d"),

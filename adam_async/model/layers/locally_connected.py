@@ -1,0 +1,75 @@
+"""Pure: a convolution that shares no weights: every output pixel has filters of its own.
+
+Letters: O filters, P output pixels, K one position in the kernel of all input channels, B batch. Weights
+are O,rows,columns,C,KH,KW and bias O,rows,columns, both C-contiguous; the first axis is the filters', as in
+every other layer. Each output pixel is a small dense layer, so all steps are stacks of P matrix products:
+
+    forward     y_POB = weights_POK @ columns_PKB + bias_OP
+    delta       errors_POB @ columns_PKB.T            (columns kept from forward)
+    backward    weights_POK.T @ errors_POB, folded back onto the input pixels they came from
+
+The stacks are views with the pixel's axis brought to the front; every matrix in them is one that BLAS takes
+as it lies.
+"""
+
+import numpy as np
+
+from adam_async.model.initial import INITS, uniform_bound
+from adam_async.model.layer import Array, ParameterSpec, Slots, Weights
+from adam_async.model.layers.sliding import SlidingKernel
+from adam_async.model.spec import LayerSpec, Shape
+
+
+class LocallyConnected(SlidingKernel):
+    """Filters of their own at every output pixel. Options: filters, kernel, stride, padding (zeros), init."""
+
+    def __init__(self, spec: LayerSpec, input_shapes: tuple[Shape, ...]) -> None:
+        super().__init__(spec, input_shapes)
+        self.parameters = (
+            ParameterSpec(
+                name=self.weight,
+                shape=(*self.output_shape, input_shapes[0][0], self.kernel, self.kernel),
+                layer=self.name,
+                kind="weight",
+                bound=uniform_bound(self.choice("init", INITS), self.fan_in),
+            ),
+            ParameterSpec(name=self.bias, shape=self.output_shape, layer=self.name, kind="bias"),
+        )
+
+    def prepare(self, slots: Slots) -> None:
+        """Make the stacks of matrices too."""
+        super().prepare(slots)
+        views = slots.views
+        views["columns"] = self._stack(slots.scratch["columns"], self.fan_in, slots.images)
+        views["output"] = self._stack(slots.output, self.filters, slots.images)
+        if slots.output_error is None:
+            return
+        views["error"] = self._stack(slots.output_error, self.filters, slots.images)
+        views["column_errors"] = self._stack(slots.scratch["column_errors"], self.fan_in, slots.images)
+
+    def _stack(self, array: Array, rows: int, columns: int) -> Array:
+        """View ``rows * P * columns`` values as P matrices."""
+        return array.reshape(rows, -1, columns).swapaxes(0, 1)
+
+    def forward(self, weights: Weights, slots: Slots) -> None:
+        """Copy the columns, multiply pixel by pixel, add the bias."""
+        self.gather(slots)
+        weights_POK = self._stack(weights[self.weight], self.filters, self.fan_in)
+        np.matmul(weights_POK, slots.views["columns"], out=slots.views["output"])
+        np.add(slots.output, weights[self.bias][..., None], out=slots.output)
+
+    def backward(self, weights: Weights, slots: Slots) -> None:
+        """Multiply by the transposed weights, pixel by pixel, and fold the columns back."""
+        weights_POK = self._stack(weights[self.weight], self.filters, self.fan_in)
+        np.matmul(weights_POK.swapaxes(1, 2), slots.views["error"], out=slots.views["column_errors"])
+        self.fold(slots)
+
+    def delta(self, slots: Slots, kind: str, out: Array) -> None:
+        """Multiply errors and columns, pixel by pixel; for the bias, add the errors of the images up."""
+        if kind == "weight":
+            columns_PBK = slots.views["columns"].swapaxes(1, 2)
+            np.matmul(slots.views["error"], columns_PBK, out=self._stack(out, self.filters, self.fan_in))
+        elif kind == "bias":
+            np.add.reduce(slots.error, axis=-1, out=out)
+        else:
+            super().delta(slots, kind, out)

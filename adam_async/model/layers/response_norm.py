@@ -1,0 +1,84 @@
+"""Pure: local response normalisation across channels (Krizhevsky, Sutskever and Hinton, 2012).
+
+    scale_c = k + alpha / size * (sum of x_j squared, over the `size` channels j around c)
+    y_c     = x_c * scale_c ** -beta
+
+The window of channel c goes from ``c - size // 2`` to ``c + (size - 1) // 2``, cut off at the edges, with
+the sum divided by `size` even there (PyTorch's definition). With errors e, the way back is
+
+    e_c * scale_c ** -beta  -  2 * alpha * beta / size * x_c * (sum of e_j * y_j / scale_j, over the channels
+                                                                j whose windows hold c)
+
+and those channels are the window mirrored. Channels being the first axis, a window is a few additions of
+whole runs of memory; a running sum would be fewer, but rounds.
+"""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import numpy as np
+
+from adam_async.model.layer import Array, Cut, Layer, ScratchSpec, Slots, Weights
+from adam_async.model.spec import LayerSpec, OptionValue, Shape
+
+
+class LocalResponseNorm(Layer):
+    """Divide by a power of the energy in neighbouring channels. Options: size, alpha, beta, k."""
+
+    OPTIONS: ClassVar[Mapping[str, OptionValue | None]] = {
+        "size": 5,
+        "alpha": 1e-4,
+        "beta": 0.75,
+        "k": 1.0,
+    }
+    CUT: ClassVar[Cut] = "rows"
+    READS_OUTPUT: ClassVar[bool] = True
+
+    def __init__(self, spec: LayerSpec, input_shapes: tuple[Shape, ...]) -> None:
+        super().__init__(spec, input_shapes)
+        self.image_input()
+        self.size = self.integer("size", minimum=1)
+        self.alpha = self.real("alpha", minimum=0)
+        self.beta = self.real("beta", minimum=0)
+        self.k = self.real("k", minimum=0)
+        if self.k == 0:
+            raise self.refusal("option 'k' must be more than 0: where all is 0 nothing else keeps y finite")
+
+    def scratch(self, images: int) -> dict[str, ScratchSpec]:
+        """Scales, their powers, and one array of terms for the sums."""
+        shape: Shape = (*self.output_shape, images)
+        return {"scale": (shape, None), "power": (shape, None), "terms": (shape, None)}
+
+    def forward(self, weights: Weights, slots: Slots) -> None:
+        """Square, add up over the window, raise to the power, multiply."""
+        x = slots.inputs[0]
+        scale, power, squares = (slots.scratch[name] for name in ("scale", "power", "terms"))
+        np.multiply(x, x, out=squares)
+        self._add_windows(squares, scale, before=self.size // 2)
+        np.multiply(scale, self.alpha / self.size, out=scale)
+        np.add(scale, self.k, out=scale)
+        np.power(scale, -self.beta, out=power)
+        np.multiply(x, power, out=slots.output)
+
+    def backward(self, weights: Weights, slots: Slots) -> None:
+        """Add both terms of the derivative up."""
+        target = slots.input_errors[0]
+        assert target is not None
+        scale, power, terms = (slots.scratch[name] for name in ("scale", "power", "terms"))
+        np.multiply(slots.error, slots.output, out=terms)
+        np.divide(terms, scale, out=terms)
+        self._add_windows(terms, target, before=(self.size - 1) // 2)
+        np.multiply(target, slots.inputs[0], out=target)
+        np.multiply(target, -2.0 * self.alpha * self.beta / self.size, out=target)
+        np.multiply(slots.error, power, out=terms)
+        np.add(target, terms, out=target)
+
+    def _add_windows(self, values: Array, out: Array, *, before: int) -> None:
+        """Fill each channel of `out` with the sum of `size` channels, the first one `before` before it."""
+        channels = values.shape[0]
+        np.copyto(out, values)
+        for shift in range(-before, self.size - before):
+            if shift == 0 or abs(shift) >= channels:
+                continue
+            first, last = max(-shift, 0), channels - max(shift, 0)
+            np.add(out[first:last], values[first + shift : last + shift], out=out[first:last])

@@ -1,0 +1,131 @@
+"""Pure: a square kernel that slides over an image, and the columns of what lies under it.
+
+Letters: C input channels, K one position in the kernel of all input channels (C * kernel * kernel), N one
+output pixel of one image (height * width * B).
+
+Convolution and its locally connected relative differ only in which weights meet which column. Both read
+`columns`, of shape (C, kernel, kernel, rows, columns, B): what lies under the kernel at every output pixel.
+The batch being the last axis, columns are copied in runs of ``width * B`` numbers. Folding their error
+gradient back onto the pixels they came from goes in two passes, first over the kernel's rows, then over its
+columns: ``2 * kernel`` long additions instead of ``kernel * kernel`` short ones.
+"""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
+from adam_async.model.layer import Array, Cut, Layer, ScratchSpec, Slots
+from adam_async.model.spec import LayerSpec, OptionValue, Shape
+
+
+class SlidingKernel(Layer):
+    """Geometry, columns and folding. Options: filters, kernel, stride, padding (zeros), init.
+
+    Subclasses set `parameters`; their forward starts with `gather`, their backward ends with `fold`.
+    """
+
+    OPTIONS: ClassVar[Mapping[str, OptionValue | None]] = {
+        "filters": None,
+        "kernel": None,
+        "stride": 1,
+        "padding": 0,
+        "init": "he",
+    }
+    CUT: ClassVar[Cut] = "rows"
+
+    def __init__(self, spec: LayerSpec, input_shapes: tuple[Shape, ...]) -> None:
+        super().__init__(spec, input_shapes)
+        channels, height, width = self.image_input()
+        self.filters = self.integer("filters", minimum=1)
+        self.kernel = self.integer("kernel", minimum=1)
+        self.stride = self.integer("stride", minimum=1)
+        self.padding = self.integer("padding", minimum=0)
+        reach = (height + 2 * self.padding, width + 2 * self.padding)
+        if min(reach) < self.kernel:
+            raise self.refusal(
+                f"a kernel of {self.kernel} does not fit an input of {height}x{width} "
+                f"padded by {self.padding}"
+            )
+        rows, columns = ((size - self.kernel) // self.stride + 1 for size in reach)
+        self.output_shape = (self.filters, rows, columns)
+        self.fan_in = channels * self.kernel * self.kernel
+        self.multiply_adds = self.filters * rows * columns * self.fan_in
+        self.weight, self.bias = f"{self.name}.weight", f"{self.name}.bias"
+
+    def input_rows(self, rows: range) -> range:
+        """Rows under the kernel of the first to the last output row, without the padding."""
+        if not rows:
+            return range(0)
+        first = rows.start * self.stride - self.padding
+        last = (rows.stop - 1) * self.stride - self.padding + self.kernel
+        return range(max(first, 0), min(last, self.input_shapes[0][1]))
+
+    def _padded_shape(self, images: int) -> Shape:
+        channels, height, width = self.input_shapes[0]
+        return (channels, height + 2 * self.padding, width + 2 * self.padding, images)
+
+    def scratch(self, images: int) -> dict[str, ScratchSpec]:
+        """Columns and their error gradient; with padding, padded copies of input and input error too."""
+        channels = self.input_shapes[0][0]
+        columns: Shape = (channels, self.kernel, self.kernel, *self.output_shape[1:], images)
+        tall: Shape = (channels, self.kernel, self._padded_shape(images)[1], self.output_shape[2], images)
+        specs: dict[str, ScratchSpec] = {
+            "columns": (columns, None),
+            "column_errors": (columns, None),
+            "tall": (tall, None),
+        }
+        if self.padding:
+            specs["padded"] = (self._padded_shape(images), None)
+            specs["padded_error"] = (self._padded_shape(images), None)
+        return specs
+
+    def _inner(self, padded: Array) -> Array:
+        """The part of a padded array that is the image itself."""
+        _, height, width = self.input_shapes[0]
+        start = self.padding
+        return padded[:, start : start + height, start : start + width]
+
+    def prepare(self, slots: Slots) -> None:
+        """Make the sliding windows, and the pairs of slices that folding back adds up."""
+        views = slots.views
+        source = slots.scratch["padded"] if self.padding else slots.inputs[0]
+        if self.padding:
+            views["inner"] = self._inner(source)
+        windows = sliding_window_view(source, (self.kernel, self.kernel), axis=(1, 2))
+        views["windows"] = windows[:, :: self.stride, :: self.stride].transpose(0, 4, 5, 1, 2, 3)
+        if slots.input_errors[0] is None:
+            return
+        target = slots.scratch["padded_error"] if self.padding else slots.input_errors[0]
+        views["target"] = target
+        if self.padding:
+            views["target_inner"] = self._inner(target)
+            views["input_error"] = slots.input_errors[0]
+        column_errors, tall = slots.scratch["column_errors"], slots.scratch["tall"]
+        down, across = (self.stride * (size - 1) + 1 for size in self.output_shape[1:])
+        views["fold_rows"] = tuple(
+            (tall.swapaxes(1, 2)[:, y : y + down : self.stride], column_errors[:, y].swapaxes(1, 2))
+            for y in range(self.kernel)
+        )
+        views["fold_columns"] = tuple(
+            (target[:, :, x : x + across : self.stride], tall[:, x]) for x in range(self.kernel)
+        )
+
+    def gather(self, slots: Slots) -> None:
+        """Copy what lies under the kernel into the columns."""
+        if self.padding:
+            # The border is cleared each time: groups of another size lay their rows over the same memory.
+            slots.scratch["padded"].fill(0)
+            np.copyto(slots.views["inner"], slots.inputs[0])
+        np.copyto(slots.scratch["columns"], slots.views["windows"])
+
+    def fold(self, slots: Slots) -> None:
+        """Add the columns' error gradients up at the input pixels they came from."""
+        views = slots.views
+        for whole, folds in ((slots.scratch["tall"], "fold_rows"), (views["target"], "fold_columns")):
+            whole.fill(0)
+            for target, part in views[folds]:
+                np.add(target, part, out=target)
+        if self.padding:
+            np.copyto(views["input_error"], views["target_inner"])
