@@ -121,7 +121,12 @@ def check_layer(
     Raises:
         GradientMismatchError: One is wrong; the message names it.
     """
-    slots = _lone_slots(layer, dice, images)
+    slots = lone_slots(
+        layer,
+        [_draw(dice, f"input {number}", (*shape, images)) for number, shape in enumerate(layer.input_shapes)],
+    )
+    if layer.DRAWS:
+        layer.draw(slots, dice, ())
     weights = {p.name: _draw(dice, p.name, p.shape) / np.sqrt(max(p.row_size, 1)) for p in layer.parameters}
     if isinstance(layer, Loss):
         if labels is None:
@@ -165,28 +170,30 @@ def check_layer(
         )
 
 
-def _draw(dice: Dice, name: str, shape: Sequence[int]) -> Floats:
-    drawn = dice.normal("gradient check values", keys=(name,), count=int(np.prod(shape)), dtype=np.float64)
-    return drawn.reshape(shape)
+def lone_slots(layer: Layer, inputs: Sequence[NDArray[Any]]) -> Slots:
+    """Make the arrays of a layer outside any network, nothing shared, for training.
 
-
-def _lone_slots(layer: Layer, dice: Dice, images: int) -> Slots:
-    """Arrays for a layer outside any network, inputs drawn at random, nothing shared."""
-    inputs = tuple(
-        _draw(dice, f"input {number}", (*shape, images)) for number, shape in enumerate(layer.input_shapes)
-    )
+    Args:
+        layer: Any layer.
+        inputs: Its inputs, batch last, all of one dtype and number of images; they are used as they are.
+    """
+    images, dtype = inputs[0].shape[-1], inputs[0].dtype
+    output_shape = (*layer.output_shape, images)
     slots = Slots(
         images=images,
-        inputs=inputs,
-        output=np.empty((*layer.output_shape, images)),
-        output_error=None if isinstance(layer, Loss) else np.empty((*layer.output_shape, images)),
+        inputs=tuple(inputs),
+        output=np.empty(output_shape, dtype),
+        output_error=None if isinstance(layer, Loss) else np.empty(output_shape, dtype),
         input_errors=tuple(np.empty_like(value) for value in inputs),
         scratch={
-            name: np.empty(shape, dtype or np.float64)
-            for name, (shape, dtype) in layer.scratch(images).items()
+            name: np.empty(shape, scratch_dtype or dtype)
+            for name, (shape, scratch_dtype) in layer.scratch(images).items()
         },
     )
     layer.prepare(slots)
-    if layer.DRAWS:
-        layer.draw(slots, dice, ())
     return slots
+
+
+def _draw(dice: Dice, name: str, shape: Sequence[int]) -> Floats:
+    drawn = dice.normal("gradient check values", keys=(name,), count=int(np.prod(shape)), dtype=np.float64)
+    return drawn.reshape(shape)
