@@ -1,12 +1,15 @@
 """The baseline: what the same kernels reach on the same threads with nothing queued, sent or shared.
 
-Each thread of a compute pool trains weights of its own on groups of real training images, in slices of
-about 50 ms so that it can be cancelled. The rate is images per second of compute time, times the threads:
-two slices per thread are always queued, so the threads never wait, and what little lies between two
-slices is not the kernels'.
+Each thread of a compute pool trains weights of its own (or, as in a run that trains in place, all threads the
+same) on groups of real training images, in slices of about 50 ms so that it can be cancelled. The rate is
+images per second of compute time, times the threads: two slices per thread are always queued, so the threads
+never wait, and what little lies between two slices is not the kernels'.
 """
 
 import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
 
 import msgspec
 import numpy as np
@@ -15,7 +18,7 @@ from numpy.typing import NDArray
 from adam_async.dice import Dice
 from adam_async.model.bare import StepBuffers, new_rule_state, train_step
 from adam_async.model.network import Network
-from adam_async.model.rules import Rule
+from adam_async.model.rules import Rule, RuleState
 from dataflow import ComputePool
 
 SLICE_S = 0.05
@@ -41,8 +44,21 @@ class Baseline(msgspec.Struct, frozen=True, kw_only=True):
         return (self.before + self.after) / 2
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TrainedWeights:
+    """Values and rule state of every tensor."""
+
+    values: Mapping[str, NDArray[Any]]
+    state: Mapping[str, RuleState]
+
+    @classmethod
+    def of(cls, network: Network, rule: Rule) -> Self:
+        """Draw and allocate them."""
+        return cls(values=network.initial_weights(Dice(1)), state=new_rule_state(network, rule))
+
+
 class BareLoop:
-    """One thread's weights, rule state, context and images. Used by one thread at a time.
+    """One thread's context and images, and weights and rule state. Used by one thread at a time.
 
     Args:
         network: The model.
@@ -51,6 +67,7 @@ class BareLoop:
         images: Training images, uint8 (N, C, H, W), N at least one.
         labels: Their classes, (N,).
         group_images: Images per step.
+        weights: Weights and rule state that several threads share; without them, its own.
     """
 
     def __init__(
@@ -62,6 +79,7 @@ class BareLoop:
         images: NDArray[np.uint8],
         labels: NDArray[np.int64],
         group_images: int,
+        weights: "TrainedWeights | None" = None,
     ) -> None:
         self._network = network
         self._rule = rule
@@ -69,8 +87,7 @@ class BareLoop:
         self._images = images
         self._labels = labels
         self._group_images = min(group_images, len(labels))
-        self._weights = network.initial_weights(Dice(1))
-        self._state = new_rule_state(network, rule)
+        self._trained = weights or TrainedWeights.of(network, rule)
         self._context = network.context(self._group_images)
         self._buffers = StepBuffers.of(network)
         self._at = 0
@@ -84,8 +101,8 @@ class BareLoop:
             self._context.load(self._images[self._at : stop], self._labels[self._at : stop])
             train_step(
                 self._network,
-                self._weights,
-                self._state,
+                self._trained.values,
+                self._trained.state,
                 self._context,
                 self._buffers,
                 self._rule,
@@ -104,6 +121,7 @@ async def measure(
     labels: NDArray[np.int64],
     group_images: int,
     threads: int,
+    shared: bool = False,
     seconds: float = SECONDS,
     warm_up_s: float = WARM_UP_S,
 ) -> float:
@@ -117,6 +135,7 @@ async def measure(
         labels: Their classes, (N,).
         group_images: Images per group.
         threads: As many as the run has compute threads, over all workers.
+        shared: Whether they train the same weights.
         seconds: How long to measure.
         warm_up_s: How long to train before that; finds how many groups fill a slice.
 
@@ -128,11 +147,18 @@ async def measure(
     if not len(labels):
         raise ValueError("the baseline needs training images; there are none")
     loops = []
+    weights = TrainedWeights.of(network, rule) if shared else None
     for number in range(threads):
         start = number * len(labels) // threads
         picked = np.arange(start, start + min(len(labels), IMAGES)) % len(labels)
         loop = BareLoop(
-            network, rule, rate=rate, images=images[picked], labels=labels[picked], group_images=group_images
+            network,
+            rule,
+            rate=rate,
+            images=images[picked],
+            labels=labels[picked],
+            group_images=group_images,
+            weights=weights,
         )
         loops.append(loop)
     async with ComputePool(threads=threads, name="baseline", contexts=loops) as pool:

@@ -51,6 +51,7 @@ class BaselineAround:
             labels=self._dataset.train_labels,
             group_images=config.images_per_group,
             threads=self._threads,
+            shared=config.weights == "aliased",
         )
         self._rates.append(rate)
 

@@ -50,6 +50,8 @@ class TrainOptions:
     """Groups whose gradients are summed into one push."""
     pull_every: int | None = None
     """Steps between two pulls."""
+    weights: Literal["auto", "copy", "aliased"] | None = None
+    """Train on a copy, or in place on the servers' memory; auto does that in one process where it can."""
     protocol: Literal["auto", "delta", "factors"] | None = None
     """How weight gradients of dense layers travel; auto takes the fewer bytes."""
     seed: int | None = None

@@ -75,7 +75,7 @@ async def run_training(options: TrainOptions, environment: Mapping[str, str], te
                 if options.report is not None and dataset is not None:
                     data = await cluster.driver.wait_for_data()
                     around = BaselineAround(
-                        config,
+                        cluster.driver.config,
                         threads=config.replicas * config.threads_per_worker(usable_cores()),
                         dataset=dataset,
                         data=data,
@@ -89,7 +89,7 @@ async def run_training(options: TrainOptions, environment: Mapping[str, str], te
                     await around.measure()
         report = build_report(
             result,
-            config=config,
+            config=cluster.driver.config,
             command=("adam-async", *sys.argv[1:]),
             machine=describe_machine(loop=type(asyncio.get_running_loop()).__module__),
             baseline=around.result() if around is not None else None,
@@ -150,6 +150,7 @@ async def configure(options: TrainOptions, environment: Mapping[str, str], disk:
         file = from_toml(text, source=str(options.config))
     config = make_config(file, from_environment(environment), options.layer())
     config.threads_per_worker(usable_cores())
+    config.weights_in(one_process=not config.processes and options.controller is None)
     if options.controller is not None and config.processes:
         raise ConfigError("--processes starts roles and --controller joins roles that run: give one of them")
     if options.controller is None and options.token_file is not None:

@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Self
 
-import numpy as np
+import msgspec
 
 from adam_async.config import Config
 from adam_async.controller.service import Controller
@@ -24,8 +24,8 @@ from adam_async.messages import role_table
 from adam_async.model.spec import ModelSpec
 from adam_async.model_worker.service import ModelWorker
 from adam_async.parameter_server.service import ParameterServer
-from adam_async.parameter_server.storage import ShardStorage
 from adam_async.ports import system_entropy
+from adam_async.shard_storage import StorageShelf
 from transport import BufferPool, Identity, LocalNetwork, Network
 
 
@@ -57,7 +57,8 @@ class LocalCluster:
         address: str = "",
         entropy: Callable[[int], bytes] = system_entropy,
     ) -> None:
-        self.config = config
+        one_process = network is None or isinstance(network, LocalNetwork)
+        self.config = msgspec.structs.replace(config, weights=config.weights_in(one_process=one_process))
         self.dataset = dataset
         self.buffers = BufferPool()
         self.network = network or LocalNetwork(rules=role_table())
@@ -67,7 +68,7 @@ class LocalCluster:
         self._model_text = model_text
         self._entropy = entropy
         self._stack = AsyncExitStack()
-        self._storages: dict[tuple[str, ...], ShardStorage] = {}
+        self._shelf = StorageShelf()
         self.servers: list[ParameterServer] = []
         self.workers: list[ModelWorker] = []
 
@@ -101,7 +102,7 @@ class LocalCluster:
                     address=self._address,
                     identity=self._identity("ps", f"ps-{number}"),
                     buffers=self.buffers,
-                    make_storage=self._storage,
+                    shelf=self._shelf,
                     **common,
                 )
                 self.servers.append(await stack.enter_async_context(server))
@@ -113,6 +114,7 @@ class LocalCluster:
                     threads=threads,
                     in_flight=config.in_flight,
                     entropy=self._entropy,
+                    shelf=self._shelf,
                     **common,
                 )
                 self.workers.append(await stack.enter_async_context(worker))
@@ -151,13 +153,6 @@ class LocalCluster:
 
     def _identity(self, role: str, node: str) -> Identity:
         return Identity(role=role, node=node, incarnation=int.from_bytes(self._entropy(7), "little"))
-
-    def _storage(self, parameters: Any, dtype: np.dtype[Any]) -> ShardStorage:
-        """One storage per model, shared by the servers of this process."""
-        key = (str(dtype), *(f"{p.name}{p.shape}" for p in parameters))
-        if key not in self._storages:
-            self._storages = {key: ShardStorage(parameters, dtype)}
-        return self._storages[key]
 
     def __repr__(self) -> str:
         return f"<LocalCluster {len(self.servers)} servers {len(self.workers)} workers {self.network!r}>"

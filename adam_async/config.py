@@ -81,6 +81,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Steps between two pulls (n_fetch of Downpour)."""
     protocol: Literal["auto", "delta", "factors"] = "auto"
     """How weight gradients of dense layers travel: by fewer bytes, or always one way."""
+    weights: Literal["auto", "copy", "aliased"] = "auto"
+    """Whether workers train on a copy, or in place, on the servers' own memory (one process only)."""
     seed: int = 0
     """Seed of every keyed random value of the run."""
     until_accuracy: float = 0.0
@@ -107,8 +109,35 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise ConfigError(f"momentum must be in [0, 1), not {self.momentum}")
         if self.momentum and self.rule != "sgd":
             raise ConfigError(f"momentum belongs to rule sgd; rule {self.rule} keeps its own averages")
+        if self.weights == "aliased":
+            self._check_aliased()
         if not 0 <= self.until_accuracy <= 1:
             raise ConfigError(f"until_accuracy is a share between 0 and 1, not {self.until_accuracy}")
+
+    def _check_aliased(self) -> None:
+        if self.processes:
+            raise ConfigError("weights=aliased needs all roles in one process: leave processes off")
+        for name in ("push_every", "pull_every"):
+            if getattr(self, name) != 1:
+                raise ConfigError(f"weights=aliased pushes and pulls nothing: {name} must be 1")
+        if self.protocol != "auto":
+            raise ConfigError(f"weights=aliased pushes nothing: protocol {self.protocol} has no meaning")
+
+    def weights_in(self, *, one_process: bool) -> Literal["copy", "aliased"]:
+        """How workers hold weights: as asked for, or in place wherever that is allowed.
+
+        Args:
+            one_process: Whether servers and workers share their memory.
+
+        Raises:
+            ConfigError: Training in place was asked for where it cannot be.
+        """
+        if self.weights == "aliased" and not one_process:
+            raise ConfigError("weights=aliased needs all roles in one process, joined by local links")
+        cadence = self.push_every == self.pull_every == 1 and self.protocol == "auto"
+        if self.weights == "copy" or not (one_process and cadence):
+            return "copy"
+        return "aliased"
 
     def threads_per_worker(self, cores: int) -> int:
         """Compute threads of one worker on a machine with this many cores.

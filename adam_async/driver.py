@@ -120,8 +120,8 @@ class Driver:
         spec: The model, if the caller brings one; otherwise `config.model` says.
         model_text: What the TOML file that `config.model` names holds; the caller has read it.
 
-    Cancelling `train` ends the run in good order: phase `finished` is set if the controller can be
-    reached within `drain_s`.
+    `config` is what is run: what the caller left open is decided there. Cancelling `train` ends the run in
+    good order: phase `finished` is set if the controller can be reached within `drain_s`.
     """
 
     def __init__(
@@ -139,7 +139,9 @@ class Driver:
         self._network = network
         self._controller = controller
         self._identity = identity
-        self._config = config
+        if config.weights == "auto":  # who owns the whole cluster would have decided otherwise
+            config = msgspec.structs.replace(config, weights="copy")
+        self.config = config
         self._buffers = buffers
         self._threads = threads
         self._spec = spec
@@ -205,8 +207,8 @@ class Driver:
         data = await self.wait_for_data()
         if self._spec is not None:
             check_fits(self._spec, data)
-        spec = self._spec or choose_model(self._config.model, data, text=self._model_text)
-        model = Model(spec, dtype=self._config.dtype)
+        spec = self._spec or choose_model(self.config.model, data, text=self._model_text)
+        model = Model(spec, dtype=self.config.dtype)
         self.progress.data, self.progress.model = data, model
         run = self._submit(spec)
         await self._membership.submit_run(run)
@@ -216,8 +218,8 @@ class Driver:
             await self._end(run.id)
 
     def _submit(self, spec: ModelSpec) -> RunRecord:
-        config = msgspec.to_builtins(self._config)
-        config["rate"] = self._config.default_rate()
+        config = msgspec.to_builtins(self.config)
+        config["rate"] = self.config.default_rate()
         run = f"{self._identity.node}-{self._identity.incarnation:x}-{self._runs}"
         return RunRecord(id=run, driver=self._identity.node, config=config, spec=spec.to_dict())
 
@@ -249,7 +251,7 @@ class Driver:
             for name, work in (("parameters", client.run()), ("failure", self._raise_failure(run))):
                 stack.callback(group.create_task(work, name=f"{self._identity.node}/{name}").cancel)
             weights: dict[str, NDArray[Any]] = {}
-            for epoch in range(1, self._config.epochs + 1):
+            for epoch in range(1, self.config.epochs + 1):
                 self.progress.phase, self.progress.epoch, self.progress.images = "training", epoch, 0
                 self.progress.looked_at = asyncio.get_running_loop().time()
                 await self._wait_epoch(run, epoch)
@@ -261,8 +263,8 @@ class Driver:
                 self.progress.replicas = len(self.map.live_replicas())
                 if on_epoch is not None:
                     on_epoch(result)
-                reached = 0 < self._config.until_accuracy <= result.test_accuracy
-                if reached or epoch == self._config.epochs:
+                reached = 0 < self.config.until_accuracy <= result.test_accuracy
+                if reached or epoch == self.config.epochs:
                     break
                 await self._next_epoch(run, epoch)
             statistics = await self._gather_statistics(run)
@@ -277,7 +279,7 @@ class Driver:
 
     async def _wait_training(self, run: str) -> ClusterMap:
         self.progress.phase = "preparing"
-        config = self._config
+        config = self.config
         what = f"{config.servers} parameter server(s), a data server and {config.replicas} worker(s)"
         try:
             cluster = await self._membership.wait_for(
@@ -362,7 +364,7 @@ class Driver:
 
     def _table(self, model: Model) -> Any:
         return shard_table(
-            model.parameters, shard_bytes=self._config.shard_bytes, item_bytes=model.dtype.itemsize
+            model.parameters, shard_bytes=self.config.shard_bytes, item_bytes=model.dtype.itemsize
         )
 
     async def _evaluate_epoch(

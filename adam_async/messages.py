@@ -11,6 +11,7 @@ Conversations, with the tensors that ride along in brackets:
     worker - data server         LeaseGroups -> Groups [images, labels], ReportGroups -> Reported
     driver - data server         ReadTest -> TestImages [images, labels]
     worker - parameter server    Push [deltas or factors] -> Pushed [values], Tick -> Ticked
+    worker - same, in place      Record -> Recorded
     worker, driver - same        Pull -> Values [values]
     driver - any role            GetStatistics -> Statistics [values]
 
@@ -198,6 +199,36 @@ class Pushed(Body, frozen=True, kw_only=True):
     problems: tuple[Problem, ...] = ()
 
 
+class StepRecord(msgspec.Struct, frozen=True, array_like=True):
+    """One step that a compute thread has already applied to the shards' own memory."""
+
+    clock: int
+    """Step of the replica, from 1."""
+    images: int
+    staleness: int
+    """Steps that others applied to that memory while this one was computed."""
+    refused: tuple[int, ...] = ()
+    """Positions, among the record's shards, whose gradient was not finite and was not applied."""
+
+
+class Record(Body, frozen=True, kw_only=True):
+    """Steps of a run that trains in place: numbered like pushes, counted and clocked, without payload."""
+
+    run: str
+    session: int
+    incarnation: int
+    replica: int
+    generation: int
+    shards: tuple[int, ...]
+    number: int
+    """Number of the first step, on each of these shards; the others follow it."""
+    steps: Annotated[tuple[StepRecord, ...], msgspec.Meta(min_length=1)]
+
+
+class Recorded(Body, frozen=True, kw_only=True):
+    """Acknowledgement of a record."""
+
+
 class Tick(Body, frozen=True, kw_only=True):
     """The replica's step `clock` ended without a push for these shards."""
 
@@ -259,6 +290,8 @@ TABLE: dict[type[Body], frozenset[tuple[str, str]]] = {
     TestImages: frozenset({("data", "driver")}),
     Push: frozenset({("worker", "ps")}),
     Pushed: frozenset({("ps", "worker")}),
+    Record: frozenset({("worker", "ps")}),
+    Recorded: frozenset({("ps", "worker")}),
     Tick: frozenset({("worker", "ps")}),
     Ticked: frozenset({("ps", "worker")}),
     Pull: frozenset({("worker", "ps"), ("driver", "ps")}),

@@ -3,12 +3,12 @@
 Journey of a group here: the data client holds it ahead; it is admitted when a training context is
 free and no server owes too many answers; a compute thread trains it (`training.py`); its gradients are
 pushed and values come back (`steps.py`, `pulls.py`); its report goes to the data server when the push is
-acknowledged.
+acknowledged. In a run that trains in place the thread itself applies the rule to the servers' memory
+(`in_place.py`), and what is pushed is a record of that (`records.py`).
 """
 
 import asyncio
 from contextlib import AsyncExitStack
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -18,22 +18,22 @@ from adam_async.config import Config, Waits
 from adam_async.data_server.client import DataClient
 from adam_async.model.network import Network as Model
 from adam_async.model.spec import ModelSpec
-from adam_async.model_worker.pulls import Puller
-from adam_async.model_worker.steps import Stepper
-from adam_async.model_worker.training import GroupTrainer, ThreadScratch, Trained, replica_graph
-from adam_async.model_worker.updates import plan_pushes
-from adam_async.model_worker.weights import WorkerWeights
+from adam_async.model_worker.aliased import Aliased
+from adam_async.model_worker.copied import Copied
+from adam_async.model_worker.way import WayOfTraining
 from adam_async.parameter_server.client import ParameterClient, SessionIdentity
 from adam_async.placement import shard_table
+from adam_async.shard_storage import ShardStorage
 from adam_async.traffic import Traffic
-from dataflow import ComputePool, Engine, Firing, Tag
+from dataflow import ComputePool, Engine, Tag
 from transport import BufferPool, Identity, Network
 
 
 class Participation:
     """One worker's part in one run: everything that is made for it and goes with it.
 
-    `prepared` is set when the first pull has landed; `run` then trains until it is cancelled.
+    `prepared` is set when the first pull has landed; `run` then trains until it is cancelled. With the
+    `storage` of its servers it trains in place, without it on a copy.
     """
 
     def __init__(
@@ -49,6 +49,7 @@ class Participation:
         threads: int,
         in_flight: int,
         traffic: Traffic,
+        storage: ShardStorage | None = None,
     ) -> None:
         run = cluster.run
         assert run is not None
@@ -58,23 +59,10 @@ class Participation:
         self._threads = threads
         self._in_flight = in_flight
         self._group_images = config.images_per_group
-        self._push_every = config.push_every
-        self._pull_every = config.pull_every
-        self._rate = config.rate
-        self._background = in_flight > 1
         self.prepared = asyncio.Event()
         self._model = Model(ModelSpec.from_dict(run.spec), dtype=config.dtype)
         item_bytes = self._model.dtype.itemsize
         table = shard_table(self._model.parameters, shard_bytes=config.shard_bytes, item_bytes=item_bytes)
-        self._table = table
-        self.plan = plan_pushes(
-            self._model,
-            table,
-            cluster.buckets,
-            images=self._group_images * self._push_every,
-            wanted=config.protocol,
-        )
-        self.weights = WorkerWeights()
         pushing = SessionIdentity(
             run=run.id,
             session=session,
@@ -84,17 +72,20 @@ class Participation:
         )
         reach: dict[str, Any] = {"network": network, "identity": identity, "waits": waits, "traffic": traffic}
         addresses = {server: cluster.nodes[server].address for server in sorted(set(cluster.buckets))}
-        self.client = ParameterClient(session=pushing, addresses=addresses, **reach)
-        self._puller = Puller(
-            network=self._model,
-            table=table,
-            buckets=cluster.buckets,
-            client=self.client,
-            weights=self.weights,
-            buffers=buffers,
-        )
-        self._trainer = self._make_trainer(config.rule)
-        self.data = DataClient(
+        self._client = ParameterClient(session=pushing, addresses=addresses, **reach)
+        common: dict[str, Any] = {
+            "model": self._model,
+            "config": config,
+            "table": table,
+            "buckets": cluster.buckets,
+            "client": self._client,
+        }
+        self._way: WayOfTraining
+        if storage is None:
+            self._way = Copied(buffers=buffers, in_flight=in_flight, **common)
+        else:
+            self._way = Aliased(storage=storage, **common)
+        self._data = DataClient(
             address=cluster.nodes[cluster.live("data")[0]].address,
             run=run.id,
             replica=replica,
@@ -104,55 +95,25 @@ class Participation:
         self._pool: ComputePool | None = None
         self._engine: Engine | None = None
 
-    def _make_trainer(self, rule: str) -> GroupTrainer:
-        # A local step fills the steps between two pulls. With a pull at every step there are none: the
-        # values that follow a push contain it, and arrive before a local step would have paid for itself.
-        local = rule == "sgd" and self._pull_every > 1
-        return GroupTrainer(
-            network=self._model,
-            weights=self.weights,
-            plan=self.plan,
-            rate=self._rate if local else 0.0,
-            group_images=self._group_images,
-            push_every=self._push_every,
-            buffers=self._in_flight + 2,
-        )
-
     async def run(self) -> None:
-        """Pull, then train until cancelled."""
+        """Prepare, then train until cancelled."""
         node = self._identity.node
         async with AsyncExitStack() as stack:
             group = await stack.enter_async_context(asyncio.TaskGroup())
-            stack.callback(group.create_task(self.client.run(), name=f"{node}/parameters").cancel)
-            await self._pull_first()
-            self._stepper = Stepper(
-                table=self._table,
-                plan=self.plan,
-                client=self.client,
-                puller=self._puller,
-                trainer=self._trainer,
-                weights=self.weights,
-                rate=self._rate,
-                push_every=self._push_every,
-                pull_every=self._pull_every,
-                clock=self._puller.clock,
-                on_finished=self.data.finished,
-            )
-            stack.callback(group.create_task(self.data.run(), name=f"{node}/data").cancel)
+            stack.callback(group.create_task(self._client.run(), name=f"{node}/parameters").cancel)
+            await self._way.prepare()
+            self._way.begin(self._data.finished)
+            stack.callback(group.create_task(self._data.run(), name=f"{node}/data").cancel)
             self._pool = await stack.enter_async_context(
                 ComputePool(
                     threads=self._threads,
                     name=node,
-                    contexts=[ThreadScratch(self._model) for _ in range(self._threads)],
+                    contexts=[self._way.new_scratch() for _ in range(self._threads)],
                 )
             )
             self._engine = await stack.enter_async_context(
                 Engine(
-                    replica_graph(
-                        self._trainer,
-                        self._on_trained,
-                        land=None if self._background else self._on_landed,
-                    ),
+                    self._way.graph(self._landed),
                     pool=self._pool,
                     in_flight=self._in_flight,
                     contexts=[self._model.context(self._group_images) for _ in range(self._in_flight + 1)],
@@ -162,45 +123,27 @@ class Participation:
             self.prepared.set()
             await self._feed(self._engine)
 
-    async def _pull_first(self) -> None:
-        landed = asyncio.Event()
-        self._puller.pull(landed.set)
-        await self.client.flush()
-        await landed.wait()
-
     async def _feed(self, engine: Engine) -> None:
         while True:
-            if self.data.exhausted:
+            if self._data.exhausted:
                 await engine.drain()
-                self._stepper.close(_nothing)
-            group = await self.data.next_group()
-            await self.client.admit()
+                self._way.flush()
+            group = await self._data.next_group()
+            await self._client.admit()
             tag = Tag(group.lease.epoch, group.lease.number, group.lease.attempt)
             await engine.admit(tag)
             engine.deliver("group", tag, group)
 
-    def _on_trained(self, firing: Firing, trained: Trained) -> None:
-        if self._background:
-            self._stepper.add(trained, _nothing)
-            return
-        engine = self._engine
-        assert engine is not None
-        self._stepper.add(trained, partial(engine.deliver, "landed", firing.tag, None))
-
-    def _on_landed(self, firing: Firing, token: None) -> None:
-        """The tag is complete; the engine frees its slot and context."""
+    def _landed(self, tag: Tag) -> None:
+        assert self._engine is not None
+        self._engine.deliver("landed", tag, None)
 
     def statistics(self) -> dict[str, Any]:
         """Counts of this run on this worker."""
         return {
-            "protocols": [msgspec.to_builtins(choice) for choice in self.plan.protocols.values()],
-            "parameters": self.client.statistics(),
-            "data": self.data.statistics(),
+            **self._way.statistics(),
+            "parameters": self._client.statistics(),
+            "data": self._data.statistics(),
             "pool": self._pool.statistics() if self._pool is not None else None,
             "engine": self._engine.statistics() if self._engine is not None else None,
-            "push_buffers": self._trainer.buffers_made,
         }
-
-
-def _nothing() -> None:
-    """A pull in the background has landed: nobody waits for it."""

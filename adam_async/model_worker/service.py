@@ -7,13 +7,15 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Self
 
-from adam_async.cluster_map import ClusterMap, NodeRecord
+from adam_async.cluster_map import ClusterMap, NodeRecord, RunRecord
 from adam_async.config import Waits
 from adam_async.controller.client import Membership
+from adam_async.errors import RunFailed
 from adam_async.loop_lag import LoopLag
 from adam_async.machine import process_memory
 from adam_async.messages import GetStatistics, Statistics, pack, text_tensor, unpack_any
 from adam_async.model_worker.participation import Participation
+from adam_async.shard_storage import ShardStorage, StorageShelf
 from adam_async.traffic import Traffic
 from transport import BufferPool, Identity, Link, Network, ProtocolError, Request
 
@@ -33,6 +35,7 @@ class ModelWorker:
         threads: Compute threads.
         in_flight: Groups in flight; 0 is twice the threads.
         entropy: Dice for the session id.
+        shelf: Memory of the servers of this process, for runs that train in place.
 
     Cancelling the block ends it after the jobs that compute threads are in; pushes on their way may or
     may not take effect, once at most, and the data server leases their groups again.
@@ -50,6 +53,7 @@ class ModelWorker:
         threads: int,
         in_flight: int,
         entropy: Callable[[int], bytes],
+        shelf: StorageShelf | None = None,
     ) -> None:
         self._network = network
         self._bind = address
@@ -60,6 +64,7 @@ class ModelWorker:
         self._threads = threads
         self._in_flight = in_flight or 2 * threads
         self._entropy = entropy
+        self._shelf = shelf or StorageShelf()
         self._stack = AsyncExitStack()
         self._lag = LoopLag()
         self._traffic = Traffic(identity.node)
@@ -128,6 +133,7 @@ class ModelWorker:
             threads=self._threads,
             in_flight=self._in_flight,
             traffic=self._traffic,
+            storage=self._storage(run),
         )
         self._part = part
         async with asyncio.TaskGroup() as group:
@@ -139,6 +145,19 @@ class ModelWorker:
             for task in tasks:
                 task.cancel()
         logger.info("%s is done with run %s", self._identity.node, run.id)
+
+    def _storage(self, run: RunRecord) -> ShardStorage | None:
+        """The servers' memory, for a run that trains in place.
+
+        Raises:
+            RunFailed: Its servers are not in this process.
+        """
+        if run.config["weights"] != "aliased":
+            return None
+        storage = self._shelf.find(run.id)
+        if storage is None:
+            raise RunFailed(f"run {run.id} trains in place, and its servers are not in this process")
+        return storage
 
     async def _say_ready(self, part: Participation, run: str) -> None:
         await part.prepared.wait()

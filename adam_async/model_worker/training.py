@@ -147,17 +147,27 @@ class GroupTrainer:
 
 
 def replica_graph(
-    trainer: GroupTrainer,
-    push: Callable[[Firing, Trained], None],
+    train: Callable[[Firing, Any], Any],
+    push: Callable[[Firing, Any], None],
     *,
-    land: Callable[[Firing, None], None] | None = None,
+    waits_for_pull: bool,
 ) -> Graph:
-    """The dataflow graph of a replica that is one partition; with `land` a tag waits for its pull."""
+    """The dataflow graph of a replica that is one partition.
+
+    Args:
+        train: Forward, backward and gradients; on a compute thread.
+        push: Takes what `train` made; on the loop.
+        waits_for_pull: Whether a tag is complete only when token ``landed`` has come.
+    """
     nodes = [
-        Node("train", trainer.train, inputs=("group",), outputs=("trained",), heavy=True),
+        Node("train", train, inputs=("group",), outputs=("trained",), heavy=True),
         Node("push", push, inputs=("trained",)),
     ]
-    if land is None:
+    if not waits_for_pull:
         return Graph(inputs=("group",), nodes=tuple(nodes))
-    nodes.append(Node("land", land, inputs=("landed",)))
+    nodes.append(Node("land", _complete, inputs=("landed",)))
     return Graph(inputs=("group", "landed"), nodes=tuple(nodes))
+
+
+def _complete(firing: Firing, token: None) -> None:
+    """The tag is complete; the engine frees its slot and context."""

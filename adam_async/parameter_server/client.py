@@ -23,7 +23,20 @@ from numpy.typing import NDArray
 from adam_async.config import Waits
 from adam_async.errors import ShardUnavailable
 from adam_async.ids import ShardId
-from adam_async.messages import Part, Pull, Push, Pushed, Tick, Ticked, Values, pack, unpack
+from adam_async.messages import (
+    Part,
+    Pull,
+    Push,
+    Pushed,
+    Record,
+    Recorded,
+    StepRecord,
+    Tick,
+    Ticked,
+    Values,
+    pack,
+    unpack,
+)
 from adam_async.parameter_server.session import Exchange, Session
 from adam_async.traffic import Traffic
 from transport import (
@@ -344,6 +357,40 @@ class ParameterClient:
                 is_push=True,
             )
         )
+
+    def record(
+        self,
+        server: str,
+        shards: tuple[ShardId, ...],
+        steps: tuple[StepRecord, ...],
+        *,
+        on_answer: Callable[[], None],
+    ) -> None:
+        """Report steps that were applied in place, under the next numbers. Never waits; see `admit`.
+
+        Args:
+            shards: All shards of this server; every step was applied to each of them.
+            on_answer: Called once, when the server has counted them.
+        """
+        session = self.channels[server].session
+        body = Record(
+            run=self._session.run,
+            session=self._session.session,
+            incarnation=self._session.incarnation,
+            replica=self._session.replica,
+            generation=self._session.generation,
+            shards=shards,
+            number=session.next_steps(shards, len(steps)),
+            steps=steps,
+        )
+
+        def answered(answer: Message) -> bool:
+            unpack(answer, Recorded)
+            session.counts.acknowledged += len(shards) * len(steps)
+            on_answer()
+            return True
+
+        self.channels[server].say(Exchange(message=pack(body), on_answer=answered, is_push=True))
 
     def pull(
         self,

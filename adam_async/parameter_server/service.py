@@ -8,7 +8,7 @@ applied is queued by the time the next turn comes, which is where batching comes
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from math import inf
 from types import TracebackType
@@ -27,6 +27,8 @@ from adam_async.messages import (
     GetStatistics,
     Pull,
     Push,
+    Record,
+    Recorded,
     Statistics,
     Tick,
     Ticked,
@@ -36,7 +38,6 @@ from adam_async.messages import (
     text_tensor,
     unpack_any,
 )
-from adam_async.model.layer import ParameterSpec
 from adam_async.model.network import Network as Model
 from adam_async.model.rules import make_rule
 from adam_async.model.spec import ModelSpec
@@ -51,20 +52,22 @@ from adam_async.parameter_server.apply import (
 from adam_async.parameter_server.shard import Shard
 from adam_async.parameter_server.state import (
     Acknowledge,
+    AcknowledgeRecord,
     AcknowledgeTick,
     Applied,
     Apply,
     Effect,
     PullArrived,
     PushArrived,
+    RecordArrived,
     Refuse,
     ReplicasChanged,
     SendValues,
     ServerState,
     TickArrived,
 )
-from adam_async.parameter_server.storage import ShardStorage
 from adam_async.placement import ShardSpec, ShardTable, shard_table
+from adam_async.shard_storage import ShardStorage, StorageShelf
 from adam_async.traffic import Traffic
 from transport import BufferPool, Identity, Link, Network, ProtocolError, RemoteProtocolError, Request
 
@@ -72,9 +75,6 @@ logger = logging.getLogger(__name__)
 
 TURN_VALUES = 1 << 18
 """Values of shards after which a turn of the loop ends: as many as the largest shard has."""
-
-MakeStorage = Callable[[Iterable[ParameterSpec], np.dtype[Any]], ShardStorage]
-"""Gives a server its shard memory; servers of one process may be given the same."""
 
 
 class ParameterServer:
@@ -87,7 +87,7 @@ class ParameterServer:
         identity: Its role, node id and incarnation.
         waits: Deadlines.
         buffers: Memory for copies of values on their way out.
-        make_storage: Called once per run for the memory of the shards.
+        shelf: Where the memory of the shards lies; roles of one process may share it.
 
     Cancelling the block ends it between two batches; queued pushes are dropped unacknowledged.
     """
@@ -101,7 +101,7 @@ class ParameterServer:
         identity: Identity,
         waits: Waits,
         buffers: BufferPool,
-        make_storage: MakeStorage = ShardStorage,
+        shelf: StorageShelf | None = None,
     ) -> None:
         self._network = network
         self._bind = address
@@ -109,7 +109,7 @@ class ParameterServer:
         self._identity = identity
         self._waits = waits
         self._buffers = buffers
-        self._make_storage = make_storage
+        self._shelf = shelf or StorageShelf()
         self._stack = AsyncExitStack()
         self._traffic = Traffic(identity.node)
         self._draining = False
@@ -180,15 +180,16 @@ class ParameterServer:
             momentum=float(config["momentum"]),
             weight_decay=float(config["weight_decay"]),
         )
-        storage = self._make_storage(model.parameters, self._dtype)
+        in_place = config["weights"] == "aliased"
+        storage = self._shelf.provide(
+            run.id, lambda: ShardStorage(model.parameters, rule, self._dtype, in_place=in_place)
+        )
         dice = Dice(int(config["seed"]))
         shards = []
         for spec in _ours(table, cluster.buckets, self._identity.node):
             values = storage.values(spec)
             values[:] = _initial_values(model, dice, spec)
-            shards.append(
-                Shard(spec=spec, values=values, rule_state=rule.new_state(values.shape, self._dtype))
-            )
+            shards.append(Shard(spec=spec, values=values, rule_state=storage.rule_state(spec)))
             await asyncio.sleep(0)
         self._specs = table.shards
         self._applier = Applier(rule, [shard.spec for shard in shards], self._dtype)
@@ -224,6 +225,8 @@ class ParameterServer:
                     effects = state.handle(PushArrived(request, body, gradients))
                 case Pull():
                     effects = state.handle(PullArrived(request, body))
+                case Record():
+                    effects = state.handle(RecordArrived(request, body))
                 case Tick():
                     effects = state.handle(TickArrived(request, body))
                 case _:
@@ -289,6 +292,8 @@ class ParameterServer:
                         clock=min((shard.slowest_clock() for shard in effect.shards), default=0),
                     )
                     effect.request.reply(pack(body, [self._copy(effect.shards)]))
+                case AcknowledgeRecord():
+                    effect.request.reply(pack(Recorded()))
                 case AcknowledgeTick():
                     effect.request.reply(pack(Ticked()))
                 case Refuse():

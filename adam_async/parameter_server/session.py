@@ -91,9 +91,15 @@ class Session:
 
     def next_numbers(self, shards: Sequence[ShardId]) -> tuple[int, ...]:
         """Give the next number on each shard, from 1 without gaps."""
-        numbers = tuple(self._last.get(shard, 0) + 1 for shard in shards)
+        numbers = tuple([self._last.get(shard, 0) + 1 for shard in shards])
         self._last.update(zip(shards, numbers, strict=True))
         return numbers
+
+    def next_steps(self, shards: Sequence[ShardId], steps: int) -> int:
+        """Give numbers to several steps at once, each of which is on all of these shards; the first one."""
+        first = self._last.get(shards[0], 0) + 1
+        self._last.update(dict.fromkeys(shards, first + steps - 1))
+        return first
 
     @property
     def may_push(self) -> bool:

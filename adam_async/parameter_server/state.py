@@ -33,6 +33,7 @@ from adam_async.messages import (
     Pull,
     Push,
     Pushed,
+    Record,
     Tick,
 )
 from adam_async.parameter_server.apply import PushGradients
@@ -52,6 +53,14 @@ class PushArrived:
     request: Request
     push: Push
     gradients: PushGradients
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RecordArrived:
+    """Steps were applied to the shards' memory by compute threads of this process."""
+
+    request: Request
+    record: Record
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,7 +94,7 @@ class ReplicasChanged:
     live: tuple[Replica, ...]
 
 
-Event = PushArrived | TickArrived | PullArrived | Applied | ReplicasChanged
+Event = PushArrived | RecordArrived | TickArrived | PullArrived | Applied | ReplicasChanged
 
 
 # --- effects ---------------------------------------------------------------------------------
@@ -139,6 +148,13 @@ class Acknowledge:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class AcknowledgeRecord:
+    """Answer a record."""
+
+    request: Request
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class AcknowledgeTick:
     """Answer a tick."""
 
@@ -162,7 +178,7 @@ class Refuse:
     text: str
 
 
-Effect = Acknowledge | AcknowledgeTick | SendValues | Refuse
+Effect = Acknowledge | AcknowledgeRecord | AcknowledgeTick | SendValues | Refuse
 
 MAX_BATCH = 32
 """Pushes applied together at most, so that the first of them is not acknowledged too late."""
@@ -195,6 +211,8 @@ class ServerState:
                 return self._pull(event)
             case Applied():
                 return self._applied(event)
+            case RecordArrived():
+                return self._record(event)
             case TickArrived():
                 return self._tick(event)
             case ReplicasChanged():
@@ -284,6 +302,37 @@ class ServerState:
             return Acknowledge(queued.request, body)
         shards = tuple([shard for shard in queued.shards if shard is not None])
         return Acknowledge(queued.request, body, shards)
+
+    # --- records of steps applied in place ---------------------------------------------------
+
+    def _record(self, event: RecordArrived) -> list[Effect]:
+        record = event.record
+        if record.run != self.run or record.generation != self.generation:
+            return [Refuse(event.request, "wrong-run", f"this server is on run {self.run}, not {record.run}")]
+        shards = [self.shards.get(ShardId(number)) for number in record.shards]
+        session: Session = (record.session, record.incarnation)
+        last_step = record.number + len(record.steps) - 1
+        ours = [shard for shard in shards if shard is not None]
+        if len(ours) < len(shards) or not ours:
+            return [Refuse(event.request, "not-primary", f"not the primary of all of {record.shards[:8]}")]
+        seen = [shard.last_number.get(session, 0) for shard in ours]
+        if min(seen) >= last_step:
+            for shard in ours:
+                shard.duplicates += len(record.steps)
+            return [AcknowledgeRecord(event.request)]
+        if min(seen) != max(seen) or min(seen) != record.number - 1:
+            return [Refuse(event.request, "gap", f"expected step {min(seen) + 1}, not {record.number}")]
+        clock = record.steps[-1].clock
+        for place, shard in enumerate(ours):
+            shard.last_number[session] = last_step
+            for step in record.steps:
+                if place in step.refused:
+                    shard.refused += 1
+                else:
+                    shard.version = Version(shard.version + 1)
+                    shard.staleness[step.staleness] += 1
+            self._advance(shard, Replica(record.replica), clock)
+        return [AcknowledgeRecord(event.request)]
 
     # --- clocks ------------------------------------------------------------------------------
 

@@ -44,7 +44,7 @@ def test_a_loop_learns() -> None:
     loop = bare_loop()
     loop.train(400)
 
-    named = NETWORK.predict(loop._weights, IMAGES)
+    named = NETWORK.predict(loop._trained.values, IMAGES)
     assert np.mean(named == LABELS) > 0.9
 
 

@@ -47,6 +47,9 @@ async def test_a_cluster_learns_the_digits(flow, least):
 
 CADENCES = {
     "defaults": {},
+    "copy": {"weights": "copy"},
+    "copy-in-flight-1": {"weights": "copy", "in_flight": 1},
+    "copy-replicas-and-servers": {"weights": "copy", "replicas": 2, **SHARDED},
     "one-in-flight": {"in_flight": 1},
     "many-in-flight": {"in_flight": 9},
     "one-image": {"images_per_group": 1},

@@ -85,9 +85,10 @@ async def test_a_second_driver_is_refused_while_a_run_is_in_progress_and_the_run
 
 
 async def test_a_second_driver_trains_on_the_same_roles_after_the_first():
-    async with cluster_of(config_of(in_flight=1)) as cluster:
+    config = config_of(in_flight=1, weights="copy")
+    async with cluster_of(config) as cluster:
         first = await cluster.train()
-        async with driver_of(cluster.network, cluster.controller.address, config_of(in_flight=1)) as other:
+        async with driver_of(cluster.network, cluster.controller.address, config) as other:
             second = await other.train()
     for name, values in first.weights.items():
         np.testing.assert_array_equal(second.weights[name], values)

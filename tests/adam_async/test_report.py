@@ -137,7 +137,7 @@ async def test_every_link_of_the_cluster_is_in_the_traffic() -> None:
 
 
 async def test_pushes_on_the_wire_carry_what_the_protocols_say() -> None:
-    config = Config(epochs=1, threads=1, servers=2)
+    config = Config(epochs=1, threads=1, servers=2, weights="copy")
 
     report = await trained(config)
 

@@ -18,6 +18,7 @@ RULES = {
     "adam": {"rule": "adam", "rate": 0.002, "weight_decay": 0.001},
 }
 SERIAL = {"threads": 1, "in_flight": 1, "push_every": 1, "pull_every": 1, "replicas": 1, "seed": 5}
+COPY = {"weights": "copy"}
 
 
 def rule_step(config, p, g, memory, t):
@@ -87,6 +88,17 @@ async def test_training_equals_serial_sgd_in_float64(rule, protocol, sharding):
     assert_close(result.weights, expected, 1e-9)
 
 
+@pytest.mark.parametrize("sharding", [{}, SHARDED], ids=["whole", "sharded"])
+@pytest.mark.parametrize("rule", RULES)
+async def test_training_in_place_equals_serial_sgd_in_float64(rule, sharding):
+    config = Config(
+        epochs=2, images_per_group=8, dtype="float64", weights="aliased", **RULES[rule], **SERIAL, **sharding
+    )
+    result = await train(config)
+    expected, _ = serial_sgd(config, tiny_dataset())
+    assert_close(result.weights, expected, 1e-9)
+
+
 @pytest.mark.parametrize("protocol", ["delta", "factors", "auto"])
 async def test_training_over_sockets_equals_serial_sgd_in_float64(protocol):
     config = Config(
@@ -106,7 +118,7 @@ async def test_training_over_sockets_equals_serial_sgd_in_float64(protocol):
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("rule", RULES)
 async def test_ten_steps_in_float32_stay_within_a_hundred_thousandth(rule, network):
-    config = Config(epochs=1, images_per_group=6, **RULES[rule], **SERIAL, **SHARDED)
+    config = Config(epochs=1, images_per_group=6, **RULES[rule], **SERIAL, **SHARDED, **COPY)
     result = await train(config, network)
     expected, steps = serial_sgd(config, tiny_dataset())
     assert steps == 10
@@ -114,9 +126,10 @@ async def test_ten_steps_in_float32_stay_within_a_hundred_thousandth(rule, netwo
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("weights", ["copy", "aliased"])
 @pytest.mark.parametrize("rule", RULES)
-async def test_two_hundred_steps_in_float32_stay_within_a_ten_thousandth(rule):
-    config = Config(epochs=20, images_per_group=6, **RULES[rule], **SERIAL, **SHARDED)
+async def test_two_hundred_steps_in_float32_stay_within_a_ten_thousandth(rule, weights):
+    config = Config(epochs=20, images_per_group=6, weights=weights, **RULES[rule], **SERIAL, **SHARDED)
     result = await train(config)
     expected, steps = serial_sgd(config, tiny_dataset())
     assert steps == 200
@@ -124,7 +137,9 @@ async def test_two_hundred_steps_in_float32_stay_within_a_ten_thousandth(rule):
 
 
 async def test_one_image_per_group_is_the_flow_of_the_paper_and_equals_serial_sgd():
-    config = Config(epochs=1, images_per_group=1, dtype="float64", **RULES["sgd"], **SERIAL, **SHARDED)
+    config = Config(
+        epochs=1, images_per_group=1, dtype="float64", **RULES["sgd"], **SERIAL, **SHARDED, **COPY
+    )
     result = await train(config)
     expected, steps = serial_sgd(config, tiny_dataset())
     assert steps == 60

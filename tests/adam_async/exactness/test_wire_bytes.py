@@ -15,7 +15,14 @@ FACTORABLE = {"fc1.weight": (256, 64), "fc2.weight": (64, 10)}
 
 async def run(protocol, network, sharding):
     config = Config(
-        epochs=1, threads=1, in_flight=1, images_per_group=IMAGES, protocol=protocol, rate=0.01, **sharding
+        epochs=1,
+        threads=1,
+        in_flight=1,
+        images_per_group=IMAGES,
+        protocol=protocol,
+        rate=0.01,
+        weights="copy",
+        **sharding,
     )
     table = shard_table(Model(digits()).parameters, shard_bytes=config.shard_bytes)
     async with cluster_of(config, NETWORKS[network]()) as cluster:
@@ -71,9 +78,12 @@ async def test_the_report_of_protocols_states_both_costs_and_the_fewer_bytes_win
         assert choice["chosen"] == ("factors" if factors < choice["delta_bytes"] else "delta")
 
 
+@pytest.mark.parametrize("weights", ["copy", "auto"])
 @pytest.mark.parametrize("options", [{}, SHARDED, {"push_every": 2}], ids=["whole", "sharded", "push-2"])
-async def test_versions_are_pushes_applied_and_the_total_of_the_histogram(options):
-    config = Config(epochs=2, images_per_group=IMAGES, threads=2, replicas=2, rate=0.01, **options)
+async def test_versions_are_pushes_applied_and_the_total_of_the_histogram(options, weights):
+    config = Config(
+        epochs=2, images_per_group=IMAGES, threads=2, replicas=2, rate=0.01, weights=weights, **options
+    )
     async with cluster_of(config) as cluster:
         result = await cluster.train()
     pushes = 0

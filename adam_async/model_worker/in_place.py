@@ -1,0 +1,69 @@
+"""Pure: what a compute thread does with one image group when the weights are the servers' own memory.
+
+Aliased mode, the zero-copy path of one process (AD-11, AD-14): forward and backward read the shards where
+they lie, and each gradient is applied there by the run's own rule, without locks, if it is finite. What is
+left to push is a record that it happened.
+
+Staleness is measured at the memory itself: the steps that others applied between the moment at which the
+group began to read and the moment at which its own step was in.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from adam_async.data_server.client import ImageGroup
+from adam_async.messages import Lease
+from adam_async.model.context import Context
+from adam_async.model.in_place import InPlaceStep
+from adam_async.model.network import Network
+from adam_async.model.rules import Rule
+from adam_async.shard_storage import ShardStorage
+from dataflow import Firing
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TrainedInPlace:
+    """What became of one group."""
+
+    lease: Lease
+    loss: float
+    """Mean over the group's images."""
+    staleness: int
+    refused: tuple[str, ...]
+    """Tensors whose gradient was not finite."""
+
+
+class InPlaceTrainer:
+    """Trains groups on the storage of a run; `train` runs on compute threads, several at once.
+
+    Args:
+        network: The model.
+        rule: The run's update rule.
+        storage: The memory of the run's servers.
+        rate: Learning rate.
+    """
+
+    def __init__(self, *, network: Network, rule: Rule, storage: ShardStorage, rate: float) -> None:
+        self._step = InPlaceStep(network, rule)
+        self._storage = storage
+        self._rate = rate
+
+    def new_scratch(self) -> Any:
+        """What one compute thread needs; the pool hands it to `train`."""
+        return self._step.new_scratch()
+
+    # A run that diverges is told by its loss and its refused steps; a warning per group says nothing more.
+    @np.errstate(over="ignore", invalid="ignore", divide="ignore")
+    def train(self, firing: Firing, group: ImageGroup) -> TrainedInPlace:
+        """Forward, backward and rule, in place."""
+        context: Context = firing.context
+        storage = self._storage
+        steps = storage.steps
+        context.load(group.images, group.labels)
+        before = int(steps[0])
+        outcome = self._step.train(storage.weights, storage.states, context, firing.scratch, rate=self._rate)
+        staleness = int(steps[0]) - before
+        np.add(steps, 1, out=steps)
+        return TrainedInPlace(group.lease, outcome.loss, staleness, outcome.refused)

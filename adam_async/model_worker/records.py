@@ -1,0 +1,112 @@
+"""From groups trained in place to records of them: the loop's side of aliased training.
+
+Each group is a step; each server is told of all steps, for it counts and clocks them, and a group is
+finished when all servers have. A few steps travel in one record, for a record costs as much as a push does
+without its payload; those that are left when no group waits any more travel at once.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from adam_async.ids import ShardId
+from adam_async.messages import Finished, StepRecord
+from adam_async.model_worker.in_place import TrainedInPlace
+from adam_async.model_worker.updates import MESSAGE_SHARDS
+from adam_async.parameter_server.client import ParameterClient
+from adam_async.placement import ShardTable
+
+STEPS = 4
+"""Steps of one record, unless fewer are left."""
+
+
+@dataclass(slots=True, eq=False)
+class _Open:
+    """A record on its way to all servers."""
+
+    groups: list[TrainedInPlace]
+    unanswered: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What one message of every record names."""
+
+    server: str
+    shards: tuple[ShardId, ...]
+    tensors: tuple[str, ...]
+    """Tensor of each of them."""
+
+    def places(self, tensors: Sequence[str]) -> tuple[int, ...]:
+        """Positions of the shards of these tensors."""
+        if not tensors:
+            return ()
+        return tuple([place for place, tensor in enumerate(self.tensors) if tensor in tensors])
+
+
+class Recorder:
+    """Tells the servers of steps that were applied in place.
+
+    Args:
+        table: Shards of the model.
+        buckets: Primary of each bucket.
+        client: How to reach them.
+        clock: Steps that the replica has behind it.
+        on_finished: Called for each group that all servers have counted.
+    """
+
+    def __init__(
+        self,
+        *,
+        table: ShardTable,
+        buckets: Sequence[str],
+        client: ParameterClient,
+        clock: int,
+        on_finished: Callable[[Finished], None],
+    ) -> None:
+        self._client = client
+        self._on_finished = on_finished
+        self.clock = clock
+        self._groups: list[TrainedInPlace] = []
+        tensors = [spec.tensor for spec in table.shards]
+        by_server: dict[str, list[ShardId]] = {}
+        for spec in table.shards:
+            by_server.setdefault(buckets[spec.bucket], []).append(ShardId(spec.id))
+        self._parts = [
+            _Part(server, shards, tuple(tensors[shard] for shard in shards))
+            for server, ours in sorted(by_server.items())
+            for shards in (
+                tuple(ours[at : at + MESSAGE_SHARDS]) for at in range(0, len(ours), MESSAGE_SHARDS)
+            )
+        ]
+
+    def add(self, trained: TrainedInPlace) -> None:
+        """Take a trained group. Never waits."""
+        self._groups.append(trained)
+        if len(self._groups) >= STEPS:
+            self.close()
+
+    def close(self) -> None:
+        """Send what has been collected: there are no more groups for now."""
+        groups, self._groups = self._groups, []
+        if not groups:
+            return
+        begin = self.clock + 1
+        self.clock += len(groups)
+        open_ = _Open(groups, len(self._parts))
+
+        def answered() -> None:
+            open_.unanswered -= 1
+            if not open_.unanswered:
+                self._settled(open_.groups)
+
+        for part in self._parts:
+            steps = [
+                StepRecord(clock, group.lease.images, group.staleness, part.places(group.refused))
+                for clock, group in enumerate(groups, start=begin)
+            ]
+            self._client.record(part.server, part.shards, tuple(steps), on_answer=answered)
+
+    def _settled(self, groups: Sequence[TrainedInPlace]) -> None:
+        for group in groups:
+            lease = group.lease
+            self._on_finished(Finished(lease.epoch, lease.number, lease.attempt, lease.images, group.loss))
