@@ -44,7 +44,8 @@ Cut = Literal["rows", "outputs", "whole"]
 class ParameterSpec:
     """One tensor of a layer.
 
-    `kind` is ``"weight"`` or ``"bias"``; `bound` is the half-width of its uniform start values.
+    `kind` tells a layer's tensors apart: ``"weight"``, ``"bias"`` or a word of its own. `bound` is the
+    half-width of its uniform start values.
     """
 
     name: str
@@ -170,6 +171,10 @@ class Layer(ABC):
     def refusal(self, reason: str) -> SpecError:
         """Make the error that names this layer."""
         return SpecError(f"layer {self.name!r} ({self.spec.kind}): {reason}")
+
+    def tensor(self, kind: str, shape: Shape, *, bound: float = 0.0) -> ParameterSpec:
+        """Describe a parameter, named after layer and kind; its start values lie within `bound` of 0."""
+        return ParameterSpec(name=f"{self.name}.{kind}", shape=shape, layer=self.name, kind=kind, bound=bound)
 
     def integer(self, key: str, *, minimum: int) -> int:
         """Read a whole-number option."""

@@ -11,7 +11,7 @@ Weights are O,C,KH,KW and bias O, both C-contiguous.
 import numpy as np
 
 from adam_async.model.initial import INITS, uniform_bound
-from adam_async.model.layer import Array, ParameterSpec, Slots, Weights
+from adam_async.model.layer import Array, Slots, Weights
 from adam_async.model.layers.sliding import SlidingKernel
 from adam_async.model.spec import LayerSpec, Shape
 
@@ -21,15 +21,10 @@ class Conv2d(SlidingKernel):
 
     def __init__(self, spec: LayerSpec, input_shapes: tuple[Shape, ...]) -> None:
         super().__init__(spec, input_shapes)
+        bound = uniform_bound(self.choice("init", INITS), self.fan_in)
         self.parameters = (
-            ParameterSpec(
-                name=self.weight,
-                shape=(self.filters, input_shapes[0][0], self.kernel, self.kernel),
-                layer=self.name,
-                kind="weight",
-                bound=uniform_bound(self.choice("init", INITS), self.fan_in),
-            ),
-            ParameterSpec(name=self.bias, shape=(self.filters,), layer=self.name, kind="bias"),
+            self.tensor("weight", (self.filters, input_shapes[0][0], self.kernel, self.kernel), bound=bound),
+            self.tensor("bias", (self.filters,)),
         )
 
     def prepare(self, slots: Slots) -> None:

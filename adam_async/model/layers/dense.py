@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 
 from adam_async.model.initial import INITS, uniform_bound
-from adam_async.model.layer import Array, Cut, Factors, Layer, ParameterSpec, Slots, Weights
+from adam_async.model.layer import Array, Cut, Factors, Layer, Slots, Weights
 from adam_async.model.spec import LayerSpec, OptionValue, Shape
 
 
@@ -31,15 +31,10 @@ class Dense(Layer):
         self.output_shape = (outputs,)
         self.multiply_adds = inputs * outputs
         self.weight, self.bias = f"{self.name}.weight", f"{self.name}.bias"
+        bound = uniform_bound(self.choice("init", INITS), inputs)
         self.parameters = (
-            ParameterSpec(
-                name=self.weight,
-                shape=(outputs, inputs),
-                layer=self.name,
-                kind="weight",
-                bound=uniform_bound(self.choice("init", INITS), inputs),
-            ),
-            ParameterSpec(name=self.bias, shape=(outputs,), layer=self.name, kind="bias"),
+            self.tensor("weight", (outputs, inputs), bound=bound),
+            self.tensor("bias", (outputs,)),
         )
 
     def forward(self, weights: Weights, slots: Slots) -> None:

@@ -15,7 +15,7 @@ as it lies.
 import numpy as np
 
 from adam_async.model.initial import INITS, uniform_bound
-from adam_async.model.layer import Array, ParameterSpec, Slots, Weights
+from adam_async.model.layer import Array, Slots, Weights
 from adam_async.model.layers.sliding import SlidingKernel
 from adam_async.model.spec import LayerSpec, Shape
 
@@ -25,15 +25,12 @@ class LocallyConnected(SlidingKernel):
 
     def __init__(self, spec: LayerSpec, input_shapes: tuple[Shape, ...]) -> None:
         super().__init__(spec, input_shapes)
+        bound = uniform_bound(self.choice("init", INITS), self.fan_in)
         self.parameters = (
-            ParameterSpec(
-                name=self.weight,
-                shape=(*self.output_shape, input_shapes[0][0], self.kernel, self.kernel),
-                layer=self.name,
-                kind="weight",
-                bound=uniform_bound(self.choice("init", INITS), self.fan_in),
+            self.tensor(
+                "weight", (*self.output_shape, input_shapes[0][0], self.kernel, self.kernel), bound=bound
             ),
-            ParameterSpec(name=self.bias, shape=self.output_shape, layer=self.name, kind="bias"),
+            self.tensor("bias", self.output_shape),
         )
 
     def prepare(self, slots: Slots) -> None:
