@@ -89,6 +89,7 @@ class BareLoop:
         self._group_images = min(group_images, len(labels))
         self._trained = weights or TrainedWeights.of(network, rule)
         self._context = network.context(self._group_images)
+        self._dice = Dice(1)
         self._buffers = StepBuffers.of(network)
         self._at = 0
 
@@ -98,7 +99,8 @@ class BareLoop:
             if self._at + self._group_images > len(self._labels):
                 self._at = 0
             stop = self._at + self._group_images
-            self._context.load(self._images[self._at : stop], self._labels[self._at : stop])
+            images, labels = self._images[self._at : stop], self._labels[self._at : stop]
+            self._context.load(images, labels, dice=self._dice, keys=(self._at,))
             train_step(
                 self._network,
                 self._trained.values,

@@ -8,6 +8,7 @@ import msgspec
 from numpy.typing import NDArray
 
 from adam_async.config import Config
+from adam_async.dice import Dice
 from adam_async.messages import Finished, Values
 from adam_async.model.network import Network as Model
 from adam_async.model.rules import make_rule
@@ -51,7 +52,9 @@ class Aliased:
             model, table, buckets, images=config.images_per_group, wanted=config.protocol
         )
         rule = make_rule(config.rule, momentum=config.momentum, weight_decay=config.weight_decay)
-        self._trainer = InPlaceTrainer(network=model, rule=rule, storage=storage, rate=config.rate)
+        self._trainer = InPlaceTrainer(
+            network=model, rule=rule, storage=storage, rate=config.rate, dice=Dice(config.seed)
+        )
 
     async def prepare(self) -> None:
         """Ask each server where its clocks stand, by one shard of its own. Cancelling it loses nothing."""

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from adam_async.config import Config
+from adam_async.dice import Dice
 from adam_async.messages import Finished
 from adam_async.model.network import Network as Model
 from adam_async.model_worker.pulls import Puller
@@ -73,6 +74,7 @@ class Copied:
             group_images=config.images_per_group,
             push_every=config.push_every,
             buffers=in_flight + 2,
+            dice=Dice(config.seed),
         )
         self._landed: Callable[[Tag], None] = _nothing
 

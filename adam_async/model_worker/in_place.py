@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from adam_async.data_server.client import ImageGroup
+from adam_async.dice import Dice
 from adam_async.messages import Lease
 from adam_async.model.context import Context
 from adam_async.model.in_place import InPlaceStep
@@ -43,12 +44,16 @@ class InPlaceTrainer:
         rule: The run's update rule.
         storage: The memory of the run's servers.
         rate: Learning rate.
+        dice: What layers that draw, such as dropout, draw with.
     """
 
-    def __init__(self, *, network: Network, rule: Rule, storage: ShardStorage, rate: float) -> None:
+    def __init__(
+        self, *, network: Network, rule: Rule, storage: ShardStorage, rate: float, dice: Dice
+    ) -> None:
         self._step = InPlaceStep(network, rule)
         self._storage = storage
         self._rate = rate
+        self._dice = dice
 
     def new_scratch(self) -> Any:
         """What one compute thread needs; the pool hands it to `train`."""
@@ -61,9 +66,10 @@ class InPlaceTrainer:
         context: Context = firing.context
         storage = self._storage
         steps = storage.steps
-        context.load(group.images, group.labels)
+        lease = group.lease
+        context.load(group.images, group.labels, dice=self._dice, keys=(lease.epoch, lease.number))
         before = int(steps[0])
         outcome = self._step.train(storage.weights, storage.states, context, firing.scratch, rate=self._rate)
         staleness = int(steps[0]) - before
         np.add(steps, 1, out=steps)
-        return TrainedInPlace(group.lease, outcome.loss, staleness, outcome.refused)
+        return TrainedInPlace(lease, outcome.loss, staleness, outcome.refused)

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.data_server.client import ImageGroup
+from adam_async.dice import Dice
 from adam_async.messages import Lease
 from adam_async.model.context import Context
 from adam_async.model.network import Network
@@ -82,6 +83,7 @@ class GroupTrainer:
         group_images: Most images of a group.
         push_every: Groups of a step; with more than one, groups are added up in step buffers.
         buffers: Buffers made ahead of each kind; more are made while all are on their way.
+        dice: What layers that draw, such as dropout, draw with.
     """
 
     def __init__(
@@ -94,10 +96,12 @@ class GroupTrainer:
         group_images: int,
         push_every: int,
         buffers: int,
+        dice: Dice,
     ) -> None:
         self._network = network
         self._weights = weights
         self._rate = rate
+        self._dice = dice
         self.group_buffers = BufferShelf(lambda: PushBuffer(network, plan, group_images), buffers)
         self.step_buffers = self.group_buffers
         if push_every > 1:
@@ -114,14 +118,15 @@ class GroupTrainer:
         """Forward, backward, gradients, local step."""
         context: Context = firing.context
         read = self._weights.snapshot()
-        context.load(group.images, group.labels)
+        lease = group.lease
+        context.load(group.images, group.labels, dice=self._dice, keys=(lease.epoch, lease.number))
         arrays = read.arrays
         loss = self._network.forward(arrays, context)
         self._network.backward(arrays, context)
         buffer = self.group_buffers.take()
         buffer.fill(context)
         stepped = self._local_step(context, buffer, firing.scratch) if self._rate else {}
-        return Trained(group.lease, loss, buffer, read, stepped)
+        return Trained(lease, loss, buffer, read, stepped)
 
     def _local_step(
         self, context: Context, buffer: PushBuffer, scratch: ThreadScratch

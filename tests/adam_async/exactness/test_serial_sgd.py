@@ -8,6 +8,7 @@ from adam_async.data_server.order import epoch_order
 from adam_async.dice import Dice
 from adam_async.model.named import digits
 from adam_async.model.network import Network as Model
+from adam_async.model.spec import LayerSpec, ModelSpec
 from tests.adam_async.runs import NETWORKS, SHARDED, cluster_of, tiny_dataset
 
 RULES = {
@@ -36,9 +37,9 @@ def rule_step(config, p, g, memory, t):
     return p - config.rate * memory["m"] / (1 - 0.9**t) / (root + 1e-8)
 
 
-def serial_sgd(config, dataset):
+def serial_sgd(config, dataset, spec=None):
     """Train on one thread, one group after the other, without any of the system."""
-    model = Model(digits(), dtype=config.dtype)
+    model = Model(spec or digits(), dtype=config.dtype)
     weights = model.initial_weights(Dice(config.seed))
     context = model.context(config.images_per_group)
     memory = {name: {} for name in weights}
@@ -52,7 +53,8 @@ def serial_sgd(config, dataset):
         )
         for number in range(order.num_groups):
             chosen = order.group(number)
-            context.load(dataset.train_images[chosen], dataset.train_labels[chosen])
+            images, labels = dataset.train_images[chosen], dataset.train_labels[chosen]
+            context.load(images, labels, dice=Dice(config.seed), keys=(epoch, number))
             model.forward(weights, context)
             model.backward(weights, context)
             t += 1
@@ -70,8 +72,8 @@ def assert_close(found, expected, tolerance):
         assert distance <= tolerance, f"{name} is off by {distance:.2e}"
 
 
-async def train(config, network="local", dataset=None):
-    async with cluster_of(config, NETWORKS[network](), dataset=dataset) as cluster:
+async def train(config, network="local", dataset=None, spec=None):
+    async with cluster_of(config, NETWORKS[network](), dataset=dataset, spec=spec) as cluster:
         return await cluster.train()
 
 
@@ -134,6 +136,20 @@ async def test_two_hundred_steps_in_float32_stay_within_a_ten_thousandth(rule, w
     expected, steps = serial_sgd(config, tiny_dataset())
     assert steps == 200
     assert_close(result.weights, expected, 1e-4)
+
+
+@pytest.mark.parametrize("weights", ["copy", "aliased"])
+async def test_dropout_drops_what_seed_epoch_and_number_of_the_group_say(weights):
+    *before, score, loss = digits().layers
+    dropout = LayerSpec.of("drop", "dropout", rate=0.4)
+    layers = (*before, dropout, LayerSpec.of("fc2", "dense", **dict(score.options)), loss)
+    spec = ModelSpec(name="dropping", input_shape=(1, 8, 8), layers=layers)
+    config = Config(
+        epochs=2, images_per_group=8, dtype="float64", weights=weights, **RULES["momentum"], **SERIAL
+    )
+    result = await train(config, spec=spec)
+    expected, _ = serial_sgd(config, tiny_dataset(), spec)
+    assert_close(result.weights, expected, 1e-9)
 
 
 async def test_one_image_per_group_is_the_flow_of_the_paper_and_equals_serial_sgd():

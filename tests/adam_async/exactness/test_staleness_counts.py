@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from adam_async.data_server.client import ImageGroup
+from adam_async.dice import Dice
 from adam_async.messages import Lease
 from adam_async.model_worker.pulls import Puller
 from adam_async.model_worker.steps import Stepper
@@ -76,6 +77,7 @@ class HandReplica:
             group_images=GROUP,
             push_every=push_every,
             buffers=2,
+            dice=Dice(1),
         )
         self.finished = []
         self.stepper = Stepper(
