@@ -1,0 +1,122 @@
+"""One network of all kinds of layers: contexts of any size, both precisions, steady state without arrays."""
+
+import gc
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from adam_async.dice import Dice
+from adam_async.model import (
+    BUILTIN_LAYERS,
+    LayerSpec,
+    ModelSpec,
+    Network,
+    Sgd,
+    StepBuffers,
+    new_rule_state,
+    train_step,
+)
+
+of = LayerSpec.of
+
+LAYERS = (
+    of("conv", "conv2d", filters=6, kernel=3, padding=1),
+    of("conv_relu", "relu"),
+    of("norm", "local_response_norm", size=3, alpha=0.1),
+    of("pool", "max_pool", kernel=3, stride=2),
+    of("local", "locally_connected", filters=6, kernel=3, padding=1),
+    of("bend", "tanh"),
+    of("drop", "dropout", rate=0.25),
+    of("sum", "add", inputs=("drop", "pool")),
+    of("both", "concatenate", inputs=("sum", "pool")),
+    of("means", "average_pool", kernel=2),
+    of("flat", "flatten"),
+    of("hidden", "dense", outputs=20),
+    of("squash", "sigmoid"),
+    of("drop2", "dropout"),
+    of("out", "dense", outputs=5),
+)
+ENDS = {
+    "softmax_cross_entropy": of("loss", "softmax_cross_entropy", class_weights=(1, 2, 0.5, 1, 1)),
+    "mean_squared_error": of("loss", "mean_squared_error"),
+}
+
+
+def network_of(end, dtype):
+    spec = ModelSpec(name="all", input_shape=(2, 10, 9), layers=(*LAYERS, ENDS[end]))
+    return Network(spec, dtype)
+
+
+def group_of(images):
+    pixels = Dice(1).normal("x", count=images * 180, dtype=float).reshape(images, 2, 10, 9)
+    return pixels, np.arange(images) % 5
+
+
+def gradients(network, weights, context, group):
+    context.load(*group, dice=Dice(4), keys=(1, 2))
+    network.forward(weights, context)
+    network.backward(weights, context)
+    found = {}
+    for parameter in network.parameters:
+        found[parameter.name] = np.empty(parameter.shape, network.dtype)
+        network.delta(context, parameter.name, out=found[parameter.name])
+    return found
+
+
+def test_the_network_has_every_layer():
+    assert {layer.kind for layer in (*LAYERS, *ENDS.values())} == set(BUILTIN_LAYERS)
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_gradients_do_not_depend_on_the_size_of_the_context_or_on_what_was_in_it(end):
+    network = network_of(end, np.float64)
+    weights = network.initial_weights(Dice(1))
+    roomy, tight = network.context(7), network.context(5)
+    gradients(network, weights, roomy, group_of(7))
+
+    used = gradients(network, weights, roomy, group_of(5))
+
+    for name, value in gradients(network, weights, tight, group_of(5)).items():
+        np.testing.assert_array_equal(used[name], value)
+        assert np.any(value), name
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_float32_agrees_with_float64(end):
+    wide, narrow = (network_of(end, dtype) for dtype in (np.float64, np.float32))
+    weights = wide.initial_weights(Dice(1))
+    exact = gradients(wide, weights, wide.context(6), group_of(6))
+
+    rounded = {name: value.astype(np.float32) for name, value in weights.items()}
+    for name, value in gradients(narrow, rounded, narrow.context(6), group_of(6)).items():
+        assert np.linalg.norm(value - exact[name]) <= 1e-4 * np.linalg.norm(exact[name]), name
+
+
+# What is left is NumPy's own buffers for strided operands and mixed dtypes: they do not grow with the group.
+@pytest.mark.parametrize("end", ENDS)
+def test_steady_state_allocates_no_tensors(end):
+    network, rule = network_of(end, np.float32), Sgd(momentum=0.9)
+    weights, context = network.initial_weights(Dice(1)), network.context(1024)
+    state, buffers = new_rule_state(network, rule), StepBuffers.of(network)
+    images, labels = group_of(1024)
+    images, dice = images.astype(np.float32), Dice(4)
+
+    def group(count, number):
+        context.load(images[:count], labels[:count], dice=dice, keys=(1, number))
+        train_step(network, weights, state, context, buffers, rule, rate=0.001)
+
+    group(1024, 0)
+    group(900, 1)
+    gc.collect()
+    tracemalloc.start()
+    try:
+        group(1024, 2)
+        before = tracemalloc.get_traced_memory()[0]
+        tracemalloc.reset_peak()
+        for number in range(8):
+            group(900 if number == 5 else 1024, number)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak - before < 256 * 1024
