@@ -63,7 +63,7 @@ def check_fits(spec: ModelSpec, data: Mapping[str, Any]) -> None:
 
 
 def _fitting(shape: tuple[int, ...], classes: int) -> ModelSpec:
-    for name in ("mnist-adam", "digits"):
+    for name in ("mnist-adam", "digits", "cifar-conv"):
         spec = named_model(name)
         if tuple(spec.input_shape) == shape and classes <= 10:
             return spec

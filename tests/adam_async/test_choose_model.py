@@ -8,6 +8,7 @@ from adam_async.model.named import NAMED_MODELS, digits, mlp
 
 DIGITS = {"name": "digits", "shape": [1, 8, 8], "classes": 10}
 MNIST = {"name": "mnist", "shape": [1, 28, 28], "classes": 10}
+CIFAR = {"name": "cifar-10", "shape": [3, 32, 32], "classes": 10}
 LETTERS = {"name": "letters", "shape": [1, 28, 28], "classes": 26}
 
 TOML = """
@@ -21,7 +22,7 @@ layers = [
 """
 
 
-@pytest.mark.parametrize(("data", "name"), [(DIGITS, "digits"), (MNIST, "mnist-adam")])
+@pytest.mark.parametrize(("data", "name"), [(DIGITS, "digits"), (MNIST, "mnist-adam"), (CIFAR, "cifar-conv")])
 def test_auto_takes_the_named_model_that_fits(data, name):
     assert choose_model("auto", data) == NAMED_MODELS[name]()
 
