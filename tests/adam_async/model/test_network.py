@@ -10,6 +10,7 @@ import pytest
 from adam_async.dice import Dice
 from adam_async.model import (
     BUILTIN_LAYERS,
+    NAMED_MODELS,
     Layer,
     LayerSpec,
     ModelError,
@@ -76,7 +77,7 @@ def test_gradients_of_a_branching_network_are_right(images):
     check_network(network, network.initial_weights(Dice(3)), images, labels, Dice(4))
 
 
-@pytest.mark.parametrize("name", ["mnist-adam", "mlp", "digits"])
+@pytest.mark.parametrize("name", NAMED_MODELS)
 def test_gradients_of_the_named_models_are_right(name):
     network = Network(named_model(name), np.float64)
     images, labels = draw(network, 2)
@@ -340,7 +341,9 @@ def test_networks_and_contexts_describe_themselves():
     assert repr(network.layers[0]) == "<conv2d 'conv1' [1, 28, 28] to [10, 24, 24]>"
 
 
-@pytest.mark.parametrize("spec", [named_model("mnist-adam"), named_model("digits")], ids=lambda s: s.name)
+@pytest.mark.parametrize(
+    "spec", [named_model(name) for name in ("mnist-adam", "digits", "cifar-conv")], ids=lambda s: s.name
+)
 def test_losses_and_gradients_equal_those_of_pytorch(spec):
     torch = pytest.importorskip("torch")
     network = Network(spec, np.float64)
@@ -365,6 +368,8 @@ def test_losses_and_gradients_equal_those_of_pytorch(spec):
                 x = functional.relu(x)
             case "max_pool":
                 x = functional.max_pool2d(x, options["kernel"])
+            case "average_pool":
+                x = functional.avg_pool2d(x, options["kernel"])
             case "flatten":
                 x = x.flatten(1)
     expected = torch.nn.functional.cross_entropy(x, torch.tensor(labels))
