@@ -164,13 +164,22 @@ class Context:
 
     def gather_error(self, number: int) -> None:
         """Add up the error gradients that several readers of one output left."""
-        parts = self._current.merges.get(number)
-        if parts is None:
+        parts = self.error_parts(number)
+        if not parts:
             return
         total = self.slots(number).error
         np.add(parts[0], parts[1], out=total)
         for part in parts[2:]:
             np.add(total, part, out=total)
+
+    def error_parts(self, number: int) -> tuple[Array, ...]:
+        """The error gradients that `gather_error` adds up; none where one reader writes straight into it."""
+        return self._current.merges.get(number, ())
+
+    @property
+    def tapes(self) -> dict[Any, Any]:
+        """What whoever runs the network keeps with these arrays, for the current number of images."""
+        return self._current.tapes
 
     def _number(self, name: str) -> int:
         try:
@@ -258,3 +267,4 @@ class _Bound:
         self.edges: dict[tuple[int, int], Array] = {}
         self.merges: dict[int, tuple[Array, ...]] = {}
         self.slots: list[Slots] = []
+        self.tapes: dict[Any, Any] = {}

@@ -14,7 +14,7 @@ from adam_async.model.context import Context
 from adam_async.model.finite import is_finite
 from adam_async.model.layer import Weights
 from adam_async.model.network import Network
-from adam_async.model.rules import Rule, RuleState
+from adam_async.model.rules import Rule, RuleState, Sgd
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,12 @@ class InPlaceStep:
         Raises:
             ModelError: An array has the wrong shape, dtype or layout.
         """
-        network, refused = self._network, []
+        network, refused, engine = self._network, [], self._network.engine
+        if engine is not None and engine.covers_all and type(self._rule) is Sgd:
+            loss, left_alone = engine.descend(
+                weights, state, context, scratch.gradients, self._rule, float(rate)
+            )
+            return StepOutcome(loss=loss, refused=left_alone)
         loss = network.forward(weights, context)
         for number in reversed(range(len(network.layers))):
             network.backward_layers(weights, context, range(number, number + 1))

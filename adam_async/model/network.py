@@ -13,8 +13,9 @@ number of threads may use one network, each with contexts of its own.
     network.delta(context, "fc1.weight", out=gradient)
 """
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -27,8 +28,11 @@ from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.model.spec import ModelSpec
 from adam_async.model.topology import Topology
 
-KERNELS = ("numpy",)
-"""Known sets of kernels."""
+if TYPE_CHECKING:
+    from adam_async.model.fast.engine import Engine
+
+KERNELS = ("numpy", "numba", "auto")
+"""Known sets of kernels; `auto` is `numba` where that is installed."""
 
 PREDICT_BATCH = 64
 """Images per step of an evaluation: columns of a larger group leave the second-level cache."""
@@ -40,11 +44,12 @@ class Network:
     Args:
         spec: What the network is.
         dtype: float32 in training, float64 in proofs.
-        kernels: Which implementation of the layers.
+        kernels: Which implementation of the layers. A layer that has no compiled one, such as a user's, runs
+            its own steps in either set.
         layers: Kinds of layers the spec may use; ``{**BUILTIN_LAYERS, "mine": Mine}`` adds one.
 
     Raises:
-        SpecError: The spec cannot be built.
+        SpecError: The spec cannot be built, or compiled kernels are asked for and not installed.
     """
 
     def __init__(
@@ -55,14 +60,20 @@ class Network:
         kernels: str = "numpy",
         layers: Mapping[str, type[Layer]] = BUILTIN_LAYERS,
     ) -> None:
-        if kernels not in KERNELS:
-            raise SpecError(f"unknown kernels {kernels!r}; known: {', '.join(KERNELS)}")
+        self._kernels = _available(kernels)
         self._dtype = np.dtype(dtype)
         if self._dtype not in (np.float32, np.float64):
             raise SpecError(f"a network computes in float32 or float64, not {self._dtype}")
         self._spec = spec
-        self._kernels = kernels
-        self._topology = Topology.of(spec, layers)
+        self._engine: Engine | None = None
+        if self._kernels == "numba":
+            # Here, and not above: importing numba takes as long as everything else together.
+            from adam_async.model.fast import engine
+
+            self._topology = Topology.of(spec, engine.fast_kinds(layers))
+            self._engine = engine.Engine(self._topology, self._dtype)
+        else:
+            self._topology = Topology.of(spec, layers)
         self._parameters = tuple(
             parameter for layer in self._topology.layers for parameter in layer.parameters
         )
@@ -93,8 +104,23 @@ class Network:
 
     @property
     def kernels(self) -> str:
-        """Which implementation of the layers."""
+        """Which implementation of the layers: ``"numpy"`` or ``"numba"``."""
         return self._kernels
+
+    @property
+    def engine(self) -> "Engine | None":
+        """What runs many compiled layers in one call; None with NumPy's kernels."""
+        return self._engine
+
+    def warm_up(self, progress: Callable[[int, int], None] | None = None) -> None:
+        """Compile the kernels, or read them from the disk; without it the first group waits for that.
+
+        Args:
+            progress: Called with how many are done and how many there are, before the first and after each.
+                Never, with NumPy's kernels.
+        """
+        if self._engine is not None:
+            self._engine.warm_up(progress)
 
     @property
     def layers(self) -> tuple[Layer, ...]:
@@ -154,6 +180,9 @@ class Network:
 
     def forward_layers(self, weights: Weights, context: Context, layers: range) -> None:
         """Run the layers with these numbers; their inputs must be there."""
+        if self._engine is not None:
+            self._engine.forward(weights, context, layers)
+            return
         for number in layers:
             self._topology.layers[number].forward(weights, context.slots(number))
 
@@ -172,6 +201,9 @@ class Network:
         """
         if not context.training:
             raise ModelError("this context was made with training=False and has no error gradients")
+        if self._engine is not None:
+            self._engine.backward(weights, context, layers)
+            return
         for number in reversed(layers):
             context.gather_error(number)
             slots = context.slots(number)
@@ -224,3 +256,19 @@ class Network:
             raise ModelError(
                 f"no parameter is named {name!r}; known names: {', '.join(self._owners)}"
             ) from None
+
+
+def _available(kernels: str) -> str:
+    """Settle which set `kernels` stands for."""
+    if kernels not in KERNELS:
+        raise SpecError(f"unknown kernels {kernels!r}; known: {', '.join(KERNELS)}")
+    if kernels == "numpy":
+        return kernels
+    if find_spec("numba") is not None:
+        return "numba"
+    if kernels == "numba":
+        raise SpecError(
+            "kernels 'numba' need the package numba, which is not installed; install the extra `fast`: "
+            "pip install 'adam-async[fast]', or choose kernels 'numpy'"
+        )
+    return "numpy"

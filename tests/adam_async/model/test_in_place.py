@@ -1,6 +1,7 @@
 """A step in place equals gradient and rule one after the other, and never lets a bad gradient in."""
 
 import threading
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -18,6 +19,10 @@ from adam_async.model import (
     new_scratch,
 )
 
+KERNELS = [
+    "numpy",
+    pytest.param("numba", marks=pytest.mark.skipif(find_spec("numba") is None, reason="needs numba")),
+]
 RULES = [
     Sgd(),
     Sgd(weight_decay=0.01),
@@ -46,10 +51,11 @@ def step_by_step(network, rule, weights, state, context, rate):
     return loss
 
 
+@pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("images", [1, 5])
 @pytest.mark.parametrize("rule", RULES, ids=repr)
-def test_a_step_in_place_equals_gradients_and_then_the_rule(rule, images):
-    network = Network(named_model("digits"), np.float64)
+def test_a_step_in_place_equals_gradients_and_then_the_rule(rule, images, kernels):
+    network = Network(named_model("digits"), np.float64, kernels=kernels)
     expected, found = (network.initial_weights(Dice(1)) for _ in range(2))
     expected_state, found_state = (new_rule_state(network, rule) for _ in range(2))
     step, context = InPlaceStep(network, rule), network.context(5)
@@ -67,10 +73,11 @@ def test_a_step_in_place_equals_gradients_and_then_the_rule(rule, images):
             np.testing.assert_allclose(found_state[name][key], kept, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("rule", RULES, ids=repr)
 @pytest.mark.parametrize("images", [1, 4])
-def test_a_gradient_that_is_not_finite_leaves_tensor_and_state_as_they_were(rule, images):
-    network = Network(mlp((8, 6, 10), input_shape=(8,)))
+def test_a_gradient_that_is_not_finite_leaves_tensor_and_state_as_they_were(rule, images, kernels):
+    network = Network(mlp((8, 6, 10), input_shape=(8,)), kernels=kernels)
     weights, state = network.initial_weights(Dice(1)), new_rule_state(network, rule)
     step, context = InPlaceStep(network, rule), network.context(4)
     scratch = step.new_scratch()
@@ -95,8 +102,9 @@ def test_a_gradient_that_is_not_finite_leaves_tensor_and_state_as_they_were(rule
     assert all(np.isfinite(value).all() for value in weights.values())
 
 
-def test_only_the_tensors_with_a_bad_gradient_are_refused():
-    network = Network(mlp((8, 6, 10), input_shape=(8,)))
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_only_the_tensors_with_a_bad_gradient_are_refused(kernels):
+    network = Network(mlp((8, 6, 10), input_shape=(8,)), kernels=kernels)
     weights, state = network.initial_weights(Dice(1)), new_rule_state(network, Sgd())
     # Every hidden value is 1 and the scores are finite, but an input of 1e30 times an error of 1e10 is not.
     for name, value in (("fc1.weight", 0.0), ("fc1.bias", 1.0), ("fc2.weight", 0.0)):
@@ -114,8 +122,24 @@ def test_only_the_tensors_with_a_bad_gradient_are_refused():
     assert not np.array_equal(weights["fc2.weight"], before["fc2.weight"])
 
 
-def test_threads_may_step_over_the_same_weights():
-    network = Network(mlp((8, 16, 10), input_shape=(8,)))
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_a_gradient_near_the_end_of_the_number_range_is_applied(kernels):
+    network = Network(mlp((8, 6, 10), input_shape=(8,)), kernels=kernels)
+    weights, state = network.initial_weights(Dice(1)), new_rule_state(network, Sgd())
+    for name, value in (("fc1.weight", 0.0), ("fc1.bias", 1.0), ("fc2.weight", 0.0)):
+        weights[name][:] = value
+    weights["fc2.weight"][0] = 1e10
+    step, context = InPlaceStep(network, Sgd()), network.context(4)
+    context.load(np.full((4, 8), 2e28), np.full(4, 1))
+    outcome = step.train(weights, state, context, step.new_scratch(), rate=1e-38)
+
+    assert outcome.refused == ()
+    np.testing.assert_allclose(weights["fc1.weight"], -2.0, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_threads_may_step_over_the_same_weights(kernels):
+    network = Network(mlp((8, 16, 10), input_shape=(8,)), kernels=kernels)
     rule = Sgd(momentum=0.5)
     weights, state = network.initial_weights(Dice(1)), new_rule_state(network, rule)
     step = InPlaceStep(network, rule)

@@ -1,0 +1,64 @@
+"""Pure: what a layer with compiled kernels offers beside the interface of all layers.
+
+It states its steps as `Op`s, so that a network can work many layers off in one call. Alone, its `forward`,
+`backward` and `delta` run tapes of their own, kept in the slots.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable
+
+from adam_async.model.errors import ModelError
+from adam_async.model.fast.tape import OUT, Field, Op, Ref, Tape
+from adam_async.model.layer import Array, Layer, ParameterSpec, Slots, Weights
+
+
+class Compiled(Layer):
+    """A layer whose steps are rows of a tape. Goes before the NumPy layer among the bases."""
+
+    @abstractmethod
+    def forward_ops(self, slots: Slots) -> list[Op]:
+        """Fill the output."""
+
+    @abstractmethod
+    def backward_ops(self, slots: Slots) -> list[Op]:
+        """Fill the wanted input errors."""
+
+    def delta_ops(self, slots: Slots, kind: str, out: Field) -> list[Op]:
+        """Write the gradient of the parameter of this kind."""
+        raise ModelError(f"layer {self.name!r} has no parameter of kind {kind!r}")
+
+    def parameter(self, kind: str) -> ParameterSpec:
+        """The parameter of this kind."""
+        for parameter in self.parameters:
+            if parameter.kind == kind:
+                return parameter
+        raise ModelError(f"layer {self.name!r} has no parameter of kind {kind!r}")
+
+    def ref(self, kind: str) -> Ref:
+        """The parameter of this kind, read."""
+        parameter = self.parameter(kind)
+        return Ref(name=parameter.name, shape=parameter.shape)
+
+    def forward(self, weights: Weights, slots: Slots) -> None:
+        """Run `forward_ops`."""
+        self._tape(slots, "forward", self.forward_ops).run(weights)
+
+    def backward(self, weights: Weights, slots: Slots) -> None:
+        """Run `backward_ops`."""
+        self._tape(slots, "backward", self.backward_ops).run(weights)
+
+    def delta(self, slots: Slots, kind: str, out: Array) -> None:
+        """Run `delta_ops`."""
+
+        def ops(slots: Slots) -> list[Op]:
+            return self.delta_ops(slots, kind, Ref(name=OUT, shape=self.parameter(kind).shape, written=True))
+
+        self._tape(slots, f"delta {kind}", ops).run({OUT: out})
+
+    def _tape(self, slots: Slots, name: str, ops: Callable[[Slots], list[Op]]) -> Tape:
+        key = f"tape: {name}"
+        tape = slots.views.get(key)
+        if tape is None:
+            tape = slots.views[key] = Tape(ops(slots), slots.output.dtype)
+        assert isinstance(tape, Tape)
+        return tape

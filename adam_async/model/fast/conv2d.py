@@ -1,0 +1,160 @@
+"""Pure: convolution without columns.
+
+A line of output pixels of all images is a product of the weights with runs of the input, one run per
+position in the kernel. Where each run starts, counted from the line's own start, stands in a table. With a
+stride s the input is first *packed*: columns sorted by their place modulo s, so that the pixels that one
+kernel position reads are neighbours; padding is added on the same way.
+
+The way back is the same product with the tables turned round: the error gradient of an input pixel is a
+sum over the kernel positions that read it, of runs of the output's error gradient with a border of zeros.
+With a stride, pixels of different phase are read by different positions, so each phase has a table of its
+own.
+
+The gradient of the weights is a table of dot products of lines of errors with the same runs of the input.
+"""
+
+import numpy as np
+
+from adam_async.model.fast import program
+from adam_async.model.fast.compiled import Compiled
+from adam_async.model.fast.products import BIAS, PLAIN
+from adam_async.model.fast.tape import Field, Op
+from adam_async.model.fast.tiles import DOT_ROWS
+from adam_async.model.layer import Array, ScratchSpec, Slots
+from adam_async.model.layers.conv2d import Conv2d
+from adam_async.model.spec import Shape
+
+
+class FastConv2d(Compiled, Conv2d):
+    """Convolution with compiled kernels."""
+
+    def _packed(self) -> bool:
+        return bool(self.padding) or self.stride > 1
+
+    def _packed_shape(self, images: int) -> Shape:
+        channels, height, width = self.input_shapes[0]
+        rows, columns = height + 2 * self.padding, width + 2 * self.padding
+        return (channels, rows, self.stride, -(-columns // self.stride), images)
+
+    def _bordered_shape(self, images: int) -> Shape:
+        _, rows, _, columns, _ = self._packed_shape(images)
+        border = (self.kernel - 1) // self.stride
+        return (self.filters, -(-rows // self.stride) + border, columns + border, images)
+
+    def scratch(self, images: int) -> dict[str, ScratchSpec]:
+        """Packed input and input error, where they differ; the error with its border; a block of sums."""
+        specs: dict[str, ScratchSpec] = {
+            "bordered": (self._bordered_shape(images), None),
+            "block": ((DOT_ROWS * DOT_ROWS,), None),
+        }
+        if self._packed():
+            specs["packed"] = (self._packed_shape(images), None)
+            specs["packed_error"] = (self._packed_shape(images), None)
+        return specs
+
+    def prepare(self, slots: Slots) -> None:
+        """Make the tables."""
+        channels, rows, stride, width, images = self._packed_shape(slots.images)
+        c, y, x = np.indices((channels, self.kernel, self.kernel)).reshape(3, -1)
+        starts = (((c * rows + y) * stride + x % stride) * width + x // stride) * images
+        slots.views["runs"] = _whole_blocks(starts)
+        slots.views["weights"] = np.arange(starts.size)
+        lines = np.arange(self.filters) * slots.output[0].size
+        slots.views["filters"] = _whole_blocks(lines)
+        slots.views["phases"] = {
+            (down, across): self._phase(slots.images, down, across)
+            for down in range(stride)
+            for across in range(stride)
+        }
+
+    def _phase(self, images: int, down: int, across: int) -> tuple[Array, Array]:
+        """Where the weights and the bordered errors lie that input pixels of one phase add up."""
+        channels, stride = self.input_shapes[0][0], self.stride
+        _, rows, columns, _ = self._bordered_shape(images)
+        border = (self.kernel - 1) // stride
+        o, y, x = np.indices((self.filters, self.kernel, self.kernel)).reshape(3, -1)
+        mine = (y % stride == down) & (x % stride == across)
+        o, y, x = o[mine], y[mine], x[mine]
+        weights = (o * channels * self.kernel + y) * self.kernel + x
+        errors = ((o * rows + border - y // stride) * columns + border - x // stride) * images
+        return np.ascontiguousarray(weights), np.ascontiguousarray(errors)
+
+    def _source(self, slots: Slots) -> Array:
+        return slots.scratch["packed"] if self._packed() else slots.inputs[0]
+
+    def _line(self, images: int) -> int:
+        """Values from the runs of one output line to those of the next."""
+        _, _, stride, width, _ = self._packed_shape(images)
+        return stride * stride * width * images
+
+    def _pack_op(self, code: int, slots: Slots, packed: Array, image: Array) -> Op:
+        _, rows, stride, width, _ = self._packed_shape(slots.images)
+        place = (rows, width, stride, self.padding, self.padding)
+        return Op.of(code, *self.input_shapes[0], slots.images, packed, image, *place)
+
+    def forward_ops(self, slots: Slots) -> list[Op]:
+        """Pack where that is needed, and multiply line by line."""
+        images, (_, lines, width) = slots.images, self.output_shape
+        source, depth = self._source(slots), slots.views["weights"].size
+        ops = []
+        if self._packed():
+            ops.append(self._pack_op(program.PACK, slots, source, slots.inputs[0]))
+        ops.append(
+            Op.of(
+                program.CONVOLVE,
+                *(self.filters, lines, width * images, depth),
+                *(slots.output, lines * width * images, width * images),
+                *(self.ref("weight"), depth, slots.views["weights"]),
+                *(source, slots.views["runs"], self._line(images)),
+                *(BIAS, self.ref("bias")),
+            )
+        )
+        return ops
+
+    def backward_ops(self, slots: Slots) -> list[Op]:
+        """Give the errors a border, multiply phase by phase, unpack."""
+        images, (channels, rows, stride, width, _) = slots.images, self._packed_shape(slots.images)
+        _, border_rows, border_columns, _ = self._bordered_shape(images)
+        bordered, border = slots.scratch["bordered"], (self.kernel - 1) // stride
+        target = slots.scratch["packed_error"] if self._packed() else slots.input_errors[0]
+        assert target is not None
+        place = (border_rows, border_columns, 1, border, border)
+        ops = [Op.of(program.PACK, *self.output_shape, images, bordered, slots.error, *place)]
+        flat, line = target.reshape(-1), width * images
+        for (down, across), (weights, errors) in slots.views["phases"].items():
+            ops.append(
+                Op.of(
+                    program.CONVOLVE,
+                    *(channels, -(-(rows - down) // stride), line, weights.size),
+                    *(flat[(down * stride + across) * line :], rows * stride * line, stride * stride * line),
+                    *(self.ref("weight"), self.kernel * self.kernel, weights),
+                    *(bordered, errors, border_columns * images),
+                    *(PLAIN, 0),
+                )
+            )
+        if self._packed():
+            assert slots.input_errors[0] is not None
+            ops.append(self._pack_op(program.UNPACK, slots, target, slots.input_errors[0]))
+        return ops
+
+    def delta_ops(self, slots: Slots, kind: str, out: Field) -> list[Op]:
+        """Multiply lines of errors and runs of the input; for the bias, add the errors up."""
+        images, (_, lines, width) = slots.images, self.output_shape
+        if kind == "weight":
+            return [
+                Op.of(
+                    program.CORRELATE,
+                    *(self.filters, slots.views["weights"].size, out),
+                    *(slots.error, slots.views["filters"], width * images),
+                    *(self._source(slots), slots.views["runs"], self._line(images)),
+                    *(lines, width * images, slots.scratch["block"]),
+                )
+            ]
+        if kind == "bias":
+            return [Op.of(program.ROW_SUMS, self.filters, lines * width * images, out, slots.error)]
+        return super().delta_ops(slots, kind, out)
+
+
+def _whole_blocks(starts: Array) -> Array:
+    """Fill a table up to whole blocks of dot products, by repeating its last entry."""
+    return np.pad(starts, (0, -starts.size % DOT_ROWS), mode="edge")

@@ -1,0 +1,92 @@
+"""Pure: the dense layer with compiled kernels.
+
+One image makes its products matrices times a vector, which are bound by reading the weights; they have
+kernels of their own. Otherwise the weights are read row by row and each value is multiplied with a vector
+of images.
+"""
+
+from adam_async.model.fast import program
+from adam_async.model.fast.compiled import Compiled
+from adam_async.model.fast.products import BIAS, PLAIN
+from adam_async.model.fast.tape import Field, Op, Ref, Tape
+from adam_async.model.fast.tiles import TILE_ROWS
+from adam_async.model.fast.updates import COLUMNS
+from adam_async.model.layer import Array, ScratchSpec, Slots
+from adam_async.model.layers.dense import Dense
+
+
+class FastDense(Compiled, Dense):
+    """Fully connected layer with compiled kernels."""
+
+    @property
+    def _sizes(self) -> tuple[int, int]:
+        return self.output_shape[0], self.input_shapes[0][0]
+
+    def scratch(self, images: int) -> dict[str, ScratchSpec]:
+        """The input, batch first; and a block of the gradient, for updates in place."""
+        inputs = self._sizes[1]
+        return {
+            "turned": ((images, inputs), None),
+            "block": ((max(TILE_ROWS * COLUMNS, inputs),), None),
+        }
+
+    def forward_ops(self, slots: Slots) -> list[Op]:
+        """Multiply and add the bias."""
+        outputs, inputs = self._sizes
+        ending = (BIAS, self.ref("bias"))
+        if slots.images == 1:
+            arrays = (slots.output, self.ref("weight"), slots.inputs[0])
+            return [Op.of(program.MULTIPLY_ONE, outputs, inputs, *arrays, *ending)]
+        return [
+            Op.of(
+                program.MULTIPLY,
+                *(outputs, slots.images, inputs),
+                *(slots.output, slots.images),
+                *(self.ref("weight"), inputs, 1),
+                *(slots.inputs[0], slots.images),
+                *ending,
+            )
+        ]
+
+    def backward_ops(self, slots: Slots) -> list[Op]:
+        """Multiply by the transposed weights."""
+        outputs, inputs = self._sizes
+        target = slots.input_errors[0]
+        assert target is not None
+        if slots.images == 1:
+            arrays = (target, self.ref("weight"), slots.error)
+            return [Op.of(program.MULTIPLY_BACK_ONE, outputs, inputs, *arrays, PLAIN, 0)]
+        return [
+            Op.of(
+                program.MULTIPLY,
+                *(inputs, slots.images, outputs),
+                *(target, slots.images),
+                *(self.ref("weight"), 1, inputs),
+                *(slots.error, slots.images),
+                *(PLAIN, 0),
+            )
+        ]
+
+    def delta_ops(self, slots: Slots, kind: str, out: Field) -> list[Op]:
+        """Multiply the factors; for the bias, add the errors up."""
+        outputs, inputs = self._sizes
+        if kind == "weight":
+            arrays = (out, slots.error, slots.inputs[0], slots.scratch["turned"])
+            return [Op.of(program.OUTER, outputs, inputs, slots.images, *arrays)]
+        if kind == "bias":
+            return [Op.of(program.ROW_SUMS, outputs, slots.images, out, slots.error)]
+        return super().delta_ops(slots, kind, out)
+
+    def descent_op(self, slots: Slots, values: Ref, momentum: Field, whole: Op, refused: Array) -> Op:
+        """Apply the gradient of the weights where they are.
+
+        `whole` is the op that forms all of it, for the case that it must be looked at.
+        """
+        outputs, inputs = self._sizes
+        fields = Tape([whole], slots.output.dtype).rows
+        return Op.of(
+            program.DESCEND_OUTER,
+            *(outputs, inputs, slots.images),
+            *(values, slots.error, slots.inputs[0], slots.scratch["turned"]),
+            *(momentum, slots.scratch["block"], refused, fields),
+        )

@@ -1,0 +1,95 @@
+"""Pure: how kernels see memory, and how they are compiled.
+
+A kernel takes one row of a tape: whole numbers, some of them addresses in bytes. Arrays never cross from
+Python one by one, because unpacking one takes longer than many a kernel.
+
+No kernel may assume that numbers are finite: of the liberties of fast mathematics only reordering and
+fusing are taken, under which infinities and NaN survive. Looking for them is done on the bits, as
+integers, where no liberty applies.
+"""
+
+from typing import Any
+
+from llvmlite import ir
+from numba import carray, njit, types
+from numba.extending import intrinsic
+
+REORDER = {"reassoc", "contract", "nsz"}
+"""Sums may be split into vectors, products fused with sums; what is not finite stays so."""
+
+kernel = njit(nogil=True, cache=True, error_model="numpy", fastmath=REORDER)
+"""Compile a kernel: without the interpreter's lock, kept on disk."""
+
+exact = njit(nogil=True, cache=True, error_model="numpy")
+"""Compile a kernel that decides whether values are finite."""
+
+
+@intrinsic
+def _float_pointer(typing: Any, address: Any, like: Any) -> Any:
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], ir.PointerType())
+
+    return types.CPointer(like)(types.int64, like), emit
+
+
+@intrinsic
+def _bits_pointer(typing: Any, address: Any, like: Any) -> Any:
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], ir.PointerType())
+
+    bits = types.int32 if like == types.float32 else types.int64
+    return types.CPointer(bits)(types.int64, like), emit
+
+
+@intrinsic
+def _long_pointer(typing: Any, address: Any) -> Any:
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], ir.PointerType())
+
+    return types.CPointer(types.int64)(types.int64), emit
+
+
+@intrinsic
+def _from_bits(typing: Any, bits: Any, like: Any) -> Any:
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], context.get_value_type(like))
+
+    return like(types.int32 if like == types.float32 else types.int64, like), emit
+
+
+@intrinsic
+def size_of(typing: Any, like: Any) -> Any:
+    """Bytes of one value of the type of `like`."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return ir.Constant(ir.IntType(64), 4 if like == types.float32 else 8)
+
+    return types.int64(like), emit
+
+
+@kernel
+def floats(address, count, like):
+    """The array of `count` values at an address."""
+    return carray(_float_pointer(address, like), count)
+
+
+@kernel
+def longs(address, count):
+    """The array of `count` 64-bit whole numbers at an address."""
+    return carray(_long_pointer(address), count)
+
+
+@exact
+def largest(address, count, like):
+    """The largest absolute value; inf or NaN if one is there.
+
+    Without their sign, the bits of floating-point numbers are in the order of the numbers, infinity comes
+    last, and NaN after it: an integer maximum, which vectors do in any order.
+    """
+    bits = carray(_bits_pointer(address, like), count)
+    kind = bits.dtype.type
+    without_sign = kind((1 << (8 * size_of(like) - 1)) - 1)
+    found = kind(0)
+    for i in range(count):
+        found = max(found, kind(bits[i] & without_sign))
+    return _from_bits(found, like)

@@ -1,0 +1,80 @@
+"""Pure: kernels that go value by value, and the softmax loss."""
+
+import math
+
+from adam_async.model.fast.memory import floats, kernel, longs
+
+
+@kernel
+def relu(t, like, hyper):
+    """The larger of x and 0; a NaN stays one. Fields: n output input."""
+    y, x, zero = floats(t[2], t[1], like), floats(t[3], t[1], like), like * 0
+    for i in range(t[1]):
+        y[i] = zero if x[i] <= zero else x[i]
+
+
+@kernel
+def relu_back(t, like, hyper):
+    """Pass where the output is positive. Fields: n input_error error output."""
+    to, errors, y = floats(t[2], t[1], like), floats(t[3], t[1], like), floats(t[4], t[1], like)
+    zero = like * 0
+    for i in range(t[1]):
+        to[i] = errors[i] if y[i] > zero else zero
+
+
+@kernel
+def copy(t, like, hyper):
+    """Fields: n to source."""
+    to, values = floats(t[2], t[1], like), floats(t[3], t[1], like)
+    for i in range(t[1]):
+        to[i] = values[i]
+
+
+@kernel
+def add(t, like, hyper):
+    """to = a + b. Fields: n to a b."""
+    to, a, b = floats(t[2], t[1], like), floats(t[3], t[1], like), floats(t[4], t[1], like)
+    for i in range(t[1]):
+        to[i] = a[i] + b[i]
+
+
+@kernel
+def softmax(t, like, hyper):
+    """Shares of the classes and each image's loss. The largest score is subtracted first.
+
+    `targets` says where among all scores each image's right one lies. Fields: classes images, scores shares
+    losses targets.
+    """
+    classes, images = t[1], t[2]
+    scores, shares = floats(t[3], classes * images, like), floats(t[4], classes * images, like)
+    losses, targets = floats(t[5], images, like), longs(t[6], images)
+    for i in range(images):
+        top = scores[i]
+        for k in range(1, classes):
+            value = scores[k * images + i]
+            if value > top or value != value:
+                top = value
+        total = like * 0
+        for k in range(classes):
+            share = math.exp(scores[k * images + i] - top)
+            shares[k * images + i] = share
+            total += share
+        for k in range(classes):
+            shares[k * images + i] /= total
+        losses[i] = math.log(total) - (scores[targets[i]] - top)
+
+
+@kernel
+def softmax_back(t, like, hyper):
+    """Shares minus one at the right class, divided by the number of images.
+
+    Fields: classes images, input_error shares targets.
+    """
+    classes, images = t[1], t[2]
+    errors, shares = floats(t[3], classes * images, like), floats(t[4], classes * images, like)
+    targets = longs(t[5], images)
+    one = like * 0 + 1
+    for i in range(classes * images):
+        errors[i] = shares[i] / images
+    for i in range(images):
+        errors[targets[i]] -= one / images

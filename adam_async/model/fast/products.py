@@ -1,0 +1,236 @@
+"""Pure: kernels that multiply: dense layers and convolutions, forward, back and to gradients.
+
+Every kernel takes a row of a tape; its fields, from 1 on, are listed in its docstring. Names of strides:
+`c_row` leads from one row of c to the next, `a_step` along the sum. Addresses are bytes, all else counts
+values.
+"""
+
+from adam_async.model.fast.memory import floats, kernel, size_of
+from adam_async.model.fast.tiles import (
+    DOT_ROWS,
+    TILE_ROWS,
+    VECTOR_BYTES,
+    dots,
+    table_pair,
+    table_rest,
+    tile_pair,
+    tile_rest,
+)
+
+DEPTH = 256
+"""Products per sum before the next tile: the part of a that a tile reads stays in the first cache."""
+
+PLAIN, BIAS, BIAS_RELU, WHERE_POSITIVE = range(4)
+"""What is done to a row of results while it is in the cache: nothing; a bias is added; and what is negative
+becomes 0; it becomes 0 where another array, laid out like the results, is not positive."""
+
+
+@kernel
+def _rows_per_panel(rows):
+    panels = (rows + TILE_ROWS - 1) // TILE_ROWS
+    return (rows + panels - 1) // panels
+
+
+@kernel
+def panel(like, rows, n, c, c_row, a, a_row, a_step, b, b_step, depth, add):
+    """Fill up to `TILE_ROWS` rows of c, each `n` values."""
+    size = size_of(like)
+    lanes = VECTOR_BYTES // size
+    i = 0
+    while i + 2 * lanes <= n:
+        tile_pair(
+            like, rows, c + i * size, c_row, a, a_row, a_step, b + i * size, b_step, depth, add, 2 * lanes
+        )
+        i += 2 * lanes
+    while i < n:
+        tile_rest(like, rows, c + i * size, c_row, a, a_row, a_step, b + i * size, b_step, depth, add, n - i)
+        i += lanes
+
+
+@kernel
+def _table_panel(like, rows, n, c, c_row, a, a_row, a_table, b, b_table, depth):
+    size = size_of(like)
+    lanes = VECTOR_BYTES // size
+    i = 0
+    while i + 2 * lanes <= n:
+        table_pair(
+            like, rows, c + i * size, c_row, a, a_row, a_table, b + i * size, b_table, depth, 0, 2 * lanes
+        )
+        i += 2 * lanes
+    while i < n:
+        table_rest(like, rows, c + i * size, c_row, a, a_row, a_table, b + i * size, b_table, depth, 0, n - i)
+        i += lanes
+
+
+@kernel
+def _finish(like, first, rows, n, c, c_row, ending, extra):
+    """Do the rest to rows `first` to `first + rows`; c and an array of its shape start at row `first`."""
+    size, zero = size_of(like), like * 0
+    for row in range(rows):
+        results = floats(c + row * c_row * size, n, like)
+        if ending == WHERE_POSITIVE:
+            guide = floats(extra + row * c_row * size, n, like)
+            for i in range(n):
+                results[i] = results[i] if guide[i] > zero else zero
+        else:
+            bias = floats(extra + (first + row) * size, 1, like)[0]
+            if ending == BIAS:
+                for i in range(n):
+                    results[i] += bias
+            else:
+                for i in range(n):
+                    value = results[i] + bias
+                    results[i] = zero if value <= zero else value  # a NaN stays one
+
+
+@kernel
+def multiply(t, like, hyper):
+    """c = a b, and its ending. Fields: m n k, c c_row, a a_row a_step, b b_step, ending extra."""
+    m, n, k, c, c_row, a, a_row, a_step = t[1], t[2], t[3], t[4], t[5], t[6], t[7], t[8]
+    b, b_step, ending, extra = t[9], t[10], t[11], t[12]
+    size = size_of(like)
+    at_once = _rows_per_panel(m)
+    for done in range(0, k, DEPTH):
+        depth = min(DEPTH, k - done)
+        for first in range(0, m, at_once):
+            rows, to = min(at_once, m - first), c + first * c_row * size
+            a_from = a + (first * a_row + done * a_step) * size
+            panel(
+                like, rows, n, to, c_row, a_from, a_row, a_step, b + done * b_step * size, b_step, depth, done
+            )
+            if ending != PLAIN and done + depth == k:
+                beside = extra + first * c_row * size if ending == WHERE_POSITIVE else extra
+                _finish(like, first, rows, n, to, c_row, ending, beside)
+
+
+@kernel
+def multiply_one(t, like, hyper):
+    """The same for one image, a row of a being contiguous. Fields: m k, c, a, b, ending extra."""
+    m, k, c, a, b, ending, extra = t[1], t[2], t[3], t[4], t[5], t[6], t[7]
+    size = size_of(like)
+    results, x = floats(c, m, like), floats(b, k, like)
+    for row in range(0, m - m % 4, 4):
+        w0, w1 = floats(a + row * k * size, k, like), floats(a + (row + 1) * k * size, k, like)
+        w2, w3 = floats(a + (row + 2) * k * size, k, like), floats(a + (row + 3) * k * size, k, like)
+        s0 = s1 = s2 = s3 = like * 0
+        for i in range(k):
+            s0 += w0[i] * x[i]
+            s1 += w1[i] * x[i]
+            s2 += w2[i] * x[i]
+            s3 += w3[i] * x[i]
+        results[row], results[row + 1], results[row + 2], results[row + 3] = s0, s1, s2, s3
+    for row in range(m - m % 4, m):
+        w0, s0 = floats(a + row * k * size, k, like), like * 0
+        for i in range(k):
+            s0 += w0[i] * x[i]
+        results[row] = s0
+    if ending != PLAIN:
+        _finish(like, 0, m, 1, c, 1, ending, extra)
+
+
+@kernel
+def multiply_back_one(t, like, hyper):
+    """c = aT b for one image. Fields: m (rows of a) k (values of a row), c, a, b, ending extra."""
+    m, k, c, a, b, ending, extra = t[1], t[2], t[3], t[4], t[5], t[6], t[7]
+    size, zero = size_of(like), like * 0
+    results, errors = floats(c, k, like), floats(b, m, like)
+    results[:] = zero
+    for row in range(0, m - m % 4, 4):
+        e0, e1, e2, e3 = errors[row], errors[row + 1], errors[row + 2], errors[row + 3]
+        w0, w1 = floats(a + row * k * size, k, like), floats(a + (row + 1) * k * size, k, like)
+        w2, w3 = floats(a + (row + 2) * k * size, k, like), floats(a + (row + 3) * k * size, k, like)
+        for i in range(k):
+            results[i] += e0 * w0[i] + e1 * w1[i] + e2 * w2[i] + e3 * w3[i]
+    for row in range(m - m % 4, m):
+        e0, w0 = errors[row], floats(a + row * k * size, k, like)
+        for i in range(k):
+            results[i] += e0 * w0[i]
+    if ending == WHERE_POSITIVE:
+        _finish(like, 0, 1, k, c, k, ending, extra)
+
+
+@kernel
+def convolve(t, like, hyper):
+    """One line of output pixels of all images after the other, without columns.
+
+    Fields: m lines n k, c c_row c_line, a a_row a_table, b b_table b_line, ending extra.
+    """
+    m, lines, n, k, c, c_row, c_line = t[1], t[2], t[3], t[4], t[5], t[6], t[7]
+    a, a_row, a_table, b, b_table, b_line = t[8], t[9], t[10], t[11], t[12], t[13]
+    ending, extra = t[14], t[15]
+    size = size_of(like)
+    at_once = _rows_per_panel(m)
+    for line in range(lines):
+        for first in range(0, m, at_once):
+            rows, to = min(at_once, m - first), c + (first * c_row + line * c_line) * size
+            if k == 0:
+                for row in range(rows):
+                    floats(to + row * c_row * size, n, like)[:] = like * 0
+                continue
+            a_from, b_from = a + first * a_row * size, b + line * b_line * size
+            _table_panel(like, rows, n, to, c_row, a_from, a_row, a_table, b_from, b_table, k)
+            if ending != PLAIN:
+                _finish(like, first, rows, n, to, c_row, ending, extra)
+
+
+@kernel
+def correlate(t, like, hyper):
+    """The gradient of a convolution's weights, c (m, k): sums over all pixels of all images.
+
+    Fields: m k c, a a_table a_line, b b_table b_line, lines length, block. Tables are filled up to whole
+    blocks of `DOT_ROWS` with repetitions, whose results are dropped; `block` holds one block of results.
+    """
+    m, k, c, a, a_table, a_line = t[1], t[2], t[3], t[4], t[5], t[6]
+    b, b_table, b_line, lines, length, block = t[7], t[8], t[9], t[10], t[11], t[12]
+    results, found = floats(c, m * k, like), floats(block, DOT_ROWS * DOT_ROWS, like)
+    for row in range(0, m, DOT_ROWS):
+        for column in range(0, k, DOT_ROWS):
+            dots(like, block, a, a_table + 8 * row, a_line, b, b_table + 8 * column, b_line, lines, length)
+            for i in range(min(DOT_ROWS, m - row)):
+                for j in range(min(DOT_ROWS, k - column)):
+                    results[(row + i) * k + column + j] = found[i * DOT_ROWS + j]
+
+
+@kernel
+def transpose(to, source, rows, columns, like):
+    """Write an array (rows, columns) as (columns, rows)."""
+    a, b = floats(source, rows * columns, like), floats(to, rows * columns, like)
+    for column in range(columns):
+        for row in range(rows):
+            b[column * rows + row] = a[row * columns + column]
+
+
+@kernel
+def outer(t, like, hyper):
+    """The gradient of a dense layer's weights, c (m, n) = errors (m, k) x (n, k)T.
+
+    Fields: m n k, c, errors, x, turned. `turned` is memory for x batch first.
+    """
+    m, n, k, c, errors, x, turned = t[1], t[2], t[3], t[4], t[5], t[6], t[7]
+    size = size_of(like)
+    if k == 1:
+        e, values = floats(errors, m, like), floats(x, n, like)
+        for row in range(m):
+            results, error = floats(c + row * n * size, n, like), e[row]
+            for i in range(n):
+                results[i] = error * values[i]
+        return
+    transpose(turned, x, n, k, like)
+    at_once = _rows_per_panel(m)
+    for first in range(0, m, at_once):
+        rows, to = min(at_once, m - first), c + first * n * size
+        for done in range(0, k, DEPTH):
+            e_from, x_from = errors + (first * k + done) * size, turned + done * n * size
+            panel(like, rows, n, to, n, e_from, k, 1, x_from, n, min(DEPTH, k - done), done)
+
+
+@kernel
+def row_sums(t, like, hyper):
+    """The gradient of a bias. Fields: rows length, c, a."""
+    rows, length, c, a = t[1], t[2], t[3], t[4]
+    results, values = floats(c, rows, like), floats(a, rows * length, like)
+    for row in range(rows):
+        total = like * 0
+        for i in range(row * length, (row + 1) * length):
+            total += values[i]
+        results[row] = total

@@ -1,0 +1,191 @@
+"""Pure: tapes, the rows that `program.run` works off, and the arrays whose addresses stand in them.
+
+Layers say what they do as `Op`s: a kernel and its fields, where an array stands for its address and a
+`Ref` for an array that comes with every call, such as weights. `Tape` keeps the arrays alive, checks every
+array that it has not seen before and writes its address down. Neighbours are fused on the way: a ReLU
+becomes the ending of the kernel before it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from adam_async.model.errors import ModelError
+from adam_async.model.fast import program
+from adam_async.model.fast.products import BIAS, BIAS_RELU, PLAIN, WHERE_POSITIVE
+from adam_async.model.layer import Array, Weights
+from adam_async.model.spec import Shape
+
+OUT = "out"
+"""The name under which a tape finds the array that a gradient is written to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ref:
+    """An array that comes with every call: a tensor, or with `key` one of the arrays of its rule's state."""
+
+    name: str
+    shape: Shape
+    key: str = ""
+    written: bool = False
+    """Whether the tape changes it."""
+
+
+Field = int | Array | Ref
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Op:
+    """One kernel and its fields, in the order of its docstring."""
+
+    code: int
+    fields: tuple[Field, ...]
+
+    @classmethod
+    def of(cls, code: int, *fields: Field) -> "Op":
+        """Write an op in one line."""
+        return cls(code, fields)
+
+
+_PARAMETER_OPS = frozenset(
+    {program.OUTER, program.ROW_SUMS, program.CORRELATE, program.DESCEND, program.DESCEND_OUTER}
+)
+"""Kernels between two layers' ways back that neither read nor write the error gradient handed on."""
+
+_ENDINGS = {
+    program.MULTIPLY: (4, 11),
+    program.MULTIPLY_ONE: (3, 6),
+    program.MULTIPLY_BACK_ONE: (3, 6),
+    program.CONVOLVE: (5, 14),
+}
+"""Where kernels with an ending have their results and their ending; `extra` follows it."""
+
+
+def same_memory(first: Field, second: Field) -> bool:
+    """Whether two fields are arrays that start at one address and are equally large."""
+    return (
+        isinstance(first, np.ndarray)
+        and isinstance(second, np.ndarray)
+        and first.ctypes.data == second.ctypes.data
+        and first.size == second.size
+    )
+
+
+def fuse(ops: Sequence[Op]) -> list[Op]:
+    """Make each ReLU, and its way back, the ending of the kernel before it where that works in its memory."""
+    fused: list[Op] = []
+    for op in ops:
+        if op.code == program.RELU and fused:
+            joined = _with_relu(fused[-1], op)
+            if joined is not None:
+                fused[-1] = joined
+                continue
+        if op.code == program.RELU_BACK:
+            place = next(
+                (at for at in reversed(range(len(fused))) if fused[at].code not in _PARAMETER_OPS), None
+            )
+            joined = None if place is None else _with_relu_back(fused[place], op)
+            if place is not None and joined is not None:
+                fused[place] = joined
+                continue
+        fused.append(op)
+    return fused
+
+
+def _with_relu(before: Op, relu: Op) -> Op | None:
+    _, output, source = relu.fields
+    if before.code not in _ENDINGS or not same_memory(output, source):
+        return None
+    results, ending = (at - 1 for at in _ENDINGS[before.code])
+    if before.fields[ending] != BIAS or not same_memory(before.fields[results], output):
+        return None
+    return _replaced(before, ending, BIAS_RELU)
+
+
+def _with_relu_back(before: Op, relu: Op) -> Op | None:
+    _, target, errors, output = relu.fields
+    if not same_memory(target, errors):
+        return None
+    if before.code in (program.MULTIPLY, program.MULTIPLY_BACK_ONE):
+        results, ending = (at - 1 for at in _ENDINGS[before.code])
+        if before.fields[ending] == PLAIN and same_memory(before.fields[results], target):
+            return _replaced(before, ending, WHERE_POSITIVE, output)
+    if before.code == program.MAX_POOL_BACK:
+        kernel, stride = before.fields[6:8]
+        # The pool's input is what the ReLU gave, so a maximum is positive where the value that won is.
+        if kernel <= stride and same_memory(before.fields[9], target):  # type: ignore[operator]
+            return _replaced(before, 11, 1)
+    return None
+
+
+def _replaced(op: Op, start: int, *fields: Field) -> Op:
+    return replace(op, fields=(*op.fields[:start], *fields, *op.fields[start + len(fields) :]))
+
+
+class Tape:
+    """Rows ready to run. For one thread at a time, as the context is whose arrays it works on.
+
+    Args:
+        ops: What to do.
+        dtype: Of all arrays of numbers.
+        hyper: Rate, momentum and weight decay, for rules.
+    """
+
+    def __init__(
+        self, ops: Sequence[Op], dtype: "np.dtype[np.floating]", hyper: Sequence[float] = (0.0, 0.0, 0.0)
+    ) -> None:
+        self._ops = fuse(ops)
+        self._like = dtype.type(0)
+        self._rows = np.zeros((len(self._ops), program.FIELDS), np.int64)
+        self.hyper = np.array(hyper, dtype)
+        places: dict[Ref, list[tuple[int, int]]] = {}
+        for row, op in enumerate(self._ops):
+            self._rows[row, 0] = op.code
+            for column, field in enumerate(op.fields, start=1):
+                if isinstance(field, Ref):
+                    places.setdefault(field, []).append((row, column))
+                else:
+                    self._rows[row, column] = field if isinstance(field, int) else field.ctypes.data
+        self._places = tuple(places.items())
+        self._bound: list[Array | None] = [None] * len(places)
+
+    def __repr__(self) -> str:
+        return f"<Tape {len(self._ops)} kernels, {self._like.dtype}>"
+
+    @property
+    def rows(self) -> Array:
+        """The rows themselves, for a kernel that another one calls."""
+        return self._rows
+
+    def run(self, weights: Weights, state: Mapping[str, Mapping[str, Array]] | None = None) -> float:
+        """Work the rows off. Returns the mean loss if a row takes it, else 0.
+
+        Args:
+            weights: The arrays that names stand for.
+            state: Those of the rule, by tensor, where the tape changes weights.
+
+        Raises:
+            ModelError: An array has the wrong shape, dtype or layout.
+        """
+        for number, (ref, places) in enumerate(self._places):
+            if ref.key:
+                assert state is not None
+                array = state[ref.name][ref.key]
+            else:
+                array = weights[ref.name]
+            if array is not self._bound[number]:
+                self._bind(number, ref, places, array)
+        return float(program.run(self._rows, self._like, self.hyper))
+
+    def _bind(self, number: int, ref: Ref, places: list[tuple[int, int]], array: Array) -> None:
+        if array.shape != ref.shape or array.dtype != self._like.dtype or not array.flags.c_contiguous:
+            raise ModelError(
+                f"kernels need {ref.name!r} as a C-contiguous {self._like.dtype} array of shape {ref.shape}, "
+                f"not {array.dtype} of {array.shape}"
+            )
+        if ref.written and not array.flags.writeable:
+            raise ModelError(f"{ref.name!r} is to be changed in place, but its array is read-only")
+        for row, column in places:
+            self._rows[row, column] = array.ctypes.data
+        self._bound[number] = array

@@ -1,0 +1,123 @@
+"""Pure: kernels that apply gradient descent where the weights are, each weight read and written once.
+
+`hyper` is (rate, momentum, weight decay). A gradient is checked before its tensor is touched: a small one
+value by value. That of a dense layer is never formed as a whole; no value of it can be larger than the
+number of images times the largest error times the largest input, and only if that is near the end of the
+number range, or not a number, the gradient is formed and looked at.
+"""
+
+from adam_async.model.fast.memory import exact, floats, kernel, largest, longs, size_of
+from adam_async.model.fast.products import outer, panel, transpose
+from adam_async.model.fast.tiles import TILE_ROWS
+
+COLUMNS = 512
+"""Columns of a block of rows: its gradient stays in the first cache until it is applied."""
+
+INFINITE = float("inf")
+
+
+@kernel
+def _descend(values, gradient, buffer, n, like, hyper):
+    """Apply a gradient to `n` values. `buffer` is the address of the momentum's, or 0."""
+    p, g, rate, decay = floats(values, n, like), floats(gradient, n, like), hyper[0], hyper[2]
+    if buffer:
+        kept, momentum = floats(buffer, n, like), hyper[1]
+        for i in range(n):
+            step = momentum * kept[i] + (g[i] + decay * p[i])
+            kept[i] = step
+            p[i] -= rate * step
+    elif decay != 0:
+        for i in range(n):
+            p[i] -= rate * (g[i] + decay * p[i])
+    else:
+        for i in range(n):
+            p[i] -= rate * g[i]
+
+
+@exact
+def descend(t, like, hyper):
+    """Check a gradient and apply it. Fields: n, values gradient buffer refused.
+
+    `refused` is the address of a whole number, set to 1 where the gradient is not finite.
+    """
+    if largest(t[3], t[1], like) < INFINITE:
+        _descend(t[2], t[3], t[4], t[1], like, hyper)
+    else:
+        longs(t[5], 1)[0] = 1
+
+
+@exact
+def _bounded(errors, error_count, x, x_count, images, like):
+    bound = float(largest(errors, error_count, like)) * float(largest(x, x_count, like)) * images
+    return bound < (1e38 if size_of(like) == 4 else 1e307)
+
+
+@kernel
+def _descend_outer(t, like, hyper):
+    m, n, k, values, errors, turned, buffer, block = t[1], t[2], t[3], t[4], t[5], t[7], t[8], t[9]
+    size, x = size_of(like), t[6]
+    if k == 1:
+        e = floats(errors, m, like)
+        plain = buffer == 0 and hyper[2] == 0
+        x_values, gradient = floats(x, n, like), floats(block, n, like)
+        for row in range(m):
+            error = e[row]
+            if not plain:
+                for i in range(n):
+                    gradient[i] = error * x_values[i]
+                behind = row * n * size
+                _descend(values + behind, block, buffer + behind if buffer else 0, n, like, hyper)
+            elif error != 0:
+                p, factor = floats(values + row * n * size, n, like), hyper[0] * error
+                for i in range(n):
+                    p[i] -= factor * x_values[i]
+        return
+    transpose(turned, x, n, k, like)
+    for first in range(0, m, TILE_ROWS):
+        rows = min(TILE_ROWS, m - first)
+        for start in range(0, n, COLUMNS):
+            width = min(COLUMNS, n - start)
+            panel(
+                like,
+                rows,
+                width,
+                block,
+                width,
+                errors + first * k * size,
+                k,
+                1,
+                turned + start * size,
+                n,
+                k,
+                0,
+            )
+            for row in range(rows):
+                behind = ((first + row) * n + start) * size
+                _descend(
+                    values + behind,
+                    block + row * width * size,
+                    buffer + behind if buffer else 0,
+                    width,
+                    like,
+                    hyper,
+                )
+
+
+@exact
+def descend_outer(t, like, hyper):
+    """Check and apply the gradient of a dense layer's weights (m, n) = errors (m, k) x (n, k)T.
+
+    Fields: m n k, values errors x turned, buffer block refused, whole. `block` is memory for
+    max(TILE_ROWS * COLUMNS, n) values, `turned` for x batch first; `whole` is the address of the fields of
+    an `outer`, for the case that the bound proves nothing.
+    """
+    m, n, k = t[1], t[2], t[3]
+    if _bounded(t[5], m * k, t[6], n * k, k, like):
+        _descend_outer(t, like, hyper)
+        return
+    fields = longs(t[11], 16)
+    outer(fields, like, hyper)
+    if largest(fields[4], m * n, like) < INFINITE:
+        _descend(t[4], fields[4], t[8], m * n, like, hyper)
+    else:
+        longs(t[10], 1)[0] = 1

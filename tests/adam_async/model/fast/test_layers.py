@@ -1,0 +1,197 @@
+"""The compiled layers equal the NumPy ones, whatever their shape, and pass the same check of gradients."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("numba", reason="compiled kernels need numba")
+
+from adam_async.dice import Dice
+from adam_async.model import BUILTIN_LAYERS, LayerSpec, ModelError, Slots
+from adam_async.model.fast.layers import FAST_LAYERS
+from adam_async.model.gradcheck import check_layer
+
+IMAGE = (3, 7, 6)
+
+CASES = [
+    ("conv2d", {"filters": 4, "kernel": 3}, (IMAGE,)),
+    ("conv2d", {"filters": 4, "kernel": 3, "stride": 2}, (IMAGE,)),
+    ("conv2d", {"filters": 2, "kernel": 3, "stride": 2, "padding": 1}, (IMAGE,)),
+    ("conv2d", {"filters": 2, "kernel": 2, "stride": 3, "padding": 2}, (IMAGE,)),
+    ("conv2d", {"filters": 13, "kernel": 1}, (IMAGE,)),
+    ("max_pool", {"kernel": 2}, ((3, 6, 8),)),
+    ("max_pool", {"kernel": 2}, (IMAGE,)),
+    ("max_pool", {"kernel": 3, "stride": 2}, (IMAGE,)),
+    ("max_pool", {"kernel": 2, "stride": 3}, (IMAGE,)),
+    ("max_pool", {"kernel": 1}, (IMAGE,)),
+    ("dense", {"outputs": 5}, ((7,),)),
+    ("dense", {"outputs": 13}, ((300,),)),
+    ("relu", {}, (IMAGE,)),
+    ("relu", {}, ((9,),)),
+    ("flatten", {}, (IMAGE,)),
+    ("add", {}, (IMAGE, IMAGE, IMAGE)),
+    ("softmax_cross_entropy", {}, ((5,),)),
+]
+KINDS = {kind: FAST_LAYERS[layer] for kind, layer in BUILTIN_LAYERS.items() if layer in FAST_LAYERS}
+
+
+def draw(name, shape, dtype):
+    return Dice(3).normal(name, count=int(np.prod(shape)), dtype=dtype).reshape(shape)
+
+
+def slots_of(layer, inputs, error):
+    images = inputs[0].shape[-1]
+    slots = Slots(
+        images=images,
+        inputs=inputs,
+        output=np.empty((*layer.output_shape, images), inputs[0].dtype),
+        output_error=error,
+        input_errors=tuple(np.full_like(value, np.nan) for value in inputs),
+        scratch={
+            # Whatever an earlier group left there must not matter.
+            name: np.full(shape, 7, dtype or inputs[0].dtype)
+            for name, (shape, dtype) in layer.scratch(images).items()
+        },
+    )
+    layer.prepare(slots)
+    return slots
+
+
+def passes(layer, inputs, error, weights, labels=None):
+    """Outputs, input errors and gradients of one layer, by name."""
+    slots = slots_of(layer, inputs, None if error is None else error.copy())
+    if labels is not None:
+        layer.load_targets(slots, labels)
+    layer.forward(weights, slots)
+    layer.backward(weights, slots)
+    found = {"output": slots.output, "input error": slots.input_errors[0]}
+    for parameter in layer.parameters:
+        out = np.empty(parameter.shape, slots.output.dtype)
+        layer.delta(slots, parameter.kind, out)
+        found[parameter.name] = out
+    return found
+
+
+def check_equal(kind, options, shapes, images, dtype=np.float64):
+    spec = LayerSpec.of("it", kind, **options)
+    layers = BUILTIN_LAYERS[kind](spec, shapes), KINDS[kind](spec, shapes)
+    inputs = tuple(draw(f"x{n}", (*shape, images), dtype) for n, shape in enumerate(shapes))
+    labels, error = None, None
+    if kind == "softmax_cross_entropy":
+        labels = np.arange(images) % shapes[0][0]
+    else:
+        error = draw("error", (*layers[0].output_shape, images), dtype)
+    weights = {p.name: draw(p.name, p.shape, dtype) for p in layers[0].parameters}
+    expected, found = (passes(layer, inputs, error, weights, labels) for layer in layers)
+    close = {"rtol": 1e-10, "atol": 1e-11} if dtype == np.float64 else {"rtol": 2e-4, "atol": 2e-4}
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, err_msg=name, **close)
+
+
+@pytest.mark.parametrize("images", [1, 3, 17])
+@pytest.mark.parametrize(("kind", "options", "shapes"), CASES)
+def test_a_compiled_layer_equals_the_numpy_layer(kind, options, shapes, images):
+    check_equal(kind, options, shapes, images)
+    check_equal(kind, options, shapes, images, np.float32)
+
+
+@pytest.mark.parametrize("images", [1, 3])
+@pytest.mark.parametrize(("kind", "options", "shapes"), CASES)
+def test_the_gradient_is_that_of_the_output(kind, options, shapes, images):
+    layer = KINDS[kind](LayerSpec.of("it", kind, **options), shapes)
+    labels = np.arange(images) % 5 if kind == "softmax_cross_entropy" else None
+
+    check_layer(layer, Dice(1), images=images, labels=labels)
+
+
+def test_every_compiled_layer_is_checked():
+    assert {kind for kind, _, _ in CASES} == set(KINDS)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    channels=st.integers(1, 4),
+    height=st.integers(1, 9),
+    width=st.integers(1, 9),
+    filters=st.integers(1, 14),
+    kernel=st.integers(1, 5),
+    stride=st.integers(1, 4),
+    padding=st.integers(0, 3),
+    images=st.sampled_from([1, 2, 7, 16, 33]),
+)
+def test_convolutions_of_any_shape_equal_the_numpy_ones(
+    channels, height, width, filters, kernel, stride, padding, images
+):
+    height, width = (max(size, kernel - 2 * padding) for size in (height, width))
+    options = {"filters": filters, "kernel": kernel, "stride": stride, "padding": padding}
+    check_equal("conv2d", options, ((channels, height, width),), images)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    shape=st.tuples(st.integers(1, 4), st.integers(1, 9), st.integers(1, 9)),
+    kernel=st.integers(1, 4),
+    stride=st.integers(0, 5),
+    images=st.sampled_from([1, 2, 7, 16, 33]),
+)
+def test_pools_of_any_shape_equal_the_numpy_ones(shape, kernel, stride, images):
+    shape = (shape[0], max(shape[1], kernel), max(shape[2], kernel))
+    check_equal("max_pool", {"kernel": kernel, "stride": stride}, (shape,), images)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    inputs=st.integers(1, 600),
+    outputs=st.integers(1, 40),
+    images=st.sampled_from([1, 2, 7, 16, 33, 300]),
+)
+def test_dense_layers_of_any_shape_equal_the_numpy_ones(inputs, outputs, images):
+    check_equal("dense", {"outputs": outputs}, ((inputs,),), images)
+
+
+def test_among_equal_values_the_same_one_receives_the_gradient():
+    spec, shapes = LayerSpec.of("it", "max_pool", kernel=3, stride=2), ((2, 7, 7),)
+    inputs = (np.round(draw("x", (2, 7, 7, 5), float)),)
+    error = draw("error", (2, 3, 3, 5), float)
+    expected, found = (
+        passes(kind(spec, shapes), inputs, error, {})
+        for kind in (BUILTIN_LAYERS["max_pool"], KINDS["max_pool"])
+    )
+
+    np.testing.assert_array_equal(found["input error"], expected["input error"])
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize(("kind", "options", "shapes"), CASES)
+def test_what_is_not_finite_is_not_hidden(kind, options, shapes, bad):
+    spec = LayerSpec.of("it", kind, **options)
+    inputs = tuple(draw(f"x{n}", (*shape, 3), np.float32) for n, shape in enumerate(shapes))
+    inputs[0][0] = bad
+    weights = {
+        p.name: draw(p.name, p.shape, np.float32) for p in BUILTIN_LAYERS[kind](spec, shapes).parameters
+    }
+    outputs = []
+    for layer in (BUILTIN_LAYERS[kind](spec, shapes), KINDS[kind](spec, shapes)):
+        slots = slots_of(layer, inputs, None)
+        if kind == "softmax_cross_entropy":
+            layer.load_targets(slots, np.arange(3))
+        with np.errstate(all="ignore"):
+            layer.forward(weights, slots)
+        outputs.append(slots.output)
+
+    np.testing.assert_array_equal(np.isnan(outputs[1]), np.isnan(outputs[0]))
+    np.testing.assert_array_equal(np.isinf(outputs[1]), np.isinf(outputs[0]))
+
+
+def test_arrays_that_do_not_fit_are_refused_and_named():
+    layer = KINDS["dense"](LayerSpec.of("it", "dense", outputs=5), ((7,),))
+    slots = slots_of(layer, (draw("x", (7, 3), np.float32),), np.zeros((5, 3), np.float32))
+    bias = np.zeros(5, np.float32)
+    for wrong in (
+        np.zeros((5, 7)),
+        np.zeros((7, 5), np.float32),
+        np.zeros((7, 5), np.float32).T,
+    ):
+        with pytest.raises(ModelError, match=r"'it\.weight' as a C-contiguous float32 array"):
+            layer.forward({"it.weight": wrong, "it.bias": bias}, slots)

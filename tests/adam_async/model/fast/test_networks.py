@@ -1,0 +1,213 @@
+"""Whole networks: both sets of kernels agree, fused or layer by layer, with a user's own layers too."""
+
+import subprocess
+import sys
+import tracemalloc
+
+import numpy as np
+import pytest
+
+pytest.importorskip("numba", reason="compiled kernels need numba")
+
+from adam_async.dice import Dice
+from adam_async.model import (
+    BUILTIN_LAYERS,
+    Layer,
+    LayerSpec,
+    ModelSpec,
+    Network,
+    SpecError,
+    mlp,
+    named_model,
+)
+from adam_async.model.fast.compiled import Compiled
+
+of = LayerSpec.of
+
+BRANCHES = ModelSpec(
+    name="branches",
+    input_shape=(2, 8, 8),
+    layers=(
+        of("a", "conv2d", filters=3, kernel=3, padding=1),
+        of("ra", "relu"),
+        of("b", "conv2d", filters=3, kernel=3, padding=1, inputs=("ra",)),
+        of("c", "conv2d", filters=3, kernel=1, inputs=("ra",)),
+        of("sum", "add", inputs=("b", "c", "ra")),
+        of("rs", "relu"),
+        of("p", "max_pool", kernel=3, stride=2),
+        of("both", "concatenate", inputs=("p", "p")),
+        of("t", "tanh"),
+        of("flat", "flatten"),
+        of("fc", "dense", outputs=10),
+        of("loss", "softmax_cross_entropy"),
+    ),
+)
+SPECS = [named_model("mnist-adam"), named_model("digits"), mlp(), BRANCHES]
+
+
+def group(network, images, dtype=np.float64):
+    shape = (images, *network.spec.input_shape)
+    x = Dice(1).normal("x", count=int(np.prod(shape)), dtype=dtype).reshape(shape)
+    return x, Dice(1).permutation("labels", images) % 10
+
+
+def gradients(network, weights, context):
+    found = {}
+    for parameter in network.parameters:
+        found[parameter.name] = np.empty(parameter.shape, network.dtype)
+        network.delta(context, parameter.name, out=found[parameter.name])
+    return found
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
+@pytest.mark.parametrize(("dtype", "close"), [(np.float64, 1e-11), (np.float32, 2e-5)])
+def test_both_sets_of_kernels_agree_on_loss_and_gradients(spec, dtype, close):
+    plain, fast = (Network(spec, dtype, kernels=kernels) for kernels in ("numpy", "numba"))
+    weights = plain.initial_weights(Dice(1))
+    contexts = [network.context(17) for network in (plain, fast)]
+    for images in (17, 1, 6, 17):  # smaller groups lie in the same memory
+        losses, found = [], []
+        for network, context in zip((plain, fast), contexts, strict=True):
+            context.load(*group(network, images))
+            losses.append(network.forward(weights, context))
+            network.backward(weights, context)
+            found.append(gradients(network, weights, context))
+
+        assert losses[1] == pytest.approx(losses[0], rel=10 * close)
+        for name, gradient in found[0].items():
+            np.testing.assert_allclose(
+                found[1][name], gradient, rtol=0, atol=close * np.abs(gradient).max(), err_msg=name
+            )
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
+def test_layer_by_layer_is_the_same_as_all_at_once(spec):
+    network = Network(spec, kernels="numba")
+    weights = network.initial_weights(Dice(1))
+    whole, pieces = network.context(5), network.context(5)
+    for context in (whole, pieces):
+        context.load(*group(network, 5))
+    network.forward(weights, whole)
+    network.backward(weights, whole)
+    for number in range(len(network.layers)):
+        network.forward_layers(weights, pieces, range(number, number + 1))
+    for number in reversed(range(len(network.layers))):
+        network.backward_layers(weights, pieces, range(number, number + 1))
+
+    found, expected = (gradients(network, weights, context) for context in (pieces, whole))
+    for name, gradient in expected.items():
+        np.testing.assert_array_equal(found[name], gradient, err_msg=name)
+    for layer in network.layers:
+        np.testing.assert_array_equal(pieces.output(layer.name), whole.output(layer.name))
+
+
+def test_weights_may_come_in_other_arrays_every_time():
+    network = Network(named_model("digits"), kernels="numba")
+    context = network.context(3)
+    context.load(*group(network, 3))
+    first, second = network.initial_weights(Dice(1)), network.initial_weights(Dice(2))
+    losses = [network.forward(weights, context) for weights in (first, second, first, dict(first))]
+
+    assert losses[0] == losses[2] == losses[3] != losses[1]
+
+
+def test_predictions_agree():
+    images = Dice(4).normal("x", count=70 * 784).reshape(70, 1, 28, 28)
+    plain, fast = (Network(named_model("mnist-adam"), kernels=kernels) for kernels in ("numpy", "numba"))
+    weights = plain.initial_weights(Dice(1))
+
+    np.testing.assert_allclose(fast.scores(weights, images), plain.scores(weights, images), atol=1e-4)
+
+
+def test_a_layer_of_a_users_own_runs_its_own_steps():
+    class Twice(Layer):
+        def forward(self, weights, slots):
+            np.multiply(slots.inputs[0], 2, out=slots.output)
+
+        def backward(self, weights, slots):
+            np.multiply(slots.error, 2, out=slots.input_errors[0])
+
+    spec = ModelSpec(
+        name="own",
+        input_shape=(8,),
+        layers=(
+            of("fc1", "dense", outputs=6),
+            of("x2", "twice"),
+            of("fc2", "dense", outputs=10),
+            of("loss", "softmax_cross_entropy"),
+        ),
+    )
+    kinds = {**BUILTIN_LAYERS, "twice": Twice}
+    plain, fast = (Network(spec, np.float64, kernels=k, layers=kinds) for k in ("numpy", "numba"))
+    weights, found = plain.initial_weights(Dice(1)), []
+    for network in (plain, fast):
+        context = network.context(4)
+        context.load(*group(network, 4))
+        network.forward(weights, context)
+        network.backward(weights, context)
+        found.append(gradients(network, weights, context))
+
+    assert [isinstance(layer, Compiled) for layer in fast.layers] == [True, False, True, True]
+    for name, gradient in found[0].items():
+        np.testing.assert_allclose(found[1][name], gradient, rtol=1e-10)
+
+
+@pytest.mark.slow
+def test_warming_up_tells_how_far_it_is():
+    told = []
+    Network(named_model("digits"), kernels="numba").warm_up(lambda done, total: told.append((done, total)))
+    total = told[0][1]
+
+    assert told == [(done, total) for done in range(total + 1)]
+    assert total > 1
+
+
+def test_numpys_kernels_need_no_warming_up():
+    Network(named_model("digits")).warm_up(lambda done, total: pytest.fail("nothing is compiled"))
+
+
+def test_auto_takes_the_compiled_kernels():
+    assert Network(mlp(), kernels="auto").kernels == "numba"
+
+
+def test_without_numba_auto_is_numpy_and_asking_for_it_names_the_extra(monkeypatch):
+    monkeypatch.setattr("adam_async.model.network.find_spec", lambda name: None)
+
+    assert Network(mlp(), kernels="auto").kernels == "numpy"
+    with pytest.raises(SpecError, match=r"adam-async\[fast\]"):
+        Network(mlp(), kernels="numba")
+
+
+def test_numba_is_loaded_only_when_it_is_asked_for():
+    code = (
+        "import sys; from adam_async.model import Network, mlp; Network(mlp()); "
+        "assert 'numba' not in sys.modules; Network(mlp(), kernels='numba'); assert 'numba' in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_steady_training_allocates_nothing():
+    network = Network(named_model("digits"), kernels="numba")
+    weights, context = network.initial_weights(Dice(1)), network.context(8)
+    out = {p.name: np.empty(p.shape, network.dtype) for p in network.parameters}
+    context.load(*group(network, 8, np.float32))
+
+    def steps(count):
+        for _ in range(count):
+            network.forward(weights, context)
+            network.backward(weights, context)
+            for name, gradient in out.items():
+                network.delta(context, name, out=gradient)
+
+    steps(3)
+    tracemalloc.start()
+    before = tracemalloc.take_snapshot()
+    steps(50)
+    grown = sum(
+        entry.size_diff
+        for entry in tracemalloc.take_snapshot().compare_to(before, "filename")
+        if "adam_async" in entry.traceback[0].filename
+    )
+    tracemalloc.stop()
+
+    assert grown < 1024
