@@ -65,7 +65,9 @@ class LocallyConnected(SlidingKernel):
         """Multiply errors and columns, pixel by pixel; for the bias, add the errors of the images up."""
         if kind == "weight":
             columns_PBK = slots.views["columns"].swapaxes(1, 2)
-            np.matmul(slots.views["error"], columns_PBK, out=self._stack(out, self.filters, self.fan_in))
+            # BLAS takes 1.4 times as long for products of a column and a row.
+            multiply = np.multiply if slots.images == 1 else np.matmul
+            multiply(slots.views["error"], columns_PBK, out=self._stack(out, self.filters, self.fan_in))
         elif kind == "bias":
             np.add.reduce(slots.error, axis=-1, out=out)
         else:
