@@ -120,7 +120,17 @@ class Membership:
                 continue
             after = self.map.version
             if not self.seated:
-                await self._update(f"nodes/{self.node}", lambda _: self._record)
+                await self._sit(link)
+
+    async def _sit(self, link: Link) -> None:
+        """Set our own record over this link. If it breaks, only our caller can dial another one."""
+        key = f"nodes/{self.node}"
+        try:
+            async with asyncio.timeout(self._waits.call_s):
+                while not await self._was_set(await self._ask_to_set(link, key, self._record)):
+                    pass
+        except TimeoutError:
+            raise DeadlineExceeded(f"the controller to set {key}", self._waits.call_s) from None
 
     async def _publish(self, message: Message) -> None:
         state = unpack(message, MapState)
@@ -198,16 +208,22 @@ class Membership:
             async with self._changed:
                 await self._changed.wait_for(lambda: self._link is not None)
             return False
-        body = CompareAndSet(key=key, expected=self._version_of(key))
         try:
-            message = pack(body, [text_tensor(value)])
-            reply = await link.call(message, timeout_s=self._waits.call_s)
-        except RemoteError as error:
-            raise RunFailed(f"the controller refused {key}: {error}") from error
+            reply = await self._ask_to_set(link, key, value)
         except TransportError:
             # The link broke: whether it was set is unknown. The next map tells.
             self._link = None if self._link is link else self._link
             return False
+        return await self._was_set(reply)
+
+    async def _ask_to_set(self, link: Link, key: str, value: Record) -> Message:
+        message = pack(CompareAndSet(key=key, expected=self._version_of(key)), [text_tensor(value)])
+        try:
+            return await link.call(message, timeout_s=self._waits.call_s)
+        except RemoteError as error:
+            raise RunFailed(f"the controller refused {key}: {error}") from error
+
+    async def _was_set(self, reply: Message) -> bool:
         await self._publish(reply)
         return unpack(reply, MapState).done
 

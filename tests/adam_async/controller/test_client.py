@@ -73,6 +73,26 @@ async def test_everybody_sees_who_joins_and_who_leaves(network):
         assert not one.map.nodes["worker-1"].live
 
 
+class SecondOnly:
+    """Dice by which the second message of all meets with a fault."""
+
+    def __init__(self):
+        self.drawn = 0
+
+    def random(self):
+        self.drawn += 1
+        return 0.0 if self.drawn == 2 else 0.9
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+async def test_a_link_that_breaks_while_the_seat_is_taken_is_dialled_again(network):
+    rough = Rough(NETWORKS[network](), Faults(cut=0.5), towards="controller")
+    rough.dice = SecondOnly()  # the first asks for the map, the second for the seat
+    async with table_of(rough) as table:
+        await table.joined("worker-0")
+        assert len(rough.links) == 2
+
+
 @pytest.mark.parametrize("network", NETWORKS)
 async def test_a_link_that_breaks_and_comes_back_within_the_grace_is_no_death(network):
     rough = Rough(NETWORKS[network](), Faults(), towards="controller")
