@@ -32,4 +32,7 @@ class Timer:
                 async with asyncio.timeout(wait):
                     await self._rearm.wait()
             except TimeoutError:
-                self._due()
+                # A deadline that is moved away in the turn in which it comes is moved too late to stop this.
+                deadline = self._next_deadline()
+                if deadline is not None and deadline <= loop.time():
+                    self._due()

@@ -69,6 +69,17 @@ async def test_a_deadline_that_moves_nearer_is_met_after_rearming():
         assert now() - begin < 100.0
 
 
+async def test_a_deadline_that_moves_away_in_the_turn_in_which_it_comes_is_not_met():
+    watched = Watched()
+    watched.deadline = now() - 1.0
+    async with running(watched) as timer:  # the timer is about to find that it is late
+        watched.deadline = now() + 1000.0
+        timer.rearm()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert watched.calls == 0
+
+
 async def test_a_deadline_that_moves_away_is_not_met_early():
     watched = Watched()
     watched.deadline = now() + 0.001
