@@ -29,7 +29,7 @@ LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
 
 FILES = "/proc/self/fd"
 
-THREAD_JOIN_S = 2.0
+THREAD_JOIN_S = 10.0
 """How long a thread that was told to end may take to do so before it counts as leaked."""
 
 # The first uvloop of a process opens a pipe for signals and keeps it; no test is to be blamed for that.

@@ -16,7 +16,10 @@ from adam_async.ports import Disk
 from tests.adam_async.runs import NETWORKS, SHARDED, cluster_of, tiny_dataset, turns, until
 from transport.testing import Faults, FaultyNetwork
 
-QUICK = Waits(dial_s=5.0, call_s=2.0, patience_s=5.0, prepare_s=5.0, grace_s=0.05, replica_s=0.3, drain_s=1.0)
+QUICK = Waits(
+    dial_s=30.0, call_s=30.0, patience_s=30.0, prepare_s=30.0, grace_s=0.05, replica_s=0.3, drain_s=30.0
+)
+"""Who is gone is soon missed; whoever is there, on however slow a machine, is waited for."""
 
 
 def config_of(**options):

@@ -17,7 +17,8 @@ from tests.adam_async.runs import NETWORKS, Rough, address_of, turns, until
 from transport import Identity
 from transport.testing import Faults
 
-WAITS = Waits(dial_s=2.0, call_s=2.0, patience_s=2.0, grace_s=0.05)
+WAITS = Waits(dial_s=20.0, call_s=20.0, patience_s=20.0, grace_s=0.05)
+FORGIVING = msgspec.structs.replace(WAITS, grace_s=60.0)
 
 
 class Table:
@@ -42,7 +43,7 @@ class Table:
 
     async def joined(self, name, **how):
         member = self.member(name, **how)
-        await member.wait_for(lambda _: member.seated, "joining", 5.0)
+        await member.wait_for(lambda _: member.seated, "joining", 20.0)
         return member
 
     async def leave(self, member):
@@ -51,12 +52,12 @@ class Table:
 
 
 @asynccontextmanager
-async def table_of(network):
+async def table_of(network, waits=WAITS):
     async with AsyncExitStack() as stack:
         group = await stack.enter_async_context(asyncio.TaskGroup())
         identity = Identity(role="controller", node="controller", incarnation=1)
         controller = await stack.enter_async_context(
-            Controller(network=network, address=address_of(network), identity=identity, waits=WAITS)
+            Controller(network=network, address=address_of(network), identity=identity, waits=waits)
         )
         table = Table(network, controller, group)
         stack.callback(lambda: [task.cancel() for task in table.tasks.values()])
@@ -67,9 +68,9 @@ async def table_of(network):
 async def test_everybody_sees_who_joins_and_who_leaves(network):
     async with table_of(NETWORKS[network]()) as table:
         one, other = await table.joined("worker-0"), await table.joined("worker-1")
-        await one.wait_for(lambda m: len(m.live("worker")) == 2, "the other", 5.0)
+        await one.wait_for(lambda m: len(m.live("worker")) == 2, "the other", 20.0)
         await table.leave(other)
-        await one.wait_for(lambda m: m.live("worker") == ["worker-0"], "the other to be missed", 5.0)
+        await one.wait_for(lambda m: m.live("worker") == ["worker-0"], "the other to be missed", 20.0)
         assert not one.map.nodes["worker-1"].live
 
 
@@ -96,7 +97,7 @@ async def test_a_link_that_breaks_while_the_seat_is_taken_is_dialled_again(netwo
 @pytest.mark.parametrize("network", NETWORKS)
 async def test_a_link_that_breaks_and_comes_back_within_the_grace_is_no_death(network):
     rough = Rough(NETWORKS[network](), Faults(), towards="controller")
-    async with table_of(rough) as table:
+    async with table_of(rough, FORGIVING) as table:
         member = await table.joined("worker-0")
         version = table.controller.map.version
         links = len(rough.links)
@@ -137,7 +138,7 @@ async def test_changes_of_one_record_by_several_are_all_in_it():
         await members[0].set_node(ready="")  # makes the controller tell everybody
         async with asyncio.TaskGroup() as group:
             for member in members:
-                await member.wait_for(lambda m: m.epoch is not None, "the epoch", 5.0)
+                await member.wait_for(lambda m: m.epoch is not None, "the epoch", 20.0)
                 group.create_task(member.update_epoch(count_up))
         assert table.controller.map.epoch.number == 3
 
@@ -150,7 +151,7 @@ async def test_a_change_that_finds_another_record_than_it_expected_leaves_it_alo
         member = await table.joined("data-0")
         set_epoch_unseen(table.controller, epoch_of("old", 1))
         await member.set_node(ready="")
-        await member.wait_for(lambda m: m.epoch is not None, "the epoch", 5.0)
+        await member.wait_for(lambda m: m.epoch is not None, "the epoch", 20.0)
         set_epoch_unseen(table.controller, epoch_of("new", 5))
         assert member.map.epoch.run == "old"  # what it knows when it begins
         await member.update_epoch(end_of_old)
@@ -171,11 +172,11 @@ async def test_a_node_with_a_second_link_is_missed_only_when_both_have_gone(netw
         member = await table.joined("driver", role="driver")
         watcher = await table.joined("worker-0")
         identity = Identity(role="driver", node="driver", incarnation=1)
-        async with table.network.connect(table.controller.address, identity, timeout_s=2.0):
+        async with table.network.connect(table.controller.address, identity, timeout_s=20.0):
             pass
         assert table.controller.state.next_deadline() is None
         await table.leave(member)
-        await watcher.wait_for(lambda m: not m.nodes["driver"].live, "the driver to be missed", 5.0)
+        await watcher.wait_for(lambda m: not m.nodes["driver"].live, "the driver to be missed", 20.0)
 
 
 @pytest.mark.parametrize("network", NETWORKS)
