@@ -33,9 +33,12 @@ SHARDED = {"servers": 3, "shard_bytes": 16 << 10}
 """Sharding that is real for models as small as those of the tests."""
 
 IMPATIENT = Waits(
-    dial_s=5.0, call_s=2.0, answer_s=0.05, patience_s=20.0, prepare_s=20.0, grace_s=0.2, drain_s=2.0
+    dial_s=20.0, call_s=20.0, answer_s=0.05, patience_s=50.0, prepare_s=50.0, grace_s=0.2, drain_s=20.0
 )
 """For tests in which answers are lost: what is missing is soon asked for again."""
+
+PATIENT = msgspec.structs.replace(IMPATIENT, answer_s=50.0)
+"""For tests that count what is asked again: nothing is because an answer is late."""
 
 
 def entropy_of(seed: str) -> Callable[[int], bytes]:
@@ -168,7 +171,7 @@ class Servers:
             traffic=Traffic(driver.node),
         )
         self.tasks.append(self._group.create_task(member.run(), name="driver"))
-        await member.wait_for(lambda m: "driver-0" in m.nodes, "the driver to join", 10.0)
+        await member.wait_for(lambda m: "driver-0" in m.nodes, "the driver to join", 30.0)
         config = msgspec.to_builtins(self.config)
         await member.submit_run(
             RunRecord(id="run", driver="driver-0", config=config, spec=self.spec.to_dict())
@@ -176,7 +179,7 @@ class Servers:
         self.map = await member.wait_for(
             lambda m: bool(m.buckets) and all(m.nodes[name].ready == "run" for name in set(m.buckets)),
             "the servers to be ready",
-            10.0,
+            30.0,
         )
 
     def identity(self, role: str, number: int = 0) -> Identity:

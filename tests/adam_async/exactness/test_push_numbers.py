@@ -5,7 +5,7 @@ import asyncio
 import numpy as np
 import pytest
 
-from tests.adam_async.runs import IMPATIENT, NETWORKS, SHARDED, Rough, servers_of, until
+from tests.adam_async.runs import IMPATIENT, NETWORKS, PATIENT, SHARDED, Rough, servers_of, until
 from transport.testing import Faults
 
 PUSHES = 30
@@ -69,13 +69,15 @@ async def test_every_push_is_applied_exactly_once_over_links_that_fail(network, 
 @pytest.mark.parametrize("network", NETWORKS)
 async def test_a_retried_push_is_applied_once_and_answered_as_a_duplicate(network):
     rough = Rough(NETWORKS[network](), Faults())
-    async with servers_of(rough, dtype="float64", waits=IMPATIENT) as servers:
+    async with servers_of(rough, dtype="float64", waits=PATIENT) as servers:
         before = {number: shard.values.copy() for number, shard in servers.shards().items()}
         client = servers.client()
         await push_many(client, 1)
         rough.dice = Strikes(len(client.plan.messages))
         rough.faults = Faults(drop_reply=0.5)
         client.push(-1.0)
+        await until(lambda: all(shard.version == 2 for shard in servers.shards().values()))
+        rough.cut_all()  # with the answer on its way
         await client.client.flush()
         check_counted(servers, before, 2, 1)
         told = client.client.statistics()
@@ -85,7 +87,7 @@ async def test_a_retried_push_is_applied_once_and_answered_as_a_duplicate(networ
 @pytest.mark.parametrize("network", NETWORKS)
 async def test_a_pull_after_a_push_contains_it_even_on_a_new_link(network):
     rough = Rough(NETWORKS[network](), Faults())
-    async with servers_of(rough, dtype="float64", waits=IMPATIENT, **SHARDED) as servers:
+    async with servers_of(rough, dtype="float64", waits=PATIENT, **SHARDED) as servers:
         client = servers.client()
         before = {name: values.copy() for name, values in (await client.pull()).items()}
         client.push(-1.0)
