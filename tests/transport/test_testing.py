@@ -58,7 +58,9 @@ async def test_a_lost_reply_belongs_to_a_call_that_was_carried_out(make: Callabl
             await near.call(ASK, timeout_s=0.05)
         with pytest.raises(CallTimeout):
             await near.call_nowait(ASK, timeout_s=0.05)
-        assert counter.seen == 2
+        # A slow machine may carry it out after the deadline.
+        while counter.seen < 2:  # noqa: ASYNC110 - sockets have no event
+            await asyncio.sleep(0)
 
 
 @both
@@ -98,9 +100,13 @@ async def test_faults_are_the_same_for_the_same_dice() -> None:
         network = FaultyNetwork(local(), random.Random(seed), Faults(drop=0.5))
         async with link_pair(network) as (near, far):
             far.serve(Counter())
-            calls = [near.call_nowait(ASK, timeout_s=0.02) for _ in range(20)]
-            results = await asyncio.gather(*calls, return_exceptions=True)
-        return [isinstance(result, Message) for result in results]
+            calls = [near.call_nowait(ASK, timeout_s=60) for _ in range(20)]
+            network.faults = Faults()
+            await near.call(ASK, timeout_s=60)  # answered after all the others that arrived
+            answered = [call.done() for call in calls]
+            for call in calls:
+                call.cancel()
+        return answered
 
     assert await outcomes(3) == await outcomes(3)
     assert len(set(await outcomes(3))) == 2
