@@ -3,10 +3,11 @@
 import os
 import signal
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from tests.processes.commands import Command, answers_signals, children_of, until, watched
+from tests.processes.commands import PATIENCE_S, Command, answers_signals, children_of, until, watched
 
 pytestmark = pytest.mark.processes
 
@@ -61,18 +62,20 @@ def test_a_run_of_processes_ends_by_ctrl_c_without_orphans(moment: Callable[[Com
     assert "died" not in command.output
 
 
-def test_a_second_ctrl_c_ends_it_at_once_and_its_children_with_it() -> None:
-    with Command(*PROCESSES) as command:
+def test_a_second_ctrl_c_ends_it_at_once_and_its_children_with_it(tmp_path: Path) -> None:
+    patient = tmp_path / "adam.toml"
+    patient.write_text("[waits]\ndrain_s = 600.0\n")  # the first one alone would take that long
+    with Command(*PROCESSES, "--config", str(patient)) as command:
         command.wait_for("epoch 1/1000")
         stopped = command.child("ps-0")
         # A stopped child does not go when it is let go, so the first signal waits for it.
         os.kill(stopped, signal.SIGSTOP)
         with watched([command.child("worker-0")]) as worker_ends, watched([stopped]) as stopped_ends:
             command.signal(signal.SIGINT)
-            worker_ends(4)
+            worker_ends(PATIENCE_S)
             command.signal(signal.SIGINT)
-            code = command.finish(seconds=1)
-            stopped_ends(1)
+            code = command.finish()
+            stopped_ends(PATIENCE_S)
 
     assert code == 130
     assert "Traceback" not in command.output

@@ -9,7 +9,7 @@ import pytest
 from adam_async.cluster_processes import ProcessCluster
 from adam_async.config import make_config
 from adam_async.errors import RoleDied
-from tests.processes.commands import Command, children_of, command_line, run, until, watched
+from tests.processes.commands import PATIENCE_S, Command, children_of, command_line, run, until, watched
 
 pytestmark = pytest.mark.processes
 
@@ -101,7 +101,7 @@ def test_children_end_when_their_parent_is_killed() -> None:
         assert len(pids) == 6
         with watched(pids) as all_end:
             command.signal(signal.SIGKILL)
-            all_end(5)
+            all_end(PATIENCE_S)
 
 
 def test_a_role_that_cannot_start_ends_the_command_with_its_own_code() -> None:
