@@ -31,8 +31,8 @@ async def test_each_end_counts_what_it_said_also_after_the_link_is_gone(network)
             assert mine.links == [near]
             far.serve(answer)
             for _ in range(3):
-                await near.call(pack(Pull(run="r", generation=1, shards=(1,))), timeout_s=5.0)
-            await near.call(pack(GetStatistics(run="r")), timeout_s=5.0)
+                await near.call(pack(Pull(run="r", generation=1, shards=(1,))), timeout_s=50.0)
+            await near.call(pack(GetStatistics(run="r")), timeout_s=50.0)
             open_rows = mine.rows()
             mine.gone(near)
             theirs.gone(far)
