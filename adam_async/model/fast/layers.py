@@ -11,7 +11,7 @@ from adam_async.model.fast.compiled import Compiled
 from adam_async.model.fast.conv2d import FastConv2d
 from adam_async.model.fast.dense import FastDense
 from adam_async.model.fast.tape import Op, same_memory
-from adam_async.model.layer import Layer, ScratchSpec, Slots
+from adam_async.model.layer import Array, Layer, ScratchSpec, Slots
 from adam_async.model.layers import Add, Conv2d, Dense, Flatten, MaxPool, Relu, SoftmaxCrossEntropy
 
 
@@ -98,17 +98,20 @@ class FastAdd(Compiled, Add):
 class FastSoftmaxCrossEntropy(Compiled, SoftmaxCrossEntropy):
     """Softmax and cross-entropy."""
 
+    def _factors(self, slots: Slots) -> Array | int:
+        return slots.scratch["weights"] if self.class_weights else 0
+
     def forward_ops(self, slots: Slots) -> list[Op]:
         """Shares and losses."""
         scratch = slots.scratch
-        arrays = (slots.inputs[0], scratch["shares"], slots.output, scratch["targets"])
+        arrays = (slots.inputs[0], scratch["shares"], slots.output, scratch["targets"], self._factors(slots))
         return [Op.of(program.SOFTMAX, self.input_shapes[0][0], slots.images, *arrays)]
 
     def backward_ops(self, slots: Slots) -> list[Op]:
         """Shares minus one at the right class."""
         target = slots.input_errors[0]
         assert target is not None
-        arrays = (target, slots.scratch["shares"], slots.scratch["targets"])
+        arrays = (target, slots.scratch["shares"], slots.scratch["targets"], self._factors(slots))
         return [Op.of(program.SOFTMAX_BACK, self.input_shapes[0][0], slots.images, *arrays)]
 
 

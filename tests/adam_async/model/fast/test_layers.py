@@ -32,6 +32,7 @@ CASES = [
     ("flatten", {}, (IMAGE,)),
     ("add", {}, (IMAGE, IMAGE, IMAGE)),
     ("softmax_cross_entropy", {}, ((5,),)),
+    ("softmax_cross_entropy", {"class_weights": (0.5, 2, 0, 1.0, 3)}, ((5,),)),
 ]
 KINDS = {kind: FAST_LAYERS[layer] for kind, layer in BUILTIN_LAYERS.items() if layer in FAST_LAYERS}
 
