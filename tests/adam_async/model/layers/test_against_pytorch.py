@@ -22,13 +22,23 @@ def batch_last(value, dtype):
     return np.ascontiguousarray(np.moveaxis(value, 0, -1), dtype)
 
 
-def computed(kind, options, arrays, dtype):
+def kinds_of(kernels):
+    """The layers of a set of kernels; those that have no compiled version are NumPy's in either."""
+    if kernels == "numpy":
+        return BUILTIN_LAYERS
+    pytest.importorskip("numba", reason="compiled kernels need numba")
+    from adam_async.model.fast.engine import fast_kinds
+
+    return fast_kinds(BUILTIN_LAYERS)
+
+
+def computed(kind, options, arrays, dtype, kinds=BUILTIN_LAYERS):
     """Output and gradients of our layer, named and laid out as in the golden files."""
     inputs = [
         batch_last(arrays[f"input{i}"], dtype) for i in range(sum(f"input{i}" in arrays for i in range(9)))
     ]
     spec = LayerSpec.from_dict({"name": "it", "kind": kind, **options})
-    layer = BUILTIN_LAYERS[kind](spec, tuple(value.shape[:-1] for value in inputs))
+    layer = kinds[kind](spec, tuple(value.shape[:-1] for value in inputs))
     slots = lone_slots(layer, inputs)
     weights = {p.name: arrays[p.kind].astype(dtype) for p in layer.parameters}
     if isinstance(layer, Loss):
@@ -55,14 +65,16 @@ def assert_equal_to(expected, found, dtype):
         np.testing.assert_allclose(value, expected[name], **CLOSE[dtype], err_msg=name)
 
 
+@pytest.mark.parametrize("kernels", ["numpy", "numba"])
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 @pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
-def test_a_layer_gives_what_pytorch_gave(path, dtype):
+def test_a_layer_gives_what_pytorch_gave(path, dtype, kernels):
+    kinds = kinds_of(kernels)
     with np.load(path, allow_pickle=False) as file:
         arrays = dict(file)
     kind, options = str(arrays["kind"]), json.loads(str(arrays["options"]))
 
-    found = computed(kind, options, arrays, dtype)
+    found = computed(kind, options, arrays, dtype, kinds)
 
     gradients = {name for name in arrays if name.startswith("input_error") or name.endswith("_gradient")}
     assert set(found) == {"output"} | gradients
@@ -99,9 +111,11 @@ OPTIONS = {
 
 @settings(max_examples=40)
 @given(data=st.data())
+@pytest.mark.parametrize("kernels", ["numpy", "numba"])
 @pytest.mark.parametrize("kind", sorted(OPTIONS))
-def test_a_layer_of_any_shape_gives_what_pytorch_gives(kind, data):
+def test_a_layer_of_any_shape_gives_what_pytorch_gives(kind, kernels, data):
     pytest.importorskip("torch")
+    kinds = kinds_of(kernels)
     from tests.golden.make_golden import drawn_case, reference
 
     options, shape = data.draw(OPTIONS[kind]), data.draw(IMAGE_SHAPES)
@@ -114,4 +128,4 @@ def test_a_layer_of_any_shape_gives_what_pytorch_gives(kind, data):
 
     expected = reference(kind, options, arrays)
 
-    assert_equal_to(expected, computed(kind, options, arrays, np.float64), np.float64)
+    assert_equal_to(expected, computed(kind, options, arrays, np.float64, kinds), np.float64)

@@ -43,9 +43,11 @@ ENDS = {
 }
 
 
-def network_of(end, dtype):
+def network_of(end, dtype, kernels="numpy"):
+    if kernels == "numba":
+        pytest.importorskip("numba", reason="compiled kernels need numba")
     spec = ModelSpec(name="all", input_shape=(2, 10, 9), layers=(*LAYERS, ENDS[end]))
-    return Network(spec, dtype)
+    return Network(spec, dtype, kernels=kernels)
 
 
 def group_of(images):
@@ -68,9 +70,10 @@ def test_the_network_has_every_layer():
     assert {layer.kind for layer in (*LAYERS, *ENDS.values())} == set(BUILTIN_LAYERS)
 
 
+@pytest.mark.parametrize("kernels", ["numpy", "numba"])
 @pytest.mark.parametrize("end", ENDS)
-def test_gradients_do_not_depend_on_the_size_of_the_context_or_on_what_was_in_it(end):
-    network = network_of(end, np.float64)
+def test_gradients_do_not_depend_on_the_size_of_the_context_or_on_what_was_in_it(end, kernels):
+    network = network_of(end, np.float64, kernels)
     weights = network.initial_weights(Dice(1))
     roomy, tight = network.context(7), network.context(5)
     gradients(network, weights, roomy, group_of(7))
@@ -82,9 +85,10 @@ def test_gradients_do_not_depend_on_the_size_of_the_context_or_on_what_was_in_it
         assert np.any(value), name
 
 
+@pytest.mark.parametrize("kernels", ["numpy", "numba"])
 @pytest.mark.parametrize("end", ENDS)
-def test_float32_agrees_with_float64(end):
-    wide, narrow = (network_of(end, dtype) for dtype in (np.float64, np.float32))
+def test_float32_agrees_with_float64_of_numpy(end, kernels):
+    wide, narrow = network_of(end, np.float64), network_of(end, np.float32, kernels)
     weights = wide.initial_weights(Dice(1))
     exact = gradients(wide, weights, wide.context(6), group_of(6))
 
@@ -94,9 +98,10 @@ def test_float32_agrees_with_float64(end):
 
 
 # What is left is NumPy's own buffers for strided operands and mixed dtypes: they do not grow with the group.
+@pytest.mark.parametrize("kernels", ["numpy", "numba"])
 @pytest.mark.parametrize("end", ENDS)
-def test_steady_state_allocates_no_tensors(end):
-    network, rule = network_of(end, np.float32), Sgd(momentum=0.9)
+def test_steady_state_allocates_no_tensors(end, kernels):
+    network, rule = network_of(end, np.float32, kernels), Sgd(momentum=0.9)
     weights, context = network.initial_weights(Dice(1)), network.context(1024)
     state, buffers = new_rule_state(network, rule), StepBuffers.of(network)
     images, labels = group_of(1024)
