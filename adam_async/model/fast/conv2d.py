@@ -37,9 +37,8 @@ class FastConv2d(Compiled, Conv2d):
         return (channels, rows, self.stride, -(-columns // self.stride), images)
 
     def _bordered_shape(self, images: int) -> Shape:
-        _, rows, _, columns, _ = self._packed_shape(images)
-        border = (self.kernel - 1) // self.stride
-        return (self.filters, -(-rows // self.stride) + border, columns + border, images)
+        columns = self._packed_shape(images)[3]
+        return (self.filters, self.output_shape[1], columns + (self.kernel - 1) // self.stride, images)
 
     def scratch(self, images: int) -> dict[str, ScratchSpec]:
         """Packed input and input error, where they differ; the error with its border; a block of sums."""
@@ -67,17 +66,25 @@ class FastConv2d(Compiled, Conv2d):
             for across in range(stride)
         }
 
-    def _phase(self, images: int, down: int, across: int) -> tuple[Array, Array]:
-        """Where the weights and the bordered errors lie that input pixels of one phase add up."""
-        channels, stride = self.input_shapes[0][0], self.stride
-        _, rows, columns, _ = self._bordered_shape(images)
-        border = (self.kernel - 1) // stride
-        o, y, x = np.indices((self.filters, self.kernel, self.kernel)).reshape(3, -1)
+    def _phase(self, images: int, down: int, across: int) -> tuple[Array, Array, Array]:
+        """What the input pixels of one phase add up: of weights, of bordered errors, and line by line.
+
+        The third table tells for each line of the phase which entries of the other two do not lie above or
+        below the errors.
+        """
+        channels, stride, size = self.input_shapes[0][0], self.stride, self.kernel
+        _, lines, columns, _ = self._bordered_shape(images)
+        y, o, x = np.indices((size, self.filters, size)).reshape(3, -1)
         mine = (y % stride == down) & (x % stride == across)
-        o, y, x = o[mine], y[mine], x[mine]
-        weights = (o * channels * self.kernel + y) * self.kernel + x
-        errors = ((o * rows + border - y // stride) * columns + border - x // stride) * images
-        return np.ascontiguousarray(weights), np.ascontiguousarray(errors)
+        y, o, x = y[mine], o[mine], x[mine]
+        weights = (o * channels * size + y) * size + x
+        border = (size - 1) // stride
+        errors = ((o * lines - y // stride) * columns + border - x // stride) * images
+        steps = y // stride
+        own = np.arange(-(-(self._packed_shape(images)[1] - down) // stride))
+        first, last = np.searchsorted(steps, own - lines, "right"), np.searchsorted(steps, own, "right")
+        ranges = np.stack((first, np.maximum(first, last)), axis=1)
+        return np.ascontiguousarray(weights), np.ascontiguousarray(errors), np.ascontiguousarray(ranges)
 
     def _source(self, slots: Slots) -> Array:
         return slots.scratch["packed"] if self._packed() else slots.inputs[0]
@@ -106,7 +113,7 @@ class FastConv2d(Compiled, Conv2d):
                 *(slots.output, lines * width * images, width * images),
                 *(self.ref("weight"), depth, slots.views["weights"]),
                 *(source, slots.views["runs"], self._line(images)),
-                *(BIAS, self.ref("bias")),
+                *(BIAS, self.ref("bias"), 0),
             )
         )
         return ops
@@ -114,22 +121,22 @@ class FastConv2d(Compiled, Conv2d):
     def backward_ops(self, slots: Slots) -> list[Op]:
         """Give the errors a border, multiply phase by phase, unpack."""
         images, (channels, rows, stride, width, _) = slots.images, self._packed_shape(slots.images)
-        _, border_rows, border_columns, _ = self._bordered_shape(images)
+        _, lines, border_columns, _ = self._bordered_shape(images)
         bordered, border = slots.scratch["bordered"], (self.kernel - 1) // stride
         target = slots.scratch["packed_error"] if self._packed() else slots.input_errors[0]
         assert target is not None
-        place = (border_rows, border_columns, 1, border, border)
+        place = (lines, border_columns, 1, 0, border)
         ops = [Op.of(program.PACK, *self.output_shape, images, bordered, slots.error, *place)]
         flat, line = target.reshape(-1), width * images
-        for (down, across), (weights, errors) in slots.views["phases"].items():
+        for (down, across), (weights, errors, ranges) in slots.views["phases"].items():
             ops.append(
                 Op.of(
                     program.CONVOLVE,
-                    *(channels, -(-(rows - down) // stride), line, weights.size),
+                    *(channels, len(ranges), line, weights.size),
                     *(flat[(down * stride + across) * line :], rows * stride * line, stride * stride * line),
                     *(self.ref("weight"), self.kernel * self.kernel, weights),
                     *(bordered, errors, border_columns * images),
-                    *(PLAIN, 0),
+                    *(PLAIN, 0, ranges),
                 )
             )
         if self._packed():

@@ -41,9 +41,7 @@ class FastDense(Compiled, Dense):
             Op.of(
                 program.MULTIPLY,
                 *(outputs, slots.images, inputs),
-                *(slots.output, slots.images),
-                *(self.ref("weight"), inputs, 1),
-                *(slots.inputs[0], slots.images),
+                *(slots.output, self.ref("weight"), 0, slots.inputs[0]),
                 *ending,
             )
         ]
@@ -60,9 +58,7 @@ class FastDense(Compiled, Dense):
             Op.of(
                 program.MULTIPLY,
                 *(inputs, slots.images, outputs),
-                *(target, slots.images),
-                *(self.ref("weight"), 1, inputs),
-                *(slots.error, slots.images),
+                *(target, self.ref("weight"), 1, slots.error),
                 *(PLAIN, 0),
             )
         ]

@@ -6,6 +6,8 @@ Each is the NumPy layer with other steps: shapes, options, parameters and factor
 from collections.abc import Mapping
 from types import MappingProxyType
 
+import numpy as np
+
 from adam_async.model.fast import program
 from adam_async.model.fast.compiled import Compiled
 from adam_async.model.fast.conv2d import FastConv2d
@@ -44,14 +46,16 @@ class FastMaxPool(Compiled, MaxPool):
         return {"winners": ((*self.output_shape, images), None)}
 
     def prepare(self, slots: Slots) -> None:
-        """Nothing."""
+        """Say where the places of a square lie: column by column, from the top."""
+        columns, rows = np.indices((self.kernel, self.kernel)).reshape(2, -1)
+        slots.views["places"] = (rows * self.input_shapes[0][2] + columns) * slots.images
 
     def _shape(self, slots: Slots) -> tuple[int, ...]:
         return (*self.input_shapes[0], slots.images, *self.output_shape[1:], self.kernel, self.stride)
 
     def forward_ops(self, slots: Slots) -> list[Op]:
         """Take maxima."""
-        arrays = (slots.output, slots.inputs[0], slots.scratch["winners"])
+        arrays = (slots.output, slots.inputs[0], slots.scratch["winners"], slots.views["places"])
         return [Op.of(program.MAX_POOL, *self._shape(slots), *arrays)]
 
     def backward_ops(self, slots: Slots) -> list[Op]:
@@ -59,7 +63,9 @@ class FastMaxPool(Compiled, MaxPool):
         target = slots.input_errors[0]
         assert target is not None
         arrays = (slots.error, target, slots.scratch["winners"])
-        return [Op.of(program.MAX_POOL_BACK, *self._shape(slots), *arrays, 0, slots.output)]
+        return [
+            Op.of(program.MAX_POOL_BACK, *self._shape(slots), *arrays, 0, slots.output, slots.views["places"])
+        ]
 
 
 class FastFlatten(Compiled, Flatten):

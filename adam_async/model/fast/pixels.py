@@ -1,6 +1,7 @@
 """Pure: kernels that move pixels: padding, and pooling with its way back. The batch is the last axis."""
 
 from adam_async.model.fast.memory import floats, kernel, size_of
+from adam_async.model.fast.tiles import VECTOR_BYTES, best_of, hand_out, hand_out_adding
 
 
 @kernel
@@ -25,10 +26,12 @@ def pack(t, like, hyper):
             image = (channel * h + y) * w * b
             if stride == 1:
                 middle, end = start + left * b, start + (left + w) * b
-                to[start:middle] = zero
+                for i in range(start, middle):
+                    to[i] = zero
                 for i in range(w * b):
                     to[middle + i] = values[image + i]
-                to[end : start + line] = zero
+                for i in range(end, start + line):
+                    to[i] = zero
                 continue
             to[start : start + line] = zero
             for x in range(w):
@@ -61,57 +64,45 @@ def unpack(t, like, hyper):
 def max_pool(t, like, hyper):
     """Maxima over squares, and which place won: column by column, from the top. NaN wins over all.
 
-    Fields: c h w b, rows columns kernel stride, output input winners.
+    `table` is the address of where the places of a square lie. Fields: c h w b, rows columns kernel stride,
+    output input winners, table.
     """
     c, h, w, b, rows, columns, kernel, stride = t[1], t[2], t[3], t[4], t[5], t[6], t[7], t[8]
-    size, zero = size_of(like), like * 0
-    for place in range(c * rows * columns):
-        channel, row, column = place // (rows * columns), place // columns % rows, place % columns
-        corner = ((channel * h + row * stride) * w + column * stride) * b
-        best = floats(t[9] + place * b * size, b, like)
-        winner = floats(t[11] + place * b * size, b, like)
-        values = floats(t[10] + corner * size, b, like)
-        for i in range(b):
-            best[i] = values[i]
-            winner[i] = zero
-        for number in range(1, kernel * kernel):
-            offset = (number % kernel * w + number // kernel) * b
-            values = floats(t[10] + (corner + offset) * size, b, like)
-            mark = like * 0 + number
-            for i in range(b):
-                value = values[i]
-                wins = value > best[i] or value != value
-                best[i] = value if wins else best[i]
-                winner[i] = mark if wins else winner[i]
+    size = size_of(like)
+    lanes = VECTOR_BYTES // size
+    for channel in range(c):
+        for row in range(rows):
+            for column in range(columns):
+                to = ((channel * rows + row) * columns + column) * b
+                corner = ((channel * h + row * stride) * w + column * stride) * b
+                for i in range(0, b, lanes):
+                    best, winner = t[9] + (to + i) * size, t[11] + (to + i) * size
+                    source = t[10] + (corner + i) * size
+                    best_of(like, best, winner, source, t[12], kernel * kernel, b - i)
 
 
 @kernel
 def max_pool_back(t, like, hyper):
     """Hand each error gradient to the place that won; with `positive`, only where the maximum is positive.
 
-    Fields: c h w b, rows columns kernel stride, error input_error winners, positive output.
+    Fields: c h w b, rows columns kernel stride, error input_error winners, positive output, table.
     """
     c, h, w, b, rows, columns, kernel, stride = t[1], t[2], t[3], t[4], t[5], t[6], t[7], t[8]
-    size, zero = size_of(like), like * 0
-    apart = kernel <= stride
+    size = size_of(like)
+    lanes = VECTOR_BYTES // size
     if not (kernel == stride and rows * kernel == h and columns * kernel == w):
-        floats(t[10], c * h * w * b, like)[:] = zero
-    for place in range(c * rows * columns):
-        channel, row, column = place // (rows * columns), place // columns % rows, place % columns
-        corner = ((channel * h + row * stride) * w + column * stride) * b
-        errors = floats(t[9] + place * b * size, b, like)
-        winner = floats(t[11] + place * b * size, b, like)
-        output = floats(t[13] + place * b * size, b, like)
-        for number in range(kernel * kernel):
-            offset = (number % kernel * w + number // kernel) * b
-            target = floats(t[10] + (corner + offset) * size, b, like)
-            mark = like * 0 + number
-            if apart and t[12]:
-                for i in range(b):
-                    target[i] = errors[i] if winner[i] == mark and output[i] > zero else zero
-            elif apart:
-                for i in range(b):
-                    target[i] = errors[i] if winner[i] == mark else zero
-            else:
-                for i in range(b):
-                    target[i] += errors[i] if winner[i] == mark else zero
+        floats(t[10], c * h * w * b, like)[:] = like * 0
+    for channel in range(c):
+        for row in range(rows):
+            for column in range(columns):
+                at = ((channel * rows + row) * columns + column) * b
+                corner = ((channel * h + row * stride) * w + column * stride) * b
+                for i in range(0, b, lanes):
+                    behind, target = (at + i) * size, t[10] + (corner + i) * size
+                    errors, winner, output = t[9] + behind, t[11] + behind, t[13] + behind
+                    if kernel <= stride:
+                        hand_out(like, errors, winner, output, t[12], target, t[14], kernel * kernel, b - i)
+                    else:
+                        hand_out_adding(
+                            like, errors, winner, output, 0, target, t[14], kernel * kernel, b - i
+                        )

@@ -5,16 +5,18 @@ Every kernel takes a row of a tape; its fields, from 1 on, are listed in its doc
 values.
 """
 
-from adam_async.model.fast.memory import floats, kernel, size_of
+from adam_async.model.fast.memory import floats, kernel, longs, size_of
 from adam_async.model.fast.tiles import (
     DOT_ROWS,
     TILE_ROWS,
     VECTOR_BYTES,
+    columns_pair,
+    columns_rest,
     dots,
+    rows_pair,
+    rows_rest,
     table_pair,
     table_rest,
-    tile_pair,
-    tile_rest,
 )
 
 DEPTH = 256
@@ -32,30 +34,41 @@ def _rows_per_panel(rows):
 
 
 @kernel
-def panel(like, rows, n, c, c_row, a, a_row, a_step, b, b_step, depth, add):
-    """Fill up to `TILE_ROWS` rows of c, each `n` values."""
+def panel(like, rows, n, c, c_row, a, a_row, b, b_step, depth, add):
+    """Fill up to `TILE_ROWS` rows of c, each `n` values; rows of a are contiguous, `a_row` apart."""
     size = size_of(like)
     lanes = VECTOR_BYTES // size
     i = 0
     while i + 2 * lanes <= n:
-        tile_pair(
-            like, rows, c + i * size, c_row, a, a_row, a_step, b + i * size, b_step, depth, add, 2 * lanes
-        )
+        rows_pair(like, rows, c + i * size, c_row, a, a_row, 0, b + i * size, b_step, depth, add, 0)
         i += 2 * lanes
     while i < n:
-        tile_rest(like, rows, c + i * size, c_row, a, a_row, a_step, b + i * size, b_step, depth, add, n - i)
+        rows_rest(like, rows, c + i * size, c_row, a, a_row, 0, b + i * size, b_step, depth, add, n - i)
+        i += lanes
+
+
+@kernel
+def _columns_panel(like, rows, n, c, c_row, a, a_step, b, b_step, depth, add):
+    """The same, where a's columns are contiguous, `a_step` apart."""
+    size = size_of(like)
+    lanes = VECTOR_BYTES // size
+    i = 0
+    while i + 2 * lanes <= n:
+        columns_pair(like, rows, c + i * size, c_row, a, a_step, 0, b + i * size, b_step, depth, add, 0)
+        i += 2 * lanes
+    while i < n:
+        columns_rest(like, rows, c + i * size, c_row, a, a_step, 0, b + i * size, b_step, depth, add, n - i)
         i += lanes
 
 
 @kernel
 def _table_panel(like, rows, n, c, c_row, a, a_row, a_table, b, b_table, depth):
+    """The same, where tables tell the places of a row's factors and of b's rows."""
     size = size_of(like)
     lanes = VECTOR_BYTES // size
     i = 0
     while i + 2 * lanes <= n:
-        table_pair(
-            like, rows, c + i * size, c_row, a, a_row, a_table, b + i * size, b_table, depth, 0, 2 * lanes
-        )
+        table_pair(like, rows, c + i * size, c_row, a, a_row, a_table, b + i * size, b_table, depth, 0, 0)
         i += 2 * lanes
     while i < n:
         table_rest(like, rows, c + i * size, c_row, a, a_row, a_table, b + i * size, b_table, depth, 0, n - i)
@@ -85,22 +98,24 @@ def _finish(like, first, rows, n, c, c_row, ending, extra):
 
 @kernel
 def multiply(t, like, hyper):
-    """c = a b, and its ending. Fields: m n k, c c_row, a a_row a_step, b b_step, ending extra."""
-    m, n, k, c, c_row, a, a_row, a_step = t[1], t[2], t[3], t[4], t[5], t[6], t[7], t[8]
-    b, b_step, ending, extra = t[9], t[10], t[11], t[12]
+    """c (m, n) = a b, and its ending; of a, either rows or columns are contiguous.
+
+    Fields: m n k, c, a by_columns, b, ending extra.
+    """
+    m, n, k, c, a, by_columns, b, ending, extra = t[1], t[2], t[3], t[4], t[5], t[6], t[7], t[8], t[9]
     size = size_of(like)
     at_once = _rows_per_panel(m)
     for done in range(0, k, DEPTH):
-        depth = min(DEPTH, k - done)
+        depth, from_b = min(DEPTH, k - done), b + done * n * size
         for first in range(0, m, at_once):
-            rows, to = min(at_once, m - first), c + first * c_row * size
-            a_from = a + (first * a_row + done * a_step) * size
-            panel(
-                like, rows, n, to, c_row, a_from, a_row, a_step, b + done * b_step * size, b_step, depth, done
-            )
+            rows, to = min(at_once, m - first), c + first * n * size
+            if by_columns:
+                _columns_panel(like, rows, n, to, n, a + (done * m + first) * size, m, from_b, n, depth, done)
+            else:
+                panel(like, rows, n, to, n, a + (first * k + done) * size, k, from_b, n, depth, done)
             if ending != PLAIN and done + depth == k:
-                beside = extra + first * c_row * size if ending == WHERE_POSITIVE else extra
-                _finish(like, first, rows, n, to, c_row, ending, beside)
+                beside = extra + first * n * size if ending == WHERE_POSITIVE else extra
+                _finish(like, first, rows, n, to, n, ending, beside)
 
 
 @kernel
@@ -153,22 +168,26 @@ def multiply_back_one(t, like, hyper):
 def convolve(t, like, hyper):
     """One line of output pixels of all images after the other, without columns.
 
-    Fields: m lines n k, c c_row c_line, a a_row a_table, b b_table b_line, ending extra.
+    `ranges` is 0, or the address of a first and a last entry of the tables for each line: those that read
+    more than a border of zeros.
+
+    Fields: m lines n k, c c_row c_line, a a_row a_table, b b_table b_line, ending extra, ranges.
     """
     m, lines, n, k, c, c_row, c_line = t[1], t[2], t[3], t[4], t[5], t[6], t[7]
     a, a_row, a_table, b, b_table, b_line = t[8], t[9], t[10], t[11], t[12], t[13]
-    ending, extra = t[14], t[15]
+    ending, extra, ranges = t[14], t[15], t[16]
     size = size_of(like)
     at_once = _rows_per_panel(m)
     for line in range(lines):
+        start, stop = 0, k
+        if ranges:
+            ends = longs(ranges + 16 * line, 2)
+            start, stop = ends[0], ends[1]
         for first in range(0, m, at_once):
             rows, to = min(at_once, m - first), c + (first * c_row + line * c_line) * size
-            if k == 0:
-                for row in range(rows):
-                    floats(to + row * c_row * size, n, like)[:] = like * 0
-                continue
             a_from, b_from = a + first * a_row * size, b + line * b_line * size
-            _table_panel(like, rows, n, to, c_row, a_from, a_row, a_table, b_from, b_table, k)
+            a_part, b_part = a_table + 8 * start, b_table + 8 * start
+            _table_panel(like, rows, n, to, c_row, a_from, a_row, a_part, b_from, b_part, stop - start)
             if ending != PLAIN:
                 _finish(like, first, rows, n, to, c_row, ending, extra)
 
@@ -221,16 +240,16 @@ def outer(t, like, hyper):
         rows, to = min(at_once, m - first), c + first * n * size
         for done in range(0, k, DEPTH):
             e_from, x_from = errors + (first * k + done) * size, turned + done * n * size
-            panel(like, rows, n, to, n, e_from, k, 1, x_from, n, min(DEPTH, k - done), done)
+            panel(like, rows, n, to, n, e_from, k, x_from, n, min(DEPTH, k - done), done)
 
 
 @kernel
 def row_sums(t, like, hyper):
     """The gradient of a bias. Fields: rows length, c, a."""
     rows, length, c, a = t[1], t[2], t[3], t[4]
-    results, values = floats(c, rows, like), floats(a, rows * length, like)
+    results, size = floats(c, rows, like), size_of(like)
     for row in range(rows):
-        total = like * 0
-        for i in range(row * length, (row + 1) * length):
+        values, total = floats(a + row * length * size, length, like), like * 0
+        for i in range(length):
             total += values[i]
         results[row] = total

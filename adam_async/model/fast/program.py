@@ -26,8 +26,8 @@ from adam_async.model.fast.products import (
 )
 from adam_async.model.fast.updates import descend, descend_outer
 
-FIELDS = 16
-"""Whole numbers in a row of a tape: which kernel, and up to 15 fields."""
+FIELDS = 17
+"""Whole numbers in a row of a tape: which kernel, and up to 16 fields."""
 
 (
     MULTIPLY,

@@ -54,7 +54,7 @@ _PARAMETER_OPS = frozenset(
 """Kernels between two layers' ways back that neither read nor write the error gradient handed on."""
 
 _ENDINGS = {
-    program.MULTIPLY: (4, 11),
+    program.MULTIPLY: (4, 8),
     program.MULTIPLY_ONE: (3, 6),
     program.MULTIPLY_BACK_ONE: (3, 6),
     program.CONVOLVE: (5, 14),

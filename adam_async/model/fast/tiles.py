@@ -15,6 +15,7 @@ Products are added in the order of k, whatever the number of vectors: results do
 ends. Rows of fewer values than a vector are read and written under a mask.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import llvmlite.binding
@@ -46,6 +47,10 @@ class _Vectors:
             numbers = ir.VectorType(_I64, self.lanes)
             counted = ir.Constant(numbers, [ir.Constant(_I64, lane) for lane in range(self.lanes)])
             self.mask = builder.icmp_signed("<", counted, self._spread(lanes_left, numbers))
+
+    def spread(self, scalar: Any) -> Any:
+        """A vector of one value."""
+        return self._spread(scalar, ir.VectorType(scalar.type, self.lanes))
 
     def _spread(self, scalar: Any, vector_type: Any) -> Any:
         first = self.builder.insert_element(
@@ -111,7 +116,7 @@ def _int(value: int) -> Any:
     return ir.Constant(_I64, value)
 
 
-def _make_tile(*, vectors: int, masked: bool, table: bool) -> Any:
+def _make_tile(*, vectors: int, masked: bool, access: str) -> Any:
     @intrinsic
     def tile(
         typing: Any,
@@ -120,15 +125,19 @@ def _make_tile(*, vectors: int, masked: bool, table: bool) -> Any:
         c: Any,
         c_row: Any,
         a: Any,
-        a_row: Any,
         a_step: Any,
+        a_table: Any,
         b: Any,
         b_step: Any,
         depth: Any,
         add: Any,
         lanes_left: Any,
     ) -> Any:
-        """Fill `rows` rows of c; `a_step` and `b_step` are strides, or addresses of tables, along k."""
+        """Fill `rows` rows of c.
+
+        Access to a is by ``"rows"``, of `a_step` values each; by ``"columns"``, `a_step` apart along k; or
+        by ``"table"``, rows of which are `a_step` apart, `a_table` and `b_step` being addresses of tables.
+        """
 
         def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             count, *rest, left = arguments[1:]
@@ -140,7 +149,7 @@ def _make_tile(*, vectors: int, masked: bool, table: bool) -> Any:
                 block = builder.append_basic_block(f"tile.{number}")
                 choice.add_case(_int(number), block)
                 builder.position_at_end(block)
-                _emit_tile(vector, number, vectors, table, rest)
+                _emit_tile(vector, number, vectors, access, rest)
                 builder.branch(end)
             builder.position_at_end(nowhere)
             builder.branch(end)
@@ -152,62 +161,205 @@ def _make_tile(*, vectors: int, masked: bool, table: bool) -> Any:
     return tile
 
 
-def _emit_tile(vector: _Vectors, rows: int, vectors: int, table: bool, arguments: list[Any]) -> None:
-    c, c_row, a, a_row, a_step, b, b_step, depth, add = arguments
+def _emit_tile(vector: _Vectors, rows: int, vectors: int, access: str, arguments: list[Any]) -> None:
+    c, c_row, a, a_step, a_table, b, b_step, depth, add = arguments
     builder = vector.builder
-    a_rows = [vector.at(builder.inttoptr(a, _POINTER), builder.mul(a_row, _int(row))) for row in range(rows)]
-    b_start, before = builder.inttoptr(b, _POINTER), builder.block
-    loop, done = (builder.append_basic_block(f"tile.{name}") for name in ("k", "done"))
-    builder.branch(loop)
-    builder.position_at_end(loop)
-    k = builder.phi(_I64)
-    k.add_incoming(_int(0), before)
-    sums = [[builder.phi(vector.type) for _ in range(vectors)] for _ in range(rows)]
-    if table:
-        a_at, b_at = (
-            builder.load(
-                builder.gep(builder.inttoptr(step, _POINTER), [k], source_etype=_I64), typ=_I64, align=8
-            )
-            for step in (a_step, b_step)
-        )
-    else:
-        a_at, b_at = builder.mul(k, a_step), builder.mul(k, b_step)
-    b_row = vector.at(b_start, b_at)
-    values = [vector.load(vector.at(b_row, _int(vector.lanes * place))) for place in range(vectors)]
-    totals = []
-    for row in range(rows):
-        factor = vector.broadcast(vector.at(a_rows[row], a_at))
-        totals.append([vector.multiply_add(s, factor, v) for s, v in zip(sums[row], values, strict=True)])
-    following = builder.add(k, _int(1))
-    k.add_incoming(following, loop)
-    for phis, nexts in zip(sums, totals, strict=True):
-        for phi, total in zip(phis, nexts, strict=True):
-            phi.add_incoming(vector.zero, before)
-            phi.add_incoming(total, loop)
-    builder.cbranch(builder.icmp_signed("<", following, depth), loop, done)
-    builder.position_at_end(done)
+    a_start, b_start = builder.inttoptr(a, _POINTER), builder.inttoptr(b, _POINTER)
+    # Addresses of rows fill more registers than there are. Where values of a row are neighbours, four steps
+    # share one look at them; where rows are, one address does for all.
+    starts = [vector.at(a_start, builder.mul(a_step, _int(row))) for row in range(rows)]
+
+    def entry(table: Any, k: Any) -> Any:
+        place = builder.gep(builder.inttoptr(table, _POINTER), [k], source_etype=_I64)
+        return builder.load(place, typ=_I64, align=8)
+
+    def step(k: Any, further: int, sums: list[Any]) -> list[Any]:
+        if access == "table":
+            a_at, b_at = entry(a_table, k), entry(b_step, k)
+            factors = [vector.at(start, a_at) for start in starts]
+        elif access == "rows":
+            b_at = builder.mul(builder.add(k, _int(further)), b_step)
+            factors = [vector.at(vector.at(start, k), _int(further)) for start in starts]
+        else:
+            b_at = builder.mul(k, b_step)
+            column = vector.at(a_start, builder.mul(k, a_step))
+            factors = [vector.at(column, _int(row)) for row in range(rows)]
+        b_row = vector.at(b_start, b_at)
+        values = [vector.load(vector.at(b_row, _int(vector.lanes * place))) for place in range(vectors)]
+        totals = []
+        for row, factor in enumerate(factors):
+            spread = vector.broadcast(factor)
+            totals += [
+                vector.multiply_add(sums[row * vectors + place], spread, value)
+                for place, value in enumerate(values)
+            ]
+        return totals
+
+    sums = [vector.zero] * (rows * vectors)
+    start = _int(0)
+    if access == "rows":
+        whole = builder.and_(depth, _int(-_UNROLL))
+        sums = _emit_loop(vector, start, whole, _UNROLL, sums, step)
+        start = whole
+    sums = _emit_loop(vector, start, depth, 1, sums, step)
+    c_start = builder.inttoptr(c, _POINTER)
     places = [
-        vector.at(
-            vector.at(builder.inttoptr(c, _POINTER), builder.mul(c_row, _int(row))),
-            _int(vector.lanes * place),
-        )
+        vector.at(vector.at(c_start, builder.mul(c_row, _int(row))), _int(vector.lanes * place))
         for row in range(rows)
         for place in range(vectors)
     ]
-    flat = [total for row_totals in totals for total in row_totals]
     with builder.if_else(builder.icmp_signed("!=", add, _int(0))) as (adding, replacing):
         with adding:
-            for total, place in zip(flat, places, strict=True):
+            for total, place in zip(sums, places, strict=True):
                 vector.store(builder.fadd(total, vector.load(place)), place)
         with replacing:
-            for total, place in zip(flat, places, strict=True):
+            for total, place in zip(sums, places, strict=True):
                 vector.store(total, place)
 
 
-tile_pair = _make_tile(vectors=2, masked=False, table=False)
-tile_rest = _make_tile(vectors=1, masked=True, table=False)
-table_pair = _make_tile(vectors=2, masked=False, table=True)
-table_rest = _make_tile(vectors=1, masked=True, table=True)
+def _emit_loop(
+    vector: _Vectors,
+    start: Any,
+    stop: Any,
+    stride: int,
+    values: list[Any],
+    step: Callable[[Any, int, list[Any]], list[Any]],
+) -> list[Any]:
+    """Emit ``for k in range(start, stop, stride)``, each round being `stride` steps from values to values."""
+    builder, before = vector.builder, vector.builder.block
+    check, body, done = (builder.append_basic_block(f"loop.{name}") for name in ("check", "body", "done"))
+    builder.branch(check)
+    builder.position_at_end(check)
+    k = builder.phi(_I64)
+    k.add_incoming(start, before)
+    phis = [builder.phi(value.type) for value in values]
+    for phi, value in zip(phis, values, strict=True):
+        phi.add_incoming(value, before)
+    builder.cbranch(builder.icmp_signed("<", k, stop), body, done)
+    builder.position_at_end(body)
+    stepped: list[Any] = phis
+    for further in range(stride):
+        stepped = step(k, further, stepped)
+    k.add_incoming(builder.add(k, _int(stride)), builder.block)
+    for phi, value in zip(phis, stepped, strict=True):
+        phi.add_incoming(value, builder.block)
+    builder.branch(check)
+    builder.position_at_end(done)
+    return phis
+
+
+_UNROLL = 4
+
+rows_pair = _make_tile(vectors=2, masked=False, access="rows")
+rows_rest = _make_tile(vectors=1, masked=True, access="rows")
+columns_pair = _make_tile(vectors=2, masked=False, access="columns")
+columns_rest = _make_tile(vectors=1, masked=True, access="columns")
+table_pair = _make_tile(vectors=2, masked=False, access="table")
+table_rest = _make_tile(vectors=1, masked=True, access="table")
+
+
+@intrinsic
+def best_of(
+    typing: Any, like: Any, best: Any, winner: Any, source: Any, table: Any, count: Any, lanes_left: Any
+) -> Any:
+    """Write the largest of `count` vectors and its number; of equals the first, of all a NaN, the last.
+
+    `table` is the address of where each vector starts, counted from `source`.
+    """
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        to, winner_to, start, offsets, number, left = arguments[1:]
+        vector = _Vectors(builder, context.get_value_type(like), left)
+        values = _Places(vector, start, offsets)
+        one = ir.Constant(vector.element, 1.0)
+
+        def step(k: Any, further: int, kept: list[Any]) -> list[Any]:
+            largest, mark, last = kept
+            following, value = builder.fadd(last, one), vector.load(values[k])
+            wins = builder.or_(
+                builder.fcmp_ordered(">", value, largest), builder.fcmp_unordered("uno", value, value)
+            )
+            return [
+                builder.select(wins, value, largest),
+                builder.select(wins, vector.spread(following), mark),
+                following,
+            ]
+
+        first = [vector.load(values[_int(0)]), vector.zero, ir.Constant(vector.element, 0.0)]
+        largest, mark, _ = _emit_loop(vector, _int(1), number, 1, first, step)
+        vector.store(largest, builder.inttoptr(to, _POINTER))
+        vector.store(mark, builder.inttoptr(winner_to, _POINTER))
+        return context.get_dummy_value()
+
+    return types.void(like, *([types.int64] * 6)), emit
+
+
+def _make_hand_out(*, adding: bool) -> Any:
+    @intrinsic
+    def hand_out(
+        typing: Any,
+        like: Any,
+        errors: Any,
+        winner: Any,
+        output: Any,
+        positive: Any,
+        target: Any,
+        table: Any,
+        count: Any,
+        lanes_left: Any,
+    ) -> Any:
+        """Write, or add, each error to the vector that won, and zeros to the others.
+
+        With `positive` not 0 an error counts only where the output is positive.
+        """
+
+        def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            error_at, winner_at, output_at, guarded, start, offsets, number, left = arguments[1:]
+            vector = _Vectors(builder, context.get_value_type(like), left)
+            places = _Places(vector, start, offsets)
+            error, mark, guide = (
+                vector.load(builder.inttoptr(place, _POINTER)) for place in (error_at, winner_at, output_at)
+            )
+            held_back = builder.and_(
+                builder.fcmp_unordered("ule", guide, vector.zero),
+                vector.spread(builder.icmp_signed("!=", guarded, _int(0))),
+            )
+            error = builder.select(held_back, vector.zero, error)
+            one = ir.Constant(vector.element, 1.0)
+
+            def step(k: Any, further: int, kept: list[Any]) -> list[Any]:
+                hit = builder.fcmp_ordered("==", mark, vector.spread(kept[0]))
+                share = builder.select(hit, error, vector.zero)
+                if adding:
+                    share = builder.fadd(vector.load(places[k]), share)
+                vector.store(share, places[k])
+                return [builder.fadd(kept[0], one)]
+
+            _emit_loop(vector, _int(0), number, 1, [ir.Constant(vector.element, 0.0)], step)
+            return context.get_dummy_value()
+
+        return types.void(like, *([types.int64] * 8)), emit
+
+    return hand_out
+
+
+hand_out = _make_hand_out(adding=False)
+hand_out_adding = _make_hand_out(adding=True)
+
+
+class _Places:
+    """Pointers to where vectors start, by their number."""
+
+    def __init__(self, vector: _Vectors, start: Any, table: Any) -> None:
+        self._vector = vector
+        self._start = vector.builder.inttoptr(start, _POINTER)
+        self._table = vector.builder.inttoptr(table, _POINTER)
+
+    def __getitem__(self, number: Any) -> Any:
+        builder = self._vector.builder
+        entry = builder.gep(self._table, [number], source_etype=_I64)
+        return self._vector.at(self._start, builder.load(entry, typ=_I64, align=8))
+
 
 DOT_ROWS = 5
 """Rows of a and of b in one block of dot products: 25 of 32 registers hold sums."""

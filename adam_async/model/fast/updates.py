@@ -85,7 +85,6 @@ def _descend_outer(t, like, hyper):
                 width,
                 errors + first * k * size,
                 k,
-                1,
                 turned + start * size,
                 n,
                 k,
@@ -115,7 +114,7 @@ def descend_outer(t, like, hyper):
     if _bounded(t[5], m * k, t[6], n * k, k, like):
         _descend_outer(t, like, hyper)
         return
-    fields = longs(t[11], 16)
+    fields = longs(t[11], t.size)
     outer(fields, like, hyper)
     if largest(fields[4], m * n, like) < INFINITE:
         _descend(t[4], fields[4], t[8], m * n, like, hyper)
