@@ -5,6 +5,20 @@ from adam_async.model.fast.tiles import VECTOR_BYTES, best_of, hand_out, hand_ou
 
 
 @kernel
+def _clear(to, count, like):
+    values = floats(to, count, like)
+    for i in range(count):
+        values[i] = like * 0
+
+
+@kernel
+def _copy(to, source, count, like):
+    values, found = floats(to, count, like), floats(source, count, like)
+    for i in range(count):
+        values[i] = found[i]
+
+
+@kernel
 def pack(t, like, hyper):
     """Lay images out so that a strided convolution reads runs: with a border, columns sorted by phase.
 
@@ -14,30 +28,22 @@ def pack(t, like, hyper):
     """
     c, h, w, b, packed, source = t[1], t[2], t[3], t[4], t[5], t[6]
     rows, width, stride, top, left = t[7], t[8], t[9], t[10], t[11]
-    zero = like * 0
-    to, values = floats(packed, c * rows * stride * width * b, like), floats(source, c * h * w * b, like)
-    line = stride * width * b
+    size, line = size_of(like), stride * width * b
     for channel in range(c):
         for row in range(rows):
-            start, y = (channel * rows + row) * line, row - top
+            start, y = packed + (channel * rows + row) * line * size, row - top
+            image = source + (channel * h + y) * w * b * size
             if y < 0 or y >= h:
-                to[start : start + line] = zero
-                continue
-            image = (channel * h + y) * w * b
-            if stride == 1:
-                middle, end = start + left * b, start + (left + w) * b
-                for i in range(start, middle):
-                    to[i] = zero
-                for i in range(w * b):
-                    to[middle + i] = values[image + i]
-                for i in range(end, start + line):
-                    to[i] = zero
-                continue
-            to[start : start + line] = zero
-            for x in range(w):
-                at = start + ((x + left) % stride * width + (x + left) // stride) * b
-                for i in range(b):
-                    to[at + i] = values[image + x * b + i]
+                _clear(start, line, like)
+            elif stride == 1:
+                _clear(start, left * b, like)
+                _copy(start + left * b * size, image, w * b, like)
+                _clear(start + (left + w) * b * size, line - (left + w) * b, like)
+            else:
+                _clear(start, line, like)
+                for x in range(w):
+                    place = (x + left) % stride * width + (x + left) // stride
+                    _copy(start + place * b * size, image + x * b * size, b, like)
 
 
 @kernel
@@ -45,19 +51,17 @@ def unpack(t, like, hyper):
     """Read the images out of a packed array, without its border. Fields as of `pack`; source is filled."""
     c, h, w, b, packed, source = t[1], t[2], t[3], t[4], t[5], t[6]
     rows, width, stride, top, left = t[7], t[8], t[9], t[10], t[11]
-    found, values = floats(packed, c * rows * stride * width * b, like), floats(source, c * h * w * b, like)
+    size, line = size_of(like), stride * width * b
     for channel in range(c):
         for y in range(h):
-            start = (channel * rows + y + top) * stride * width * b
-            image = (channel * h + y) * w * b
+            start = packed + (channel * rows + y + top) * line * size
+            image = source + (channel * h + y) * w * b * size
             if stride == 1:
-                for i in range(w * b):
-                    values[image + i] = found[start + left * b + i]
+                _copy(image, start + left * b * size, w * b, like)
                 continue
             for x in range(w):
-                at = start + ((x + left) % stride * width + (x + left) // stride) * b
-                for i in range(b):
-                    values[image + x * b + i] = found[at + i]
+                place = (x + left) % stride * width + (x + left) // stride
+                _copy(image + x * b * size, start + place * b * size, b, like)
 
 
 @kernel

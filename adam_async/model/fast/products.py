@@ -201,22 +201,27 @@ def correlate(t, like, hyper):
     """
     m, k, c, a, a_table, a_line = t[1], t[2], t[3], t[4], t[5], t[6]
     b, b_table, b_line, lines, length, block = t[7], t[8], t[9], t[10], t[11], t[12]
-    results, found = floats(c, m * k, like), floats(block, DOT_ROWS * DOT_ROWS, like)
+    size = size_of(like)
     for row in range(0, m, DOT_ROWS):
         for column in range(0, k, DOT_ROWS):
-            dots(like, block, a, a_table + 8 * row, a_line, b, b_table + 8 * column, b_line, lines, length)
+            b_part = b_table + 8 * column
+            dots(like, block, a, a_table + 8 * row, a_line, b, b_part, b_line, lines, length)
             for i in range(min(DOT_ROWS, m - row)):
+                results = floats(c + ((row + i) * k + column) * size, DOT_ROWS, like)
+                found = floats(block + i * DOT_ROWS * size, DOT_ROWS, like)
                 for j in range(min(DOT_ROWS, k - column)):
-                    results[(row + i) * k + column + j] = found[i * DOT_ROWS + j]
+                    results[j] = found[j]
 
 
 @kernel
 def transpose(to, source, rows, columns, like):
     """Write an array (rows, columns) as (columns, rows)."""
-    a, b = floats(source, rows * columns, like), floats(to, rows * columns, like)
+    size = size_of(like)
     for column in range(columns):
+        turned = floats(to + column * rows * size, rows, like)
+        values = floats(source + column * size, rows * columns, like)
         for row in range(rows):
-            b[column * rows + row] = a[row * columns + column]
+            turned[row] = values[row * columns]
 
 
 @kernel

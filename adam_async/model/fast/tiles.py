@@ -165,21 +165,21 @@ def _emit_tile(vector: _Vectors, rows: int, vectors: int, access: str, arguments
     c, c_row, a, a_step, a_table, b, b_step, depth, add = arguments
     builder = vector.builder
     a_start, b_start = builder.inttoptr(a, _POINTER), builder.inttoptr(b, _POINTER)
-    # Addresses of rows fill more registers than there are. Where values of a row are neighbours, four steps
-    # share one look at them; where rows are, one address does for all.
+    # Addresses of rows fill more registers than there are; where the rows' values of one k are neighbours, one
+    # address does for all.
     starts = [vector.at(a_start, builder.mul(a_step, _int(row))) for row in range(rows)]
 
     def entry(table: Any, k: Any) -> Any:
         place = builder.gep(builder.inttoptr(table, _POINTER), [k], source_etype=_I64)
         return builder.load(place, typ=_I64, align=8)
 
-    def step(k: Any, further: int, sums: list[Any]) -> list[Any]:
+    def step(k: Any, sums: list[Any]) -> list[Any]:
         if access == "table":
             a_at, b_at = entry(a_table, k), entry(b_step, k)
             factors = [vector.at(start, a_at) for start in starts]
         elif access == "rows":
-            b_at = builder.mul(builder.add(k, _int(further)), b_step)
-            factors = [vector.at(vector.at(start, k), _int(further)) for start in starts]
+            b_at = builder.mul(k, b_step)
+            factors = [vector.at(start, k) for start in starts]
         else:
             b_at = builder.mul(k, b_step)
             column = vector.at(a_start, builder.mul(k, a_step))
@@ -195,13 +195,7 @@ def _emit_tile(vector: _Vectors, rows: int, vectors: int, access: str, arguments
             ]
         return totals
 
-    sums = [vector.zero] * (rows * vectors)
-    start = _int(0)
-    if access == "rows":
-        whole = builder.and_(depth, _int(-_UNROLL))
-        sums = _emit_loop(vector, start, whole, _UNROLL, sums, step)
-        start = whole
-    sums = _emit_loop(vector, start, depth, 1, sums, step)
+    sums = _emit_loop(vector, _int(0), depth, [vector.zero] * (rows * vectors), step)
     c_start = builder.inttoptr(c, _POINTER)
     places = [
         vector.at(vector.at(c_start, builder.mul(c_row, _int(row))), _int(vector.lanes * place))
@@ -221,11 +215,10 @@ def _emit_loop(
     vector: _Vectors,
     start: Any,
     stop: Any,
-    stride: int,
     values: list[Any],
-    step: Callable[[Any, int, list[Any]], list[Any]],
+    step: Callable[[Any, list[Any]], list[Any]],
 ) -> list[Any]:
-    """Emit ``for k in range(start, stop, stride)``, each round being `stride` steps from values to values."""
+    """Emit ``for k in range(start, stop): values = step(k, values)``; returns the last values."""
     builder, before = vector.builder, vector.builder.block
     check, body, done = (builder.append_basic_block(f"loop.{name}") for name in ("check", "body", "done"))
     builder.branch(check)
@@ -237,18 +230,14 @@ def _emit_loop(
         phi.add_incoming(value, before)
     builder.cbranch(builder.icmp_signed("<", k, stop), body, done)
     builder.position_at_end(body)
-    stepped: list[Any] = phis
-    for further in range(stride):
-        stepped = step(k, further, stepped)
-    k.add_incoming(builder.add(k, _int(stride)), builder.block)
+    stepped = step(k, phis)
+    k.add_incoming(builder.add(k, _int(1)), builder.block)
     for phi, value in zip(phis, stepped, strict=True):
         phi.add_incoming(value, builder.block)
     builder.branch(check)
     builder.position_at_end(done)
     return phis
 
-
-_UNROLL = 4
 
 rows_pair = _make_tile(vectors=2, masked=False, access="rows")
 rows_rest = _make_tile(vectors=1, masked=True, access="rows")
@@ -273,7 +262,7 @@ def best_of(
         values = _Places(vector, start, offsets)
         one = ir.Constant(vector.element, 1.0)
 
-        def step(k: Any, further: int, kept: list[Any]) -> list[Any]:
+        def step(k: Any, kept: list[Any]) -> list[Any]:
             largest, mark, last = kept
             following, value = builder.fadd(last, one), vector.load(values[k])
             wins = builder.or_(
@@ -286,7 +275,7 @@ def best_of(
             ]
 
         first = [vector.load(values[_int(0)]), vector.zero, ir.Constant(vector.element, 0.0)]
-        largest, mark, _ = _emit_loop(vector, _int(1), number, 1, first, step)
+        largest, mark, _ = _emit_loop(vector, _int(1), number, first, step)
         vector.store(largest, builder.inttoptr(to, _POINTER))
         vector.store(mark, builder.inttoptr(winner_to, _POINTER))
         return context.get_dummy_value()
@@ -327,7 +316,7 @@ def _make_hand_out(*, adding: bool) -> Any:
             error = builder.select(held_back, vector.zero, error)
             one = ir.Constant(vector.element, 1.0)
 
-            def step(k: Any, further: int, kept: list[Any]) -> list[Any]:
+            def step(k: Any, kept: list[Any]) -> list[Any]:
                 hit = builder.fcmp_ordered("==", mark, vector.spread(kept[0]))
                 share = builder.select(hit, error, vector.zero)
                 if adding:
@@ -335,7 +324,7 @@ def _make_hand_out(*, adding: bool) -> Any:
                 vector.store(share, places[k])
                 return [builder.fadd(kept[0], one)]
 
-            _emit_loop(vector, _int(0), number, 1, [ir.Constant(vector.element, 0.0)], step)
+            _emit_loop(vector, _int(0), number, [ir.Constant(vector.element, 0.0)], step)
             return context.get_dummy_value()
 
         return types.void(like, *([types.int64] * 8)), emit
