@@ -93,7 +93,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Largest shard (AD-40)."""
     dtype: Literal["float32", "float64"] = "float32"
     """Type of parameters and gradients; float64 is for proofs."""
-    read_ahead: int = 8
+    read_ahead: int = 16
     """Groups that a data server prepares ahead per replica, and that a worker asks for ahead."""
     waits: Waits = Waits()
 

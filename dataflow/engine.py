@@ -41,6 +41,7 @@ from dataflow.tokens import (
     BatchCall,
     Call,
     ContextFreed,
+    Effect,
     Finished,
     Firing,
     Output,
@@ -67,11 +68,13 @@ class Engine:
         in_flight: Most tags live at once.
         contexts: Training contexts, at least `in_flight` of them; see `Scheduler`.
         on_output: Called on the loop as ``on_output(port, tag, value)`` when a graph output has its value.
+        on_room: Called on the loop, within a turn that leaves room, to `admit_nowait` what is there: cheaper
+            than a task that waits in `admit` for every tag.
         on_failure: What a failing node does: "stop" the engine, or "drop" its tag and count it.
         trace: Called on the loop with the record of every firing that ended. None costs nothing.
         early_limit: Most tokens held for tags not admitted yet.
         keep_epochs: Epochs whose tags are remembered one by one; tags of older ones count as over.
-        wait_timeout_s: Deadline of `admit`, `wait_finished` and `drain` where the call gives none.
+        wait_timeout_s: Deadline of `admit`, `wait_room`, `wait_finished` and `drain` unless a call gives one.
         close_timeout_s: Seconds that leaving waits for running jobs.
     """
 
@@ -83,6 +86,7 @@ class Engine:
         in_flight: int,
         contexts: Sequence[Any] | None = None,
         on_output: OnOutput | None = None,
+        on_room: Callable[[], None] | None = None,
         on_failure: Literal["stop", "drop"] = "stop",
         trace: Trace | None = None,
         early_limit: int = 1024,
@@ -97,6 +101,7 @@ class Engine:
         )
         self._pool = pool
         self._on_output = on_output
+        self._on_room = on_room
         self._on_failure = on_failure
         self._trace = trace
         self._wait_timeout_s = wait_timeout_s
@@ -110,6 +115,7 @@ class Engine:
         self._admissions: deque[asyncio.Future[None]] = deque()
         self._admitting: set[Tag] = set()
         self._reserved = 0
+        self._room_waiters: list[asyncio.Future[None]] = []
         self._finish_waiters: dict[Tag, list[asyncio.Future[None]]] = {}
         self._idle_waiters: list[asyncio.Future[None]] = []
         self._num_failed = 0
@@ -174,7 +180,7 @@ class Engine:
         self._admissions.append(turn)
         self._admitting.add(tag)
         try:
-            await self._wait(turn, name=f"admission of {tag}", timeout_s=timeout_s)
+            await self._wait(turn, "admission of", tag, timeout_s=timeout_s)
             self._check_running()
             return self._scheduler.admit(tag)
         finally:
@@ -192,6 +198,25 @@ class Engine:
         if self._admissions or self._scheduler.room <= self._reserved:
             raise NoRoom(f"{tag} not admitted: {self._describe()}")
         return self._admit(tag)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether `admit_nowait` may go on."""
+        return not self._admissions and self._scheduler.room > self._reserved
+
+    async def wait_room(self, *, timeout_s: float | None = None) -> None:
+        """Wait until a turn, with its `on_room`, leaves room. Others may take it first. Cancel it at will.
+
+        Raises:
+            EngineClosed: The engine is not running, or stopped meanwhile.
+            WaitTimedOut: No slot came free in `timeout_s`.
+        """
+        self._check_running()
+        if not self.has_room:
+            room: asyncio.Future[None] = self._loop.create_future()
+            self._room_waiters.append(room)
+            await self._wait(room, "room in the engine", timeout_s=timeout_s)
+            self._check_running()
 
     def abandon(self, tag: Tag) -> bool:
         """Give `tag` up; returns False if it was over already.
@@ -221,7 +246,7 @@ class Engine:
             raise TagUnknown(tag=tag)
         over: asyncio.Future[None] = self._loop.create_future()
         self._finish_waiters.setdefault(tag, []).append(over)
-        await self._wait(over, name=f"finish of {tag}", timeout_s=timeout_s)
+        await self._wait(over, "finish of", tag, timeout_s=timeout_s)
 
     async def drain(self, *, timeout_s: float | None = None) -> None:
         """Wait until no tag is live and no thread runs a call. Cancelling is harmless.
@@ -234,7 +259,7 @@ class Engine:
         if not self._scheduler.idle:
             idle: asyncio.Future[None] = self._loop.create_future()
             self._idle_waiters.append(idle)
-            await self._wait(idle, name="draining the engine", timeout_s=timeout_s)
+            await self._wait(idle, "draining the engine", timeout_s=timeout_s)
 
     # Tokens
 
@@ -283,7 +308,7 @@ class Engine:
             return
         self._turning = True
         try:
-            while effects := self._scheduler.take_effects():
+            while effects := self._scheduler.take_effects() or self._fill_room():
                 for effect in effects:
                     if isinstance(effect, (Firing, BatchCall)):
                         if effect.node.heavy:
@@ -300,6 +325,18 @@ class Engine:
             self._submit()
         if self._admissions:
             self._call_admissions()
+        if self._room_waiters and self.has_room:
+            self._wake_room_waiters()
+
+    def _fill_room(self) -> list[Effect]:
+        """Let the owner admit, if there is room; returns what follows from it."""
+        if self._on_room is None or not self.has_room or self._state != "running":
+            return []
+        try:
+            self._on_room()
+        except Exception as error:
+            self._fail(error)
+        return self._scheduler.take_effects()
 
     def _run_light(self, call: Call) -> None:
         clock = None if self._trace is None else self._pool.clock
@@ -413,15 +450,24 @@ class Engine:
                 self._reserved += 1
                 turn.set_result(None)
 
-    async def _wait(self, future: asyncio.Future[None], *, name: str, timeout_s: float | None) -> None:
+    def _wake_room_waiters(self) -> None:
+        waiters, self._room_waiters = self._room_waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def _wait(
+        self, future: asyncio.Future[None], what: str, tag: Tag | None = None, *, timeout_s: float | None
+    ) -> None:
         timeout_s = self._wait_timeout_s if timeout_s is None else timeout_s
-        deadline = self._loop.call_later(timeout_s, self._time_out, future, name, timeout_s)
+        deadline = self._loop.call_later(timeout_s, self._time_out, future, what, tag, timeout_s)
         try:
             await future
         finally:
             deadline.cancel()
 
-    def _time_out(self, future: asyncio.Future[None], name: str, timeout_s: float) -> None:
+    def _time_out(self, future: asyncio.Future[None], what: str, tag: Tag | None, timeout_s: float) -> None:
+        name = what if tag is None else f"{what} {tag}"
         _refuse(future, WaitTimedOut(name=name, timeout_s=timeout_s, details=self._describe()))
 
     async def _wait_for_threads(self) -> None:
@@ -432,9 +478,7 @@ class Engine:
             idle: asyncio.Future[None] = self._loop.create_future()
             self._idle_waiters.append(idle)
             try:
-                await self._wait(
-                    idle, name="closing the engine", timeout_s=max(0.0, ends_at - self._loop.time())
-                )
+                await self._wait(idle, "closing the engine", timeout_s=max(0.0, ends_at - self._loop.time()))
             except asyncio.CancelledError as error:
                 cancelled = error
         if cancelled is not None:
@@ -462,10 +506,11 @@ class Engine:
     def _stop(self) -> None:
         """Abandon everything and refuse all who wait."""
         self._state = "stopped"
-        waiting = [*self._admissions, *self._idle_waiters]
+        waiting = [*self._admissions, *self._idle_waiters, *self._room_waiters]
         for futures in self._finish_waiters.values():
             waiting += futures
         self._admissions.clear()
+        self._room_waiters.clear()
         self._idle_waiters.clear()
         self._finish_waiters.clear()
         for future in waiting:

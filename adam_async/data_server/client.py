@@ -196,22 +196,31 @@ class DataClient:
         """Whether everything that waited for this replica has been taken."""
         return self._last and not self._groups
 
-    async def next_group(self) -> ImageGroup:
-        """Take the next group. Waits without a deadline: an epoch may be over, or others still busy.
+    async def wait_group(self) -> None:
+        """Wait for a group to take. Without a deadline: an epoch may be over, or others still busy.
 
         Cancelling it loses nothing.
         """
-        if not self._groups:
-            loop = asyncio.get_running_loop()
-            begin = loop.time()
-            over = self._last
-            while not self._groups:
-                self._has_group.clear()
-                await self._has_group.wait()
-            if not over:
-                # Waiting for the next epoch is not waiting for a slow data server.
-                self._blocked_fetches += 1
-                self._blocked_s += loop.time() - begin
+        if self._groups:
+            return
+        loop = asyncio.get_running_loop()
+        begin = loop.time()
+        over = self._last
+        while not self._groups:
+            self._has_group.clear()
+            await self._has_group.wait()
+        if not over:
+            # Waiting for the next epoch is not waiting for a slow data server.
+            self._blocked_fetches += 1
+            self._blocked_s += loop.time() - begin
+
+    @property
+    def has_group(self) -> bool:
+        """Whether there is a group to take."""
+        return bool(self._groups)
+
+    def take(self) -> ImageGroup:
+        """Take the next group; there must be one."""
         self._taken += 1
         group = self._groups.popleft()
         if len(self._groups) <= self._ahead // 2:

@@ -25,7 +25,7 @@ from adam_async.parameter_server.client import ParameterClient, SessionIdentity
 from adam_async.placement import shard_table
 from adam_async.shard_storage import ShardStorage
 from adam_async.traffic import Traffic
-from dataflow import ComputePool, Engine, Tag
+from dataflow import ComputePool, Engine, Tag, WaitTimedOut
 from transport import BufferPool, Identity, Network
 
 
@@ -117,6 +117,7 @@ class Participation:
                     pool=self._pool,
                     in_flight=self._in_flight,
                     contexts=[self._model.context(self._group_images) for _ in range(self._in_flight + 1)],
+                    on_room=self._fill,
                     wait_timeout_s=self._waits.patience_s,
                 )
             )
@@ -124,14 +125,46 @@ class Participation:
             await self._feed(self._engine)
 
     async def _feed(self, engine: Engine) -> None:
+        """Keep the engine full.
+
+        While groups are there and servers keep up, `_fill` does it within the engine's own turns; this task
+        only waits for whatever else it may lack.
+        """
         while True:
-            if self._data.exhausted:
-                await engine.drain()
-                self._way.flush()
-            group = await self._data.next_group()
-            await self._client.admit()
+            if not self._data.has_group:
+                if self._data.exhausted:
+                    await engine.drain()
+                    self._way.flush()
+                await self._data.wait_group()
+            elif not self._client.may_push:
+                await self._client.admit()
+            elif not engine.has_room:
+                await self._wait_room(engine)
+            self._fill()
+
+    async def _wait_room(self, engine: Engine) -> None:
+        """Wait for room that `_fill` leaves. That may be long; no group trained for `patience_s` is too long.
+
+        Raises:
+            WaitTimedOut: No group was trained in that time.
+        """
+        while True:
+            trained = engine.statistics().finished
+            try:
+                await engine.wait_room()
+                return
+            except WaitTimedOut:
+                if engine.statistics().finished == trained:
+                    raise
+
+    def _fill(self) -> None:
+        """Admit groups, while there are some, there is room and servers keep up. Never waits."""
+        engine, data, client = self._engine, self._data, self._client
+        assert engine is not None
+        while data.has_group and engine.has_room and client.may_push:
+            group = data.take()
             tag = Tag(group.lease.epoch, group.lease.number, group.lease.attempt)
-            await engine.admit(tag)
+            engine.admit_nowait(tag)
             engine.deliver("group", tag, group)
 
     def _landed(self, tag: Tag) -> None:

@@ -15,7 +15,7 @@ from adam_async.model_worker.updates import MESSAGE_SHARDS
 from adam_async.parameter_server.client import ParameterClient
 from adam_async.placement import ShardTable
 
-STEPS = 4
+STEPS = 8
 """Steps of one record, unless fewer are left."""
 
 

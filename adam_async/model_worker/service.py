@@ -115,10 +115,14 @@ class ModelWorker:
                 continue
             if node.replica < 0 or not _primaries_ready(cluster):
                 continue
+            in_place = run.config["weights"] == "aliased"
+            storage = self._storage(run) if in_place else None
+            if in_place and storage is None:
+                continue  # its servers have gone on to a newer run, of which we hear next
             done = run.id
-            await self._train(cluster, node.replica)
+            await self._train(cluster, node.replica, storage)
 
-    async def _train(self, cluster: ClusterMap, replica: int) -> None:
+    async def _train(self, cluster: ClusterMap, replica: int, storage: ShardStorage | None) -> None:
         """Train one run until it ends."""
         run = cluster.run
         assert run is not None
@@ -133,7 +137,7 @@ class ModelWorker:
             threads=self._threads,
             in_flight=self._in_flight,
             traffic=self._traffic,
-            storage=self._storage(run),
+            storage=storage,
         )
         self._part = part
         async with asyncio.TaskGroup() as group:
@@ -147,17 +151,17 @@ class ModelWorker:
         logger.info("%s is done with run %s", self._identity.node, run.id)
 
     def _storage(self, run: RunRecord) -> ShardStorage | None:
-        """The servers' memory, for a run that trains in place.
+        """The servers' memory, for a run that trains in place; None if they have already left the run.
 
         Raises:
-            RunFailed: Its servers are not in this process.
+            RunFailed: There are no servers in this process.
         """
-        if run.config["weights"] != "aliased":
-            return None
-        storage = self._shelf.find(run.id)
-        if storage is None:
-            raise RunFailed(f"run {run.id} trains in place, and its servers are not in this process")
-        return storage
+        if not self._shelf.has_servers:
+            raise RunFailed(
+                f"run {run.id} trains in place (weights=aliased), and its servers are not in the process of "
+                f"{self._identity.node}: run it with weights=copy"
+            )
+        return self._shelf.find(run.id)
 
     async def _say_ready(self, part: Participation, run: str) -> None:
         await part.prepared.wait()

@@ -290,6 +290,7 @@ class ParameterClient:
             )
             for server, address in addresses.items()
         }
+        self._all = tuple(self.channels.values())
         self._admission_waits = 0
         self._admission_wait_s = 0.0
 
@@ -387,6 +388,7 @@ class ParameterClient:
         def answered(answer: Message) -> bool:
             unpack(answer, Recorded)
             session.counts.acknowledged += len(shards) * len(steps)
+            session.counts.refused += sum(len(step.refused) for step in steps)
             on_answer()
             return True
 
@@ -434,6 +436,11 @@ class ParameterClient:
         self.channels[server].say(Exchange(message=pack(body), on_answer=on_answer))
 
     # --- waiting -----------------------------------------------------------------------------
+
+    @property
+    def may_push(self) -> bool:
+        """Whether no server owes too many answers."""
+        return all(channel.session.may_push for channel in self._all)
 
     async def admit(self) -> None:
         """Wait until every server may be pushed to. Cancelling it loses nothing.

@@ -170,6 +170,60 @@ async def test_a_tag_abandoned_in_line_is_not_admitted() -> None:
             await third
 
 
+async def test_room_is_filled_within_the_turn_that_makes_it() -> None:
+    pool, rest = ManualPool(), [Tag(1, number) for number in range(5)]
+
+    def fill() -> None:
+        while rest and engine.has_room:
+            tag = rest.pop(0)
+            engine.admit_nowait(tag)
+            engine.deliver("x", tag, tag.number)
+
+    async with Engine(HEAVY, pool=pool, in_flight=2, on_room=fill) as engine:
+        fill()
+        outstanding = []
+        for _ in range(5):
+            outstanding.append(len(pool.queued))
+            pool.step()
+        assert outstanding == [2, 2, 2, 2, 1]
+        assert engine.statistics().finished == 5
+
+
+async def test_who_waits_for_room_hears_of_it_only_when_the_filling_leaves_some() -> None:
+    pool, rest = ManualPool(), [B]
+
+    def fill() -> None:
+        if rest:
+            tag = rest.pop()
+            engine.admit_nowait(tag)
+            engine.deliver("x", tag, 1)
+
+    engine = Engine(HEAVY, pool=pool, in_flight=1, on_room=fill)
+    async with engine, asyncio.TaskGroup() as tg:
+        tg.create_task(engine.wait_room(), name="no wait")  # there is room
+        await asyncio.sleep(0)
+        engine.admit_nowait(A)
+        engine.deliver("x", A, 1)
+        wait = tg.create_task(engine.wait_room(), name="wait")
+        await asyncio.sleep(0)
+        pool.step()
+        await asyncio.sleep(0)
+        assert not wait.done()
+        pool.step()
+        await wait
+        assert engine.has_room
+
+
+async def test_a_filling_that_fails_stops_the_engine_with_its_own_error() -> None:
+    def fill() -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        async with Engine(HEAVY, pool=ManualPool(), in_flight=2, on_room=fill) as engine:
+            await engine.admit(A)
+            await engine.wait_finished(A)
+
+
 async def test_a_tag_cannot_be_admitted_twice() -> None:
     async with Engine(HEAVY, pool=ManualPool(), in_flight=1) as engine, asyncio.TaskGroup() as tg:
         await engine.admit(A)
@@ -270,7 +324,7 @@ async def test_a_failing_node_stops_the_engine() -> None:
         engine.deliver("x", B, 1)
 
 
-@pytest.mark.parametrize("wait", ["admit", "wait_finished", "drain"])
+@pytest.mark.parametrize("wait", ["admit", "wait_finished", "drain", "wait_room"])
 async def test_who_waits_when_the_engine_stops_raises_the_failure(wait: str) -> None:
     pool = ManualPool()
     with pytest.raises(NodeFailed):
@@ -282,6 +336,7 @@ async def test_who_waits_when_the_engine_stops_raises_the_failure(wait: str) -> 
                 "admit": lambda: engine.admit(B),
                 "wait_finished": lambda: engine.wait_finished(A),
                 "drain": engine.drain,
+                "wait_room": engine.wait_room,
             }[wait]()
 
 
