@@ -7,25 +7,14 @@ ever reaches the weights: each gradient is checked before its tensor is touched.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
-from adam_async.model.bare import StepBuffers
 from adam_async.model.context import Context
 from adam_async.model.finite import is_finite
 from adam_async.model.layer import Weights
 from adam_async.model.network import Network
 from adam_async.model.rules import Rule, RuleState, Sgd
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepOutcome:
-    """What became of one step."""
-
-    loss: float
-    """Mean over the group's images; not finite if the network's scores were not."""
-    refused: tuple[str, ...] = ()
-    """Tensors whose gradient was not finite, in the order of the way back; they and their state are as
-    they were."""
+from adam_async.model.step import StepBuffers as StepBuffers
+from adam_async.model.step import StepOutcome as StepOutcome
 
 
 class InPlaceStep:
@@ -69,11 +58,8 @@ class InPlaceStep:
             ModelError: An array has the wrong shape, dtype or layout.
         """
         network, refused, engine = self._network, [], self._network.engine
-        if engine is not None and engine.covers_all and type(self._rule) is Sgd:
-            loss, left_alone = engine.descend(
-                weights, state, context, scratch.gradients, self._rule, float(rate)
-            )
-            return StepOutcome(loss=loss, refused=left_alone)
+        if engine is not None and type(self._rule) is Sgd:
+            return engine.descend(weights, state, context, scratch, self._rule, float(rate))
         loss = network.forward(weights, context)
         for number in reversed(range(len(network.layers))):
             network.backward_layers(weights, context, range(number, number + 1))

@@ -13,11 +13,12 @@ import numpy as np
 from adam_async.model.context import Context
 from adam_async.model.fast import program
 from adam_async.model.fast.compiled import Compiled
-from adam_async.model.fast.dense import FastDense
+from adam_async.model.fast.descent import Descent
 from adam_async.model.fast.layers import FAST_LAYERS
-from adam_async.model.fast.tape import Op, Ref, Tape
-from adam_async.model.layer import Array, Layer, ParameterSpec, Weights
-from adam_async.model.rules import Sgd
+from adam_async.model.fast.tape import Op, Tape
+from adam_async.model.layer import Layer, Weights
+from adam_async.model.rules import RuleState, Sgd
+from adam_async.model.step import StepBuffers, StepOutcome
 from adam_async.model.topology import Topology
 
 Step = Tape | int
@@ -38,27 +39,22 @@ class Engine:
     """
 
     def __init__(self, topology: Topology, dtype: np.dtype[Any]) -> None:
-        self._topology = topology
-        self._dtype = dtype
-
-    @property
-    def covers_all(self) -> bool:
-        """Whether every layer has compiled kernels."""
-        return all(isinstance(layer, Compiled) for layer in self._topology.layers)
+        self.topology = topology
+        self.dtype = dtype
 
     def warm_up(self, progress: Callable[[int, int], None] | None) -> None:
         """Compile everything, or read it from the disk."""
-        program.compile_kernels(self._dtype, progress)
+        program.compile_kernels(self.dtype, progress)
 
     def forward(self, weights: Weights, context: Context, layers: range) -> None:
         """Run these layers."""
         key = ("forward", layers)
         steps = context.tapes.get(key)
         if steps is None:
-            steps = context.tapes[key] = self._steps(context, layers, self._forward_ops)
+            steps = context.tapes[key] = self._steps(context, layers, self.forward_ops)
         for step in steps:
             if isinstance(step, int):
-                self._topology.layers[step].forward(weights, context.slots(step))
+                self.topology.layers[step].forward(weights, context.slots(step))
             else:
                 step.run(weights)
 
@@ -67,54 +63,36 @@ class Engine:
         key = ("backward", layers)
         steps = context.tapes.get(key)
         if steps is None:
-            steps = context.tapes[key] = self._steps(context, reversed(layers), self._backward_ops)
+            steps = context.tapes[key] = self._steps(context, reversed(layers), self.backward_ops)
         for step in steps:
             if isinstance(step, int):
-                context.gather_error(step)
-                slots = context.slots(step)
-                if any(error is not None for error in slots.input_errors):
-                    self._topology.layers[step].backward(weights, slots)
+                self.own_backward(weights, context, step)
             else:
                 step.run(weights)
+
+    def own_backward(self, weights: Weights, context: Context, number: int) -> None:
+        """Run the way back of a layer without compiled kernels."""
+        context.gather_error(number)
+        slots = context.slots(number)
+        if any(error is not None for error in slots.input_errors):
+            self.topology.layers[number].backward(weights, slots)
 
     def descend(
         self,
         weights: Weights,
-        state: Mapping[str, Mapping[str, Array]],
+        state: Mapping[str, RuleState],
         context: Context,
-        gradients: Mapping[str, Array],
+        buffers: StepBuffers,
         rule: Sgd,
         rate: float,
-    ) -> tuple[float, tuple[str, ...]]:
-        """Forward, backward and rule in place, in one call. Every layer must have compiled kernels.
-
-        Args:
-            weights: All tensors, changed.
-            state: The rule's, by tensor, changed.
-            context: With a group loaded.
-            gradients: Memory for the gradient of every tensor.
-            rule: What to apply.
-            rate: Learning rate.
-
-        Returns:
-            The mean loss, and the tensors whose gradient was not finite and that were left alone.
-        """
+    ) -> StepOutcome:
+        """Do forward, backward and rule in place: one call, where every layer has compiled kernels."""
         key = ("descend", rule)
-        kept = context.tapes.get(key)
-        if kept is None or kept[1] is not gradients:
-            refused = np.zeros(sum(len(layer.parameters) for layer in self._topology.layers), np.int64)
-            names: list[str] = []
-            ops = self._descent(context, gradients, refused, names, rule)
-            tape = Tape(ops, self._dtype, (0.0, rule.momentum, rule.weight_decay))
-            kept = context.tapes[key] = (tape, gradients, refused, tuple(names))
-        tape, _, refused, found = kept
-        tape.hyper[0] = rate
-        loss = tape.run(weights, state)
-        if not refused.any():
-            return loss, ()
-        names_refused = tuple(name for name, flag in zip(found, refused, strict=True) if flag)
-        refused.fill(0)
-        return loss, names_refused
+        descent = context.tapes.get(key)
+        if descent is None or descent.buffers is not buffers:
+            descent = context.tapes[key] = Descent(self, context, buffers, rule)
+        assert isinstance(descent, Descent)
+        return descent.run(weights, state, context, rate)
 
     def _steps(
         self,
@@ -125,22 +103,24 @@ class Engine:
         steps: list[Step] = []
         ops: list[Op] = []
         for number in layers:
-            layer = self._topology.layers[number]
+            layer = self.topology.layers[number]
             if isinstance(layer, Compiled):
                 ops += ops_of(context, number, layer)
                 continue
             if ops:
-                steps.append(Tape(ops, self._dtype))
+                steps.append(Tape(ops, self.dtype))
             steps.append(number)
             ops = []
         if ops:
-            steps.append(Tape(ops, self._dtype))
+            steps.append(Tape(ops, self.dtype))
         return tuple(steps)
 
-    def _forward_ops(self, context: Context, number: int, layer: Compiled) -> list[Op]:
+    def forward_ops(self, context: Context, number: int, layer: Compiled) -> list[Op]:
+        """What a layer does forward."""
         return layer.forward_ops(context.slots(number))
 
-    def _backward_ops(self, context: Context, number: int, layer: Compiled) -> list[Op]:
+    def backward_ops(self, context: Context, number: int, layer: Compiled) -> list[Op]:
+        """What a layer does on the way back, the sum of what its readers handed it before."""
         slots = context.slots(number)
         ops = []
         parts = context.error_parts(number)
@@ -152,47 +132,3 @@ class Engine:
         if any(error is not None for error in slots.input_errors):
             ops += layer.backward_ops(slots)
         return ops
-
-    def _descent(
-        self,
-        context: Context,
-        gradients: Mapping[str, Array],
-        refused: Array,
-        names: list[str],
-        rule: Sgd,
-    ) -> list[Op]:
-        layers = self._topology.layers
-        ops: list[Op] = []
-        for number, layer in enumerate(layers):
-            assert isinstance(layer, Compiled)
-            ops += self._forward_ops(context, number, layer)
-        losses = context.slots(len(layers) - 1).output
-        ops.append(Op.of(program.MEAN, losses.size, losses))
-        for number, layer in reversed(tuple(enumerate(layers))):
-            assert isinstance(layer, Compiled)
-            ops += self._backward_ops(context, number, layer)
-            for parameter in layer.parameters:
-                flag = refused[len(names) :]
-                names.append(parameter.name)
-                ops += self._update(context, number, layer, parameter, gradients[parameter.name], flag, rule)
-        return ops
-
-    def _update(
-        self,
-        context: Context,
-        number: int,
-        layer: Compiled,
-        parameter: ParameterSpec,
-        gradient: Array,
-        refused: Array,
-        rule: Sgd,
-    ) -> list[Op]:
-        slots = context.slots(number)
-        values = Ref(name=parameter.name, shape=parameter.shape, written=True)
-        momentum: Ref | int = 0
-        if rule.momentum:
-            momentum = Ref(name=parameter.name, shape=parameter.shape, key="momentum", written=True)
-        ops = layer.delta_ops(slots, parameter.kind, gradient)
-        if isinstance(layer, FastDense) and parameter.kind == "weight":
-            return [layer.descent_op(slots, values, momentum, ops[0], refused)]
-        return [*ops, Op.of(program.DESCEND, parameter.size, values, gradient, momentum, refused)]

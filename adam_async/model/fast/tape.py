@@ -129,16 +129,14 @@ class Tape:
     Args:
         ops: What to do.
         dtype: Of all arrays of numbers.
-        hyper: Rate, momentum and weight decay, for rules.
+        hyper: Rate, momentum and weight decay, for rules; kept, so that the caller may change them.
     """
 
-    def __init__(
-        self, ops: Sequence[Op], dtype: "np.dtype[np.floating]", hyper: Sequence[float] = (0.0, 0.0, 0.0)
-    ) -> None:
+    def __init__(self, ops: Sequence[Op], dtype: "np.dtype[np.floating]", hyper: Array | None = None) -> None:
         self._ops = fuse(ops)
         self._like = dtype.type(0)
         self._rows = np.zeros((len(self._ops), program.FIELDS), np.int64)
-        self.hyper = np.array(hyper, dtype)
+        self._hyper = np.zeros(3, dtype) if hyper is None else hyper
         places: dict[Ref, list[tuple[int, int]]] = {}
         for row, op in enumerate(self._ops):
             self._rows[row, 0] = op.code
@@ -176,7 +174,7 @@ class Tape:
                 array = weights[ref.name]
             if array is not self._bound[number]:
                 self._bind(number, ref, places, array)
-        return float(program.run(self._rows, self._like, self.hyper))
+        return float(program.run(self._rows, self._like, self._hyper))
 
     def _bind(self, number: int, ref: Ref, places: list[tuple[int, int]], array: Array) -> None:
         if array.shape != ref.shape or array.dtype != self._like.dtype or not array.flags.c_contiguous:

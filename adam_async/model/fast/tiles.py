@@ -165,8 +165,8 @@ def _emit_tile(vector: _Vectors, rows: int, vectors: int, access: str, arguments
     c, c_row, a, a_step, a_table, b, b_step, depth, add = arguments
     builder = vector.builder
     a_start, b_start = builder.inttoptr(a, _POINTER), builder.inttoptr(b, _POINTER)
-    # Addresses of rows fill more registers than there are; where the rows' values of one k are neighbours, one
-    # address does for all.
+    # Addresses of rows fill more registers than there are; where the rows' values of one k are neighbours,
+    # one address does for all.
     starts = [vector.at(a_start, builder.mul(a_step, _int(row))) for row in range(rows)]
 
     def entry(table: Any, k: Any) -> Any:

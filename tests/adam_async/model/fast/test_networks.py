@@ -12,13 +12,17 @@ pytest.importorskip("numba", reason="compiled kernels need numba")
 from adam_async.dice import Dice
 from adam_async.model import (
     BUILTIN_LAYERS,
+    InPlaceStep,
     Layer,
     LayerSpec,
+    ModelError,
     ModelSpec,
     Network,
+    Sgd,
     SpecError,
     mlp,
     named_model,
+    new_rule_state,
 )
 from adam_async.model.fast.compiled import Compiled
 
@@ -150,6 +154,36 @@ def test_a_layer_of_a_users_own_runs_its_own_steps():
     assert [isinstance(layer, Compiled) for layer in fast.layers] == [True, False, True, True]
     for name, gradient in found[0].items():
         np.testing.assert_allclose(found[1][name], gradient, rtol=1e-10)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
+def test_both_sets_of_kernels_train_alike_in_place(spec, momentum):
+    trained, rule = [], Sgd(momentum=momentum, weight_decay=0.01)
+    for kernels in ("numpy", "numba"):
+        network = Network(spec, np.float64, kernels=kernels)
+        weights, state = network.initial_weights(Dice(1)), new_rule_state(network, rule)
+        step, context = InPlaceStep(network, rule), network.context(6)
+        scratch = step.new_scratch()
+        for images in (6, 1, 6):
+            context.load(*group(network, images))
+            losses = step.train(weights, state, context, scratch, rate=0.01).loss
+        trained.append((losses, weights))
+
+    assert trained[1][0] == pytest.approx(trained[0][0], rel=1e-9)
+    for name, value in trained[0][1].items():
+        np.testing.assert_allclose(trained[1][1][name], value, rtol=1e-9, atol=1e-12, err_msg=name)
+
+
+def test_read_only_weights_are_not_trained_in_place():
+    network = Network(named_model("digits"), kernels="numba")
+    weights = network.initial_weights(Dice(1))
+    weights["fc1.weight"].flags.writeable = False
+    step, context = InPlaceStep(network, Sgd()), network.context(2)
+    context.load(*group(network, 2))
+
+    with pytest.raises(ModelError, match=r"'fc1\.weight' is to be changed in place, but .* read-only"):
+        step.train(weights, new_rule_state(network, Sgd()), context, step.new_scratch(), rate=0.1)
 
 
 @pytest.mark.slow

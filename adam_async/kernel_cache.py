@@ -1,0 +1,34 @@
+"""Where compiled kernels are kept on disk: per user, and per text of the kernels.
+
+Numba looks at the file that a kernel is in, but not at those of the kernels it calls; processors it tells
+apart itself. So the folder's name holds a digest of all files with kernels: a new version compiles anew, and
+an old one finds its own again.
+"""
+
+import hashlib
+import os
+from collections.abc import MutableMapping
+from pathlib import Path
+
+VARIABLE = "NUMBA_CACHE_DIR"
+"""What numba reads when it is imported."""
+
+KERNELS = Path(__file__).parent / "model" / "fast"
+
+
+def kernel_cache_folder(environment: MutableMapping[str, str]) -> Path:
+    """Name the folder; it need not exist."""
+    digest = hashlib.blake2b(digest_size=8)
+    for path in sorted(KERNELS.glob("*.py")):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    caches = environment.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(caches) / "adam-async" / f"kernels-{digest.hexdigest()}"
+
+
+def use_kernel_cache(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Choose the folder for this process and its children, unless the user has chosen one.
+
+    For whoever owns the process, before numba is imported.
+    """
+    if not environment.get(VARIABLE):
+        environment[VARIABLE] = str(kernel_cache_folder(environment))

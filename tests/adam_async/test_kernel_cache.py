@@ -1,0 +1,50 @@
+"""The folder of compiled kernels belongs to the user and to one text of the kernels."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from adam_async import kernel_cache
+from adam_async.kernel_cache import kernel_cache_folder, use_kernel_cache
+
+
+def test_the_folder_lies_in_the_users_cache():
+    assert kernel_cache_folder({"XDG_CACHE_HOME": "/caches"}).parent.as_posix() == "/caches/adam-async"
+    assert kernel_cache_folder({}).is_absolute()
+
+
+def test_a_changed_kernel_has_another_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(kernel_cache, "KERNELS", tmp_path)
+    (tmp_path / "a.py").write_text("one")
+    first = kernel_cache_folder({})
+    assert kernel_cache_folder({}) == first
+
+    (tmp_path / "a.py").write_text("two")
+    assert kernel_cache_folder({}) != first
+
+
+def test_what_the_user_chose_stays():
+    chosen, left_open = {"NUMBA_CACHE_DIR": "/mine"}, {"XDG_CACHE_HOME": "/caches"}
+    use_kernel_cache(chosen)
+    use_kernel_cache(left_open)
+
+    assert chosen["NUMBA_CACHE_DIR"] == "/mine"
+    assert left_open["NUMBA_CACHE_DIR"] == str(kernel_cache_folder(left_open))
+
+
+@pytest.mark.slow
+def test_kernels_are_kept_there(tmp_path):
+    pytest.importorskip("numba", reason="compiled kernels need numba")
+    code = (
+        "import os; from adam_async.kernel_cache import use_kernel_cache; use_kernel_cache(); "
+        "import numpy as np; from adam_async.model.fast.memory import largest; "
+        "x = np.ones(3); assert largest(x.ctypes.data, 3, np.float64(0)) == 1"
+    )
+    environment = {k: v for k, v in os.environ.items() if k != "NUMBA_CACHE_DIR"}
+    subprocess.run(
+        [sys.executable, "-c", code], check=True, env=environment | {"XDG_CACHE_HOME": str(tmp_path)}
+    )
+
+    assert list(tmp_path.glob("adam-async/kernels-*/**/*.nbi"))
