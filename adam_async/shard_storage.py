@@ -11,6 +11,7 @@ and whoever reads it copies first.
 from collections.abc import Callable, Iterable, Mapping
 from math import prod
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -84,18 +85,25 @@ class ShardStorage:
 
 
 class StorageShelf:
-    """The storage of the newest run, for all roles of a process."""
+    """The storages of the runs of a process, for all its roles; each is kept as long as a role keeps it.
+
+    Servers and workers hear of a new run at moments of their own, so that for a while one may still ask for
+    a run that another has left: a run has one storage, whoever asks for it in whatever order.
+    """
 
     def __init__(self) -> None:
-        self._run = ""
-        self._storage: ShardStorage | None = None
+        self._storages: WeakValueDictionary[str, ShardStorage] = WeakValueDictionary()
+        self.has_servers = False
+        """Whether a server of this process has opened a run."""
 
     def provide(self, run: str, make: Callable[[], ShardStorage]) -> ShardStorage:
-        """Give a server the storage of a run, made at the first asking. That of an older run is let go."""
-        if self._storage is None or self._run != run:
-            self._run, self._storage = run, make()
-        return self._storage
+        """Give a server the storage of a run, made at the first asking. The server must keep it."""
+        storage = self._storages.get(run)
+        if storage is None:
+            storage = self._storages[run] = make()
+        self.has_servers = True
+        return storage
 
     def find(self, run: str) -> ShardStorage | None:
-        """Give a worker the storage of a run, if a server of this process has opened it."""
-        return self._storage if self._run == run else None
+        """Give a worker the storage of a run, if somebody in this process has it."""
+        return self._storages.get(run)

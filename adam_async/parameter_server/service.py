@@ -110,6 +110,7 @@ class ParameterServer:
         self._waits = waits
         self._buffers = buffers
         self._shelf = shelf or StorageShelf()
+        self._storage: ShardStorage | None = None
         self._stack = AsyncExitStack()
         self._traffic = Traffic(identity.node)
         self._draining = False
@@ -181,7 +182,7 @@ class ParameterServer:
             weight_decay=float(config["weight_decay"]),
         )
         in_place = config["weights"] == "aliased"
-        storage = self._shelf.provide(
+        storage = self._storage = self._shelf.provide(
             run.id, lambda: ShardStorage(model.parameters, rule, self._dtype, in_place=in_place)
         )
         dice = Dice(int(config["seed"]))

@@ -308,7 +308,7 @@ class ServerState:
     def _record(self, event: RecordArrived) -> list[Effect]:
         record = event.record
         if record.run != self.run or record.generation != self.generation:
-            return [Refuse(event.request, "wrong-run", f"this server is on run {self.run}, not {record.run}")]
+            return [self._wrong_run(event.request, record)]
         shards = [self.shards.get(ShardId(number)) for number in record.shards]
         session: Session = (record.session, record.incarnation)
         last_step = record.number + len(record.steps) - 1
@@ -343,7 +343,7 @@ class ServerState:
     def _tick(self, event: TickArrived) -> list[Effect]:
         tick = event.tick
         if tick.run != self.run or tick.generation != self.generation:
-            return [Refuse(event.request, "wrong-run", f"this server is on run {self.run}, not {tick.run}")]
+            return [self._wrong_run(event.request, tick)]
         for number in tick.shards:
             shard = self.shards.get(ShardId(number))
             if shard is not None:
@@ -365,11 +365,7 @@ class ServerState:
     def _pull(self, event: PullArrived) -> list[Effect]:
         pull = event.pull
         if pull.run != self.run or pull.generation != self.generation:
-            here, there = (
-                f"{self.run} generation {self.generation}",
-                f"{pull.run} generation {pull.generation}",
-            )
-            return [Refuse(event.request, "wrong-run", f"this server is on run {here}, not {there}")]
+            return [self._wrong_run(event.request, pull)]
         unknown = [number for number in pull.shards if ShardId(number) not in self.shards]
         if unknown:
             return [Refuse(event.request, "not-primary", f"not the primary of shards {unknown[:8]}")]
@@ -378,6 +374,11 @@ class ServerState:
             return [SendValues(event.request, shards)]
         self._queue.append(QueuedPull(event.request, shards))
         return []
+
+    def _wrong_run(self, request: Request, asked: Record | Tick | Pull) -> Refuse:
+        here = f"{self.run} generation {self.generation}"
+        there = f"{asked.run} generation {asked.generation}"
+        return Refuse(request, "wrong-run", f"this server is on run {here}, not {there}")
 
     # --- for the curious ---------------------------------------------------------------------
 

@@ -1,5 +1,7 @@
 """A parameter server over real links: what it is asked wrongly it refuses by name, and serves on."""
 
+import threading
+
 import msgspec
 import numpy as np
 import pytest
@@ -13,13 +15,16 @@ from adam_async.messages import (
     Pull,
     Push,
     Pushed,
+    Record,
+    Recorded,
+    StepRecord,
     Tick,
     Values,
     pack,
     read_text_tensor,
     unpack,
 )
-from tests.adam_async.runs import NETWORKS, SHARDED, servers_of
+from tests.adam_async.runs import NETWORKS, SHARDED, servers_of, until
 from transport import Message, RemoteError
 
 
@@ -167,6 +172,76 @@ async def test_factors_of_several_shards_give_what_their_deltas_give(network):
 
 def mine(servers, name):
     return {spec.id for spec in servers.table.shards if servers.map.buckets[spec.bucket] == name}
+
+
+ONE_STEP = (StepRecord(1, 4, 0),)
+
+
+def record_of(servers, shards, *, number=1, steps=ONE_STEP, **fields):
+    fields = {"run": "run", "generation": servers.map.generation, **fields}
+    return Record(
+        session=1, incarnation=1, replica=0, shards=tuple(shards), number=number, steps=tuple(steps), **fields
+    )
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+async def test_a_record_is_counted_and_leaves_every_value_alone(network):
+    async with servers_of(NETWORKS[network](), weights="aliased") as servers, talk(servers) as link:
+        before = {number: shard.values.copy() for number, shard in servers.shards().items()}
+        steps = (StepRecord(1, 4, 0), StepRecord(2, 4, 3, (0,)))
+        message = pack(record_of(servers, before, steps=steps))
+        for _ in range(2):
+            assert unpack(await link.call(message, timeout_s=50.0), Recorded) == Recorded()
+        first, *others = servers.shards().values()
+        assert (first.version, first.refused, dict(first.staleness)) == (1, 1, {0: 1})
+        for shard in others:
+            assert (shard.version, shard.refused, dict(shard.staleness)) == (2, 0, {0: 1, 3: 1})
+        for number, shard in servers.shards().items():
+            shard.check_invariants()
+            assert (shard.clocks[0], shard.last_number, shard.duplicates) == (2, {(1, 1): 2}, 2)
+            np.testing.assert_array_equal(shard.values, before[number])
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+async def test_a_record_out_of_turn_is_refused_by_name_and_counts_nothing(network):
+    async with servers_of(NETWORKS[network](), weights="aliased") as servers, talk(servers) as link:
+        ours = list(servers.shards())
+        nothing = Message(type="Record", meta=pack(record_of(servers, ours)).meta | {"steps": []})
+        for message, code, said in (
+            (pack(record_of(servers, ours, number=2)), "gap", "expected step 1, not 2"),
+            (pack(record_of(servers, [*ours, 999])), "not-primary", "not the primary of all of"),
+            (pack(record_of(servers, ours, run="old")), "wrong-run", "not old generation"),
+            (pack(record_of(servers, ours, generation=99)), "wrong-run", "not run generation 99"),
+            (nothing, "malformed", "malformed Record"),
+        ):
+            await refused(link, message, code, said)
+        assert all((s.version, s.last_number) == (0, {}) for s in servers.shards().values())
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+async def test_values_are_copies_while_threads_write_in_place(network):
+    async with servers_of(NETWORKS[network](), weights="aliased") as servers, talk(servers) as link:
+        bias = shard_named(servers, "fc2.bias")
+        memory, stop = servers.shards()[bias.id].values, threading.Event()
+
+        def write():
+            while not stop.is_set():
+                np.add(memory, 1.0, out=memory)
+
+        thread = threading.Thread(target=write, name="writes in place")
+        thread.start()
+        try:
+            pull = pack(Pull(run="run", generation=servers.map.generation, shards=(bias.id,)))
+            answers = [(await link.call(pull, timeout_s=50.0)).tensors[0] for _ in range(20)]
+            kept = [answer.copy() for answer in answers]
+            reached = memory[0]
+            await until(lambda: memory[0] != reached)  # the thread goes on writing
+        finally:
+            stop.set()
+            thread.join()
+        for answer, was in zip(answers, kept, strict=True):
+            assert not np.shares_memory(answer, memory)
+            np.testing.assert_array_equal(answer, was)
 
 
 async def test_statistics_are_plain_values():

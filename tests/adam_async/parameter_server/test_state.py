@@ -16,6 +16,8 @@ from adam_async.messages import (
     Problem,
     Pull,
     Push,
+    Record,
+    StepRecord,
     Tick,
 )
 from adam_async.parameter_server.apply import PushGradients
@@ -23,10 +25,12 @@ from adam_async.parameter_server.shard import Shard
 from adam_async.parameter_server.state import (
     MAX_BATCH,
     Acknowledge,
+    AcknowledgeRecord,
     AcknowledgeTick,
     Applied,
     PullArrived,
     PushArrived,
+    RecordArrived,
     Refuse,
     ReplicasChanged,
     SendValues,
@@ -91,6 +95,13 @@ class Server:
             shards=tuple(shards),
         )
         return self.tell(TickArrived(request, body))
+
+    def record(self, request, number, steps, *, shards=(0, 1), replica=0, **other):
+        """Steps as (clock, staleness) or (clock, staleness, refused places)."""
+        fields = {"run": "run", "generation": 1, "session": 1, "incarnation": 1, **other}
+        told = tuple(StepRecord(clock, 1, staleness, *refused) for clock, staleness, *refused in steps)
+        body = Record(**fields, replica=replica, shards=tuple(shards), number=number, steps=told)
+        return self.tell(RecordArrived(request, body))
 
     def apply(self, bad=()):
         """Apply one batch; pushes whose request is in `bad` are not finite."""
@@ -189,19 +200,32 @@ def test_a_push_of_an_older_assignment_finds_no_primary():
     assert answer.body.problems == (Problem(0, NOT_PRIMARY), Problem(1, NOT_PRIMARY))
 
 
-@pytest.mark.parametrize("what", ["push", "pull", "tick"])
+@pytest.mark.parametrize("what", ["push", "pull", "tick", "record"])
 def test_another_run_is_refused_by_name(what):
     server = Server()
     effects = {
         "push": lambda: server.push("a", (0,), (1,), run="old"),
         "pull": lambda: server.pull("a", 0, run="old"),
         "tick": lambda: server.tick("a", (0,), 1, run="old"),
+        "record": lambda: server.record("a", 1, [(1, 0)], run="old"),
     }[what]()
     (refusal,) = effects
     assert isinstance(refusal, Refuse)
     assert (refusal.request, refusal.code) == ("a", "wrong-run")
     assert "run run" in refusal.text
     assert "old" in refusal.text
+
+
+@pytest.mark.parametrize("what", ["pull", "tick", "record"])
+def test_another_assignment_is_refused_with_both_generations(what):
+    server = Server()
+    (refusal,) = {
+        "pull": lambda: server.pull("a", 0, generation=7),
+        "tick": lambda: server.tick("a", (0,), 1, generation=7),
+        "record": lambda: server.record("a", 1, [(1, 0)], generation=7),
+    }[what]()
+    assert refusal.code == "wrong-run"
+    assert refusal.text == "this server is on run run generation 1, not run generation 7"
 
 
 def test_a_pull_of_shards_that_live_elsewhere_is_refused_with_their_numbers():
@@ -319,6 +343,90 @@ def test_who_joins_when_nobody_is_left_starts_where_the_last_ones_were():
     server.tell(ReplicasChanged(()))
     server.tell(ReplicasChanged((TWO,)))
     assert server.shard().clocks == {TWO: 8}
+
+
+def counted(server, number=0):
+    shard = server.shard(number)
+    return shard.version, shard.last_number, dict(shard.staleness), shard.refused, shard.duplicates
+
+
+def test_the_steps_of_a_record_are_numbered_counted_and_clocked_on_every_shard():
+    server = Server(live=(ZERO, ONE))
+    (answer,) = server.record("a", 1, [(5, 0), (6, 2), (7, 2)])
+    assert (answer.request, type(answer)) == ("a", AcknowledgeRecord)
+    for number in (0, 1):
+        assert counted(server, number) == (3, {(1, 1): 3}, {0: 1, 2: 2}, 0, 0)
+        assert server.shard(number).clocks == {ZERO: 7, ONE: 0}
+        assert server.shard(number).values.tolist() == [0.0, 0.0]
+
+
+def test_a_record_that_is_said_again_is_answered_again_and_counted_once():
+    server = Server()
+    server.record("a", 1, [(1, 0), (2, 1)])
+    server.record("b", 3, [(3, 0)])
+    (again,) = server.record("a again", 1, [(1, 0), (2, 1)])
+    assert isinstance(again, AcknowledgeRecord)
+    assert counted(server) == (3, {(1, 1): 3}, {0: 2, 1: 1}, 0, 2)
+    assert server.shard().clocks == {ZERO: 3}
+
+
+def test_a_record_that_comes_too_early_is_refused_with_the_number_that_is_wanted():
+    server = Server()
+    server.record("a", 1, [(1, 0), (2, 0)])
+    before = counted(server)
+    (refusal,) = server.record("early", 4, [(4, 0)])
+    assert (refusal.request, refusal.code, refusal.text) == ("early", "gap", "expected step 3, not 4")
+    assert counted(server) == before
+    (answer,) = server.record("in turn", 3, [(3, 0), (4, 0)])
+    assert isinstance(answer, AcknowledgeRecord)
+    assert server.shard().version == 4
+
+
+def test_a_record_that_is_partly_known_is_refused_and_counts_nothing():
+    server = Server()
+    server.record("a", 1, [(1, 0)])
+    before = counted(server)
+    (refusal,) = server.record("b", 1, [(1, 0), (2, 0)])
+    assert (refusal.code, refusal.text) == ("gap", "expected step 2, not 1")
+    assert counted(server) == before
+
+
+@pytest.mark.parametrize("shards", [(0, 7), (7,), ()])
+def test_a_record_of_shards_that_live_elsewhere_is_refused_and_counts_nothing(shards):
+    server = Server()
+    (refusal,) = server.record("a", 1, [(1, 0)], shards=shards)
+    assert refusal.code == "not-primary"
+    assert str(shards) in refusal.text
+    assert counted(server) == (0, {}, {}, 0, 0)
+
+
+def test_records_of_other_sessions_and_lives_have_numbers_of_their_own():
+    server = Server(live=(ZERO, ONE))
+    server.record("a", 1, [(1, 0)])
+    server.record("b", 1, [(1, 1)], session=2, replica=1)
+    server.record("c", 1, [(2, 2)], incarnation=2)
+    assert counted(server) == (3, {(1, 1): 1, (2, 1): 1, (1, 2): 1}, {0: 1, 1: 1, 2: 1}, 0, 0)
+    assert server.shard().clocks == {ZERO: 2, ONE: 1}
+
+
+def test_a_refused_step_consumes_its_number_and_ticks_but_is_no_version_of_that_shard():
+    server = Server()
+    server.record("a", 1, [(1, 0, (1,)), (2, 3)])
+    assert counted(server, 0) == (2, {(1, 1): 2}, {0: 1, 3: 1}, 0, 0)
+    assert counted(server, 1) == (1, {(1, 1): 2}, {3: 1}, 1, 0)
+    assert server.shard(1).clocks == {ZERO: 2}
+    server.record("b", 3, [(3, 0, (0, 1))])
+    assert [server.shard(number).version for number in (0, 1)] == [2, 1]
+    assert server.shard(1).clocks == {ZERO: 3}
+    assert server.state.statistics()["refused"] == 3
+
+
+def test_the_record_of_a_replica_that_was_given_up_moves_no_clock():
+    server = Server(live=(ZERO, ONE))
+    server.tell(ReplicasChanged((ZERO,)))
+    server.record("late", 1, [(9, 0)], replica=1)
+    assert server.shard().clocks == {ZERO: 0}
+    assert server.shard().version == 1
 
 
 def test_statistics_add_up():
