@@ -37,7 +37,8 @@ class BaselineAround:
         self._config = config
         self._threads = threads
         self._dataset = dataset
-        self.network = Network(choose_model(config.model, data, text=model_text), dtype=config.dtype)
+        spec = choose_model(config.model, data, text=model_text)
+        self.network = Network(spec, dtype=config.dtype, kernels=config.kernels)
         self._rates: list[float] = []
 
     async def measure(self) -> None:

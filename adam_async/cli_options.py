@@ -54,6 +54,8 @@ class TrainOptions:
     """Train on a copy, or in place on the servers' memory; auto does that in one process where it can."""
     protocol: Literal["auto", "delta", "factors"] | None = None
     """How weight gradients of dense layers travel; auto takes the fewer bytes."""
+    kernels: Literal["auto", "numpy", "numba"] | None = None
+    """What computes the layers; auto takes numba, of the extra `fast`, where it is installed."""
     seed: int | None = None
     """Seed of every random value of the run."""
     until_accuracy: float | None = None

@@ -91,6 +91,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Whether training waits while the epoch's copied snapshot is evaluated."""
     shard_bytes: int = 1 << 20
     """Largest shard (AD-40)."""
+    kernels: Literal["auto", "numpy", "numba"] = "auto"
+    """What computes the layers: ``numba`` if it is installed (extra ``fast``), else ``numpy``."""
     dtype: Literal["float32", "float64"] = "float32"
     """Type of parameters and gradients; float64 is for proofs."""
     read_ahead: int = 16

@@ -208,7 +208,7 @@ class Driver:
         if self._spec is not None:
             check_fits(self._spec, data)
         spec = self._spec or choose_model(self.config.model, data, text=self._model_text)
-        model = Model(spec, dtype=self.config.dtype)
+        model = Model(spec, dtype=self.config.dtype, kernels=self.config.kernels)
         self.progress.data, self.progress.model = data, model
         run = self._submit(spec)
         await self._membership.submit_run(run)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from adam_async.config import Config
 from adam_async.dice import Dice
 from adam_async.messages import Finished, Values
+from adam_async.model.context import Context
 from adam_async.model.network import Network as Model
 from adam_async.model.rules import make_rule
 from adam_async.model_worker.in_place import InPlaceTrainer, TrainedInPlace
@@ -53,7 +54,12 @@ class Aliased:
         )
         rule = make_rule(config.rule, momentum=config.momentum, weight_decay=config.weight_decay)
         self._trainer = InPlaceTrainer(
-            network=model, rule=rule, storage=storage, rate=config.rate, dice=Dice(config.seed)
+            network=model,
+            rule=rule,
+            storage=storage,
+            rate=config.rate,
+            group_images=config.images_per_group,
+            dice=Dice(config.seed),
         )
 
     async def prepare(self) -> None:
@@ -83,9 +89,12 @@ class Aliased:
             on_finished=on_finished,
         )
 
-    def new_scratch(self) -> Any:
+    def new_context(self) -> Context:
+        """See `WayOfTraining.new_context`."""
+        return self._trainer.new_context()
+
+    def new_scratch(self) -> None:
         """See `WayOfTraining.new_scratch`."""
-        return self._trainer.new_scratch()
 
     def graph(self, landed: Callable[[Tag], None]) -> Graph:
         """See `WayOfTraining.graph`. No group waits for a pull: its step is in when it is trained."""

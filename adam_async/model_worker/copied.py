@@ -10,6 +10,7 @@ import msgspec
 from adam_async.config import Config
 from adam_async.dice import Dice
 from adam_async.messages import Finished
+from adam_async.model.context import Context
 from adam_async.model.network import Network as Model
 from adam_async.model_worker.pulls import Puller
 from adam_async.model_worker.steps import Stepper
@@ -100,6 +101,10 @@ class Copied:
             clock=self._puller.clock,
             on_finished=on_finished,
         )
+
+    def new_context(self) -> Context:
+        """See `WayOfTraining.new_context`."""
+        return self._model.context(self._config.images_per_group)
 
     def new_scratch(self) -> ThreadScratch:
         """See `WayOfTraining.new_scratch`."""

@@ -9,15 +9,14 @@ group began to read and the moment at which its own step was in.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from adam_async.data_server.client import ImageGroup
 from adam_async.dice import Dice
 from adam_async.messages import Lease
+from adam_async.model import InPlaceStep, StepBuffers
 from adam_async.model.context import Context
-from adam_async.model.in_place import InPlaceStep
 from adam_async.model.network import Network
 from adam_async.model.rules import Rule
 from adam_async.shard_storage import ShardStorage
@@ -44,20 +43,33 @@ class InPlaceTrainer:
         rule: The run's update rule.
         storage: The memory of the run's servers.
         rate: Learning rate.
+        group_images: Most images of a group.
         dice: What layers that draw, such as dropout, draw with.
     """
 
     def __init__(
-        self, *, network: Network, rule: Rule, storage: ShardStorage, rate: float, dice: Dice
+        self,
+        *,
+        network: Network,
+        rule: Rule,
+        storage: ShardStorage,
+        rate: float,
+        group_images: int,
+        dice: Dice,
     ) -> None:
+        self._network = network
         self._step = InPlaceStep(network, rule)
         self._storage = storage
         self._rate = rate
+        self._group_images = group_images
         self._dice = dice
+        self._buffers: dict[Context, StepBuffers] = {}
 
-    def new_scratch(self) -> Any:
-        """What one compute thread needs; the pool hands it to `train`."""
-        return self._step.new_scratch()
+    def new_context(self) -> Context:
+        """A training context, with buffers of its own: compiled steps remember where both of them lie."""
+        context = self._network.context(self._group_images)
+        self._buffers[context] = self._step.new_scratch()
+        return context
 
     # A run that diverges is told by its loss and its refused steps; a warning per group says nothing more.
     @np.errstate(over="ignore", invalid="ignore", divide="ignore")
@@ -69,7 +81,9 @@ class InPlaceTrainer:
         lease = group.lease
         context.load(group.images, group.labels, dice=self._dice, keys=(lease.epoch, lease.number))
         before = int(steps[0])
-        outcome = self._step.train(storage.weights, storage.states, context, firing.scratch, rate=self._rate)
+        outcome = self._step.train(
+            storage.weights, storage.states, context, self._buffers[context], rate=self._rate
+        )
         staleness = int(steps[0]) - before
         np.add(steps, 1, out=steps)
         return TrainedInPlace(lease, outcome.loss, staleness, outcome.refused)

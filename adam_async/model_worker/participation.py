@@ -58,9 +58,9 @@ class Participation:
         self._waits = waits
         self._threads = threads
         self._in_flight = in_flight
-        self._group_images = config.images_per_group
         self.prepared = asyncio.Event()
-        self._model = Model(ModelSpec.from_dict(run.spec), dtype=config.dtype)
+        self._model = Model(ModelSpec.from_dict(run.spec), dtype=config.dtype, kernels=config.kernels)
+        self._compiled = (0, 0)
         item_bytes = self._model.dtype.itemsize
         table = shard_table(self._model.parameters, shard_bytes=config.shard_bytes, item_bytes=item_bytes)
         pushing = SessionIdentity(
@@ -102,8 +102,6 @@ class Participation:
             group = await stack.enter_async_context(asyncio.TaskGroup())
             stack.callback(group.create_task(self._client.run(), name=f"{node}/parameters").cancel)
             await self._way.prepare()
-            self._way.begin(self._data.finished)
-            stack.callback(group.create_task(self._data.run(), name=f"{node}/data").cancel)
             self._pool = await stack.enter_async_context(
                 ComputePool(
                     threads=self._threads,
@@ -111,18 +109,25 @@ class Participation:
                     contexts=[self._way.new_scratch() for _ in range(self._threads)],
                 )
             )
+            await self._pool.run(self._model.warm_up, self._on_compiled)
+            self._way.begin(self._data.finished)
+            stack.callback(group.create_task(self._data.run(), name=f"{node}/data").cancel)
             self._engine = await stack.enter_async_context(
                 Engine(
                     self._way.graph(self._landed),
                     pool=self._pool,
                     in_flight=self._in_flight,
-                    contexts=[self._model.context(self._group_images) for _ in range(self._in_flight + 1)],
+                    contexts=[self._way.new_context() for _ in range(self._in_flight + 1)],
                     on_room=self._fill,
                     wait_timeout_s=self._waits.patience_s,
                 )
             )
             self.prepared.set()
             await self._feed(self._engine)
+
+    def _on_compiled(self, done: int, total: int) -> None:
+        """Kernels are compiled, or read from the disk, on a compute thread; see `statistics`."""
+        self._compiled = (done, total)
 
     async def _feed(self, engine: Engine) -> None:
         """Keep the engine full.
@@ -175,6 +180,7 @@ class Participation:
         """Counts of this run on this worker."""
         return {
             **self._way.statistics(),
+            "kernels": {"set": self._model.kernels, "compiled": self._compiled[0], "of": self._compiled[1]},
             "parameters": self._client.statistics(),
             "data": self._data.statistics(),
             "pool": self._pool.statistics() if self._pool is not None else None,

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from adam_async.messages import Finished
+from adam_async.model.context import Context
 from dataflow import Graph, Tag
 
 
@@ -22,8 +23,12 @@ class WayOfTraining(Protocol):
         """
         ...
 
+    def new_context(self) -> Context:
+        """Make a training context for one group in flight."""
+        ...
+
     def new_scratch(self) -> Any:
-        """Make what one compute thread needs beside the group's context."""
+        """Make what one compute thread needs beside the group's context; None if it needs nothing."""
         ...
 
     def graph(self, landed: Callable[[Tag], None]) -> Graph:
