@@ -1,12 +1,16 @@
 """The bare kernel loop: forward, backward, all gradients and the rule, on weights of its own.
 
-    OPENBLAS_NUM_THREADS=1 python -m benchmarks.kernels --json kernels.json [--peer torch.json]
+    OPENBLAS_NUM_THREADS=1 python -m benchmarks.kernels --json kernels.json [--peer earlier.json]
+    ... --kernels numpy numba --torch PYTHON     both sets, and PyTorch of that interpreter, in turn
+    ... --busy                                   beside a thread that is busy like an event loop
+    ... --layers                                 layer by layer instead: microseconds per group
 
 Rows: case, ours (images per second, all threads together), peer, ratio, unit. A peer is the same row of an
 earlier run's file, or of any file with such rows; without one, peer and ratio are null. Cases are run in
 turn, several times over, and the median is kept, because shared machines drift.
 
-Every thread trains its own copy of the weights, as worker replicas without a server would.
+Every thread trains its own copy of the weights, as worker replicas without a server would. PyTorch gets a
+process per thread instead, each with one thread, as its own Hogwild example does.
 """
 
 import os
@@ -18,6 +22,7 @@ import argparse
 import json
 import platform
 import statistics
+import subprocess
 import threading
 import time
 from dataclasses import dataclass
@@ -27,11 +32,16 @@ from typing import Any
 import numpy as np
 
 from adam_async.dice import Dice
-from adam_async.model import Network, Rule, Sgd, StepBuffers, named_model, new_rule_state, train_step
+from adam_async.kernel_cache import use_kernel_cache
+from adam_async.model import InPlaceStep, Network, Rule, Sgd, named_model, new_rule_state
+from benchmarks.kernels_layers import layer_rows
 
 RATE = 0.01
 POOL_IMAGES = 1024
 """Distinct images that a thread goes round in: enough not to stay in the cache, as in training."""
+BURST_S = 100e-6
+"""How long the busy thread holds the interpreter, and how long it then sleeps."""
+TORCH_SCRIPT = Path(__file__).with_name("kernels_torch.py")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +52,8 @@ class Case:
     threads: int
     group: int
     rule: Rule
+    kernels: str = "numpy"
+    busy: bool = False
 
     @property
     def name(self) -> str:
@@ -49,7 +61,9 @@ class Case:
             f", momentum {self.rule.momentum}" if isinstance(self.rule, Sgd) and self.rule.momentum else ""
         )
         threads = f"{self.threads} thread{'s' if self.threads > 1 else ''}"
-        return f"{self.model}, {threads}, group {self.group}, {self.rule.name}{momentum}"
+        kernels = "" if self.kernels == "numpy" else f", {self.kernels}"
+        busy = ", beside a busy loop" if self.busy else ""
+        return f"{self.model}, {threads}, group {self.group}, {self.rule.name}{momentum}{kernels}{busy}"
 
 
 class Loop(threading.Thread):
@@ -58,12 +72,13 @@ class Loop(threading.Thread):
     def __init__(self, case: Case, number: int, start_line: threading.Barrier, seconds: float) -> None:
         super().__init__(name=f"kernels-{number}")
         self._case, self._start_line, self._seconds = case, start_line, seconds
-        self._network = Network(named_model(case.model))
+        self._network = Network(named_model(case.model), kernels=case.kernels)
         dice = Dice(number)
         self._weights = self._network.initial_weights(dice)
         self._state = new_rule_state(self._network, case.rule)
         self._context = self._network.context(case.group)
-        self._buffers = StepBuffers.of(self._network)
+        self._step = InPlaceStep(self._network, case.rule)
+        self._scratch = self._step.new_scratch()
         shape = (POOL_IMAGES, *self._network.spec.input_shape)
         drawn = dice.bits("images", count=int(np.prod(shape)))
         self._images = (drawn >> np.uint64(56)).astype(np.uint8).reshape(shape)
@@ -75,15 +90,7 @@ class Loop(threading.Thread):
             start = number * self._case.group % (POOL_IMAGES - self._case.group + 1)
             stop = start + self._case.group
             self._context.load(self._images[start:stop], self._labels[start:stop])
-            train_step(
-                self._network,
-                self._weights,
-                self._state,
-                self._context,
-                self._buffers,
-                self._case.rule,
-                rate=RATE,
-            )
+            self._step.train(self._weights, self._state, self._context, self._scratch, rate=RATE)
 
     def run(self) -> None:
         """Warm up, wait for the others, train for the given time."""
@@ -96,23 +103,72 @@ class Loop(threading.Thread):
         self.images_per_s = groups * self._case.group / spent
 
 
-def measure(case: Case, seconds: float) -> float:
+class Busy(threading.Thread):
+    """Holds the interpreter's lock in bursts, as an event loop with many short callbacks does."""
+
+    def __init__(self) -> None:
+        super().__init__(name="busy")
+        self._stop = threading.Event()
+
+    def run(self) -> None:
+        while not self._stop.wait(BURST_S):
+            end = time.perf_counter() + BURST_S
+            while time.perf_counter() < end:
+                pass
+
+    def close(self) -> None:
+        self._stop.set()
+        self.join()
+
+
+def measure(case: Case, seconds: float, torch: str | None) -> float:
     """Images per second of one run of a case, all threads together."""
+    if case.kernels == "torch":
+        return measure_torch(case, seconds, torch)
     start_line = threading.Barrier(case.threads)
     loops = [Loop(case, number, start_line, seconds) for number in range(case.threads)]
+    busy = Busy() if case.busy else None
+    if busy:
+        busy.start()
     for loop in loops:
         loop.start()
     for loop in loops:
         loop.join()
+    if busy:
+        busy.close()
     return sum(loop.images_per_s for loop in loops)
 
 
-def rows(cases: list[Case], *, repeats: int, seconds: float, peer: dict[str, float]) -> list[dict[str, Any]]:
+def measure_torch(case: Case, seconds: float, torch: str | None) -> float:
+    """The same of PyTorch, one process per thread."""
+    assert torch is not None
+    assert isinstance(case.rule, Sgd)
+    spec = json.dumps(named_model(case.model).to_dict())
+    command = [torch, str(TORCH_SCRIPT), "--group", str(case.group), "--seconds", str(seconds)]
+    command += ["--momentum", str(case.rule.momentum)]
+    processes = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(case.threads)
+    ]
+    for process in processes:  # each says that it is ready, then all begin
+        assert process.stdin is not None
+        process.stdin.write(spec + "\n")
+        process.stdin.flush()
+    for process in processes:
+        assert process.stdout is not None
+        process.stdout.readline()
+    found = [process.communicate("\n")[0] for process in processes]
+    return sum(json.loads(text)["images_per_s"] for text in found)
+
+
+def rows(
+    cases: list[Case], *, repeats: int, seconds: float, peer: dict[str, float], torch: str | None
+) -> list[dict[str, Any]]:
     """Run all cases `repeats` times over and keep each one's median."""
     found: dict[str, list[float]] = {case.name: [] for case in cases}
     for _ in range(repeats):
         for case in cases:
-            found[case.name].append(measure(case, seconds))
+            found[case.name].append(measure(case, seconds, torch))
     result = []
     for name, values in found.items():
         ours, other = statistics.median(values), peer.get(name)
@@ -140,19 +196,38 @@ def main() -> None:
     parser.add_argument("--momentum", type=float, nargs="+", default=[0.0, 0.9])
     parser.add_argument("--seconds", type=float, default=1.0, help="per case and repeat")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--kernels", nargs="+", default=["numpy"], choices=["numpy", "numba"])
+    parser.add_argument("--torch", help="a Python interpreter that has PyTorch")
+    parser.add_argument("--busy", action="store_true", help="beside a thread that is busy like an event loop")
+    parser.add_argument("--layers", action="store_true", help="layer by layer")
     options = parser.parse_args()
+    use_kernel_cache()
+    kernels = options.kernels + (["torch"] if options.torch else [])
     cases = [
-        Case(model=options.model, threads=threads, group=group, rule=Sgd(momentum=momentum))
+        Case(
+            model=options.model,
+            threads=threads,
+            group=group,
+            rule=Sgd(momentum=momentum),
+            kernels=chosen,
+            busy=options.busy and chosen != "torch",
+        )
         for momentum in options.momentum
         for group in options.groups
         for threads in options.threads
+        for chosen in kernels
     ]
     peer = {}
     if options.peer:
         peer = {row["case"]: row["ours"] for row in json.loads(options.peer.read_text())["rows"]}
-    found = rows(cases, repeats=options.repeats, seconds=options.seconds, peer=peer)
+    if options.layers:
+        found = layer_rows(
+            options.model, options.groups, kernels, options.torch, repeats=options.repeats, peer=peer
+        )
+    else:
+        found = rows(cases, repeats=options.repeats, seconds=options.seconds, peer=peer, torch=options.torch)
     for row in found:
-        print(f"{row['case']:50s} {row['ours']:10.0f} {row['unit']}  {row['ratio'] or ''}")
+        print(f"{row['case']:60s} {row['ours']:10.1f} {row['unit']}  {row['ratio'] or ''}")
     if options.json:
         report = {
             "benchmark": "kernels",

@@ -98,7 +98,7 @@ PORTS = (
     port("adam_async/ports.py", "dice files sockets system threads", "the disk, entropy and downloads"),
     port("adam_async/dice.py", "numpy.random", "the keyed dice, made of Philox"),
     port("adam_async/cli*.py", "loops system", "chooses the loop; environment, signals, cores"),
-    port("adam_async/kernel_cache.py", "files system", "digests the kernels' text; the user's cache folder"),
+    port("adam_async/kernel_cache.py", "system", "the environment that numba reads its folder from"),
     port("adam_async/child_process.py", "processes", "starts and watches one child process"),
     port("adam_async/cluster_processes.py", "system", "the environment that its children inherit"),
     port("adam_async/machine.py", "files system", "reads what the kernel says of machine and process"),
