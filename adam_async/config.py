@@ -156,10 +156,17 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return threads
 
     def default_rate(self) -> float:
-        """The rate in force: the one given, or the rule's default."""
+        """The rate in force: the one given, or the rule's default.
+
+        For `sgd` that is 0.05 at 16 images per group without momentum: less with momentum, which adds up what
+        it is given; in proportion for smaller groups; and with the square root of larger ones.
+        """
         if self.rate:
             return self.rate
-        return {"sgd": 0.04 * (1 - self.momentum), "adagrad": 0.01, "adam": 0.001}[self.rule]
+        if self.rule != "sgd":
+            return {"adagrad": 0.01, "adam": 0.001}[self.rule]
+        size = self.images_per_group / 16
+        return 0.05 * (1 - self.momentum) * min(size, math.sqrt(size))
 
 
 _LEAST = {

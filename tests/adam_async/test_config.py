@@ -101,8 +101,10 @@ def test_more_threads_than_make_sense_are_refused_with_the_limit():
 
 def test_each_rule_has_a_rate_of_its_own_and_momentum_makes_it_smaller():
     assert Config(rate=0.3).default_rate() == 0.3
-    assert Config().default_rate() == 0.04
-    assert Config(momentum=0.9).default_rate() == pytest.approx(0.004)
+    assert Config().default_rate() == 0.05
+    assert Config(momentum=0.9).default_rate() == pytest.approx(0.005)
+    assert Config(images_per_group=1).default_rate() == pytest.approx(0.05 / 16)
+    assert Config(images_per_group=64).default_rate() == pytest.approx(0.1)
     assert (Config(rule="adagrad").default_rate(), Config(rule="adam").default_rate()) == (0.01, 0.001)
 
 
