@@ -1,0 +1,187 @@
+"""What a client asks of real servers, over links of both kinds and over links that fail."""
+
+import asyncio
+
+import msgspec
+import numpy as np
+import pytest
+
+from adam_async.errors import ShardUnavailable
+from adam_async.ids import ShardId
+from adam_async.messages import StepRecord
+from adam_async.parameter_server.client import MAX_UNACKNOWLEDGED
+from tests.adam_async.runs import IMPATIENT, NETWORKS, PATIENT, SHARDED, Rough, servers_of, turns, until
+from transport.testing import Faults
+
+SHORT = msgspec.structs.replace(PATIENT, patience_s=0.05, answer_s=0.01)
+"""For tests in which nobody ever answers."""
+
+
+def shards_of(servers, name):
+    return tuple(ShardId(s.id) for s in servers.table.shards if servers.map.buckets[s.bucket] == name)
+
+
+def steps_of(first, count, **fields):
+    return tuple(
+        StepRecord(**{"clock": clock, "images": 4, "staleness": 1, **fields})
+        for clock in range(first, first + count)
+    )
+
+
+class Recording:
+    """Records steps on every server and remembers what was answered."""
+
+    def __init__(self, servers, client):
+        self.client, self.clock, self.answered = client, 0, []
+        self.shards = {name: shards_of(servers, name) for name in sorted(set(servers.map.buckets))}
+
+    def record(self, count, **fields):
+        for name, shards in self.shards.items():
+            said = (name, self.clock + 1)
+            steps = steps_of(self.clock + 1, count, **fields)
+            self.client.record(name, shards, steps, on_answer=lambda said=said: self.answered.append(said))
+        self.clock += count
+
+
+def check_counted(servers, steps):
+    for shard in servers.shards().values():
+        shard.check_invariants()
+        assert (shard.version, dict(shard.staleness), shard.refused) == (steps, {1: steps}, 0)
+        assert list(shard.last_number.values()) == [steps]
+        assert list(shard.clocks.values()) == [steps]
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+async def test_steps_are_recorded_under_the_next_numbers_and_each_record_is_answered_once(network):
+    async with servers_of(NETWORKS[network](), weights="aliased", waits=PATIENT, **SHARDED) as servers:
+        recording = Recording(servers, servers.client().client)
+        for count in (1, 4, 2):
+            recording.record(count)
+        await recording.client.flush()
+        check_counted(servers, 7)
+        assert sorted(recording.answered) == [(name, at) for name in recording.shards for at in (1, 2, 6)]
+        told = recording.client.statistics()
+        assert (told.acknowledged, told.refused, told.resent) == (7 * len(servers.shards()), 0, 0)
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [Faults(drop_reply=0.3), Faults(drop=0.1, delay=0.1, cut=0.05, drop_reply=0.1, delay_s=0.002)],
+    ids=["lost-answers", "everything"],
+)
+@pytest.mark.parametrize("network", NETWORKS)
+async def test_every_recorded_step_is_counted_exactly_once_over_links_that_fail(network, faults):
+    rough = Rough(NETWORKS[network](), faults)
+    async with servers_of(rough, weights="aliased", waits=IMPATIENT, **SHARDED) as servers:
+        before = {number: shard.values.copy() for number, shard in servers.shards().items()}
+        recording = Recording(servers, servers.client().client)
+        for _ in range(20):
+            await recording.client.admit()
+            recording.record(3)
+        await recording.client.flush()
+        check_counted(servers, 60)
+        assert len(set(recording.answered)) == len(recording.answered) == 20 * len(recording.shards)
+        assert recording.client.statistics().resent > 0
+        for number, shard in servers.shards().items():
+            np.testing.assert_array_equal(shard.values, before[number])
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+async def test_a_record_whose_answer_is_lost_is_answered_again_and_counted_once(network):
+    rough = Rough(NETWORKS[network](), Faults())
+    async with servers_of(rough, weights="aliased", waits=PATIENT) as servers:
+        recording = Recording(servers, servers.client().client)
+        recording.record(1)
+        await recording.client.flush()
+        rough.faults = Faults(drop_reply=1.0)
+        recording.record(2)
+        await until(lambda: all(shard.version == 3 for shard in servers.shards().values()))
+        assert len(recording.answered) == 1
+        rough.faults = Faults()
+        rough.cut_all()
+        await recording.client.flush()
+        check_counted(servers, 3)
+        assert [at for _, at in recording.answered] == [1, 2]
+        assert {shard.duplicates for shard in servers.shards().values()} == {2}
+
+
+async def test_refused_steps_are_counted_by_the_client_as_by_the_servers():
+    async with servers_of(NETWORKS["local"](), weights="aliased") as servers:
+        recording = Recording(servers, servers.client().client)
+        recording.record(2, refused=(0, 3))
+        await recording.client.flush()
+        assert sum(shard.refused for shard in servers.shards().values()) == 4
+        assert recording.client.statistics().refused == 4
+
+
+async def test_records_count_against_admission_as_pushes_do():
+    rough = Rough(NETWORKS["local"](), Faults(drop=1.0))
+    async with servers_of(rough, weights="aliased", waits=IMPATIENT) as servers:
+        recording = Recording(servers, servers.client().client)
+        for _ in range(MAX_UNACKNOWLEDGED):
+            assert recording.client.may_push
+            recording.record(1)
+        assert not recording.client.may_push
+        rough.faults = Faults()
+        await recording.client.admit()
+        assert recording.client.may_push
+        await recording.client.flush()
+        check_counted(servers, MAX_UNACKNOWLEDGED)
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+async def test_a_tick_moves_the_clocks_of_its_shards_only(network):
+    async with servers_of(NETWORKS[network]()) as servers:
+        client = servers.client().client
+        client.tick("ps-0", (ShardId(1), ShardId(2)), 5)
+        await client.flush()
+        assert [shard.slowest_clock() for shard in servers.shards().values()][:4] == [0, 5, 5, 0]
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+async def test_values_land_where_they_are_wanted(network):
+    async with servers_of(NETWORKS[network]()) as servers:
+        client, told = servers.client().client, []
+        sizes = [servers.table.shards[number].size for number in (0, 2)]
+        room = np.zeros(sum(sizes), np.float32)
+        client.pull("ps-0", (ShardId(0), ShardId(2)), lambda values, _: told.append(values), into=room)
+        await client.flush()
+        shards = servers.shards()
+        np.testing.assert_array_equal(room, np.concatenate([shards[0].values, shards[2].values]))
+        assert room.any()
+        assert [(values.versions, values.clock) for values in told] == [((0, 0), 0)]
+
+
+async def test_a_server_that_answers_nothing_is_named_when_patience_ends():
+    rough = Rough(NETWORKS["local"](), Faults())
+    with pytest.raises(ShardUnavailable, match=r"ps-0 at local://.*, the primary of this shard"):
+        async with servers_of(rough) as servers:
+            client = servers.client(waits=SHORT)
+            rough.faults = Faults(drop=1.0)
+            client.push(1.0)
+            await asyncio.Event().wait()
+
+
+async def test_who_waits_for_answers_that_do_not_come_is_told_whose():
+    rough = Rough(NETWORKS["local"](), Faults(drop=1.0))
+    async with servers_of(rough) as servers:
+        client = servers.client().client
+        client._waits = SHORT  # the waiter loses patience, its channels do not
+        client.tick("ps-0", (ShardId(0),), 1)
+        with pytest.raises(ShardUnavailable, match="answers of ps-0"):
+            await client.flush()
+
+
+async def test_a_cancelled_wait_loses_nothing():
+    rough = Rough(NETWORKS["local"](), Faults(drop=1.0))
+    async with servers_of(rough, waits=IMPATIENT) as servers:
+        client = servers.client()
+        client.push(1.0)
+        waiting = asyncio.create_task(client.client.flush(), name="flush")
+        await turns(3)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        rough.faults = Faults()
+        await client.client.flush()
+        assert {shard.version for shard in servers.shards().values()} == {1}
