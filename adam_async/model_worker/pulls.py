@@ -138,7 +138,10 @@ class Puller:
             server = self._buckets[spec.bucket]
             size = spec.size * self.table.item_bytes
             group = open_.get(server)
-            apart = group is None or (spec.tensor != group[-1].tensor and spec.tensor in self.split)
+            # A tensor of several shards is asked for by itself, so that its values land in their place.
+            apart = group is not None and (
+                spec.tensor != group[-1].tensor and bool(self.split & {spec.tensor, group[-1].tensor})
+            )
             if group is None or apart or size > room[server] or len(group) >= MESSAGE_SHARDS:
                 group = open_[server] = []
                 found.append((server, group))
