@@ -1,0 +1,81 @@
+"""The worker's copy: snapshots stay as they were, what is newer is installed whole."""
+
+import threading
+
+import numpy as np
+
+from adam_async.model_worker.weights import WorkerWeights
+
+
+def weights_of(**versions):
+    weights = WorkerWeights()
+    for name, version in versions.items():
+        weights.install(name, np.full(3, float(version)), (version,))
+    return weights
+
+
+def test_a_snapshot_stays_as_it_was_when_something_newer_is_installed():
+    weights = weights_of(a=1, b=1)
+    read = weights.snapshot()
+    weights.install("a", np.full(3, 2.0), (2,))
+    assert read.arrays["a"].tolist() == [1.0] * 3
+    assert weights.snapshot().arrays["a"].tolist() == [2.0] * 3
+    assert weights.snapshot().arrays["b"] is read.arrays["b"], "what did not change is shared"
+    assert weights.installed == 3
+
+
+def test_installed_values_are_the_very_array():
+    weights, values = WorkerWeights(), np.ones(2)
+    weights.install("a", values, (1,))
+    assert weights.current("a").array is values
+
+
+def test_what_is_no_newer_in_any_shard_is_left():
+    weights = WorkerWeights()
+    weights.install("a", np.zeros(2), (3, 5))
+    for versions, taken in (
+        ((3, 5), False),
+        ((2, 4), False),
+        ((1, 6), True),
+        ((2, 6), True),
+        ((2, 6), False),
+    ):
+        before = weights.current("a")
+        weights.install("a", np.zeros(2), versions)
+        assert (weights.current("a") is not before) == taken, versions
+
+
+def test_own_pushes_are_counted_in_the_copy_that_they_went_into_and_end_with_it():
+    weights = weights_of(a=1, b=1)
+    stepped = {"a": weights.current("a")}
+    weights.count_local_steps(stepped)
+    weights.count_local_steps(stepped)
+    read = weights.snapshot()
+    assert read.own == {"a": 2, "b": 0}
+    weights.count_local_steps(stepped)
+    assert read.own == {"a": 2, "b": 0}, "a snapshot is of its moment"
+    weights.install("a", np.zeros(3), (2,))
+    assert weights.snapshot().own == {"a": 0, "b": 0}
+    weights.count_local_steps(stepped)
+    assert weights.snapshot().own == {"a": 0, "b": 0}, "the step went into a copy that is gone"
+
+
+def test_threads_see_whole_versions_while_the_loop_installs():
+    weights, torn, stop = weights_of(a=0), [], threading.Event()
+
+    def read():
+        while not stop.is_set():
+            copy = weights.snapshot().copies["a"]
+            if copy.array.min() != copy.array.max() or copy.array[0] != copy.versions[0]:
+                torn.append(copy)
+
+    threads = [threading.Thread(target=read) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for version in range(1, 500):
+        weights.install("a", np.full(3, float(version)), (version,))
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert torn == []
+    assert weights.installed == 500
