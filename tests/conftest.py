@@ -22,6 +22,10 @@ import pytest_asyncio
 import uvloop
 from hypothesis import HealthCheck, settings
 
+from adam_async.kernel_cache import use_kernel_cache
+
+use_kernel_cache()  # nothing has loaded numba yet
+
 LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "asyncio": asyncio.SelectorEventLoop,
     "uvloop": uvloop.new_event_loop,

@@ -6,36 +6,48 @@ from adam_async.model.fast.memory import floats, kernel, longs
 
 
 @kernel
+def copy(t, like, hyper):
+    """Fields: n to source."""
+    n = t[1]
+    to, values = floats(t[2], n, like), floats(t[3], n, like)
+    for i in range(n):
+        to[i] = values[i]
+
+
+@kernel
 def relu(t, like, hyper):
     """The larger of x and 0; a NaN stays one. Fields: n output input."""
-    y, x, zero = floats(t[2], t[1], like), floats(t[3], t[1], like), like * 0
-    for i in range(t[1]):
-        y[i] = zero if x[i] <= zero else x[i]
+    n, zero = t[1], like * 0
+    if t[2] != t[3]:
+        copy(t, like, hyper)
+    # Of one array only: between two that might overlap a loop goes one value at a time.
+    y = floats(t[2], n, like)
+    for i in range(n):
+        value = y[i]
+        y[i] = zero if value <= zero else value
 
 
 @kernel
 def relu_back(t, like, hyper):
     """Pass where the output is positive. Fields: n input_error error output."""
-    to, errors, y = floats(t[2], t[1], like), floats(t[3], t[1], like), floats(t[4], t[1], like)
-    zero = like * 0
-    for i in range(t[1]):
-        to[i] = errors[i] if y[i] > zero else zero
-
-
-@kernel
-def copy(t, like, hyper):
-    """Fields: n to source."""
-    to, values = floats(t[2], t[1], like), floats(t[3], t[1], like)
-    for i in range(t[1]):
-        to[i] = values[i]
+    n, zero = t[1], like * 0
+    if t[2] != t[3]:
+        copy(t, like, hyper)
+    to, y = floats(t[2], n, like), floats(t[4], n, like)
+    for i in range(n):
+        error, output = to[i], y[i]  # both are read in any case, so that there is nothing to jump over
+        to[i] = error if output > zero else zero
 
 
 @kernel
 def add(t, like, hyper):
     """to = a + b. Fields: n to a b."""
-    to, a, b = floats(t[2], t[1], like), floats(t[3], t[1], like), floats(t[4], t[1], like)
-    for i in range(t[1]):
-        to[i] = a[i] + b[i]
+    n = t[1]
+    if t[2] != t[3]:
+        copy(t, like, hyper)
+    to, b = floats(t[2], n, like), floats(t[4], n, like)
+    for i in range(n):
+        to[i] += b[i]
 
 
 @kernel

@@ -84,7 +84,8 @@ def _finish(like, first, rows, n, c, c_row, ending, extra):
         if ending == WHERE_POSITIVE:
             guide = floats(extra + row * c_row * size, n, like)
             for i in range(n):
-                results[i] = results[i] if guide[i] > zero else zero
+                result, beside = results[i], guide[i]  # both, so that there is nothing to jump over
+                results[i] = result if beside > zero else zero
         else:
             bias = floats(extra + (first + row) * size, 1, like)[0]
             if ending == BIAS:
