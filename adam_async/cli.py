@@ -9,6 +9,7 @@ import sys
 from collections.abc import MutableMapping, Sequence
 
 from adam_async.cli_signals import EARLY
+from adam_async.kernel_cache import use_kernel_cache
 
 BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 """What tells numpy's BLAS how many threads to start. Threads are ours: its own compete with them."""
@@ -27,6 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     EARLY.install()
     one_blas_thread(os.environ)
+    use_kernel_cache(os.environ)
     try:
         from adam_async.cli_commands import run_command
     except ModuleNotFoundError as error:

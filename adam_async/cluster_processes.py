@@ -24,11 +24,19 @@ from adam_async.driver import Driver, EpochResult, RunResult
 from adam_async.entrypoints import LOOPBACK, cluster_network
 from adam_async.errors import DeadlineExceeded, RoleDied, first_cause
 from adam_async.machine import usable_cores
+from adam_async.model import warm_up_kernels
 from adam_async.model.spec import ModelSpec
 from adam_async.ports import system_entropy
+from dataflow import ComputePool
 from transport import BufferPool, Identity
 
 logger = logging.getLogger(__name__)
+
+SAY_S = 2.0
+"""How often the user hears how far compiling is."""
+
+COMPILE_S = 120.0
+"""How long leaving may wait for a kernel that is being compiled; a thread cannot be stopped."""
 
 RESTARTS = 5
 """How often one worker is started again; after that something is wrong that a restart does not cure."""
@@ -92,6 +100,7 @@ class ProcessCluster:
         token = self._entropy(32).hex()
         self._orders = msgspec.json.encode(Orders(token=token, waits=config.waits)) + b"\n"
         self._death = asyncio.get_running_loop().create_future()
+        await self._warm_up()
         async with AsyncExitStack() as stack:
             self._group = await stack.enter_async_context(asyncio.TaskGroup())
             stack.push_async_callback(self._stop)
@@ -123,6 +132,23 @@ class ProcessCluster:
                 )
             )
             self._stack = stack.pop_all()
+
+    async def _warm_up(self) -> None:
+        """Compile kernels once, before the children look for them on the disk."""
+        loop = asyncio.get_running_loop()
+        said_at = loop.time()
+
+        def tell(done: int, total: int) -> None:
+            nonlocal said_at
+            if loop.time() - said_at > SAY_S and done < total:
+                said_at = loop.time()
+                self._say(f"compiling {done}/{total}; the next time it is read from the disk")
+
+        def progress(done: int, total: int) -> None:
+            loop.call_soon_threadsafe(tell, done, total)
+
+        async with ComputePool(threads=1, name="processes-compile", close_timeout_s=COMPILE_S) as pool:
+            await pool.run(warm_up_kernels, self.config.kernels, self.config.dtype, progress)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

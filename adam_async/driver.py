@@ -42,6 +42,9 @@ from adam_async.traffic import Traffic
 from dataflow import ComputePool
 from transport import BufferPool, Identity, Network, TransportError
 
+LOOK_S = 1.0
+"""How often the driver asks the roles how far they are while it waits for them."""
+
 TEST_CHUNK = 1000
 """Test images read in one message."""
 
@@ -281,16 +284,35 @@ class Driver:
         self.progress.phase = "preparing"
         config = self.config
         what = f"{config.servers} parameter server(s), a data server and {config.replicas} worker(s)"
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + self._waits.prepare_s
+        while (left := ends_at - loop.time()) > 0:
+            try:
+                cluster = await self._membership.wait_for(
+                    lambda m: m.run is not None and m.run.id == run and m.run.phase != "preparing",
+                    what,
+                    min(left, LOOK_S),
+                )
+            except DeadlineExceeded:
+                await self._read_preparation()
+            else:
+                _check_failed(cluster, run)
+                return cluster
+        raise DeadlineExceeded(f"{what}; {_who_is_here(self.map, run)}", self._waits.prepare_s)
+
+    async def _read_preparation(self) -> None:
+        """Ask the workers how far their kernels are compiled, for the live table."""
         try:
-            cluster = await self._membership.wait_for(
-                lambda m: m.run is not None and m.run.id == run and m.run.phase != "preparing",
-                what,
-                self._waits.prepare_s,
-            )
-        except DeadlineExceeded as error:
-            raise DeadlineExceeded(f"{what}; {_who_is_here(self.map, run)}", error.timeout_s) from None
-        _check_failed(cluster, run)
-        return cluster
+            answers = [await self._ask_statistics(address) for address in self._addresses("worker")]
+        except TransportError:
+            return
+        kernels = [values["kernels"] for _, values in answers if "kernels" in values]
+        done, total = min(
+            ((each["compiled"], each["of"]) for each in kernels),
+            key=lambda each: each[0] - each[1],
+            default=(0, 0),
+        )
+        self.progress.phase = f"compiling {done}/{total}" if done < total else "preparing"
 
     async def _raise_failure(self, run: str) -> None:
         """End what the driver is at as soon as the controller says that the run has failed."""
@@ -317,7 +339,7 @@ class Driver:
                 await self._membership.wait_for(
                     lambda m: m.version > version,  # noqa: B023 - awaited in this turn
                     "news of the run",
-                    1.0,
+                    LOOK_S,
                 )
             except DeadlineExceeded:
                 await self._read_progress()

@@ -258,6 +258,20 @@ class Network:
             ) from None
 
 
+def warm_up_kernels(
+    kernels: str, dtype: DTypeLike, progress: Callable[[int, int], None] | None = None
+) -> None:
+    """Compile a set of kernels for every network, or read them from the disk; see `Network.warm_up`.
+
+    Raises:
+        SpecError: There is no such set, or it is not installed.
+    """
+    if _available(kernels) == "numba":
+        from adam_async.model.fast.program import compile_kernels  # importing numba takes a while
+
+        compile_kernels(np.dtype(dtype), progress)
+
+
 def _available(kernels: str) -> str:
     """Settle which set `kernels` stands for."""
     if kernels not in KERNELS:
