@@ -108,16 +108,16 @@ class Busy(threading.Thread):
 
     def __init__(self) -> None:
         super().__init__(name="busy")
-        self._stop = threading.Event()
+        self._ended = threading.Event()
 
     def run(self) -> None:
-        while not self._stop.wait(BURST_S):
+        while not self._ended.wait(BURST_S):
             end = time.perf_counter() + BURST_S
             while time.perf_counter() < end:
                 pass
 
     def close(self) -> None:
-        self._stop.set()
+        self._ended.set()
         self.join()
 
 
