@@ -30,6 +30,8 @@ class TrainOptions:
     """Model replicas; each has its own worker."""
     threads: int | None = None
     """Compute threads per worker; 0 shares the cores out."""
+    pin_threads: bool | None = None
+    """Each compute thread keeps to one core; helps where others move threads about."""
     images_per_group: int | None = None
     """Images that flow through the graph as one group; 1 is the paper's flow."""
     in_flight: int | None = None

@@ -61,6 +61,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Compute threads per worker; 0 is max(1, cores // replicas)."""
     images_per_group: int = 16
     """Training images that flow through the graph as one group; 1 is the paper's per-image flow."""
+    pin_threads: bool = False
+    """Whether each compute thread of a worker keeps to one core; workers begin behind one another's cores."""
     in_flight: int = 0
     """Groups in flight per worker; 0 is twice its threads."""
     servers: int = 1

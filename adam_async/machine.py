@@ -39,6 +39,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     """Second-level cache of one core."""
     l3_kb: int | None
     """Third-level cache that core 0 shares."""
+    memory_nodes: int
+    """Parts of the memory that lie nearer to some cores than to others; 1 where all is equally near."""
     python: str
     numpy: str
     blas: Blas
@@ -74,6 +76,7 @@ def describe_machine(*, loop: str) -> Machine:
         memory_mb=memory_mb(),
         l2_kb=cache_kb(2),
         l3_kb=cache_kb(3),
+        memory_nodes=memory_nodes(),
         python=platform.python_version(),
         numpy=np.__version__,
         blas=blas,
@@ -106,6 +109,38 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def pinned_cpus(*, threads: int, first: int) -> tuple[int, ...] | None:
+    """Choose one CPU for each of some threads, of those that this process may use.
+
+    Args:
+        threads: How many.
+        first: Threads of others that come before these, such as those of other workers of this machine: the
+            choice goes round the CPUs, and begins behind theirs.
+
+    Returns:
+        The CPU of each thread; None where the system lets nobody choose.
+    """
+    if not hasattr(os, "sched_setaffinity"):
+        return None
+    usable = sorted(os.sched_getaffinity(0))
+    return tuple(usable[(first + number) % len(usable)] for number in range(threads))
+
+
+def memory_nodes() -> int:
+    """Memory nodes of the machine, at least 1."""
+    return count_listed(_text("/sys/devices/system/node/online")) or 1
+
+
+def count_listed(text: str) -> int:
+    """Count the numbers of a list as the kernel writes it, such as ``0-3,8``."""
+    total = 0
+    for part in text.strip().split(","):
+        first, _, last = part.partition("-")
+        if first.isdigit():
+            total += (int(last) if last.isdigit() else int(first)) - int(first) + 1
+    return total
 
 
 def memory_mb() -> int | None:

@@ -166,6 +166,7 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     data: FetchReport | None
     pool: PoolStatistics | None
     engine: EngineStatistics | None
+    cpus: tuple[int, ...] | None
     lag_s: Lag
     buffers: BufferReport
     push_buffers: int
@@ -335,5 +336,5 @@ def _server(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _worker(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    idle = {"parameters": None, "data": None, "pool": None, "engine": None, "push_buffers": 0}
+    idle = {"parameters": None, "data": None, "pool": None, "engine": None, "cpus": None, "push_buffers": 0}
     return {**idle, **values, "node": name, "peak_rss_mb": values["process"]["peak_rss_mb"]}

@@ -190,7 +190,8 @@ class Context:
     def _take(self, key: tuple[object, ...], full: Shape, shape: Shape, dtype: Any) -> Array:
         buffer = self._memory.get(key)
         if buffer is None:
-            buffer = self._memory[key] = np.zeros(math.prod(full), dtype)
+            # Written, where `zeros` would only promise: memory lies near to whoever first writes it.
+            buffer = self._memory[key] = np.full(math.prod(full), 0, dtype)
         return buffer[: math.prod(shape)].reshape(shape)
 
     def _per_image(self, key: tuple[object, ...], shape: Shape, images: int) -> Array:

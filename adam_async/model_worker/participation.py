@@ -16,6 +16,8 @@ import msgspec
 from adam_async.cluster_map import ClusterMap
 from adam_async.config import Config, Waits
 from adam_async.data_server.client import DataClient
+from adam_async.machine import pinned_cpus
+from adam_async.model.context import Context
 from adam_async.model.network import Network as Model
 from adam_async.model.spec import ModelSpec
 from adam_async.model_worker.aliased import Aliased
@@ -58,6 +60,7 @@ class Participation:
         self._waits = waits
         self._threads = threads
         self._in_flight = in_flight
+        self._cpus = pinned_cpus(threads=threads, first=replica * threads) if config.pin_threads else None
         self.prepared = asyncio.Event()
         self._model = Model(ModelSpec.from_dict(run.spec), dtype=config.dtype, kernels=config.kernels)
         self._compiled = (0, 0)
@@ -107,6 +110,7 @@ class Participation:
                     threads=self._threads,
                     name=node,
                     contexts=[self._way.new_scratch() for _ in range(self._threads)],
+                    affinity=[(cpu,) for cpu in self._cpus] if self._cpus is not None else None,
                 )
             )
             await self._pool.run(self._model.warm_up, self._on_compiled)
@@ -117,13 +121,22 @@ class Participation:
                     self._way.graph(self._landed),
                     pool=self._pool,
                     in_flight=self._in_flight,
-                    contexts=[self._way.new_context() for _ in range(self._in_flight + 1)],
+                    contexts=await self._new_contexts(self._pool),
                     on_room=self._fill,
                     wait_timeout_s=self._waits.patience_s,
                 )
             )
             self.prepared.set()
             await self._feed(self._engine)
+
+    async def _new_contexts(self, pool: ComputePool) -> list[Context]:
+        """Make a context for each group in flight, and a spare one, on compute threads in turn.
+
+        Memory lies with the cores of the thread that first writes it. Contexts go from thread to thread, so
+        with several memory nodes none is near to all its users; but they spread over the nodes, and do not
+        crowd the one that the event loop is on. Large push buffers are written first by who first fills them.
+        """
+        return [await pool.run(self._way.new_context, cost="context") for _ in range(self._in_flight + 1)]
 
     def _on_compiled(self, done: int, total: int) -> None:
         """Kernels are compiled, or read from the disk, on a compute thread; see `statistics`."""
@@ -181,6 +194,7 @@ class Participation:
         return {
             **self._way.statistics(),
             "kernels": {"set": self._model.kernels, "compiled": self._compiled[0], "of": self._compiled[1]},
+            "cpus": self._cpus,
             "parameters": self._client.statistics(),
             "data": self._data.statistics(),
             "pool": self._pool.statistics() if self._pool is not None else None,

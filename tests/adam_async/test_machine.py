@@ -11,10 +11,13 @@ import pytest
 from adam_async.machine import (
     blas_threads,
     cache_kb,
+    count_listed,
     describe_machine,
     installed_version,
     memory_mb,
+    memory_nodes,
     peak_rss_mb,
+    pinned_cpus,
     process_memory,
     usable_cores,
 )
@@ -70,6 +73,32 @@ def test_fewer_cores_for_the_process_are_noticed() -> None:
         assert usable_cores() == 1
     finally:
         os.sched_setaffinity(0, allowed)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no affinity here")
+def test_threads_of_workers_go_round_the_cores_of_the_process() -> None:
+    usable = sorted(os.sched_getaffinity(0))
+    workers = [pinned_cpus(threads=3, first=3 * number) for number in range(len(usable))]
+
+    assert [cpu for cpus in workers for cpu in cpus or ()] == usable * 3
+    assert pinned_cpus(threads=1, first=len(usable) - 1) == (usable[-1],)
+
+
+def test_without_affinity_nothing_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "sched_setaffinity", raising=False)
+
+    assert pinned_cpus(threads=2, first=0) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "count"), [("0\n", 1), ("0-1\n", 2), ("0-3,8,10-11\n", 7), ("", 0), ("\n", 0)]
+)
+def test_lists_of_the_kernel_are_counted(text: str, count: int) -> None:
+    assert count_listed(text) == count
+
+
+def test_there_is_a_memory_node_everywhere() -> None:
+    assert 1 <= memory_nodes() <= 1024
 
 
 def test_installed_packages_have_a_version_and_others_none() -> None:

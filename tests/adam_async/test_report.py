@@ -21,7 +21,7 @@ from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.datasets import load
 from adam_async.dice import Dice
 from adam_async.driver import EpochResult, RunResult
-from adam_async.machine import describe_machine
+from adam_async.machine import describe_machine, pinned_cpus
 from adam_async.messages import role_table
 from adam_async.model import Network, named_model
 from adam_async.ports import Disk, system_entropy
@@ -99,6 +99,15 @@ async def test_versions_are_pushes_applied_are_the_total_of_the_staleness_histog
     assert sum(acknowledged) == report.staleness.pushes
     groups = sum(epoch.images for epoch in report.epochs) // config.images_per_group
     assert report.staleness.pushes == groups * sum(server.shards for server in report.servers)
+
+
+async def test_workers_with_pinned_threads_say_which_cores_they_keep_to() -> None:
+    pinned = await trained(Config(epochs=1, replicas=2, threads=1, pin_threads=True))
+    free = await trained(Config(epochs=1, threads=1))
+
+    cpus = [worker.cpus for worker in pinned.workers]
+    assert sorted(cpus) == sorted(pinned_cpus(threads=1, first=replica) for replica in range(2))
+    assert [worker.cpus for worker in free.workers] == [None]
 
 
 async def test_totals_are_those_of_the_epochs() -> None:
