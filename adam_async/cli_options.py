@@ -68,6 +68,8 @@ class TrainOptions:
     """Largest shard, in bytes."""
     report: Path | None = None
     """Write the run's report to this file, as JSON; adds about 6 s for its baseline."""
+    profile: Path | None = None
+    """Write a timeline of the run to this file, as Trace Event JSON; ui.perfetto.dev opens it."""
     out: Path | None = None
     """Write the trained model to model.safetensors in this folder."""
     controller: str | None = None

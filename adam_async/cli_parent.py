@@ -32,6 +32,8 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
 
     token: str
     waits: Waits
+    profile_events: int = 0
+    """Events of a profile to note at most; 0 for no profile."""
 
 
 def die_with_parent() -> None:

@@ -32,6 +32,7 @@ from adam_async.entrypoints import (
 from adam_async.errors import ConfigError
 from adam_async.machine import usable_cores
 from adam_async.ports import Disk, system_entropy
+from adam_async.timeline import Timeline
 from transport import BufferPool
 
 NEXT = {"controller": "ps", "ps": "data", "data": "worker", "worker": "train"}
@@ -121,7 +122,10 @@ async def _serve(
             return 0
         async with asyncio.TaskGroup() as group:
             work = group.create_task(
-                _stay(role, options, meet, bind, orders.token, orders.waits, open_role), name=f"{role}/serve"
+                _stay(
+                    role, options, meet, bind, orders.token, orders.waits, open_role, orders.profile_events
+                ),
+                name=f"{role}/serve",
             )
             await parent.gone()
             work.cancel()
@@ -136,17 +140,20 @@ async def _stay(
     token: str | None,
     waits: Waits,
     open_role: Open,
+    profile_events: int = 0,
 ) -> None:
     """Open the role, say where it is, and stay until cancelled."""
     buffers = BufferPool()
+    node = options.id or f"{role}-{platform.node()[:40]}-{os.getpid()}"
     place = Place(
-        node=options.id or f"{role}-{platform.node()[:40]}-{os.getpid()}",
+        node=node,
         bind=bind,
         controller=meet,
         network=cluster_network(token, entropy=system_entropy, buffers=buffers),
         buffers=buffers,
         waits=waits,
         entropy=system_entropy,
+        timeline=Timeline(node, limit_events=profile_events) if profile_events else None,
     )
     async with open_role(place) as running:
         join = ["adam-async", NEXT[role], "--controller", meet or running.address]

@@ -26,6 +26,7 @@ from adam_async.machine import describe_machine, usable_cores
 from adam_async.ports import Disk, system_entropy
 from adam_async.report import Report, build_report, write
 from adam_async.saved_model import save_model
+from adam_async.timeline import Timeline
 from transport import BufferPool, Identity
 
 logger = logging.getLogger(__name__)
@@ -62,11 +63,16 @@ async def run_training(options: TrainOptions, environment: Mapping[str, str], te
     async with Disk() as disk:
         config = await configure(options, environment, disk)
         model_text = await read_file(Path(config.model), "--model", disk) if is_file(config.model) else None
-        for folder in (options.out, options.report and options.report.parent):
+        for folder in (options.out, *(file.parent for file in _files(options))):
             if folder is not None:
                 await disk.run(make_folder, folder)
+        for file in _files(options):
+            await disk.run(check_no_folder, file)
+        timeline = Timeline() if options.profile is not None else None
         dataset = await load_data(config.data, disk, environment) if needs_data(options, config) else None
-        async with open_cluster(options, config, model_text, environment, dataset, terminal) as cluster:
+        async with open_cluster(
+            options, config, model_text, environment, dataset, terminal, timeline
+        ) as cluster:
             table = LiveTable(
                 cluster.driver.progress, epochs=config.epochs, stream=sys.stdout, quiet=options.quiet
             )
@@ -94,13 +100,19 @@ async def run_training(options: TrainOptions, environment: Mapping[str, str], te
             machine=describe_machine(loop=type(asyncio.get_running_loop()).__module__),
             baseline=around.result() if around is not None else None,
         )
-        await write_results(options, result, report, disk)
+        await write_results(options, result, report, disk, timeline)
+        if timeline is not None and timeline.full:
+            terminal.news(
+                f"the profile ends before the run: a process notes {timeline.limit_events} events at most"
+            )
         table.finish(report)
     return 0
 
 
-async def write_results(options: TrainOptions, result: RunResult, report: Report, disk: Disk) -> None:
-    """Write the model and the report where the options say.
+async def write_results(
+    options: TrainOptions, result: RunResult, report: Report, disk: Disk, timeline: Timeline | None = None
+) -> None:
+    """Write the model, the report and the profile where the options say.
 
     Raises:
         ConfigError: It cannot be written there.
@@ -110,6 +122,8 @@ async def write_results(options: TrainOptions, result: RunResult, report: Report
             await save_model(result.model, result.weights, options.out, disk)
         if options.report is not None:
             await write(report, options.report, disk)
+        if options.profile is not None and timeline is not None:
+            await disk.write_atomic(options.profile, [await disk.run(timeline.trace)])
     except OSError as error:
         raise ConfigError(f"{error.filename} cannot be written: {error.strerror or error}") from None
 
@@ -126,6 +140,20 @@ def make_folder(folder: Path) -> None:
         raise ConfigError(f"{folder} cannot be made: {error.strerror or error}") from None
     if not os.access(folder, os.W_OK | os.X_OK):
         raise ConfigError(f"{folder} cannot be written to")
+
+
+def _files(options: TrainOptions) -> list[Path]:
+    return [file for file in (options.report, options.profile) if file is not None]
+
+
+def check_no_folder(file: Path) -> None:
+    """Refuse a file for results that is a folder, before the work that they are the result of.
+
+    Raises:
+        ConfigError: It is one.
+    """
+    if os.path.isdir(file):
+        raise ConfigError(f"{file} is a folder; name a file in it")
 
 
 def needs_data(options: TrainOptions, config: Config) -> bool:
@@ -153,6 +181,11 @@ async def configure(options: TrainOptions, environment: Mapping[str, str], disk:
     config.weights_in(one_process=not config.processes and options.controller is None)
     if options.controller is not None and config.processes:
         raise ConfigError("--processes starts roles and --controller joins roles that run: give one of them")
+    if options.controller is not None and options.profile is not None:
+        raise ConfigError(
+            "--profile is for roles that this command starts, those at --controller note nothing: leave it "
+            "out, or leave out --controller"
+        )
     if options.controller is None and options.token_file is not None:
         raise ConfigError("--token-file is the token of the cluster at --controller, which is not given")
     if options.controller is not None:
@@ -184,6 +217,7 @@ async def open_cluster(
     environment: Mapping[str, str],
     dataset: Dataset | None,
     terminal: Terminal,
+    timeline: Timeline | None = None,
 ) -> AsyncIterator[Trainable]:
     """Start the roles that the configuration asks for, or join those that run."""
     if options.controller is not None:
@@ -191,12 +225,12 @@ async def open_cluster(
             yield Remote(driver)
     elif config.processes:
         async with ProcessCluster(
-            config, model_text=model_text, environment=environment, say=terminal.news
+            config, model_text=model_text, environment=environment, say=terminal.news, timeline=timeline
         ) as processes:
             yield processes
     else:
         assert dataset is not None
-        async with LocalCluster(config, dataset=dataset, model_text=model_text) as local:
+        async with LocalCluster(config, dataset=dataset, model_text=model_text, timeline=timeline) as local:
             yield local
 
 

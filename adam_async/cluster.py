@@ -26,6 +26,7 @@ from adam_async.model_worker.service import ModelWorker
 from adam_async.parameter_server.service import ParameterServer
 from adam_async.ports import system_entropy
 from adam_async.shard_storage import StorageShelf
+from adam_async.timeline import Timeline
 from transport import BufferPool, Identity, LocalNetwork, Network
 
 
@@ -40,6 +41,7 @@ class LocalCluster:
         network: Links between the roles; without it local ones. Tests hand in faulty ones.
         address: Where every role listens: one that lets the network choose, such as ``tcp://127.0.0.1:0``.
         entropy: Dice for incarnations and session ids.
+        timeline: Notes what all roles do; see docs/profile.md.
 
     `async with` starts the roles; leaving the block ends them, whatever they are doing, and waits for
     compute threads to finish the group that they are in. A role that fails cancels the block and
@@ -56,6 +58,7 @@ class LocalCluster:
         network: Network | None = None,
         address: str = "",
         entropy: Callable[[int], bytes] = system_entropy,
+        timeline: Timeline | None = None,
     ) -> None:
         one_process = network is None or isinstance(network, LocalNetwork)
         self.config = msgspec.structs.replace(config, weights=config.weights_in(one_process=one_process))
@@ -67,6 +70,7 @@ class LocalCluster:
         self._spec = spec
         self._model_text = model_text
         self._entropy = entropy
+        self.timeline = timeline
         self._stack = AsyncExitStack()
         self._shelf = StorageShelf()
         self.servers: list[ParameterServer] = []
@@ -88,6 +92,7 @@ class LocalCluster:
                 "network": self.network,
                 "controller": self.controller.address,
                 "waits": waits,
+                "timeline": self.timeline,
             }
             self.data = await stack.enter_async_context(
                 DataServer(
@@ -128,6 +133,7 @@ class LocalCluster:
                     threads=threads * config.replicas,
                     spec=self._spec,
                     model_text=self._model_text,
+                    timeline=self.timeline,
                 )
             )
             self._stack = stack.pop_all()

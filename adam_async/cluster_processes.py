@@ -27,6 +27,7 @@ from adam_async.machine import usable_cores
 from adam_async.model import warm_up_kernels
 from adam_async.model.spec import ModelSpec
 from adam_async.ports import system_entropy
+from adam_async.timeline import Timeline
 from dataflow import ComputePool
 from transport import BufferPool, Identity
 
@@ -52,6 +53,7 @@ class ProcessCluster:
         environment: Of the children; without it that of this process.
         say: Told of deaths, and of each line that a child writes to stderr; without it they are logged.
         entropy: Dice for the cluster's token and the driver's incarnation.
+        timeline: Notes what the driver does; what the children noted is added when a training has ended.
 
     `async with` starts the children and waits for their addresses; leaving the block ends them in good
     order, and kills what is still there after `drain_s`.
@@ -66,6 +68,7 @@ class ProcessCluster:
         environment: Mapping[str, str] | None = None,
         say: Callable[[str], None] = logger.warning,
         entropy: Callable[[int], bytes] = system_entropy,
+        timeline: Timeline | None = None,
     ) -> None:
         self.config = config
         self.children: dict[str, ChildProcess] = {}
@@ -76,6 +79,7 @@ class ProcessCluster:
         self._environment.pop("ADAM_TOKEN", None)
         self._say = say
         self._entropy = entropy
+        self.timeline = timeline
         self._stack = AsyncExitStack()
         self._stopping = False
         self._death: asyncio.Future[None] | None = None
@@ -98,7 +102,9 @@ class ProcessCluster:
         config = self.config
         threads = config.threads_per_worker(usable_cores())
         token = self._entropy(32).hex()
-        self._orders = msgspec.json.encode(Orders(token=token, waits=config.waits)) + b"\n"
+        room = self.timeline.limit_events if self.timeline is not None else 0
+        orders = Orders(token=token, waits=config.waits, profile_events=room)
+        self._orders = msgspec.json.encode(orders) + b"\n"
         self._death = asyncio.get_running_loop().create_future()
         await self._warm_up()
         async with AsyncExitStack() as stack:
@@ -129,6 +135,7 @@ class ProcessCluster:
                     threads=min(threads * config.replicas, usable_cores()),
                     spec=self._spec,
                     model_text=self._model_text,
+                    timeline=self.timeline,
                 )
             )
             self._stack = stack.pop_all()
@@ -166,6 +173,8 @@ class ProcessCluster:
             async with asyncio.TaskGroup() as group:
                 watch = group.create_task(_result_of(self._death), name="processes/deaths")
                 result = await self.driver.train(on_epoch)
+                if self.timeline is not None:
+                    await self.driver.gather_profile()
                 watch.cancel()
         except ExceptionGroup as errors:
             # Whatever else went wrong followed from the death.

@@ -5,8 +5,8 @@ code drives a cluster in its own event loop, child processes, or roles started b
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from types import TracebackType
@@ -23,7 +23,10 @@ from adam_async.controller.client import Membership
 from adam_async.errors import DeadlineExceeded, RunFailed
 from adam_async.machine import process_memory
 from adam_async.messages import (
+    PROFILED,
+    GetProfile,
     GetStatistics,
+    Profile,
     ReadTest,
     Statistics,
     TestImages,
@@ -38,12 +41,17 @@ from adam_async.parameter_server.client import ParameterClient, SessionIdentity
 from adam_async.placement import shard_table
 from adam_async.snapshot import pull_snapshot
 from adam_async.staleness import add_up
+from adam_async.timeline import Timeline
+from adam_async.trace_events import Part
 from adam_async.traffic import Traffic
 from dataflow import ComputePool
 from transport import BufferPool, Identity, Network, TransportError
 
 LOOK_S = 1.0
 """How often the driver asks the roles how far they are while it waits for them."""
+
+PROFILE_CHUNK = 50_000
+"""Events of a profile read in one message: about 6 MB."""
 
 TEST_CHUNK = 1000
 """Test images read in one message."""
@@ -122,6 +130,7 @@ class Driver:
         threads: Threads that evaluate.
         spec: The model, if the caller brings one; otherwise `config.model` says.
         model_text: What the TOML file that `config.model` names holds; the caller has read it.
+        timeline: Where epochs and messages are noted.
 
     `config` is what is run: what the caller left open is decided there. Cancelling `train` ends the run in
     good order: phase `finished` is set if the controller can be reached within `drain_s`.
@@ -138,6 +147,7 @@ class Driver:
         threads: int,
         spec: ModelSpec | None = None,
         model_text: str | None = None,
+        timeline: Timeline | None = None,
     ) -> None:
         self._network = network
         self._controller = controller
@@ -150,7 +160,8 @@ class Driver:
         self._spec = spec
         self._model_text = model_text
         self._waits = config.waits
-        self._traffic = Traffic(identity.node)
+        self._timeline = timeline
+        self._traffic = Traffic(identity.node, timeline=timeline)
         self._membership = Membership(
             network=network,
             controller=controller,
@@ -257,10 +268,12 @@ class Driver:
             for epoch in range(1, self.config.epochs + 1):
                 self.progress.phase, self.progress.epoch, self.progress.images = "training", epoch, 0
                 self.progress.looked_at = asyncio.get_running_loop().time()
-                await self._wait_epoch(run, epoch)
+                with self._phase(f"epoch {epoch}"):
+                    await self._wait_epoch(run, epoch)
                 self.progress.phase = "evaluating"
-                weights = await pull_snapshot(model, self._table(model), self.map, client)
-                result = await self._evaluate_epoch(model, weights, epoch)
+                with self._phase(f"evaluate {epoch}"):
+                    weights = await pull_snapshot(model, self._table(model), self.map, client)
+                    result = await self._evaluate_epoch(model, weights, epoch)
                 self.progress.epochs.append(result)
                 self.progress.images, self.progress.loss = result.images, result.train_loss
                 self.progress.replicas = len(self.map.live_replicas())
@@ -279,6 +292,14 @@ class Driver:
             statistics=statistics,
             events=tuple(self._events),
         )
+
+    @contextmanager
+    def _phase(self, name: str) -> Iterator[None]:
+        """Note how long a part of the run takes."""
+        begin = self._timeline.clock() if self._timeline is not None else 0.0
+        yield
+        if self._timeline is not None:
+            self._timeline.phase(self._identity.node, name, begin)
 
     async def _wait_training(self, run: str) -> ClusterMap:
         self.progress.phase = "preparing"
@@ -469,6 +490,29 @@ class Driver:
             "process": msgspec.to_builtins(process_memory()),
         }
         return found
+
+    async def gather_profile(self) -> None:
+        """Read what roles in other processes noted into our timeline. Those that cannot be reached lack."""
+        timeline = self._timeline
+        assert timeline is not None, "there is no timeline to gather into"
+        timeline.others.clear()
+        for address in self._addresses(*PROFILED):
+            try:
+                timeline.others += await self._read_profile(address)
+            except TransportError as error:
+                self.note(f"the role at {address} did not say what it noted: {error}")
+
+    async def _read_profile(self, address: str) -> list[Part]:
+        parts: list[Part] = []
+        have, total = 0, 1
+        async with self._network.connect(address, self._identity, timeout_s=self._waits.dial_s) as link:
+            while have < total:
+                ask = pack(GetProfile(start=have, stop=have + PROFILE_CHUNK))
+                reply = await link.call(ask, timeout_s=self._waits.call_s)
+                total = unpack(reply, Profile).total
+                parts.append(read_text_tensor(reply, Part))
+                have += PROFILE_CHUNK
+        return parts
 
     async def _read_progress(self) -> None:
         """Ask the roles how far the epoch is, for the live table."""

@@ -18,6 +18,7 @@ from adam_async.errors import BindFailed, ConfigError, first_cause
 from adam_async.messages import role_table
 from adam_async.model_worker.service import ModelWorker
 from adam_async.parameter_server.service import ParameterServer
+from adam_async.timeline import Timeline
 from transport import BufferPool, Identity, Network, TcpNetwork
 from transport.tcp import is_loopback, parse_tcp_address
 
@@ -48,6 +49,7 @@ class Place:
         buffers: Where it receives; the network's own pool.
         waits: Deadlines.
         entropy: Dice for its incarnation and session ids.
+        timeline: Where it notes what it does.
     """
 
     node: str
@@ -57,6 +59,7 @@ class Place:
     buffers: BufferPool
     waits: Waits
     entropy: Callable[[int], bytes]
+    timeline: Timeline | None = None
 
     def identity(self, role: str) -> Identity:
         """A new life of this node."""
@@ -156,6 +159,7 @@ def parameter_server(place: Place) -> AbstractAsyncContextManager[ParameterServe
         controller=place.controller,
         identity=place.identity("ps"),
         waits=place.waits,
+        timeline=place.timeline,
         buffers=place.buffers,
     )
     return _listening(role, place)
@@ -169,6 +173,7 @@ def data_server(place: Place, dataset: Dataset) -> AbstractAsyncContextManager[D
         controller=place.controller,
         identity=place.identity("data"),
         waits=place.waits,
+        timeline=place.timeline,
         dataset=dataset,
     )
     return _listening(role, place)
@@ -188,6 +193,7 @@ def model_worker(place: Place, *, threads: int, in_flight: int) -> AbstractAsync
         controller=place.controller,
         identity=place.identity("worker"),
         waits=place.waits,
+        timeline=place.timeline,
         buffers=place.buffers,
         threads=threads,
         in_flight=in_flight,

@@ -14,6 +14,7 @@ Conversations, with the tensors that ride along in brackets:
     worker - same, in place      Record -> Recorded
     worker, driver - same        Pull -> Values [values]
     driver - any role            GetStatistics -> Statistics [values]
+    driver - same, but ctrl.     GetProfile -> Profile [events]
 
 Every run-scoped message carries the run's id, and is refused by a role that is on another run.
 """
@@ -29,6 +30,10 @@ from transport import Message, RemoteProtocolError, RoleTable
 
 ROLES = ("controller", "ps", "data", "worker", "driver")
 """The parties of a cluster. `driver` is the command or program that started the run."""
+
+
+PROFILED = ("ps", "data", "worker")
+"""Those that a group passes: the ones that can note a profile."""
 
 
 class Body(msgspec.Struct, frozen=True, kw_only=True):
@@ -277,6 +282,20 @@ class Statistics(Body, frozen=True, kw_only=True):
     role: str
 
 
+class GetProfile(Body, frozen=True, kw_only=True):
+    """Ask a role that notes a profile for its events from `start` to `stop`."""
+
+    start: Annotated[int, msgspec.Meta(ge=0)]
+    stop: int
+
+
+class Profile(Body, frozen=True, kw_only=True):
+    """What a role noted. Tensor: the events as JSON text; `trace_events.Part`."""
+
+    total: int
+    """All events that it has."""
+
+
 TABLE: dict[type[Body], frozenset[tuple[str, str]]] = {
     GetMap: frozenset((role, "controller") for role in ROLES),
     CompareAndSet: frozenset((role, "controller") for role in ROLES),
@@ -298,6 +317,8 @@ TABLE: dict[type[Body], frozenset[tuple[str, str]]] = {
     Values: frozenset({("ps", "worker"), ("ps", "driver")}),
     GetStatistics: frozenset(("driver", role) for role in ROLES if role != "driver"),
     Statistics: frozenset((role, "driver") for role in ROLES if role != "driver"),
+    GetProfile: frozenset(("driver", role) for role in PROFILED),
+    Profile: frozenset((role, "driver") for role in PROFILED),
 }
 """(from, to) pairs that each message may travel between. A class without a row fails a test."""
 

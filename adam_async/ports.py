@@ -17,6 +17,7 @@ import asyncio
 import contextlib
 import os
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -44,6 +45,15 @@ FETCH_CHUNK_BYTES = 1 << 18
 def system_clock() -> Clock:
     """Return the clock of the running loop. Raises RuntimeError outside one."""
     return asyncio.get_running_loop().time
+
+
+def fine_clock() -> float:
+    """Seconds of the system's monotonic clock, in any thread and the same in all processes of a machine.
+
+    The clock of a loop may be this one rounded to milliseconds, as uvloop's is; that of the compute pool is
+    exactly this one.
+    """
+    return time.monotonic()
 
 
 def system_entropy(size_bytes: int) -> bytes:

@@ -4,8 +4,10 @@ Each end counts what it sent, so that adding up all nodes counts every message o
 """
 
 from collections import Counter
+from functools import partial
 from typing import Any
 
+from adam_async.timeline import Timeline
 from transport import Link
 
 
@@ -14,16 +16,20 @@ class Traffic:
 
     Args:
         node: Whose links these are.
+        timeline: Where each of their messages is noted.
     """
 
-    def __init__(self, node: str) -> None:
+    def __init__(self, node: str, *, timeline: Timeline | None = None) -> None:
         self._node = node
+        self._timeline = timeline
         self._live: dict[Link, None] = {}
         self._gone: Counter[tuple[str, str, str]] = Counter()
 
     def watch(self, link: Link) -> None:
         """Count a link from now on."""
         self._live[link] = None
+        if self._timeline is not None:
+            link.observe(partial(self._timeline.carried, self._node, link.peer.node))
 
     def gone(self, link: Link) -> None:
         """The link is closed; keep its totals."""

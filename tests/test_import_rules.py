@@ -95,7 +95,7 @@ def port(files: str, capabilities: str, reason: str) -> Port:
 
 
 PORTS = (
-    port("adam_async/ports.py", "dice files sockets system threads", "the disk, entropy and downloads"),
+    port("adam_async/ports.py", "clock dice files sockets system threads", "disk, entropy, clock, downloads"),
     port("adam_async/dice.py", "numpy.random", "the keyed dice, made of Philox"),
     port("adam_async/cli*.py", "loops system", "chooses the loop; environment, signals, cores"),
     port("adam_async/kernel_cache.py", "system", "the environment that numba reads its folder from"),

@@ -17,7 +17,7 @@ from transport.errors import (
     TransportError,
     WouldBlock,
 )
-from transport.link import Link, LinkStatistics, ReplyStream, Request, TypeTraffic
+from transport.link import Link, LinkStatistics, Observer, ReplyStream, Request, TypeTraffic
 from transport.messages import Identity, Message
 from transport.network import Listener, LocalNetwork, Network, TcpNetwork
 from transport.roles import ANY_ROLE, RoleTable
@@ -40,6 +40,7 @@ __all__ = [
     "LocalProtocolError",
     "Message",
     "Network",
+    "Observer",
     "PoolStatistics",
     "ProtocolError",
     "RemoteError",

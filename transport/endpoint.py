@@ -40,7 +40,7 @@ from transport.frames import (
     Registered,
     kind_name,
 )
-from transport.link import Link, LinkStatistics, ReplyStream, Request, TypeTraffic
+from transport.link import Link, LinkStatistics, Observer, ReplyStream, Request, TypeTraffic
 from transport.messages import Identity, Message
 from transport.release import Release
 from transport.roles import RoleTable
@@ -74,6 +74,7 @@ class Endpoint(Link):
         "_loop",
         "_may_hear",
         "_may_say",
+        "_observer",
         "_out",
         "_over",
         "_paused",
@@ -118,6 +119,7 @@ class Endpoint(Link):
         self._paused = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
+        self._observer: Observer | None = None
         self._out: dict[str, list[int]] = {}
         self._in: dict[str, list[int]] = {}
 
@@ -298,6 +300,8 @@ class Endpoint(Link):
         counts[0] += 1
         counts[1] += payload_bytes
         counts[2] += frame_bytes
+        if self._observer is not None:
+            self._observer(False, message.type, payload_bytes, frame_bytes)
         if kind == REPLY:
             self._on_reply(request_id, message)
         elif kind == REQUEST or kind == OPEN:
@@ -320,6 +324,8 @@ class Endpoint(Link):
         counts[0] += 1
         counts[1] += payload_bytes
         counts[2] += frame_bytes
+        if self._observer is not None:
+            self._observer(True, message_type, payload_bytes, frame_bytes)
 
     def _on_reply(self, request_id: int, message: Message) -> None:
         call = self._calls.pop(request_id)
@@ -549,6 +555,9 @@ class Endpoint(Link):
         else:
             logger.debug("%r: %s", self, error)
         return True
+
+    def observe(self, observer: Observer) -> None:
+        self._observer = observer
 
     def statistics(self) -> LinkStatistics:
         names = sorted(self._out.keys() | self._in.keys())

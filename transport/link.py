@@ -19,7 +19,10 @@ from transport.messages import Identity, Message
 from transport.release import Release
 from transport.tensors import Tensor
 
-__all__ = ["Link", "LinkStatistics", "ReplyStream", "Request", "TypeTraffic"]
+__all__ = ["Link", "LinkStatistics", "Observer", "ReplyStream", "Request", "TypeTraffic"]
+
+Observer = Callable[[bool, str, int, int], None]
+"""Told of a message as it is counted: whether it was sent, its type, its payload and frame bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,6 +238,10 @@ class Link(ABC):
 
         Cancelling cancels the handlers.
         """
+
+    @abstractmethod
+    def observe(self, observer: Observer) -> None:
+        """Have a plain function called with each message from now on, as it is counted. It must not raise."""
 
     @abstractmethod
     def statistics(self) -> LinkStatistics:

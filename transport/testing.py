@@ -14,7 +14,7 @@ from typing import Protocol
 from transport.conformance import check_link
 from transport.dial import RetrySchedule
 from transport.errors import CallTimeout
-from transport.link import Link, LinkStatistics, ReplyStream, Request
+from transport.link import Link, LinkStatistics, Observer, ReplyStream, Request
 from transport.messages import Identity, Message
 from transport.network import DIAL_S, Listener, LocalNetwork, Network, OnLink
 from transport.release import Release
@@ -287,6 +287,9 @@ class FaultyLink(Link):
         self, handler: Callable[[Request], Awaitable[object]], *, concurrency: int = 64
     ) -> None:
         await self.inner.serve_forever(handler, concurrency=concurrency)
+
+    def observe(self, observer: Observer) -> None:
+        self.inner.observe(observer)
 
     def statistics(self) -> LinkStatistics:
         return self.inner.statistics()

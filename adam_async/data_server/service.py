@@ -35,6 +35,7 @@ from adam_async.dice import Dice
 from adam_async.ids import Replica
 from adam_async.machine import process_memory
 from adam_async.messages import (
+    GetProfile,
     GetStatistics,
     Groups,
     Lease,
@@ -48,6 +49,7 @@ from adam_async.messages import (
     text_tensor,
     unpack_any,
 )
+from adam_async.timeline import Timeline, answer_profile
 from adam_async.timer import Timer
 from adam_async.traffic import Traffic
 from transport import Identity, Link, Network, ProtocolError, Request
@@ -73,6 +75,7 @@ class DataServer:
         identity: Its role, node id and incarnation.
         waits: Deadlines.
         dataset: What it serves.
+        timeline: Where leases and messages are noted.
 
     Cancelling the block drops open questions; workers ask again when a data server is back.
     """
@@ -86,6 +89,7 @@ class DataServer:
         identity: Identity,
         waits: Waits,
         dataset: Dataset,
+        timeline: Timeline | None = None,
     ) -> None:
         self._network = network
         self._bind = address
@@ -94,7 +98,8 @@ class DataServer:
         self._waits = waits
         self._dataset = dataset
         self._stack = AsyncExitStack()
-        self._traffic = Traffic(identity.node)
+        self._timeline = timeline
+        self._traffic = Traffic(identity.node, timeline=timeline)
         self.state = DataState()
         self._run = ""
         self._group_images = 1
@@ -245,6 +250,8 @@ class DataServer:
             case GetStatistics():
                 statistics = Statistics(node=self._identity.node, role="data")
                 request.reply(pack(statistics, [text_tensor(self.statistics())]))
+            case GetProfile():
+                answer_profile(request, body, self._timeline)
             case _:
                 request.fail("unexpected", f"a data server does not answer {request.message.type}")
 
@@ -269,6 +276,8 @@ class DataServer:
                     )
 
     def _send_groups(self, grant: Grant) -> None:
+        timeline = self._timeline
+        begin = timeline.clock() if timeline is not None else 0.0
         leases, tensors = [], []
         for number, attempt in grant.groups:
             ready = number in self._ready
@@ -276,6 +285,8 @@ class DataServer:
             leases.append(Lease(grant.epoch, number, attempt, len(labels)))
             tensors += [images, labels]
         grant.request.reply(pack(Groups(leases=tuple(leases), last=grant.last), tensors))
+        if timeline is not None and leases:
+            timeline.leased(self._identity.node, self._run, grant.request.link.peer.node, leases, begin)
 
     async def _report_epoch(self, run: str, ended: EpochEnded) -> None:
         result = {"images": ended.images, "loss": ended.loss, "train_s": ended.ended - ended.started}

@@ -17,6 +17,7 @@ from adam_async.model_worker.in_place import InPlaceTrainer, TrainedInPlace
 from adam_async.model_worker.records import Recorder
 from adam_async.model_worker.training import replica_graph
 from adam_async.model_worker.updates import plan_pushes
+from adam_async.model_worker.way import OnStep
 from adam_async.parameter_server.client import ParameterClient
 from adam_async.placement import ShardTable
 from adam_async.shard_storage import ShardStorage
@@ -79,7 +80,7 @@ class Aliased:
         await answered.wait()
         self._clock = min(clocks)
 
-    def begin(self, on_finished: Callable[[Finished], None]) -> None:
+    def begin(self, on_finished: Callable[[Finished], None], on_step: OnStep | None = None) -> None:
         """See `WayOfTraining.begin`."""
         self._recorder = Recorder(
             table=self._table,
@@ -87,6 +88,7 @@ class Aliased:
             client=self._client,
             clock=self._clock,
             on_finished=on_finished,
+            on_step=on_step,
         )
 
     def new_context(self) -> Context:

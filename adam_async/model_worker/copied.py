@@ -16,6 +16,7 @@ from adam_async.model_worker.pulls import Puller
 from adam_async.model_worker.steps import Stepper
 from adam_async.model_worker.training import GroupTrainer, ThreadScratch, Trained, replica_graph
 from adam_async.model_worker.updates import plan_pushes
+from adam_async.model_worker.way import OnStep
 from adam_async.model_worker.weights import WorkerWeights
 from adam_async.parameter_server.client import ParameterClient
 from adam_async.placement import ShardTable
@@ -86,7 +87,7 @@ class Copied:
         await self._client.flush()
         await landed.wait()
 
-    def begin(self, on_finished: Callable[[Finished], None]) -> None:
+    def begin(self, on_finished: Callable[[Finished], None], on_step: OnStep | None = None) -> None:
         """See `WayOfTraining.begin`."""
         self._stepper = Stepper(
             table=self._table,
@@ -100,6 +101,7 @@ class Copied:
             pull_every=self._config.pull_every,
             clock=self._puller.clock,
             on_finished=on_finished,
+            on_step=on_step,
         )
 
     def new_context(self) -> Context:

@@ -8,7 +8,9 @@ acknowledged. In a run that trains in place the thread itself applies the rule t
 """
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -17,6 +19,7 @@ from adam_async.cluster_map import ClusterMap
 from adam_async.config import Config, Waits
 from adam_async.data_server.client import DataClient
 from adam_async.machine import pinned_cpus
+from adam_async.messages import Finished, Lease
 from adam_async.model.context import Context
 from adam_async.model.network import Network as Model
 from adam_async.model.spec import ModelSpec
@@ -26,6 +29,7 @@ from adam_async.model_worker.way import WayOfTraining
 from adam_async.parameter_server.client import ParameterClient, SessionIdentity
 from adam_async.placement import shard_table
 from adam_async.shard_storage import ShardStorage
+from adam_async.timeline import Timeline
 from adam_async.traffic import Traffic
 from dataflow import ComputePool, Engine, Tag, WaitTimedOut
 from transport import BufferPool, Identity, Network
@@ -35,7 +39,8 @@ class Participation:
     """One worker's part in one run: everything that is made for it and goes with it.
 
     `prepared` is set when the first pull has landed; `run` then trains until it is cancelled. With the
-    `storage` of its servers it trains in place, without it on a copy.
+    `storage` of its servers it trains in place, without it on a copy. With a `timeline` it notes there what
+    becomes of each group.
     """
 
     def __init__(
@@ -52,11 +57,14 @@ class Participation:
         in_flight: int,
         traffic: Traffic,
         storage: ShardStorage | None = None,
+        timeline: Timeline | None = None,
     ) -> None:
         run = cluster.run
         assert run is not None
         config = msgspec.convert(run.config, Config)
         self._identity = identity
+        self._run, self._session = run.id, session
+        self._timeline = timeline
         self._waits = waits
         self._threads = threads
         self._in_flight = in_flight
@@ -114,7 +122,11 @@ class Participation:
                 )
             )
             await self._pool.run(self._model.warm_up, self._on_compiled)
-            self._way.begin(self._data.finished)
+            timeline = self._timeline
+            if timeline is None:
+                self._way.begin(self._data.finished)
+            else:
+                self._way.begin(partial(self._finished, timeline), partial(self._stepped, timeline))
             stack.callback(group.create_task(self._data.run(), name=f"{node}/data").cancel)
             self._engine = await stack.enter_async_context(
                 Engine(
@@ -123,6 +135,7 @@ class Participation:
                     in_flight=self._in_flight,
                     contexts=await self._new_contexts(self._pool),
                     on_room=self._fill,
+                    trace=None if timeline is None else partial(timeline.fired, node, self._run),
                     wait_timeout_s=self._waits.patience_s,
                 )
             )
@@ -152,7 +165,7 @@ class Participation:
             if not self._data.has_group:
                 if self._data.exhausted:
                     await engine.drain()
-                    self._way.flush()
+                    self._flush()
                 await self._data.wait_group()
             elif not self._client.may_push:
                 await self._client.admit()
@@ -177,13 +190,31 @@ class Participation:
 
     def _fill(self) -> None:
         """Admit groups, while there are some, there is room and servers keep up. Never waits."""
-        engine, data, client = self._engine, self._data, self._client
+        engine, data, client, timeline = self._engine, self._data, self._client, self._timeline
         assert engine is not None
         while data.has_group and engine.has_room and client.may_push:
+            begin = timeline.clock() if timeline is not None else 0.0
             group = data.take()
             tag = Tag(group.lease.epoch, group.lease.number, group.lease.attempt)
             engine.admit_nowait(tag)
             engine.deliver("group", tag, group)
+            if timeline is not None:
+                timeline.delivered(self._identity.node, self._run, tag, begin)
+
+    def _flush(self) -> None:
+        """Nothing more waits for us: what was collected leaves."""
+        begin = self._timeline.clock() if self._timeline is not None else 0.0
+        self._way.flush()
+        if self._timeline is not None:
+            self._timeline.flushed(self._identity.node, begin)
+
+    def _finished(self, timeline: Timeline, report: Finished) -> None:
+        begin = timeline.clock()
+        self._data.finished(report)
+        timeline.reported(self._identity.node, self._run, report, begin)
+
+    def _stepped(self, timeline: Timeline, clock: int, leases: Sequence[Lease]) -> None:
+        timeline.stepped(self._identity.node, self._run, self._session, clock, leases)
 
     def _landed(self, tag: Tag) -> None:
         assert self._engine is not None

@@ -12,6 +12,7 @@ from adam_async.ids import ShardId
 from adam_async.messages import Finished, StepRecord
 from adam_async.model_worker.in_place import TrainedInPlace
 from adam_async.model_worker.updates import MESSAGE_SHARDS
+from adam_async.model_worker.way import OnStep
 from adam_async.parameter_server.client import ParameterClient
 from adam_async.placement import ShardTable
 
@@ -52,6 +53,7 @@ class Recorder:
         client: How to reach them.
         clock: Steps that the replica has behind it.
         on_finished: Called for each group that all servers have counted.
+        on_step: Called with each step, before the record that it is in leaves.
     """
 
     def __init__(
@@ -62,9 +64,11 @@ class Recorder:
         client: ParameterClient,
         clock: int,
         on_finished: Callable[[Finished], None],
+        on_step: OnStep | None = None,
     ) -> None:
         self._client = client
         self._on_finished = on_finished
+        self._on_step = on_step
         self.clock = clock
         self._groups: list[TrainedInPlace] = []
         tensors = [spec.tensor for spec in table.shards]
@@ -92,6 +96,9 @@ class Recorder:
             return
         begin = self.clock + 1
         self.clock += len(groups)
+        if self._on_step is not None:
+            for clock, group in enumerate(groups, start=begin):
+                self._on_step(clock, (group.lease,))
         open_ = _Open(groups, len(self._parts))
 
         def answered() -> None:

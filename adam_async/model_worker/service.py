@@ -13,9 +13,10 @@ from adam_async.controller.client import Membership
 from adam_async.errors import RunFailed
 from adam_async.loop_lag import LoopLag
 from adam_async.machine import process_memory
-from adam_async.messages import GetStatistics, Statistics, pack, text_tensor, unpack_any
+from adam_async.messages import GetProfile, GetStatistics, Statistics, pack, text_tensor, unpack_any
 from adam_async.model_worker.participation import Participation
 from adam_async.shard_storage import ShardStorage, StorageShelf
+from adam_async.timeline import Timeline, answer_profile
 from adam_async.traffic import Traffic
 from transport import BufferPool, Identity, Link, Network, ProtocolError, Request
 
@@ -36,6 +37,7 @@ class ModelWorker:
         in_flight: Groups in flight; 0 is twice the threads.
         entropy: Dice for the session id.
         shelf: Memory of the servers of this process, for runs that train in place.
+        timeline: Where the journey of each group, and messages, are noted.
 
     Cancelling the block ends it after the jobs that compute threads are in; pushes on their way may or
     may not take effect, once at most, and the data server leases their groups again.
@@ -54,6 +56,7 @@ class ModelWorker:
         in_flight: int,
         entropy: Callable[[int], bytes],
         shelf: StorageShelf | None = None,
+        timeline: Timeline | None = None,
     ) -> None:
         self._network = network
         self._bind = address
@@ -67,7 +70,8 @@ class ModelWorker:
         self._shelf = shelf or StorageShelf()
         self._stack = AsyncExitStack()
         self._lag = LoopLag()
-        self._traffic = Traffic(identity.node)
+        self._timeline = timeline
+        self._traffic = Traffic(identity.node, timeline=timeline)
         self._part: Participation | None = None
         self.address = ""
 
@@ -138,6 +142,7 @@ class ModelWorker:
             in_flight=self._in_flight,
             traffic=self._traffic,
             storage=storage,
+            timeline=self._timeline,
         )
         self._part = part
         async with asyncio.TaskGroup() as group:
@@ -192,6 +197,8 @@ class ModelWorker:
         if isinstance(body, GetStatistics):
             statistics = Statistics(node=self._identity.node, role="worker")
             request.reply(pack(statistics, [text_tensor(self.statistics())]))
+        elif isinstance(body, GetProfile):
+            answer_profile(request, body, self._timeline)
         else:
             request.fail("unexpected", f"a worker does not answer {request.message.type}")
 

@@ -14,6 +14,7 @@ from adam_async.messages import Finished
 from adam_async.model_worker.pulls import Landing, Puller
 from adam_async.model_worker.training import GroupTrainer, Trained
 from adam_async.model_worker.updates import PushBuffer, PushMessage, PushPlan
+from adam_async.model_worker.way import OnStep
 from adam_async.model_worker.weights import TensorCopy, WorkerWeights
 from adam_async.parameter_server.client import ParameterClient, StepPush
 from adam_async.placement import ShardTable
@@ -43,6 +44,7 @@ class Stepper:
         pull_every: Steps per pull.
         clock: Steps that the replica has behind it.
         on_finished: Called for each group whose push is acknowledged.
+        on_step: Called with each step, before its pushes leave.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Stepper:
         pull_every: int,
         clock: int,
         on_finished: Callable[[Finished], None],
+        on_step: OnStep | None = None,
     ) -> None:
         self._plan = plan
         self._client = client
@@ -72,6 +75,7 @@ class Stepper:
         self._push_every = push_every
         self._pull_every = pull_every
         self._on_finished = on_finished
+        self._on_step = on_step
         self._open: _Step | None = None
         self.clock = clock
         places = {spec.id: place for shards in table.by_tensor.values() for place, spec in enumerate(shards)}
@@ -107,6 +111,8 @@ class Stepper:
 
     def _push(self, step: _Step, on_landed: Callable[[], None]) -> None:
         self.clock += 1
+        if self._on_step is not None:
+            self._on_step(self.clock, [group.lease for group in step.groups])
         self._weights.count_local_steps(_stepped_by_all(step.groups))
         step.unsettled = len(self._plan.messages)
         landing = None

@@ -1,11 +1,14 @@
 """Pure: what a way of training must offer, whether the worker's weights are a copy or the servers' memory."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from adam_async.messages import Finished
+from adam_async.messages import Finished, Lease
 from adam_async.model.context import Context
 from dataflow import Graph, Tag
+
+OnStep = Callable[[int, Sequence[Lease]], None]
+"""Told of a step that is about to leave for the servers: its clock, and the groups in it."""
 
 
 class WayOfTraining(Protocol):
@@ -15,11 +18,12 @@ class WayOfTraining(Protocol):
         """Get ready for the first group. The client of the parameter servers runs beside it."""
         ...
 
-    def begin(self, on_finished: Callable[[Finished], None]) -> None:
+    def begin(self, on_finished: Callable[[Finished], None], on_step: OnStep | None = None) -> None:
         """Take the run up where its servers' clocks stand.
 
         Args:
             on_finished: Called for each group whose step the servers have counted.
+            on_step: Called with each step.
         """
         ...
 

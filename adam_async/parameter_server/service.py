@@ -24,6 +24,7 @@ from adam_async.dice import Dice
 from adam_async.ids import Replica
 from adam_async.machine import process_memory
 from adam_async.messages import (
+    GetProfile,
     GetStatistics,
     Pull,
     Push,
@@ -68,6 +69,7 @@ from adam_async.parameter_server.state import (
 )
 from adam_async.placement import ShardSpec, ShardTable, shard_table
 from adam_async.shard_storage import ShardStorage, StorageShelf
+from adam_async.timeline import Timeline, answer_profile
 from adam_async.traffic import Traffic
 from transport import BufferPool, Identity, Link, Network, ProtocolError, RemoteProtocolError, Request
 
@@ -88,6 +90,7 @@ class ParameterServer:
         waits: Deadlines.
         buffers: Memory for copies of values on their way out.
         shelf: Where the memory of the shards lies; roles of one process may share it.
+        timeline: Where what is applied and recorded, and messages, are noted.
 
     Cancelling the block ends it between two batches; queued pushes are dropped unacknowledged.
     """
@@ -102,6 +105,7 @@ class ParameterServer:
         waits: Waits,
         buffers: BufferPool,
         shelf: StorageShelf | None = None,
+        timeline: Timeline | None = None,
     ) -> None:
         self._network = network
         self._bind = address
@@ -112,7 +116,8 @@ class ParameterServer:
         self._shelf = shelf or StorageShelf()
         self._storage: ShardStorage | None = None
         self._stack = AsyncExitStack()
-        self._traffic = Traffic(identity.node)
+        self._timeline = timeline
+        self._traffic = Traffic(identity.node, timeline=timeline)
         self._draining = False
         self._run = ""
         self._applier: Applier | None = None
@@ -209,10 +214,15 @@ class ParameterServer:
             self._traffic.gone(link)
 
     def _on_request(self, request: Request) -> None:
+        timeline = self._timeline
+        begin = timeline.clock() if timeline is not None else 0.0
         try:
             body = unpack_any(request.message)
             if isinstance(body, GetStatistics):
                 self._answer_statistics(request)
+                return
+            if isinstance(body, GetProfile):
+                answer_profile(request, body, self._timeline)
                 return
             state = self.state
             if state is None:
@@ -237,6 +247,8 @@ class ParameterServer:
             request.fail("malformed", str(error))
             return
         self._perform(effects)
+        if timeline is not None and isinstance(body, Record):
+            timeline.recorded(self._identity.node, body, begin)
         if not state.idle and not self._draining:
             self._draining = True
             self._loop.call_soon(self._drain)
@@ -259,8 +271,9 @@ class ParameterServer:
 
     def _apply(self, state: ServerState, batch: Apply) -> int:
         """Apply a batch. Returns how many values it covered."""
-        applier = self._applier
+        applier, timeline = self._applier, self._timeline
         assert applier is not None
+        begin = timeline.clock() if timeline is not None else 0.0
         pushes = batch.pushes
         shards = batch.shards()
         if len(shards) == len(pushes[0].push.shards):
@@ -272,7 +285,10 @@ class ParameterServer:
                 for place, shard in zip(pushes[0].accepted, shards, strict=True)
             ]
         self._perform(state.handle(Applied(batch, finite)))
-        return sum([len(shard.values) for shard in shards])
+        covered = sum([len(shard.values) for shard in shards])
+        if timeline is not None:
+            timeline.applied(self._identity.node, [queued.push for queued in pushes], covered, begin)
+        return covered
 
     def _perform(self, effects: Sequence[Effect]) -> None:
         shared: dict[tuple[Link, tuple[Shard, ...]], NDArray[Any]] = {}

@@ -16,6 +16,7 @@ from adam_async.messages import (
     CompareAndSet,
     Finished,
     GetMap,
+    GetProfile,
     GetStatistics,
     Groups,
     Lease,
@@ -23,6 +24,7 @@ from adam_async.messages import (
     MapState,
     Part,
     Problem,
+    Profile,
     Pull,
     Push,
     Pushed,
@@ -78,6 +80,8 @@ ALLOWED = {
     "Pull": {("worker", "ps"), ("driver", "ps")},
     "Values": {("ps", "worker"), ("ps", "driver")},
     "GetStatistics": {("driver", role) for role in ("controller", "ps", "data", "worker")},
+    "GetProfile": {("driver", role) for role in ("ps", "data", "worker")},
+    "Profile": {(role, "driver") for role in ("ps", "data", "worker")},
     "Statistics": {(role, "driver") for role in ("controller", "ps", "data", "worker")},
 }
 """Written a second time, so that a row that is changed by accident is noticed."""
@@ -127,6 +131,8 @@ EXAMPLES = [
     Values(versions=(4, 5), clock=2),
     GetStatistics(run="r"),
     Statistics(node="ps-0", role="ps"),
+    GetProfile(start=5, stop=10),
+    Profile(total=7),
 ]
 
 

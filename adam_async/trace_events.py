@@ -1,0 +1,332 @@
+"""Pure: the events of a profile, and the Trace Event JSON that Perfetto and chrome://tracing open.
+
+Lanes
+-----
+Each process has one lane per thread: its event loop, on which roles of one process take turns, and each
+compute thread. What happens on a thread is a complete event (``X``) with its node as category. Three kinds
+of lane are no threads: ``links of NODE`` holds an instant per message, sent or received; ``NODE`` holds the
+phases that span many turns, such as an epoch; and the time that a job waits for a compute thread, which is
+many at once, is an asynchronous event (``b``, ``e``) named ``waits for a thread``.
+
+Arrows
+------
+A group's journey is one flow: leased, delivered, trained, taken to be pushed, pushed with its step, applied
+(or recorded) by each server, reported. A flow point belongs to the slice of its lane that encloses its time;
+each of them is the beginning of a slice, but for the push of a step of several groups, which lies within
+what the worker does for the last of them. Servers know steps, not groups: a step is (session, clock), and
+the worker noted which groups are in it.
+
+Times are seconds of one monotonic clock; the file counts microseconds from the first event.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+Group = tuple[int, int, int]
+"""Epoch, number and attempt."""
+
+LOOP = "event loop"
+JOURNEY = "journey of a group"
+
+
+class _Event(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
+    """Base of all events: nothing in them can be part of a cycle."""
+
+
+class Leased(_Event, frozen=True):
+    """A data server's answer."""
+
+    node: str
+    run: str
+    worker: str
+    groups: tuple[Group, ...]
+    started: float
+    finished: float
+
+
+class Delivered(_Event, frozen=True):
+    """A group given to a worker's engine."""
+
+    node: str
+    run: str
+    epoch: int
+    number: int
+    attempt: int
+    started: float
+    finished: float
+
+
+class Fired(_Event, frozen=True):
+    """A node of a worker's graph, run for a group."""
+
+    node: str
+    run: str
+    name: str
+    thread: str
+    epoch: int
+    number: int
+    attempt: int
+    queued: float
+    started: float
+    finished: float
+
+
+class Stepped(_Event, frozen=True):
+    """A step on its way to the servers."""
+
+    node: str
+    run: str
+    session: int
+    clock: int
+    groups: tuple[Group, ...]
+    at: float
+
+
+class Settled(_Event, frozen=True):
+    """What a server did with steps: ``apply`` or ``record``."""
+
+    node: str
+    what: str
+    steps: tuple[tuple[int, int], ...]
+    """Session and clock of each."""
+    values: int
+    """How many were applied; none where compute threads had done it."""
+    started: float
+    finished: float
+
+
+class Reported(_Event, frozen=True):
+    """A group that all servers have acknowledged."""
+
+    node: str
+    run: str
+    epoch: int
+    number: int
+    attempt: int
+    started: float
+    finished: float
+
+
+class Carried(_Event, frozen=True):
+    """A message that left a node, or came to it."""
+
+    node: str
+    peer: str
+    sent: bool
+    kind: str
+    size_bytes: int
+    at: float
+
+
+class Phase(_Event, frozen=True):
+    """Something that concerns no group in particular."""
+
+    node: str
+    name: str
+    turn: bool
+    """Whether it was done within one turn of the loop; otherwise it spans many, on a lane of its own."""
+    started: float
+    finished: float
+
+
+Event = Leased | Delivered | Fired | Stepped | Settled | Reported | Carried | Phase
+
+
+class Part(msgspec.Struct, frozen=True):
+    """What one process noted."""
+
+    process: str
+    dropped: int
+    """Events for which there was no room."""
+    events: list[Event]
+
+
+class _Point(NamedTuple):
+    """Where a group's journey touches a lane."""
+
+    at: float
+    pid: int
+    tid: int
+
+
+_Journey = tuple[str, int, int, int]
+"""Run, epoch, number, attempt."""
+
+
+def trace_file(parts: Sequence[Part]) -> dict[str, Any]:
+    """The whole file, as builtins.
+
+    Args:
+        parts: What each process noted. Parts of the same name share a process.
+    """
+    writer = _Writer(min((_begin(event) for part in parts for event in part.events), default=0.0))
+    for part in parts:
+        for event in part.events:
+            if type(event) is Stepped:
+                writer.steps.setdefault((event.session, event.clock), []).extend(
+                    (event.run, *group) for group in event.groups
+                )
+    for part in parts:
+        writer.add(part)
+    events = [*writer.events, *writer.flows()]
+    # A slice that begins with another one and lasts longer encloses it: it has to come first.
+    events.sort(key=lambda event: (event["ts"], -event.get("dur", 0.0)))
+    counts = {"events": sum(len(part.events) for part in parts), "dropped": sum(p.dropped for p in parts)}
+    return {
+        "displayTimeUnit": "ms",
+        "otherData": {"format": "adam-async profile 1", **counts},
+        "traceEvents": [*writer.names(), *events],
+    }
+
+
+def _begin(event: Event) -> float:
+    if isinstance(event, (Stepped, Carried)):
+        return event.at
+    return event.queued if isinstance(event, Fired) else event.started
+
+
+class _Writer:
+    """Lays events out on lanes, and remembers where each group has been.
+
+    Args:
+        zero: The time, in seconds, from which the file counts.
+    """
+
+    def __init__(self, zero: float) -> None:
+        self._zero = zero
+        self.steps: dict[tuple[int, int], list[_Journey]] = {}
+        self.events: list[dict[str, Any]] = []
+        self._pids: dict[str, int] = {}
+        self._tids: dict[tuple[int, str], int] = {}
+        self._journeys: dict[_Journey, list[_Point]] = {}
+        self._waits = 0
+
+    def add(self, part: Part) -> None:
+        """Lay out what one process noted, and say where it ended if there was no room for all of it."""
+        pid = self._pids.setdefault(part.process, len(self._pids) + 1)
+        loop = self._lane(pid, LOOP)
+        for event in part.events:
+            self._add_event(pid, loop, event)
+        if part.dropped and part.events:
+            what = f"profile full: {len(part.events)} events, {part.dropped} more dropped"
+            self._instant(pid, loop, what, "profile", _end(part.events[-1]), {}, scope="p")
+
+    def _add_event(self, pid: int, loop: int, event: Event) -> None:
+        match event:
+            case Fired():
+                self._fired(pid, loop, event)
+            case Carried():
+                name = f"{event.kind} {'to' if event.sent else 'from'} {event.peer}"
+                lane = self._lane(pid, f"links of {event.node}")
+                self._instant(pid, lane, name, "link", event.at, {"bytes": event.size_bytes})
+            case Delivered() | Reported():
+                name = "deliver" if type(event) is Delivered else "report"
+                journey = (event.run, event.epoch, event.number, event.attempt)
+                self._slice(pid, loop, name, event.node, event, _named(journey))
+                self._visit(journey, event.started, pid, loop)
+            case Leased():
+                numbers = [number for _, number, _ in event.groups]
+                args: dict[str, Any] = {"worker": event.worker, "groups": numbers}
+                self._slice(pid, loop, f"lease {len(numbers)}", event.node, event, args)
+                for group in event.groups:
+                    self._visit((event.run, *group), event.started, pid, loop)
+            case Stepped():
+                for group in event.groups:
+                    self._visit((event.run, *group), event.at, pid, loop)
+            case Settled():
+                steps = [clock for _, clock in event.steps]
+                args = {"steps": steps, "values": event.values}
+                self._slice(pid, loop, event.what, event.node, event, args)
+                for step in event.steps:
+                    for journey in self.steps.get(step, ()):
+                        self._visit(journey, event.started, pid, loop)
+            case Phase():
+                lane = loop if event.turn else self._lane(pid, event.node)
+                self._slice(pid, lane, event.name, event.node, event, {})
+
+    def _fired(self, pid: int, loop: int, event: Fired) -> None:
+        journey = (event.run, event.epoch, event.number, event.attempt)
+        light = event.thread == "loop"
+        lane = loop if light else self._lane(pid, event.thread)
+        args = _named(journey)
+        if not light:
+            args["waited_us"] = round((event.started - event.queued) * 1e6, 3)
+            self._wait(pid, lane, event)
+        self._slice(pid, lane, event.name, event.node, event, args)
+        self._visit(journey, event.started, pid, lane)
+
+    def _wait(self, pid: int, lane: int, event: Fired) -> None:
+        self._waits += 1
+        wait = {"cat": "pool", "name": "waits for a thread", "id": self._waits, "pid": pid, "tid": lane}
+        self.events.append({"ph": "b", "ts": self._us(event.queued), **wait})
+        self.events.append({"ph": "e", "ts": self._us(event.started), **wait})
+
+    def _visit(self, journey: _Journey, at: float, pid: int, tid: int) -> None:
+        self._journeys.setdefault(journey, []).append(_Point(at, pid, tid))
+
+    def _slice(
+        self,
+        pid: int,
+        tid: int,
+        name: str,
+        category: str,
+        span: Delivered | Fired | Leased | Settled | Reported | Phase,
+        args: dict[str, Any],
+    ) -> None:
+        begin = self._us(span.started)
+        self.events.append(
+            {
+                "ph": "X",
+                "name": name,
+                "cat": category,
+                "ts": begin,
+                "dur": round(self._us(span.finished) - begin, 3),
+                "pid": pid,
+                "tid": tid,
+                "args": args,
+            }
+        )
+
+    def _instant(
+        self, pid: int, tid: int, name: str, category: str, at: float, args: dict[str, Any], scope: str = "t"
+    ) -> None:
+        place = {"ts": self._us(at), "pid": pid, "tid": tid, "s": scope}
+        self.events.append({"ph": "i", "name": name, "cat": category, **place, "args": args})
+
+    def flows(self) -> Iterator[dict[str, Any]]:
+        """The arrows of each group that was seen at two places at least."""
+        for number, points in enumerate(self._journeys.values(), start=1):
+            points.sort()
+            last = len(points) - 1
+            for place, point in enumerate(points if last else ()):
+                flow = {"name": JOURNEY, "cat": "group", "id": number, "pid": point.pid, "tid": point.tid}
+                # Bound to the slice that encloses it, as the other points are without saying so.
+                end = {"ph": "f", "bp": "e"} if place == last else {"ph": "t" if place else "s"}
+                yield {**end, "ts": self._us(point.at), **flow}
+
+    def names(self) -> Iterator[dict[str, Any]]:
+        """What processes and lanes are called, and their order."""
+        for process, pid in self._pids.items():
+            yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": process}}
+        for (pid, lane), tid in self._tids.items():
+            row = {"ph": "M", "pid": pid, "tid": tid}
+            yield {**row, "name": "thread_name", "args": {"name": lane}}
+            yield {**row, "name": "thread_sort_index", "args": {"sort_index": tid}}
+
+    def _lane(self, pid: int, name: str) -> int:
+        # Numbers across all processes: some readers take a thread's number as unique.
+        return self._tids.setdefault((pid, name), len(self._tids) + 1)
+
+    def _us(self, at: float) -> float:
+        return round((at - self._zero) * 1e6, 3)
+
+
+def _end(event: Event) -> float:
+    return event.at if isinstance(event, (Stepped, Carried)) else event.finished
+
+
+def _named(journey: _Journey) -> dict[str, Any]:
+    _, epoch, number, attempt = journey
+    return {"epoch": epoch, "group": number, "attempt": attempt}
