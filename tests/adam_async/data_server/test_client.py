@@ -1,0 +1,237 @@
+"""Groups ahead of need and reports behind, against a data server whose answers the test writes."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import msgspec
+import numpy as np
+import pytest
+
+from adam_async.data_server.client import DataClient
+from adam_async.errors import RoleDied, first_cause
+from adam_async.messages import Finished, Groups, Lease, LeaseGroups, Reported, ReportGroups, pack, unpack_any
+from adam_async.traffic import Traffic
+from tests.adam_async.runs import NETWORKS, PATIENT, address_of, turns, until
+from transport import Identity
+
+AHEAD = 4
+
+
+class Server:
+    """Keeps every question until the test answers it."""
+
+    def __init__(self):
+        self.links, self.asked, self.reported, self.leased = [], [], [], 0
+
+    async def on_link(self, link):
+        self.links.append(link)
+        link.serve(self.on_request)
+        await link.wait_closed()
+
+    def on_request(self, request):
+        body = unpack_any(request.message)
+        if isinstance(body, ReportGroups):
+            self.reported.append(tuple(done.number for done in body.finished))
+            request.reply(pack(Reported()))
+        else:
+            assert isinstance(body, LeaseGroups)
+            self.asked.append((body, request))
+
+    async def grant(self, count=None, *, last=False):
+        """Answer the oldest question, when there is one, with as many groups as it asks for."""
+        await until(lambda: bool(self.asked))
+        body, request = self.asked.pop(0)
+        numbers = range(self.leased, self.leased + (body.count if count is None else count))
+        self.leased = numbers.stop
+        tensors = []
+        for number in numbers:
+            tensors += [np.full((2, 1, 3, 3), number, np.uint8), np.full(2, number)]
+        leases = tuple(Lease(1, number, 1, 2) for number in numbers)
+        request.reply(pack(Groups(leases=leases, last=last), tensors))
+        return body
+
+
+@asynccontextmanager
+async def client_of(network, *, waits=PATIENT, ahead=AHEAD):
+    """A client at work, and its server."""
+    identity = Identity(role="worker", node="worker-0", incarnation=7)
+    server = Server()
+    far = Identity(role="data", node="data-0", incarnation=1)
+    async with network.listen(address_of(network), far, server.on_link) as listener:
+        client = DataClient(
+            network=network,
+            address=listener.address,
+            identity=identity,
+            run="run",
+            replica=3,
+            ahead=ahead,
+            waits=waits,
+            traffic=Traffic("worker-0"),
+        )
+        async with asyncio.TaskGroup() as group:
+            work = group.create_task(client.run(), name="data")
+            yield client, server
+            work.cancel()
+
+
+@pytest.fixture(params=NETWORKS)
+def network(request):
+    return NETWORKS[request.param]()
+
+
+async def take(client, count=1):
+    taken = []
+    for _ in range(count):
+        await client.wait_group()
+        taken.append(client.take())
+    return taken
+
+
+def finished(group):
+    lease = group.lease
+    return Finished(lease.epoch, lease.number, lease.attempt, lease.images, 0.5)
+
+
+async def test_groups_come_in_order_with_their_images_and_labels(network):
+    async with client_of(network) as (client, server):
+        assert not client.has_group
+        asked = await server.grant()
+        assert (asked.run, asked.replica, asked.incarnation, asked.count) == ("run", 3, 7, AHEAD)
+        for number, group in enumerate(await take(client, AHEAD)):
+            assert group.lease == Lease(1, number, 1, 2)
+            assert (group.images == number).all()
+            assert (group.labels == number).all()
+        assert client.statistics().groups == AHEAD
+
+
+async def test_it_asks_again_when_half_of_what_it_holds_is_used_up(network):
+    async with client_of(network) as (client, server):
+        await server.grant()
+        await take(client, AHEAD // 2 - 1)
+        await turns(20)
+        assert server.asked == []
+        await take(client)
+        await until(lambda: bool(server.asked))
+        assert server.asked[0][0].count == AHEAD // 2
+
+
+async def test_a_new_link_begins_by_naming_what_is_held_and_not_reported(network):
+    async with client_of(network) as (client, server):
+        assert (await server.grant()).holding == ()
+        first, second = await take(client, 2)
+        client.finished(finished(second))
+        client.finished(finished(first))
+        await until(lambda: server.reported == [(1, 0)])
+        assert (await server.grant(1)).holding is None, "on the same link nothing needs to be said again"
+        await take(client, 1)
+        await until(lambda: bool(server.asked))
+        server.links[0].abort()
+        server.asked.clear()
+        assert (await server.grant(0)).holding == (2, 3, 4)
+        assert len(server.links) == 2
+        assert [group.lease.number for group in await take(client, 2)] == [3, 4]
+
+
+async def test_reports_travel_a_few_at_a_time(network):
+    async with client_of(network) as (client, server):
+        await server.grant()
+        one, two, three, _ = await take(client, 4)
+        client.finished(finished(one))
+        await turns(20)
+        assert server.reported == []
+        client.finished(finished(two))
+        await until(lambda: server.reported == [(0, 1)])
+        client.finished(finished(three))
+        await turns(20)
+        assert server.reported == [(0, 1)]
+
+
+async def test_when_nothing_more_waits_every_report_travels_at_once(network):
+    async with client_of(network) as (client, server):
+        await server.grant(1, last=True)
+        assert not client.exhausted
+        (group,) = await take(client)
+        assert client.exhausted
+        client.finished(finished(group))
+        await until(lambda: server.reported == [(0,)])
+
+
+async def test_reports_that_waited_travel_when_it_turns_out_that_nothing_more_waits(network):
+    async with client_of(network) as (client, server):
+        await server.grant(1)
+        (group,) = await take(client)
+        client.finished(finished(group))
+        await server.grant(0, last=True)
+        await until(lambda: server.reported == [(0,)])
+
+
+async def test_a_report_that_was_not_acknowledged_is_said_again_on_the_next_link(network):
+    async with client_of(network) as (client, server):
+        await server.grant(2, last=True)
+        first, second = await take(client, 2)
+        server.links[0].abort()
+        client.finished(finished(first))
+        client.finished(finished(second))
+        await until(lambda: bool(server.reported))
+        assert len(server.links) == 2
+        assert server.reported[0] == (0, 1)
+
+
+async def test_waiting_for_a_slow_server_is_counted_and_waiting_for_an_epoch_is_not(network):
+    async with client_of(network) as (client, server):
+        waiting = asyncio.create_task(take(client), name="take")
+        await server.grant(1, last=True)
+        await waiting
+        assert client.statistics().blocked_fetches == 1
+        waiting = asyncio.create_task(take(client), name="take")
+        await server.grant(1)
+        await waiting
+        assert client.statistics().blocked_fetches == 1
+        assert client.statistics().groups == 2
+
+
+async def test_a_cancelled_wait_loses_no_group(network):
+    async with client_of(network) as (client, server):
+        waiting = asyncio.create_task(client.wait_group(), name="wait")
+        await turns(3)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        await server.grant()
+        assert [group.lease.number for group in await take(client, AHEAD)] == list(range(AHEAD))
+
+
+async def test_groups_without_their_images_break_the_link_and_not_the_worker(network):
+    async with client_of(network) as (client, server):
+        await until(lambda: bool(server.asked))
+        _, request = server.asked.pop()
+        request.reply(pack(Groups(leases=(Lease(1, 0, 1, 2),), last=False), [np.zeros(1, np.uint8)]))
+        asked = await server.grant()
+        assert (asked.holding, len(server.links)) == ((), 2)
+        await take(client)
+
+
+async def test_a_server_that_answers_nothing_is_given_up_by_name(network):
+    impatient = msgspec.structs.replace(PATIENT, call_s=0.01, patience_s=0.05)
+    with pytest.raises(RoleDied, match="the data server") as failure:
+        try:
+            async with client_of(network, waits=impatient):
+                await asyncio.Event().wait()
+        except ExceptionGroup as errors:
+            raise first_cause(errors) from None
+    assert "no answer for 0.05 s" in str(failure.value)
+
+
+async def test_a_server_that_is_not_there_is_given_up_by_name(network):
+    gone = DataClient(
+        network=network,
+        address="local://nobody" if address_of(network) == "local://" else "tcp://127.0.0.1:1",
+        identity=Identity(role="worker", node="worker-0", incarnation=7),
+        run="run",
+        replica=0,
+        ahead=AHEAD,
+        waits=msgspec.structs.replace(PATIENT, patience_s=0.05),
+        traffic=Traffic("worker-0"),
+    )
+    with pytest.raises(RoleDied, match="the data server"):
+        await gone.run()
