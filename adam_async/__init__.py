@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     )
     from adam_async.model.spec import ModelSpec
     from adam_async.ports import Disk
+    from adam_async.timeline import Timeline
 
 __all__ = [
     "AdamError",
@@ -48,6 +49,7 @@ __all__ = [
     "RunFailed",
     "RunResult",
     "ShardUnavailable",
+    "Timeline",
     "Waits",
     "load_dataset",
     "make_config",
@@ -72,6 +74,7 @@ _HOMES = {
     ),
     "model.spec": ("ModelSpec",),
     "ports": ("Disk",),
+    "timeline": ("Timeline",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 _NAME_AT_HOME = {"load_dataset": "load"}

@@ -28,6 +28,9 @@ Group = tuple[int, int, int]
 """Epoch, number and attempt."""
 
 LOOP = "event loop"
+LOOPS, THREADS, PHASES, LINKS = range(4)
+"""Kinds of lanes, in the order in which they are shown."""
+
 JOURNEY = "journey of a group"
 
 
@@ -199,28 +202,40 @@ class _Writer:
         self.steps: dict[tuple[int, int], list[_Journey]] = {}
         self.events: list[dict[str, Any]] = []
         self._pids: dict[str, int] = {}
-        self._tids: dict[tuple[int, str], int] = {}
+        self._lanes: dict[tuple[int, str], tuple[int, int]] = {}
+        """By process and name: number and kind."""
         self._journeys: dict[_Journey, list[_Point]] = {}
         self._waits = 0
 
     def add(self, part: Part) -> None:
         """Lay out what one process noted, and say where it ended if there was no room for all of it."""
         pid = self._pids.setdefault(part.process, len(self._pids) + 1)
-        loop = self._lane(pid, LOOP)
         for event in part.events:
-            self._add_event(pid, loop, event)
+            self._add_event(pid, event)
         if part.dropped and part.events:
             what = f"profile full: {len(part.events)} events, {part.dropped} more dropped"
-            self._instant(pid, loop, what, "profile", _end(part.events[-1]), {}, scope="p")
+            lane = self._lane(pid, LOOP, LOOPS)
+            self._instant(pid, lane, what, "profile", _end(part.events[-1]), {}, scope="p")
 
-    def _add_event(self, pid: int, loop: int, event: Event) -> None:
+    def _add_event(self, pid: int, event: Event) -> None:
         match event:
             case Fired():
-                self._fired(pid, loop, event)
+                self._fired(pid, event)
             case Carried():
                 name = f"{event.kind} {'to' if event.sent else 'from'} {event.peer}"
-                lane = self._lane(pid, f"links of {event.node}")
+                lane = self._lane(pid, f"links of {event.node}", LINKS)
                 self._instant(pid, lane, name, "link", event.at, {"bytes": event.size_bytes})
+            case Phase() if not event.turn:
+                lane = self._lane(pid, event.node, PHASES)
+                self._slice(pid, lane, event.name, event.node, event, {})
+            case _:
+                self._turn(pid, self._lane(pid, LOOP, LOOPS), event)
+
+    def _turn(
+        self, pid: int, loop: int, event: Delivered | Reported | Leased | Stepped | Settled | Phase
+    ) -> None:
+        """Lay out what the loop did in one turn."""
+        match event:
             case Delivered() | Reported():
                 name = "deliver" if type(event) is Delivered else "report"
                 journey = (event.run, event.epoch, event.number, event.attempt)
@@ -236,20 +251,18 @@ class _Writer:
                 for group in event.groups:
                     self._visit((event.run, *group), event.at, pid, loop)
             case Settled():
-                steps = [clock for _, clock in event.steps]
-                args = {"steps": steps, "values": event.values}
+                args = {"steps": [clock for _, clock in event.steps], "values": event.values}
                 self._slice(pid, loop, event.what, event.node, event, args)
                 for step in event.steps:
                     for journey in self.steps.get(step, ()):
                         self._visit(journey, event.started, pid, loop)
             case Phase():
-                lane = loop if event.turn else self._lane(pid, event.node)
-                self._slice(pid, lane, event.name, event.node, event, {})
+                self._slice(pid, loop, event.name, event.node, event, {})
 
-    def _fired(self, pid: int, loop: int, event: Fired) -> None:
+    def _fired(self, pid: int, event: Fired) -> None:
         journey = (event.run, event.epoch, event.number, event.attempt)
         light = event.thread == "loop"
-        lane = loop if light else self._lane(pid, event.thread)
+        lane = self._lane(pid, LOOP, LOOPS) if light else self._lane(pid, event.thread, THREADS)
         args = _named(journey)
         if not light:
             args["waited_us"] = round((event.started - event.queued) * 1e6, 3)
@@ -310,14 +323,15 @@ class _Writer:
         """What processes and lanes are called, and their order."""
         for process, pid in self._pids.items():
             yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": process}}
-        for (pid, lane), tid in self._tids.items():
-            row = {"ph": "M", "pid": pid, "tid": tid}
-            yield {**row, "name": "thread_name", "args": {"name": lane}}
-            yield {**row, "name": "thread_sort_index", "args": {"sort_index": tid}}
+        order = sorted(self._lanes, key=lambda lane: (lane[0], self._lanes[lane][1], lane[1]))
+        for place, (pid, name) in enumerate(order):
+            row = {"ph": "M", "pid": pid, "tid": self._lanes[pid, name][0]}
+            yield {**row, "name": "thread_name", "args": {"name": name}}
+            yield {**row, "name": "thread_sort_index", "args": {"sort_index": place}}
 
-    def _lane(self, pid: int, name: str) -> int:
+    def _lane(self, pid: int, name: str, kind: int) -> int:
         # Numbers across all processes: some readers take a thread's number as unique.
-        return self._tids.setdefault((pid, name), len(self._tids) + 1)
+        return self._lanes.setdefault((pid, name), (len(self._lanes) + 1, kind))[0]
 
     def _us(self, at: float) -> float:
         return round((at - self._zero) * 1e6, 3)

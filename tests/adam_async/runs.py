@@ -105,7 +105,9 @@ def address_of(network: Network) -> str:
     return "local://" if isinstance(inner, LocalNetwork) else "tcp://127.0.0.1:0"
 
 
-def cluster_of(config: Config, network: Network | None = None, *, dataset=None, spec=None) -> LocalCluster:
+def cluster_of(
+    config: Config, network: Network | None = None, *, dataset=None, spec=None, timeline=None
+) -> LocalCluster:
     """A whole cluster in this loop."""
     network = network or local_network()
     return LocalCluster(
@@ -115,6 +117,7 @@ def cluster_of(config: Config, network: Network | None = None, *, dataset=None, 
         network=network,
         address=address_of(network),
         entropy=entropy_of("cluster"),
+        timeline=timeline,
     )
 
 

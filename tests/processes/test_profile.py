@@ -1,0 +1,34 @@
+"""The profile of a run of processes holds what each of them noted, on one clock."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.processes.commands import run
+
+pytestmark = pytest.mark.processes
+
+
+def test_a_profile_of_processes_follows_groups_from_process_to_process(tmp_path: Path) -> None:
+    file = tmp_path / "profile.json"
+    roles = ("--processes", "--replicas", "2", "--servers", "2")
+    code, output = run("train", "--data", "digits", "--epochs", "1", "--profile", str(file), *roles)
+
+    assert code == 0, output
+    events = json.loads(file.read_text())["traceEvents"]
+    names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert sorted(names.values()) == ["adam-async", "data-0", "ps-0", "ps-1", "worker-0", "worker-1"]
+    trained = [event["args"]["group"] for event in events if event["name"] == "train"]
+    assert sorted(trained) == list(range(90))
+    journeys: dict[int, list[str]] = {}
+    for event in events:
+        if event["ph"] in "stf":
+            journeys.setdefault(event["id"], []).append(names[event["pid"]])
+    assert len(journeys) == 90
+    for journey in journeys.values():
+        # On a clock that is not one for all, what follows would not come after.
+        assert journey[0] == "data-0"
+        assert journey[1] == journey[-1]
+        assert journey[1].startswith("worker-")
+        assert set(journey[2:-1]) == {"ps-0", "ps-1", journey[1]}
