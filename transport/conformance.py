@@ -214,6 +214,38 @@ async def a_request_is_answered_once(near: Link, far: Link) -> None:
     raise AssertionError("a second reply was not refused")
 
 
+async def who_asks_is_told_once_how_it_ended(near: Link, far: Link) -> None:
+    told: list[Message | TransportError] = []
+    heard = asyncio.Event()
+
+    def on_answer(answer: Message | TransportError) -> None:
+        told.append(answer)
+        heard.set()
+
+    async def ask(*, timeout_s: float = PATIENCE_S, into: tuple[Tensor, ...] | None = None) -> object:
+        heard.clear()
+        near.ask(_ask(3, 100), on_answer, timeout_s=timeout_s, into=into)
+        await heard.wait()
+        return told[-1]
+
+    far.serve(_echo)
+    target = np.zeros(100, np.float32)
+    answer = await ask(into=(target,))
+    assert isinstance(answer, Message)
+    assert answer.tensors[0] is target
+    assert (target == 3).all()
+    far.serve(lambda request: request.fail("odd", "cannot do that"))
+    assert isinstance(await ask(into=(np.zeros(100, np.float32),)), RemoteError)
+    far.serve(lambda request: None)
+    assert isinstance(await ask(timeout_s=0.01), CallTimeout)
+    near.ask(_ask(), on_answer, timeout_s=PATIENCE_S)
+    far.abort()
+    await near.wait_closed()
+    await asyncio.sleep(0)
+    assert isinstance(told[-1], LinkBroken)
+    assert len(told) == 4
+
+
 async def requests_wait_for_a_handler(near: Link, far: Link) -> None:
     future = near.call_nowait(_ask(4), timeout_s=PATIENCE_S)
     await near.send(Message(type="note"))
@@ -349,6 +381,7 @@ CHECKS: tuple[Check, ...] = (
     a_cancelled_call_leaves_the_link_usable,
     errors_reach_the_caller_as_code_and_text,
     a_request_is_answered_once,
+    who_asks_is_told_once_how_it_ended,
     requests_wait_for_a_handler,
     a_stream_brings_items_in_order_and_ends,
     a_stream_waits_for_its_reader,

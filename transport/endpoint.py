@@ -14,6 +14,7 @@ import logging
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeAlias
 
 from transport.calls import CallTable, make_call
 from transport.config import LinkConfig
@@ -40,7 +41,7 @@ from transport.frames import (
     Registered,
     kind_name,
 )
-from transport.link import Link, LinkStatistics, Observer, ReplyStream, Request, TypeTraffic
+from transport.link import Link, LinkStatistics, Observer, OnAnswer, ReplyStream, Request, TypeTraffic
 from transport.messages import Identity, Message
 from transport.release import Release
 from transport.roles import RoleTable
@@ -106,7 +107,7 @@ class Endpoint(Link):
         self._may_hear = rules.sayable(peer.role, identity.role)
         self._error: TransportError | None = None
         self._over = loop.create_future()
-        self._calls: CallTable[asyncio.Future[Message]] = CallTable()
+        self._calls: CallTable[Waiter] = CallTable()
         self._into: dict[int, Registered] = {}
         self._streams: dict[int, OutboundStream] = {}
         self._requests: dict[int, InboundRequest] = {}
@@ -239,6 +240,19 @@ class Endpoint(Link):
         self._refuse_over_water(message, ordered)
         return self._request(message, timeout_s, release, into, ordered)
 
+    def ask(
+        self,
+        message: Message,
+        on_answer: OnAnswer,
+        *,
+        timeout_s: float,
+        release: Release | None = None,
+        into: Sequence[Tensor] | None = None,
+        ordered: bool = False,
+    ) -> None:
+        self._refuse_over_water(message, ordered)
+        self._say(message, _Listener(on_answer, self._loop), timeout_s, release, into, ordered)
+
     def _request(
         self,
         message: Message,
@@ -247,20 +261,34 @@ class Endpoint(Link):
         into: Sequence[Tensor] | None,
         ordered: bool,
     ) -> "asyncio.Future[Message]":
+        future: asyncio.Future[Message] = self._loop.create_future()
+        request_id = self._say(message, future, timeout_s, release, into, ordered)
+        if into is not None:
+            future.add_done_callback(lambda _: self._detach(request_id))
+        return future
+
+    def _say(
+        self,
+        message: Message,
+        waiter: "Waiter",
+        timeout_s: float,
+        release: Release | None,
+        into: Sequence[Tensor] | None,
+        ordered: bool,
+    ) -> int:
+        """Send a request of which `waiter` shall hear; returns its id."""
         if self._error is not None or message.type not in self._may_say:
             self._check(message)
         registered = None if into is None else Registered(into, self._config.max_message_bytes)
         request_id = self._calls.next_id()
         self._transmit(REQUEST, request_id, message, release, ordered)
-        future: asyncio.Future[Message] = self._loop.create_future()
         deadline = self._loop.time() + timeout_s
-        self._calls.add(request_id, make_call((future, message.type, timeout_s, deadline)))
+        self._calls.add(request_id, make_call((waiter, message.type, timeout_s, deadline)))
         if registered is not None:
             self._into[request_id] = registered
-            future.add_done_callback(lambda _: self._detach(request_id))
         if self._timer is None or deadline < self._timer_at:
             self._arm(deadline)
-        return future
+        return request_id
 
     def _detach(self, request_id: int) -> None:
         """Stop writing into the arrays registered for a reply."""
@@ -332,6 +360,8 @@ class Endpoint(Link):
         if call is None or call.waiter.done():
             return  # too late, or given up
         registered = self._into.get(request_id)
+        if registered is not None:
+            self._detach(request_id)
         if registered is not None and message.tensors is not registered.tensors:
             call.waiter.set_exception(
                 LocalProtocolError(
@@ -350,6 +380,7 @@ class Endpoint(Link):
             return
         call = self._calls.pop(request_id)
         if call is not None:
+            self._detach(request_id)
             _fail(call.waiter, error)
 
     def _on_request(self, kind: int, request_id: int, message: Message) -> None:
@@ -504,7 +535,8 @@ class Endpoint(Link):
     def _on_timer(self) -> None:
         self._timer = None
         now = self._loop.time()
-        for _, call in self._calls.expire(now=now):
+        for request_id, call in self._calls.expire(now=now):
+            self._detach(request_id)
             _fail(call.waiter, CallTimeout(call.message_type, call.timeout_s, str(self.peer)))
         deadline = self._tick(now)
         if self._error is not None:
@@ -535,8 +567,8 @@ class Endpoint(Link):
             self._timer.cancel()
             self._timer = None
         for request_id, call in self._calls.drain():
-            _fail(call.waiter, error)
             self._detach(request_id)
+            _fail(call.waiter, error)
         for stream in list(self._streams.values()):
             stream.on_end(error)
         self._streams.clear()
@@ -586,7 +618,42 @@ class Endpoint(Link):
         return f"<{type(self).__name__} {self.identity} - {self.peer} {state}, {len(self._calls)} calls>"
 
 
-def _fail(waiter: "asyncio.Future[Message]", error: BaseException) -> None:
+class _Listener:
+    """Stands where a future may: hands what it is told on at once."""
+
+    __slots__ = ("_loop", "_on_answer", "_told")
+
+    def __init__(self, on_answer: OnAnswer, loop: asyncio.AbstractEventLoop) -> None:
+        self._on_answer = on_answer
+        self._loop = loop
+        self._told = False
+
+    def done(self) -> bool:
+        return self._told
+
+    def set_result(self, answer: Message) -> None:
+        self._tell(answer)
+
+    def set_exception(self, error: TransportError) -> None:
+        self._tell(error)
+
+    def exception(self) -> None:
+        """A future would note that its error was seen."""
+
+    def _tell(self, answer: Message | TransportError) -> None:
+        self._told = True
+        try:
+            self._on_answer(answer)
+        except Exception as error:
+            self._loop.call_exception_handler(
+                {"message": "the callback of an answer raised", "exception": error}
+            )
+
+
+Waiter: TypeAlias = "asyncio.Future[Message] | _Listener"
+
+
+def _fail(waiter: Waiter, error: TransportError) -> None:
     """Fail a future whose owner may have dropped it: mark it as seen, so that no one logs a complaint."""
     if not waiter.done():
         waiter.set_exception(error)

@@ -13,8 +13,8 @@ from typing import Protocol
 
 from transport.conformance import check_link
 from transport.dial import RetrySchedule
-from transport.errors import CallTimeout
-from transport.link import Link, LinkStatistics, Observer, ReplyStream, Request
+from transport.errors import CallTimeout, TransportError
+from transport.link import Link, LinkStatistics, Observer, OnAnswer, ReplyStream, Request
 from transport.messages import Identity, Message
 from transport.network import DIAL_S, Listener, LocalNetwork, Network, OnLink
 from transport.release import Release
@@ -275,6 +275,27 @@ class FaultyLink(Link):
                 timer.cancel()
                 raise
         return outer
+
+    def ask(
+        self,
+        message: Message,
+        on_answer: OnAnswer,
+        *,
+        timeout_s: float,
+        release: Release | None = None,
+        into: Sequence[Tensor] | None = None,
+        ordered: bool = False,
+    ) -> None:
+        def tell(future: "asyncio.Future[Message]") -> None:
+            error = future.exception()
+            if error is None:
+                on_answer(future.result())
+            elif isinstance(error, TransportError):
+                on_answer(error)
+
+        self.call_nowait(
+            message, timeout_s=timeout_s, release=release, into=into, ordered=ordered
+        ).add_done_callback(tell)
 
     def stream(self, message: Message, *, timeout_s: float = 60.0, ordered: bool = False) -> ReplyStream:
         self._draw(None)

@@ -207,8 +207,9 @@ class Channel:
     def _send(self, link: Link, exchange: Exchange) -> bool:
         """Say it on this link. Returns False if the server does not read fast enough."""
         try:
-            answer = link.call_nowait(
+            link.ask(
                 exchange.message,
+                partial(self._answered, link, exchange),
                 timeout_s=self._waits.answer_s,
                 into=exchange.into,
                 release=exchange.sending(),
@@ -221,16 +222,13 @@ class Channel:
             exchange.not_sent()
             self._trouble.set()
             return True
-        answer.add_done_callback(partial(self._answered, link, exchange))
         return True
 
-    def _answered(self, link: Link, exchange: Exchange, answer: "asyncio.Future[Message]") -> None:
-        if answer.cancelled():
-            return
-        error = answer.exception()
-        if error is None:
+    def _answered(self, link: Link, exchange: Exchange, answer: Message | TransportError) -> None:
+        error = answer if isinstance(answer, TransportError) else None
+        if isinstance(answer, Message):
             try:
-                settled = self.session.answered(exchange, answer.result())
+                settled = self.session.answered(exchange, answer)
             except TransportError as malformed:
                 error = malformed
             else:
