@@ -1,0 +1,288 @@
+"""What a parameter server applies per second: deltas and factors, push by push and in batches.
+
+    OPENBLAS_NUM_THREADS=1 python -m benchmarks.server --json server.json [--rounds 9] [--images 128]
+
+A push is taken as it comes off a link: its tensors are checked and scanned as the server does it, then the
+rule is applied to every shard; only the link is left out, which benchmarks.push_pull measures. Gradients are
+those of a real group. Pushes go round in more memory than the caches hold, as far as `--push-mb` says.
+
+Beside it, in turn with it, and never with anything around it:
+
+    factors   the bare matrix product of the same shapes, and one pass over the weights
+    deltas    the memory bandwidth of this run: out = a + b on three arrays far larger than the caches; and
+              the bare pass, one subtraction from the same weights of the same gradients
+
+A batch is several pushes in the queue, and its row counts all of them. Rows: case, ours, peer, ratio (median
+over rounds of ours / peer), unit, pushes per second. The bytes of a delta are those that must move: gradient
+read, weights and momentum read and written. The operations of factors are those of the products alone.
+"""
+
+import os
+
+# Before NumPy loads: a server is one thread.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adam_async.dice import Dice
+from adam_async.machine import cache_kb, processor_name
+from adam_async.messages import Push
+from adam_async.model import ModelSpec, Network, Sgd, mlp, named_model
+from adam_async.model_worker.updates import PushBuffer, PushMessage, plan_pushes
+from adam_async.parameter_server.apply import Applier
+from adam_async.parameter_server.service import read_gradients
+from adam_async.parameter_server.shard import Shard
+from adam_async.placement import shard_table
+from adam_async.shard_storage import ShardStorage
+
+MODELS: dict[str, Callable[[], ModelSpec]] = {
+    "fc 400x400": lambda: mlp((400, 400), input_shape=(1, 20, 20), name="fc 400x400"),
+    "fc 2048x2048": lambda: mlp((2048, 2048), input_shape=(1, 32, 64), name="fc 2048x2048"),
+    "mnist-adam": lambda: named_model("mnist-adam"),
+}
+RATE = 1e-4
+SLICE_S = 0.1
+"""How long one side works before it is the other's turn."""
+STREAM_VALUES = 24 << 20
+"""Values of each of the three arrays of the bandwidth: 96 MiB."""
+MOST_BUFFERS = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One row of the result, or two."""
+
+    model: str
+    protocol: str
+    batch: int
+    momentum: float
+
+    @property
+    def name(self) -> str:
+        rule = f", momentum {self.momentum}" if self.momentum else ""
+        queued = f", {self.batch} queued" if self.batch > 1 else ""
+        return f"{self.model}, {self.protocol}{rule}{queued}"
+
+
+class Server:
+    """The memory of one case, and the work of one batch on it: ours and bare."""
+
+    def __init__(self, case: Case, *, images: int, push_bytes: int) -> None:
+        self.case = case
+        network = Network(MODELS[case.model]())
+        self._network, self._images = network, images
+        table = shard_table(network.parameters)
+        self._table = table.shards
+        rule = Sgd(momentum=case.momentum)
+        storage = ShardStorage(network.parameters, rule)
+        self._weights = storage.weights
+        initial = network.initial_weights(Dice(1))
+        for name, values in initial.items():
+            self._weights[name][...] = values
+        wanted = "delta" if case.protocol == "deltas" else "factors"
+        plan = plan_pushes(network, table, ["ps-1"] * table.num_buckets, images=images, wanted=wanted)
+        self._plan = plan
+        shards = {
+            spec.id: Shard(spec=spec, values=storage.values(spec), rule_state=storage.rule_state(spec))
+            for spec in table.shards
+        }
+        self._messages = [
+            (index, _push(message), [shards[spec.id] for spec in message.specs])
+            for index, message in enumerate(plan.messages)
+        ]
+        self._applier = Applier(rule, table.shards, network.dtype)
+        self._buffers = self._filled(initial, push_bytes)
+        self._product = np.empty(max(p.size for p in network.parameters), network.dtype)
+        self._at = 0
+        self.bare_bytes = 4 * network.num_parameters * 3
+        self.moved_bytes = 4 * network.num_parameters * (5 if case.momentum else 3)
+        factored = [name for name, choice in plan.protocols.items() if choice.chosen == "factors"]
+        self.operations = sum(2 * images * self._weights[name].size for name in factored)
+
+    def _filled(self, weights: dict[str, NDArray[Any]], push_bytes: int) -> list[PushBuffer]:
+        """Enough pushes that going round in them leaves the caches, each with the gradient of a group."""
+        context = self._network.context(self._images)
+        shape = (self._images, *self._network.spec.input_shape)
+        buffers: list[PushBuffer] = []
+        held = 0
+        while len(buffers) < 2 * self.case.batch or (held < push_bytes and len(buffers) < MOST_BUFFERS):
+            dice = Dice(len(buffers))
+            images = (dice.bits("images", count=int(np.prod(shape))) >> np.uint64(56)).astype(np.uint8)
+            context.load(images.reshape(shape), dice.permutation("labels", self._images) % 10)
+            self._network.forward(weights, context)
+            self._network.backward(weights, context)
+            buffer = PushBuffer(self._network, self._plan, self._images)
+            buffer.fill(context)
+            buffers.append(buffer)
+            held += sum(t.nbytes for index, _, _ in self._messages for t in buffer.tensors(index))
+        return buffers
+
+    def _next(self, count: int) -> list[PushBuffer]:
+        found = [self._buffers[(self._at + number) % len(self._buffers)] for number in range(count)]
+        self._at += count
+        return found
+
+    def apply(self) -> int:
+        """Take a batch as the server does. Returns its pushes."""
+        queued = self._next(self.case.batch)
+        for index, push, shards in self._messages:
+            gradients = [
+                read_gradients(push, buffer.tensors(index), self._table, self._network.dtype)
+                for buffer in queued
+            ]
+            self._applier.apply_pushes(shards, gradients)
+        return len(queued)
+
+    def bare(self) -> int:
+        """Multiply the factors of one push and subtract once from the weights; deltas are only subtracted."""
+        (buffer,) = self._next(1)
+        for (index, _, _), message in zip(self._messages, self._plan.messages, strict=True):
+            tensors = iter(buffer.tensors(index))
+            for part in message.parts:
+                if part.factors:
+                    self._bare_product(part.shards[0].tensor, next(tensors), next(tensors))
+                    continue
+                flat, at = next(tensors), 0
+                for spec in part.shards:
+                    values = self._weights[spec.tensor].reshape(-1)[spec.start : spec.stop]
+                    np.subtract(values, flat[at : at + spec.size], out=values)
+                    at += spec.size
+        return 1
+
+    def _bare_product(self, tensor: str, x_IK: NDArray[Any], errors_RK: NDArray[Any]) -> None:
+        weights = self._weights[tensor]
+        product = self._product[: weights.size].reshape(weights.shape)
+        np.matmul(errors_RK, x_IK.T, out=product)
+        np.subtract(weights, product, out=weights)
+
+
+def _push(message: PushMessage) -> Push:
+    count = len(message.shards)
+    return Push(
+        run="run",
+        session=1,
+        incarnation=1,
+        replica=0,
+        clock=1,
+        images=1,
+        rate=RATE,
+        generation=1,
+        parts=message.wire_parts,
+        shards=message.shards,
+        numbers=(1,) * count,
+        versions=(0,) * count,
+        own=(0,) * count,
+    )
+
+
+class Stream:
+    """The memory bandwidth of one thread."""
+
+    def __init__(self) -> None:
+        self._a, self._b = np.ones(STREAM_VALUES, np.float32), np.ones(STREAM_VALUES, np.float32)
+        self._out = np.ones(STREAM_VALUES, np.float32)
+        self.moved_bytes = 3 * self._out.nbytes
+
+    def add(self) -> int:
+        """Two arrays read, one written."""
+        np.add(self._a, self._b, out=self._out)
+        return 1
+
+
+def per_second(work: Callable[[], int]) -> float:
+    """Do it for a slice of time; returns how often per second it was done."""
+    done, began = 0, time.perf_counter()
+    while (spent := time.perf_counter() - began) < SLICE_S:
+        done += work()
+    return done / spent
+
+
+def rows_of(server: Server, stream: Stream, rounds: int) -> list[dict[str, Any]]:
+    """Measure one case and its peers in turn."""
+    ours, bare, bandwidth = [], [], []
+    for work in (server.apply, server.bare, stream.add):
+        work()
+    for _ in range(rounds):
+        ours.append(per_second(server.apply))
+        bare.append(per_second(server.bare))
+        bandwidth.append(per_second(stream.add) * stream.moved_bytes)
+    if server.case.protocol == "factors":
+        scale = server.operations / 1e9
+        peer = [rate * scale for rate in bare]
+        against = [("bare product and one pass", peer)]
+        unit = "GFLOP/s"
+    else:
+        scale = server.moved_bytes / 1e9
+        against = [
+            ("memory bandwidth", [rate / 1e9 for rate in bandwidth]),
+            ("bare pass", [rate * server.bare_bytes / 1e9 for rate in bare]),
+        ]
+        unit = "GB/s"
+    return [
+        {
+            "case": f"{server.case.name} / {name}",
+            "ours": round(statistics.median(ours) * scale, 2),
+            "peer": round(statistics.median(peer), 2),
+            "ratio": round(statistics.median(a * scale / b for a, b in zip(ours, peer, strict=True)), 3),
+            "unit": unit,
+            "pushes_per_s": round(statistics.median(ours), 1),
+        }
+        for name, peer in against
+    ]
+
+
+def main() -> None:
+    """Run the benchmark, print the rows, write the file."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", type=Path, help="where to write the rows")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument(
+        "--protocols", nargs="+", choices=["deltas", "factors"], default=["deltas", "factors"]
+    )
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 4], help="pushes in the queue")
+    parser.add_argument("--momentum", type=float, nargs="+", default=[0.0, 0.9])
+    parser.add_argument("--images", type=int, default=128, help="of a push: the K of its factors")
+    parser.add_argument("--push-mb", type=int, default=128, help="memory that pushes go round in")
+    parser.add_argument("--rounds", type=int, default=9)
+    options = parser.parse_args()
+    stream = Stream()
+    rows = []
+    for model in options.models:
+        for protocol in options.protocols:
+            for momentum in options.momentum:
+                for batch in options.batches:
+                    case = Case(model=model, protocol=protocol, batch=batch, momentum=momentum)
+                    server = Server(case, images=options.images, push_bytes=options.push_mb << 20)
+                    for row in rows_of(server, stream, options.rounds):
+                        rows.append(row)
+                        print(
+                            f"{row['case']:72s} {row['ours']:8.2f} {row['peer']:8.2f} {row['unit']:8s}"
+                            f"{row['ratio']:7.3f} {row['pushes_per_s']:10.1f} pushes/s",
+                            flush=True,
+                        )
+    if options.json:
+        report = {
+            "benchmark": "server",
+            "machine": {"cpus": os.cpu_count(), "processor": processor_name(), "l3_kb": cache_kb(3)},
+            "versions": {"python": platform.python_version(), "numpy": np.__version__},
+            "images": options.images,
+            "rows": rows,
+        }
+        options.json.write_text(json.dumps(report, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
