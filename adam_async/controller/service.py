@@ -1,37 +1,32 @@
 """The controller role: serves the cluster map over links, and turns broken links into suspicion."""
 
-import asyncio
 import logging
-from contextlib import AsyncExitStack
-from types import TracebackType
-from typing import Any, Self
+from collections.abc import Coroutine, Mapping
+from typing import Any
 
 from adam_async.cluster_map import ClusterMap
 from adam_async.config import Waits
 from adam_async.controller.state import Changed, Command, CompareAndSet, ControllerState, Invalid
-from adam_async.machine import process_memory
 from adam_async.messages import (
-    CompareAndSet as CompareAndSetMessage,
-)
-from adam_async.messages import (
+    Body,
     GetMap,
-    GetStatistics,
     MapState,
-    Statistics,
     WatchMap,
     pack,
     read_text_tensor,
     text_tensor,
-    unpack_any,
 )
+from adam_async.messages import (
+    CompareAndSet as CompareAndSetMessage,
+)
+from adam_async.role import Role
 from adam_async.timer import Timer
-from adam_async.traffic import Traffic
-from transport import Identity, Link, Message, Network, ProtocolError, Request
+from transport import Identity, Link, Message, Network, Request
 
 logger = logging.getLogger(__name__)
 
 
-class Controller:
+class Controller(Role):
     """One controller, from `async with` to its end.
 
     Args:
@@ -44,33 +39,14 @@ class Controller:
     """
 
     def __init__(self, *, network: Network, address: str, identity: Identity, waits: Waits) -> None:
-        self._network = network
-        self._bind = address
-        self._identity = identity
+        super().__init__(network=network, address=address, identity=identity, waits=waits)
         self.state = ControllerState(grace_s=waits.grace_s)
         self._watchers: dict[Request, None] = {}
         self._links: dict[tuple[str, int], set[Link]] = {}
-        self._traffic = Traffic(identity.node)
-        self._stack = AsyncExitStack()
-        self.address = ""
+        self._timer = Timer(self.state.next_deadline, self._due)
 
-    async def __aenter__(self) -> Self:
-        async with AsyncExitStack() as stack:
-            group = await stack.enter_async_context(asyncio.TaskGroup())
-            self._timer = Timer(self.state.next_deadline, self._due)
-            timer = group.create_task(self._timer.run(), name=f"{self._identity.node}/timer")
-            stack.callback(timer.cancel)
-            listener = await stack.enter_async_context(
-                self._network.listen(self._bind, self._identity, self._on_link)
-            )
-            self.address = listener.address
-            self._stack = stack.pop_all()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
-        return await self._stack.__aexit__(kind, error, trace)
+    def _tasks(self) -> Mapping[str, Coroutine[Any, Any, None]]:
+        return {"timer": self._timer.run()}
 
     @property
     def map(self) -> ClusterMap:
@@ -83,41 +59,28 @@ class Controller:
         life = (link.peer.node, link.peer.incarnation)
         links = self._links.setdefault(life, set())
         links.add(link)
-        self._traffic.watch(link)
         self.state.link_back(*life)
-        link.serve(self._on_request)
-        try:
-            await link.wait_closed()
-        finally:
-            self._traffic.gone(link)
+        await super()._on_link(link)
         links.discard(link)
         if not links:  # a node may have several: its seat, and one to ask for statistics
             del self._links[life]
-            self.state.link_lost(*life, now=asyncio.get_running_loop().time())
+            self.state.link_lost(*life, now=self._loop.time())
             self._timer.rearm()
         for request in [r for r in self._watchers if r.link is link]:
             del self._watchers[request]
 
-    def _on_request(self, request: Request) -> None:
-        try:
-            asked = unpack_any(request.message)
-            match asked:
-                case GetMap():
-                    request.reply(self._map_state())
-                case WatchMap() if self.map.version > asked.after:
-                    request.reply(self._map_state())
-                case WatchMap():
-                    self._watchers[request] = None
-                case CompareAndSetMessage():
-                    value = read_text_tensor(request.message, dict[str, Any])
-                    self._set(request, asked, value)
-                case GetStatistics():
-                    body = Statistics(node=self._identity.node, role="controller")
-                    request.reply(pack(body, [text_tensor(self.statistics())]))
-                case _:
-                    request.fail("unexpected", f"a controller does not answer {request.message.type}")
-        except ProtocolError as error:
-            request.fail("malformed", str(error))
+    def _answer(self, request: Request, body: Body) -> None:
+        match body:
+            case GetMap():
+                request.reply(self._map_state())
+            case WatchMap() if self.map.version > body.after:
+                request.reply(self._map_state())
+            case WatchMap():
+                self._watchers[request] = None
+            case CompareAndSetMessage():
+                self._set(request, body, read_text_tensor(request.message, dict[str, Any]))
+            case _:
+                super()._answer(request, body)
 
     def _set(self, request: Request, body: CompareAndSetMessage, value: dict[str, Any]) -> None:
         if self._is_taken(body.key, request.link.peer):
@@ -149,7 +112,7 @@ class Controller:
         return events
 
     def _due(self) -> None:
-        for command in self.state.due(now=asyncio.get_running_loop().time()):
+        for command in self.state.due(now=self._loop.time()):
             self._apply(command)
 
     def _map_state(self, *, done: bool = True) -> Message:
@@ -157,11 +120,7 @@ class Controller:
 
     def statistics(self) -> dict[str, Any]:
         """Version of the map, the traffic of each link, and the process."""
-        return {
-            "version": self.map.version,
-            "traffic": self._traffic.rows(),
-            "process": process_memory(),
-        }
+        return {"version": self.map.version, **super().statistics()}
 
     @staticmethod
     def _log(before: ClusterMap, after: ClusterMap) -> None:

@@ -5,20 +5,17 @@ any server makes the same groups; the next groups of every replica are gathered 
 (AD-03), and a worker that is slow to ask delays no other: answers are sent and forgotten (AD-05).
 """
 
-import asyncio
 import logging
-from contextlib import AsyncExitStack
+from collections.abc import Coroutine, Mapping
 from math import prod
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from adam_async.cluster_map import ClusterMap, EpochRecord, NodeRecord
+from adam_async.cluster_map import ClusterMap, EpochRecord
 from adam_async.config import Waits
-from adam_async.controller.client import Membership
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.order import EpochOrder, epoch_order
 from adam_async.data_server.state import (
@@ -33,26 +30,21 @@ from adam_async.data_server.state import (
 )
 from adam_async.dice import Dice
 from adam_async.ids import Replica
-from adam_async.machine import process_memory
 from adam_async.messages import (
-    GetProfile,
-    GetStatistics,
+    Body,
     Groups,
     Lease,
     LeaseGroups,
     ReadTest,
     Reported,
     ReportGroups,
-    Statistics,
     TestImages,
     pack,
-    text_tensor,
-    unpack_any,
 )
-from adam_async.timeline import Timeline, answer_profile
+from adam_async.role import Role
+from adam_async.timeline import Timeline
 from adam_async.timer import Timer
-from adam_async.traffic import Traffic
-from transport import Identity, Link, Network, ProtocolError, Request
+from transport import Identity, Network, Request
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +57,7 @@ ANSWER_GROUPS = 64
 """Groups of one answer at most; what describes them must fit into a frame's meta."""
 
 
-class DataServer:
+class DataServer(Role):
     """One data server, from `async with` to its end.
 
     Args:
@@ -91,15 +83,16 @@ class DataServer:
         dataset: Dataset,
         timeline: Timeline | None = None,
     ) -> None:
-        self._network = network
-        self._bind = address
-        self._controller = controller
-        self._identity = identity
-        self._waits = waits
+        super().__init__(
+            network=network,
+            address=address,
+            identity=identity,
+            waits=waits,
+            controller=controller,
+            info=_info(dataset),
+            timeline=timeline,
+        )
         self._dataset = dataset
-        self._stack = AsyncExitStack()
-        self._timeline = timeline
-        self._traffic = Traffic(identity.node, timeline=timeline)
         self.state = DataState()
         self._run = ""
         self._group_images = 1
@@ -107,44 +100,10 @@ class DataServer:
         self._read_ahead = 1
         self._order: EpochOrder | None = None
         self._ready: dict[int, tuple[Images, NDArray[Any]]] = {}
-        self.address = ""
+        self._timer = Timer(lambda: self.state.next_deadline(), self._due)
 
-    async def __aenter__(self) -> Self:
-        async with AsyncExitStack() as stack:
-            self._loop = asyncio.get_running_loop()
-            self._group = await stack.enter_async_context(asyncio.TaskGroup())
-            self._timer = Timer(lambda: self.state.next_deadline(), self._due)
-            listener = await stack.enter_async_context(
-                self._network.listen(self._bind, self._identity, self._on_link)
-            )
-            self.address = listener.address
-            self._membership = Membership(
-                network=self._network,
-                controller=self._controller,
-                identity=self._identity,
-                record=NodeRecord(
-                    role="data",
-                    address=self.address,
-                    incarnation=self._identity.incarnation,
-                    info=_info(self._dataset),
-                ),
-                waits=self._waits,
-                traffic=self._traffic,
-            )
-            node = self._identity.node
-            for name, work in (
-                ("membership", self._membership.run()),
-                ("timer", self._timer.run()),
-                ("follow", self._follow()),
-            ):
-                stack.callback(self._group.create_task(work, name=f"{node}/{name}").cancel)
-            self._stack = stack.pop_all()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
-        return await self._stack.__aexit__(kind, error, trace)
+    def _tasks(self) -> Mapping[str, Coroutine[Any, Any, None]]:
+        return {"timer": self._timer.run(), "follow": self._follow()}
 
     # --- the run -----------------------------------------------------------------------------
 
@@ -205,22 +164,9 @@ class DataServer:
         chosen = self._order.group(number)
         return self._dataset.train_images[chosen], self._dataset.train_labels[chosen]
 
-    # --- links -------------------------------------------------------------------------------
+    # --- questions ---------------------------------------------------------------------------
 
-    async def _on_link(self, link: Link) -> None:
-        self._traffic.watch(link)
-        link.serve(self._on_request)
-        try:
-            await link.wait_closed()
-        finally:
-            self._traffic.gone(link)
-
-    def _on_request(self, request: Request) -> None:
-        try:
-            body = unpack_any(request.message)
-        except ProtocolError as error:
-            request.fail("malformed", str(error))
-            return
+    def _answer(self, request: Request, body: Body) -> None:
         match body:
             case LeaseGroups() | ReportGroups() if body.run != self._run:
                 request.fail("wrong-run", f"this data server is on run {self._run}, not {body.run}")
@@ -247,13 +193,8 @@ class DataServer:
                     self._dataset.test_labels[part],
                 ]
                 request.reply(pack(TestImages(total=len(self._dataset.test_labels)), tensors))
-            case GetStatistics():
-                statistics = Statistics(node=self._identity.node, role="data")
-                request.reply(pack(statistics, [text_tensor(self.statistics())]))
-            case GetProfile():
-                answer_profile(request, body, self._timeline)
             case _:
-                request.fail("unexpected", f"a data server does not answer {request.message.type}")
+                super()._answer(request, body)
 
     def _read_on(self, replica: Replica) -> None:
         self._prepare(self.state.upcoming(replica, self._read_ahead))
@@ -270,10 +211,7 @@ class DataServer:
                 case Grant():
                     self._send_groups(effect)
                 case EpochEnded():
-                    self._group.create_task(
-                        self._report_epoch(self._run, effect),
-                        name=f"{self._identity.node}/epoch-{effect.number}",
-                    )
+                    self._spawn(f"epoch-{effect.number}", self._report_epoch(self._run, effect))
 
     def _send_groups(self, grant: Grant) -> None:
         timeline = self._timeline
@@ -300,11 +238,7 @@ class DataServer:
 
     def statistics(self) -> dict[str, Any]:
         """Progress of the epoch, groups trained again, and the traffic of each link."""
-        return {
-            **self.state.statistics(),
-            "traffic": self._traffic.rows(),
-            "process": process_memory(),
-        }
+        return {**self.state.statistics(), **super().statistics()}
 
     def __repr__(self) -> str:
         return f"<DataServer {self._identity.node} at {self.address} {self._dataset!r}>"

@@ -2,28 +2,23 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
-from contextlib import AsyncExitStack
-from types import TracebackType
-from typing import Any, Self
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
 
-from adam_async.cluster_map import ClusterMap, NodeRecord, RunRecord
+from adam_async.cluster_map import ClusterMap, RunRecord
 from adam_async.config import Waits
-from adam_async.controller.client import Membership
 from adam_async.errors import RunFailed
 from adam_async.loop_lag import LoopLag
-from adam_async.machine import process_memory
-from adam_async.messages import GetProfile, GetStatistics, Statistics, pack, text_tensor, unpack_any
 from adam_async.model_worker.participation import Participation
+from adam_async.role import Role
 from adam_async.shard_storage import ShardStorage, StorageShelf
-from adam_async.timeline import Timeline, answer_profile
-from adam_async.traffic import Traffic
-from transport import BufferPool, Identity, Link, Network, ProtocolError, Request
+from adam_async.timeline import Timeline
+from transport import BufferPool, Identity, Network
 
 logger = logging.getLogger(__name__)
 
 
-class ModelWorker:
+class ModelWorker(Role):
     """One model worker, from `async with` to its end.
 
     Args:
@@ -58,54 +53,24 @@ class ModelWorker:
         shelf: StorageShelf | None = None,
         timeline: Timeline | None = None,
     ) -> None:
-        self._network = network
-        self._bind = address
-        self._controller = controller
-        self._identity = identity
-        self._waits = waits
+        super().__init__(
+            network=network,
+            address=address,
+            identity=identity,
+            waits=waits,
+            controller=controller,
+            timeline=timeline,
+        )
         self._buffers = buffers
         self._threads = threads
         self._in_flight = in_flight or 2 * threads
         self._entropy = entropy
         self._shelf = shelf or StorageShelf()
-        self._stack = AsyncExitStack()
         self._lag = LoopLag()
-        self._timeline = timeline
-        self._traffic = Traffic(identity.node, timeline=timeline)
         self._part: Participation | None = None
-        self.address = ""
 
-    async def __aenter__(self) -> Self:
-        async with AsyncExitStack() as stack:
-            group = await stack.enter_async_context(asyncio.TaskGroup())
-            listener = await stack.enter_async_context(
-                self._network.listen(self._bind, self._identity, self._on_link)
-            )
-            self.address = listener.address
-            self._membership = Membership(
-                network=self._network,
-                controller=self._controller,
-                identity=self._identity,
-                record=NodeRecord(
-                    role="worker", address=self.address, incarnation=self._identity.incarnation
-                ),
-                waits=self._waits,
-                traffic=self._traffic,
-            )
-            node = self._identity.node
-            for name, work in (
-                ("membership", self._membership.run()),
-                ("lag", self._lag.run()),
-                ("work", self._work()),
-            ):
-                stack.callback(group.create_task(work, name=f"{node}/{name}").cancel)
-            self._stack = stack.pop_all()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
-        return await self._stack.__aexit__(kind, error, trace)
+    def _tasks(self) -> Mapping[str, Coroutine[Any, Any, None]]:
+        return {"lag": self._lag.run(), "work": self._work()}
 
     # --- the run -----------------------------------------------------------------------------
 
@@ -178,38 +143,13 @@ class ModelWorker:
             if now is None or now.id != run or now.phase in ("finished", "failed"):
                 return
 
-    # --- links -------------------------------------------------------------------------------
-
-    async def _on_link(self, link: Link) -> None:
-        self._traffic.watch(link)
-        link.serve(self._on_request)
-        try:
-            await link.wait_closed()
-        finally:
-            self._traffic.gone(link)
-
-    def _on_request(self, request: Request) -> None:
-        try:
-            body = unpack_any(request.message)
-        except ProtocolError as error:
-            request.fail("malformed", str(error))
-            return
-        if isinstance(body, GetStatistics):
-            statistics = Statistics(node=self._identity.node, role="worker")
-            request.reply(pack(statistics, [text_tensor(self.statistics())]))
-        elif isinstance(body, GetProfile):
-            answer_profile(request, body, self._timeline)
-        else:
-            request.fail("unexpected", f"a worker does not answer {request.message.type}")
-
     def statistics(self) -> dict[str, Any]:
         """Protocols, pushes, waits, pool and loop lag of the run in progress or just ended."""
         part = self._part
         return {
             "lag_s": self._lag.percentiles(),
             "buffers": self._buffers.statistics(),
-            "traffic": self._traffic.rows(),
-            "process": process_memory(),
+            **super().statistics(),
             **(part.statistics() if part is not None else {}),
         }
 

@@ -8,36 +8,28 @@ applied is queued by the time the next turn comes, which is where batching comes
 
 import asyncio
 import logging
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Coroutine, Mapping, Sequence
 from math import inf
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from adam_async.cluster_map import ClusterMap, NodeRecord
+from adam_async.cluster_map import ClusterMap
 from adam_async.config import Waits
-from adam_async.controller.client import Membership
 from adam_async.dice import Dice
 from adam_async.ids import Replica
-from adam_async.machine import process_memory
 from adam_async.messages import (
-    GetProfile,
-    GetStatistics,
+    Body,
     Pull,
     Push,
     Record,
     Recorded,
-    Statistics,
     Tick,
     Ticked,
     Values,
     check_tensor,
     pack,
-    text_tensor,
-    unpack_any,
 )
 from adam_async.model.network import Network as Model
 from adam_async.model.rules import make_rule
@@ -68,10 +60,10 @@ from adam_async.parameter_server.state import (
     TickArrived,
 )
 from adam_async.placement import ShardSpec, ShardTable, shard_table
+from adam_async.role import Role
 from adam_async.shard_storage import ShardStorage, StorageShelf
-from adam_async.timeline import Timeline, answer_profile
-from adam_async.traffic import Traffic
-from transport import BufferPool, Identity, Link, Network, ProtocolError, RemoteProtocolError, Request
+from adam_async.timeline import Timeline
+from transport import BufferPool, Identity, Link, Network, RemoteProtocolError, Request
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +71,7 @@ TURN_VALUES = 1 << 18
 """Values of shards after which a turn of the loop ends: as many as the largest shard has."""
 
 
-class ParameterServer:
+class ParameterServer(Role):
     """One parameter server, from `async with` to its end.
 
     Args:
@@ -107,51 +99,26 @@ class ParameterServer:
         shelf: StorageShelf | None = None,
         timeline: Timeline | None = None,
     ) -> None:
-        self._network = network
-        self._bind = address
-        self._controller = controller
-        self._identity = identity
-        self._waits = waits
+        super().__init__(
+            network=network,
+            address=address,
+            identity=identity,
+            waits=waits,
+            controller=controller,
+            timeline=timeline,
+        )
         self._buffers = buffers
         self._shelf = shelf or StorageShelf()
         self._storage: ShardStorage | None = None
-        self._stack = AsyncExitStack()
-        self._timeline = timeline
-        self._traffic = Traffic(identity.node, timeline=timeline)
         self._draining = False
         self._run = ""
         self._applier: Applier | None = None
         self._specs: tuple[ShardSpec, ...] = ()
         self._dtype: np.dtype[Any] = np.dtype(np.float32)
         self.state: ServerState | None = None
-        self.address = ""
 
-    async def __aenter__(self) -> Self:
-        async with AsyncExitStack() as stack:
-            self._loop = asyncio.get_running_loop()
-            group = await stack.enter_async_context(asyncio.TaskGroup())
-            listener = await stack.enter_async_context(
-                self._network.listen(self._bind, self._identity, self._on_link)
-            )
-            self.address = listener.address
-            self._membership = Membership(
-                network=self._network,
-                controller=self._controller,
-                identity=self._identity,
-                record=NodeRecord(role="ps", address=self.address, incarnation=self._identity.incarnation),
-                waits=self._waits,
-                traffic=self._traffic,
-            )
-            node = self._identity.node
-            for name, work in (("membership", self._membership.run()), ("follow", self._follow())):
-                stack.callback(group.create_task(work, name=f"{node}/{name}").cancel)
-            self._stack = stack.pop_all()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
-        return await self._stack.__aexit__(kind, error, trace)
+    def _tasks(self) -> Mapping[str, Coroutine[Any, Any, None]]:
+        return {"follow": self._follow()}
 
     # --- the run -----------------------------------------------------------------------------
 
@@ -203,49 +170,29 @@ class ParameterServer:
         self._run = run.id
         logger.info("%s holds %d shards of run %s", self._identity.node, len(shards), run.id)
 
-    # --- links -------------------------------------------------------------------------------
+    # --- questions ---------------------------------------------------------------------------
 
-    async def _on_link(self, link: Link) -> None:
-        self._traffic.watch(link)
-        link.serve(self._on_request)
-        try:
-            await link.wait_closed()
-        finally:
-            self._traffic.gone(link)
-
-    def _on_request(self, request: Request) -> None:
-        timeline = self._timeline
-        begin = timeline.clock() if timeline is not None else 0.0
-        try:
-            body = unpack_any(request.message)
-            if isinstance(body, GetStatistics):
-                self._answer_statistics(request)
-                return
-            if isinstance(body, GetProfile):
-                answer_profile(request, body, self._timeline)
-                return
-            state = self.state
-            if state is None:
-                request.fail("not-ready", f"{self._identity.node} has not taken up a run")
-                return
-            match body:
-                case Push():
-                    gradients = PushGradients()
-                    if body.run == state.run:
-                        gradients = read_gradients(body, request.message.tensors, self._specs, self._dtype)
-                    effects = state.handle(PushArrived(request, body, gradients))
-                case Pull():
-                    effects = state.handle(PullArrived(request, body))
-                case Record():
-                    effects = state.handle(RecordArrived(request, body))
-                case Tick():
-                    effects = state.handle(TickArrived(request, body))
-                case _:
-                    request.fail("unexpected", f"a ps does not answer {request.message.type}")
-                    return
-        except ProtocolError as error:
-            request.fail("malformed", str(error))
+    def _answer(self, request: Request, body: Body) -> None:
+        state, timeline = self.state, self._timeline
+        if state is None:
+            request.fail("not-ready", f"{self._identity.node} has not taken up a run")
             return
+        begin = timeline.clock() if timeline is not None else 0.0
+        match body:
+            case Push():
+                gradients = PushGradients()
+                if body.run == state.run:
+                    gradients = read_gradients(body, request.message.tensors, self._specs, self._dtype)
+                effects = state.handle(PushArrived(request, body, gradients))
+            case Pull():
+                effects = state.handle(PullArrived(request, body))
+            case Record():
+                effects = state.handle(RecordArrived(request, body))
+            case Tick():
+                effects = state.handle(TickArrived(request, body))
+            case _:
+                super()._answer(request, body)
+                return
         self._perform(effects)
         if timeline is not None and isinstance(body, Record):
             timeline.recorded(self._identity.node, body, begin)
@@ -327,18 +274,9 @@ class ParameterServer:
             at = end
         return copy
 
-    def _answer_statistics(self, request: Request) -> None:
-        values = self.statistics()
-        body = Statistics(node=self._identity.node, role="ps")
-        request.reply(pack(body, [text_tensor(values)]))
-
     def statistics(self) -> dict[str, Any]:
         """Versions, staleness, clocks, refused pushes, and the traffic of each link."""
-        return {
-            **(self.state.statistics() if self.state is not None else {}),
-            "traffic": self._traffic.rows(),
-            "process": process_memory(),
-        }
+        return {**(self.state.statistics() if self.state is not None else {}), **super().statistics()}
 
     def __repr__(self) -> str:
         return f"<ParameterServer {self._identity.node} at {self.address} run {self._run or 'none'}>"

@@ -1,0 +1,139 @@
+"""What every role is beside its work: a door that others knock at, a seat in the cluster, tasks, counts.
+
+Theory of operation
+-------------------
+A role is a block. Entering it opens a task group, the door (a listener whose links are counted) and, for
+everybody but the controller, the seat (`Membership`), then starts the role's own tasks; leaving it cancels
+the tasks, closes the door and waits for what is left. An error in any task ends the block with it.
+
+A question is decoded here. What every role answers is answered here, everything else by the role itself;
+what cannot be decoded or is not for this role is refused, and the link lives on.
+"""
+
+import asyncio
+from collections.abc import Coroutine, Mapping
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Any, Self
+
+from adam_async.cluster_map import NodeRecord
+from adam_async.config import Waits
+from adam_async.controller.client import Membership
+from adam_async.machine import process_memory
+from adam_async.messages import Body, GetProfile, GetStatistics, Statistics, pack, text_tensor, unpack_any
+from adam_async.timeline import Timeline, answer_profile
+from adam_async.traffic import Traffic
+from transport import Identity, Link, Network, ProtocolError, Request
+
+
+class Role:
+    """One role of a cluster, from `async with` to its end.
+
+    Who inherits gives it tasks (`_tasks`), answers (`_answer`) and counts (`statistics`).
+
+    Args:
+        network: Where it listens and how it reaches the others.
+        address: What it binds.
+        identity: Its role, node id and incarnation.
+        waits: Deadlines.
+        controller: The controller's address; empty for a controller, which has no seat.
+        info: What the cluster map shall say of it.
+        timeline: Where the messages of its links are noted.
+    """
+
+    def __init__(
+        self,
+        *,
+        network: Network,
+        address: str,
+        identity: Identity,
+        waits: Waits,
+        controller: str = "",
+        info: Mapping[str, Any] | None = None,
+        timeline: Timeline | None = None,
+    ) -> None:
+        self._network = network
+        self._bind = address
+        self._identity = identity
+        self._waits = waits
+        self._controller = controller
+        self._info = dict(info or {})
+        self._timeline = timeline
+        self._traffic = Traffic(identity.node, timeline=timeline)
+        self._stack = AsyncExitStack()
+        self.address = ""
+        """Where it listens, once it does."""
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as stack:
+            self._loop = asyncio.get_running_loop()
+            self._group = await stack.enter_async_context(asyncio.TaskGroup())
+            listener = await stack.enter_async_context(
+                self._network.listen(self._bind, self._identity, self._on_link)
+            )
+            self.address = listener.address
+            if self._controller:
+                self._membership = self._seat()
+                stack.callback(self._spawn("membership", self._membership.run()).cancel)
+            for name, work in self._tasks().items():
+                stack.callback(self._spawn(name, work).cancel)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        return await self._stack.__aexit__(kind, error, trace)
+
+    def _seat(self) -> Membership:
+        identity = self._identity
+        record = NodeRecord(
+            role=identity.role, address=self.address, incarnation=identity.incarnation, info=self._info
+        )
+        return Membership(
+            network=self._network,
+            controller=self._controller,
+            identity=identity,
+            record=record,
+            waits=self._waits,
+            traffic=self._traffic,
+        )
+
+    def _tasks(self) -> Mapping[str, Coroutine[Any, Any, None]]:
+        """What runs from the beginning to the end of the block, by name."""
+        return {}
+
+    def _spawn(self, name: str, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        """Start a task of the block."""
+        return self._group.create_task(work, name=f"{self._identity.node}/{name}")
+
+    # --- links -------------------------------------------------------------------------------
+
+    async def _on_link(self, link: Link) -> None:
+        self._traffic.watch(link)
+        link.serve(self._on_request)
+        try:
+            await link.wait_closed()
+        finally:
+            self._traffic.gone(link)
+
+    def _on_request(self, request: Request) -> None:
+        try:
+            body = unpack_any(request.message)
+            if isinstance(body, GetStatistics):
+                told = Statistics(node=self._identity.node, role=self._identity.role)
+                request.reply(pack(told, [text_tensor(self.statistics())]))
+            elif isinstance(body, GetProfile):
+                answer_profile(request, body, self._timeline)
+            else:
+                self._answer(request, body)
+        except ProtocolError as error:
+            request.fail("malformed", str(error))
+
+    def _answer(self, request: Request, body: Body) -> None:
+        """Answer a question, at once or later; a `ProtocolError` refuses it as malformed."""
+        request.fail("unexpected", f"{self._identity.node} does not answer {request.message.type}")
+
+    def statistics(self) -> dict[str, Any]:
+        """The traffic of each link, and the process."""
+        return {"traffic": self._traffic.rows(), "process": process_memory()}
