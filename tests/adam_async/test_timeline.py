@@ -2,10 +2,13 @@
 
 import gc
 import re
+import textwrap
 from collections import Counter
 from contextlib import AsyncExitStack
 from pathlib import Path
+from runpy import run_path
 from typing import Any
+from xml.etree import ElementTree
 
 import msgspec
 import pytest
@@ -26,6 +29,7 @@ from tests.adam_async.runs import NETWORKS, SHARDED, address_of, cluster_of, ent
 from transport import BufferPool, Identity, RemoteError
 from transport.testing import link_pair
 
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "profile.md"
 ROUNDING_US = 0.002
 WAYS = {
     "in place": {"weights": "aliased"},
@@ -317,3 +321,45 @@ async def test_roles_that_were_started_by_hand_are_not_profiled():
     async with Disk() as disk:
         with pytest.raises(ConfigError, match="--profile is for roles that this command starts"):
             await configure(options, {}, disk)
+
+
+# --- the document ----------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_example_of_the_document_writes_a_profile(tmp_path, monkeypatch):
+    (example,) = re.findall(r"(?:^    .*\n|^\n)+(?=^`ProcessCluster)", DOCUMENT.read_text(), re.MULTILINE)
+    monkeypatch.chdir(tmp_path)
+
+    exec(compile(textwrap.dedent(example), str(DOCUMENT), "exec"), {})
+
+    events = msgspec.json.decode((tmp_path / "run.json").read_bytes())["traceEvents"]
+    assert_sound(events)
+    assert len(slices(events, "train")) == 90
+
+
+async def test_every_slice_and_lane_is_in_the_document():
+    named = {re.sub(r"\d+$", "1", name) for name in re.findall(r"`([^`]+)`", DOCUMENT.read_text())}
+
+    for way in WAYS.values():
+        events = await profiled(**way)
+        shown = {e["name"] for e in events if e["ph"] in "Xb"} | {
+            e["args"]["name"] for e in events if e["name"] == "thread_name"
+        }
+        kinds = {re.sub(r"^links of .*", "links of ps-1", re.sub(r"\d+$", "1", name)) for name in shown}
+        assert kinds <= named | {"worker-1/1"}
+
+
+async def test_the_picture_has_lanes_slices_and_arrows():
+    draw = run_path(str(DOCUMENT.parent / "images" / "draw_profile.py"))["picture"]
+
+    root = ElementTree.fromstring(draw(await profiled()))
+
+    words = {text.text for text in root.iter("{http://www.w3.org/2000/svg}text")}
+    assert {"event loop", "worker-0/0", "worker-0/1", "links of ps-0", "train", "record", "report"} <= words
+    curves = [p for p in root.iter("{http://www.w3.org/2000/svg}path") if "C" in p.attrib["d"]]
+    assert len([curve for curve in curves if curve.attrib.get("marker-end")]) == 1
+
+
+def test_the_picture_of_the_document_is_small_enough_to_look_at():
+    assert 10_000 < (DOCUMENT.parent / "images" / "profile.svg").stat().st_size < 200_000
