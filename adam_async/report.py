@@ -5,6 +5,7 @@ the same report comes from one process and from many.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,26 @@ from adam_async.baseline import Baseline
 from adam_async.config import Config
 from adam_async.driver import EpochResult, RunResult
 from adam_async.machine import Machine
+from adam_async.model.working_set import Level, WorkingSet, working_sets
 from adam_async.ports import Disk
 from adam_async.staleness import Staleness, add_up
 from dataflow import EngineStatistics, PoolStatistics
 
 SCHEMA = "adam-async/report/1"
 """Name and version of the schema. The version grows when a field changes its meaning or goes."""
+
+
+class WorkingSetReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What memory some layers walk through, in bytes."""
+
+    layers: tuple[str, ...]
+    weights: int
+    activations: int
+    gradients: int
+    scratch: int
+    push_buffers: int
+    total: int
+    fits: Level | None
 
 
 class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,6 +46,7 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
     multiply_adds: int
     dtype: str
     kernels: str
+    working_sets: list[WorkingSetReport]
     spec: dict[str, Any]
 
 
@@ -228,6 +244,7 @@ def build_report(
             multiply_adds=model.multiply_adds,
             dtype=str(model.dtype),
             kernels=model.kernels,
+            working_sets=[_fitted(each, machine) for each in working_sets(model, config.images_per_group)],
             spec=model.spec.to_dict(),
         ),
         data=msgspec.convert(result.data, DataReport),
@@ -271,6 +288,12 @@ def _epoch(epoch: EpochResult) -> EpochReport:
         test_accuracy=epoch.test_accuracy,
         train_s=epoch.train_s,
         images_per_s=epoch.images_per_s,
+    )
+
+
+def _fitted(each: WorkingSet, machine: Machine) -> WorkingSetReport:
+    return WorkingSetReport(
+        **asdict(each), total=each.total, fits=each.fits(l2_kb=machine.l2_kb, l3_kb=machine.l3_kb)
     )
 
 

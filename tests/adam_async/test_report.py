@@ -110,6 +110,22 @@ async def test_workers_with_pinned_threads_say_which_cores_they_keep_to() -> Non
     assert [worker.cpus for worker in free.workers] == [None]
 
 
+def test_working_sets_are_held_against_the_caches_of_the_machine() -> None:
+    machine = msgspec.structs.replace(MACHINE, l2_kb=64, l3_kb=256)
+    report = build_report(
+        made_up({}), config=Config(images_per_group=8), command=[], machine=machine, baseline=None
+    )
+    *parts, whole = report.model.working_sets
+
+    assert whole.layers == tuple(layer["name"] for layer in report.model.spec["layers"])
+    assert whole.weights == 4 * report.model.parameters
+    for each in (*parts, whole):
+        sizes = (each.weights, each.activations, each.gradients, each.scratch, each.push_buffers)
+        assert each.total == sum(sizes)
+        limits = {"L2": 64 << 10, "L3": 256 << 10, "memory": each.total}
+        assert each.fits == next(level for level, most in limits.items() if each.total <= most)
+
+
 async def test_totals_are_those_of_the_epochs() -> None:
     report = await trained(Config(epochs=2, threads=1))
 
