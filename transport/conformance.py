@@ -364,6 +364,23 @@ async def traffic_is_counted(near: Link, far: Link) -> None:
         assert traffic[out].frame_bytes_out < 0.02 * (4 << 16)
 
 
+async def an_observer_is_told_of_each_message_as_it_is_counted(near: Link, far: Link) -> None:
+    await near.send(Message(type="note"))
+    told: dict[Link, list[tuple[bool, str, int, int]]] = {near: [], far: []}
+    for link, seen in told.items():
+        link.observe(lambda *message, seen=seen: seen.append(message))
+    far.serve(_echo)
+    await near.call(_ask(1, 1 << 10), timeout_s=PATIENCE_S)
+    assert [message[:3] for message in told[near]] == [(True, "ask", 4096), (False, "answer", 4096)]
+    # What was sent before anybody observed may still come in.
+    assert [m[:3] for m in told[far] if m[1] != "note"] == [(False, "ask", 4096), (True, "answer", 4096)]
+    for link, seen in told.items():
+        traffic = link.statistics().by_type
+        for sent, kind, _, frame_bytes in seen:
+            row = traffic[kind]
+            assert frame_bytes == (row.frame_bytes_out if sent else row.frame_bytes_in)
+
+
 async def _result(future: "asyncio.Future[Message]") -> Message:
     return await future
 
@@ -391,4 +408,5 @@ CHECKS: tuple[Check, ...] = (
     closing_ends_the_other_side_after_what_was_sent,
     an_abort_breaks_the_other_side,
     traffic_is_counted,
+    an_observer_is_told_of_each_message_as_it_is_counted,
 )
