@@ -95,17 +95,23 @@ def evaluate(model: Path, *, data: str = "auto", threads: int = 0, loop: LoopNam
 
 
 @app.command
-def doctor(*, loop: LoopName = "uvloop") -> int:
+def doctor(*, model: str = "mnist-adam", images_per_group: int = 16, loop: LoopName = "uvloop") -> int:
     """Look at this machine: what a run needs, what is slower without something, what is broken.
 
     Parameters
     ----------
+    model
+        Whose kernels are timed and whose memory is held against the caches: a named model, or FILE.toml.
+    images_per_group
+        Of its groups.
     loop
         The event loop.
     """
     from adam_async.cli_inspect import run_doctor
 
-    return _run(lambda terminal: run_doctor(os.environ, terminal), loop=loop, verbose=False)
+    return _run(
+        lambda terminal: run_doctor(model, images_per_group, os.environ, terminal), loop=loop, verbose=False
+    )
 
 
 @app.command

@@ -5,10 +5,13 @@ from pathlib import Path
 
 from adam_async.cli_data import cache_folder, data_folder, load_data
 from adam_async.cli_terminal import Terminal
+from adam_async.cli_train import is_file, read_file
 from adam_async.doctor import examine, exit_code
 from adam_async.errors import ConfigError
 from adam_async.evaluate import evaluate_file, table
+from adam_async.kernel_cache import VARIABLE
 from adam_async.machine import usable_cores
+from adam_async.model import ModelSpec, named_model
 from adam_async.ports import Disk, system_entropy
 from adam_async.saved_model import FILE_NAME
 
@@ -33,15 +36,33 @@ async def run_evaluation(
     return 0
 
 
-async def run_doctor(environment: Mapping[str, str], terminal: Terminal) -> int:
-    """Print what is here, what is slower without something, and what is broken; 1 if something is."""
+async def run_doctor(
+    model: str, images_per_group: int, environment: Mapping[str, str], terminal: Terminal
+) -> int:
+    """Print what is here, what is slower without something, and what is broken; 1 if something is.
+
+    Raises:
+        ConfigError: The model cannot be found, read or built, or a group has no image.
+    """
+    if images_per_group < 1:
+        raise ConfigError(f"--images-per-group must be at least 1, not {images_per_group}")
     async with Disk() as disk:
+        spec = await _spec(model, disk)
         findings = await examine(
             disk=disk,
             entropy=system_entropy,
             data_dir=data_folder(environment),
             cache_dir=cache_folder(environment),
+            kernel_cache=Path(environment[VARIABLE]) if environment.get(VARIABLE) else None,
+            spec=spec,
+            images_per_group=images_per_group,
         )
     for finding in findings:
         terminal.say(str(finding))
     return exit_code(findings)
+
+
+async def _spec(model: str, disk: Disk) -> ModelSpec:
+    if not is_file(model):
+        return named_model(model)
+    return ModelSpec.from_toml(await read_file(Path(model), "--model", disk))

@@ -2,11 +2,12 @@
 
 Every line is one finding: ``ok``, ``slow`` (works, and says what would make it faster) or ``broken`` (a run
 would fail, and says what to do). The checks are real: matrix products run at once in several threads, a
-link is opened and used, the data are loaded.
+link is opened and used, the data are loaded, the kernels train.
 """
 
 import asyncio
 from collections.abc import Callable
+from math import prod
 from pathlib import Path
 from typing import Literal
 
@@ -14,14 +15,19 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from adam_async.baseline import measure
 from adam_async.data_server.datasets import load
 from adam_async.dice import Dice
 from adam_async.errors import DataError
+from adam_async.kernel_cache import is_compiled
 from adam_async.machine import Machine, describe_machine, installed_version
 from adam_async.messages import GetMap, MapState, pack, role_table, text_tensor
+from adam_async.model import ModelSpec, Network, Sgd, named_model
+from adam_async.model.working_set import working_sets
 from adam_async.ports import Disk
 from dataflow import ComputePool
-from transport import Identity, Link, Network, Request, TcpNetwork, TransportError
+from transport import Identity, Link, Request, TcpNetwork, TransportError
+from transport import Network as Links
 
 State = Literal["ok", "slow", "broken"]
 
@@ -36,8 +42,15 @@ LINK_S = 10.0
 PRODUCTS = 32
 """Matrix products per thread in the check of concurrent products."""
 
+KERNELS_S = 0.3
+"""How long each set of kernels trains, after a warm-up."""
+
+DRAWN_IMAGES = 256
+RATE = 1e-4
+"""Of the steps that measure kernels: their weights stay where they are, or nearly."""
+
 EXTRAS = (
-    ("numba", "fast", "compiled kernels; the kernels of this version are numpy's, so nothing is slower"),
+    ("numba", "fast", "without it numpy computes the layers"),
     ("threadpoolctl", "fast", "without it the threads of BLAS cannot be seen here"),
     ("ml-dtypes", "fast", "without it tensors of bfloat16 cannot travel"),
     ("cyclopts", "cli", "the command line needs it"),
@@ -63,9 +76,12 @@ async def examine(
     entropy: Callable[[int], bytes],
     data_dir: Path | None = None,
     cache_dir: Path | None = None,
-    network: Network | None = None,
+    network: Links | None = None,
+    kernel_cache: Path | None = None,
+    spec: ModelSpec | None = None,
+    images_per_group: int = 16,
 ) -> list[Finding]:
-    """Look at everything that a run needs. Takes about a second; nothing is downloaded or written.
+    """Look at everything that a run needs. Takes a few seconds; nothing is downloaded or written.
 
     Args:
         disk: Reads the data.
@@ -73,15 +89,26 @@ async def examine(
         data_dir: What ``ADAM_DATA_DIR`` says.
         cache_dir: Where downloaded data are kept.
         network: How to open the loopback link; without it plain TCP.
+        kernel_cache: Folder of compiled kernels; those that are not compiled yet are not tried.
+        spec: Model whose kernels and working sets are looked at; by default `mnist-adam`.
+        images_per_group: Of its groups; at least 1.
 
     Cancelling it leaves nothing behind.
     """
     machine = describe_machine(loop=type(asyncio.get_running_loop()).__module__)
+    spec = spec or named_model("mnist-adam")
     tcp = network or TcpNetwork(token=None, entropy=entropy, rules=role_table())
     return [
         *check_software(machine),
         *[check_extra(*extra) for extra in EXTRAS],
         *check_hardware(machine),
+        await check_kernels(
+            spec,
+            images_per_group,
+            installed=installed_version("numba") is not None,
+            kernel_cache=kernel_cache,
+        ),
+        *check_working_sets(machine, spec, images_per_group),
         await check_products(machine.cores),
         await check_link(tcp),
         await check_data(disk, data_dir, cache_dir),
@@ -149,6 +176,7 @@ def check_hardware(machine: Machine) -> list[Finding]:
             what="caches",
             detail=f"second level {_kib(machine.l2_kb)} per core, third level {_kib(machine.l3_kb)} shared",
         ),
+        _nodes(machine),
         Finding(
             state="ok",
             what="memory",
@@ -157,8 +185,89 @@ def check_hardware(machine: Machine) -> list[Finding]:
     ]
 
 
+def _nodes(machine: Machine) -> Finding:
+    if machine.memory_nodes == 1:
+        return Finding(state="ok", what="memory nodes", detail="1: all memory is equally near")
+    return Finding(
+        state="ok",
+        what="memory nodes",
+        detail=f"{machine.memory_nodes}: numactl --cpunodebind keeps a worker to one of them",
+    )
+
+
 def _kib(size: int | None) -> str:
     return "unknown" if size is None else f"{size:,} KiB"
+
+
+async def check_kernels(
+    spec: ModelSpec, images_per_group: int, *, installed: bool, kernel_cache: Path | None
+) -> Finding:
+    """Say what computes the layers, and how fast: each set of kernels trains for a moment, on one thread.
+
+    Args:
+        spec: The model that is trained for that.
+        images_per_group: Of its groups.
+        installed: Whether numba is.
+        kernel_cache: Where its kernels lie compiled; compiling them takes too long here.
+    """
+    what = "kernels"
+    plain = await _images_per_s(spec, images_per_group, "numpy")
+    trains = f"{spec.name} at {images_per_group} images per group on one thread"
+    if not installed:
+        return Finding(
+            state="slow",
+            what=what,
+            detail=f"numpy: {plain:,.0f} images/s of {trains}; compiled kernels are faster: "
+            "pip install 'adam-async[fast]'",
+        )
+    if kernel_cache is None or not is_compiled(kernel_cache):
+        where = "nowhere" if kernel_cache is None else f"in {kernel_cache} yet"
+        return Finding(
+            state="ok",
+            what=what,
+            detail=f"numba, not compiled {where}: the first run does that, once; "
+            f"numpy: {plain:,.0f} images/s of {trains}",
+        )
+    fast = await _images_per_s(spec, images_per_group, "numba")
+    return Finding(
+        state="ok",
+        what=what,
+        detail=f"numba, compiled in {kernel_cache}: {fast:,.0f} images/s of {trains}; numpy {plain:,.0f}, "
+        f"{plain / fast:.2f} of that",
+    )
+
+
+async def _images_per_s(spec: ModelSpec, images_per_group: int, kernels: str) -> float:
+    network = Network(spec, kernels=kernels)
+    count = max(DRAWN_IMAGES, images_per_group)
+    drawn = Dice(1).bits("images", count=count * prod(spec.input_shape))
+    images = (drawn >> np.uint64(56)).astype(np.uint8).reshape(count, *spec.input_shape)
+    # Any numbers that are classes: all are where the loss tells at least one apart.
+    labels = np.zeros(count, np.int64)
+    async with ComputePool(threads=1, name="doctor") as pool:
+        await pool.run(network.warm_up)
+    return await measure(
+        network,
+        Sgd(),
+        rate=RATE,
+        images=images,
+        labels=labels,
+        group_images=images_per_group,
+        threads=1,
+        seconds=KERNELS_S,
+        warm_up_s=KERNELS_S / 4,
+    )
+
+
+def check_working_sets(machine: Machine, spec: ModelSpec, images_per_group: int) -> list[Finding]:
+    """What memory a group walks through, part by part, and which cache holds it."""
+    network = Network(spec, kernels="auto")
+    found = []
+    for each in working_sets(network, images_per_group):
+        level = each.fits(l2_kb=machine.l2_kb, l3_kb=machine.l3_kb)
+        held = {"memory": "more than the caches", None: "caches unknown"}.get(level, f"within {level}")
+        found.append(Finding(state="ok", what="working set", detail=f"{held}: {each}"))
+    return found
 
 
 async def check_products(threads: int) -> Finding:
@@ -199,7 +308,7 @@ def _worst_error(a: NDArray[np.floating], b: NDArray[np.floating], wanted: NDArr
     return max(error if np.isfinite(error) else np.inf for error in errors) / float(np.abs(wanted).max())
 
 
-async def check_link(network: Network, address: str = "tcp://127.0.0.1:0") -> Finding:
+async def check_link(network: Links, address: str = "tcp://127.0.0.1:0") -> Finding:
     """Bind an address, connect to it, and time questions of one small message each."""
     server = Identity(role="controller", node="doctor-controller", incarnation=1)
     client = Identity(role="driver", node="doctor", incarnation=1)

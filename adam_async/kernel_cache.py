@@ -32,3 +32,8 @@ def use_kernel_cache(environment: MutableMapping[str, str] = os.environ) -> None
     """
     if not environment.get(VARIABLE):
         environment[VARIABLE] = str(kernel_cache_folder(environment))
+
+
+def is_compiled(folder: Path) -> bool:
+    """Whether kernels were compiled into this folder; for another processor or numba they still are not."""
+    return any(folder.glob("*/*.nbi"))

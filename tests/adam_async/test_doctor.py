@@ -1,29 +1,43 @@
 """The doctor finds what is broken, and finds nothing where nothing is."""
 
+import asyncio
+import os
+import re
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
 
+from adam_async import doctor
 from adam_async.doctor import (
     Finding,
     _worst_error,
     check_data,
     check_extra,
     check_hardware,
+    check_kernels,
     check_link,
     check_products,
     check_software,
+    check_working_sets,
     examine,
     exit_code,
 )
+from adam_async.kernel_cache import VARIABLE
 from adam_async.machine import describe_machine
 from adam_async.messages import role_table
+from adam_async.model import LayerSpec, ModelSpec, Network, named_model
 from adam_async.ports import Disk, system_entropy
 from transport import Identity, Link, TcpNetwork
 
 MACHINE = describe_machine(loop="uvloop.loop")
+
+
+@pytest.fixture(autouse=True)
+def moments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is timed here need not be timed well."""
+    monkeypatch.setattr(doctor, "KERNELS_S", 0.04)
 
 
 def network() -> TcpNetwork:
@@ -40,9 +54,8 @@ async def test_nothing_is_broken_here() -> None:
 
     assert [finding for finding in findings if finding.state == "broken"] == []
     assert exit_code(findings) == 0
-    assert {"python", "numpy", "blas", "loop", "rich", "cores", "products", "link", "data"} <= states(
-        findings
-    ).keys()
+    wanted = "python numpy blas loop rich cores kernels products link data".split()
+    assert {*wanted, "memory nodes", "working set"} <= states(findings).keys()
 
 
 def test_old_versions_are_broken() -> None:
@@ -72,6 +85,72 @@ def test_what_works_but_slower_is_slow(change: dict, what: str) -> None:
 def test_one_core_is_slow() -> None:
     assert states(check_hardware(msgspec.structs.replace(MACHINE, cores=1)))["cores"] == "slow"
     assert states(check_hardware(msgspec.structs.replace(MACHINE, cores=2)))["cores"] == "ok"
+
+
+def test_memory_that_is_not_equally_near_is_told() -> None:
+    near, far = (
+        next(each.detail for each in check_hardware(machine) if each.what == "memory nodes")
+        for machine in (MACHINE, msgspec.structs.replace(MACHINE, memory_nodes=2))
+    )
+
+    assert near.startswith("1: all memory is equally near") == (MACHINE.memory_nodes == 1)
+    assert far.startswith("2: ")
+
+
+async def test_without_numba_it_says_what_to_install() -> None:
+    finding = await check_kernels(named_model("digits"), 4, installed=False, kernel_cache=None)
+
+    assert finding.state == "slow"
+    assert re.match(r"numpy: [\d,]+ images/s of digits at 4 images per group", finding.detail)
+    assert finding.detail.endswith("pip install 'adam-async[fast]'")
+
+
+async def test_kernels_that_are_not_compiled_are_not_tried(tmp_path: Path) -> None:
+    finding = await check_kernels(named_model("digits"), 4, installed=True, kernel_cache=tmp_path)
+
+    assert finding.state == "ok"
+    assert f"not compiled in {tmp_path} yet" in finding.detail
+
+
+@pytest.mark.slow
+async def test_both_sets_of_kernels_are_timed() -> None:
+    pytest.importorskip("numba", reason="compiled kernels need numba")
+    cache = Path(os.environ[VARIABLE])
+    await asyncio.to_thread(Network(named_model("digits"), kernels="numba").warm_up)
+    finding = await check_kernels(named_model("digits"), 16, installed=True, kernel_cache=cache)
+
+    assert finding.state == "ok"
+    timed = re.search(r"compiled in (.*): ([\d,]+) images/s .* numpy ([\d,]+), ([\d.]+) of", finding.detail)
+    assert timed is not None
+    fast, plain = (float(timed[number].replace(",", "")) for number in (2, 3))
+    assert timed[1] == str(cache)
+    assert float(timed[4]) == pytest.approx(plain / fast, abs=0.01)
+
+
+async def test_kernels_are_timed_with_any_loss() -> None:
+    spec = ModelSpec(
+        name="fit",
+        input_shape=(3,),
+        layers=(LayerSpec.of("fc1", "dense", outputs=2), LayerSpec.of("loss", "mean_squared_error")),
+    )
+
+    assert "of fit at 2 images" in (await check_kernels(spec, 2, installed=False, kernel_cache=None)).detail
+
+
+def test_working_sets_name_the_cache_that_holds_them() -> None:
+    caches = msgspec.structs.replace(MACHINE, l2_kb=256, l3_kb=1 << 20)
+    unknown = msgspec.structs.replace(MACHINE, l2_kb=None, l3_kb=None)
+
+    details = [finding.detail for finding in check_working_sets(caches, named_model("digits"), 16)]
+    assert [detail.partition(":")[0] for detail in details] == [
+        "within L3",
+        "within L2",
+        "within L2",
+        "within L3",
+    ]
+    assert details[-1].startswith("within L3: conv1 to loss: ")
+    for finding in check_working_sets(unknown, named_model("digits"), 1):
+        assert finding.detail.startswith("caches unknown: ")
 
 
 def test_a_missing_extra_says_how_to_get_it() -> None:
