@@ -23,7 +23,7 @@ COLOURS = {
     "flush": "#f2b45c",
     "messages": "#6b7785",
 }
-LEFT, RIGHT, LANE, GAP = 130, 20, 22, 6
+LEFT, RIGHT, LANE, GAP = 130, 36, 22, 6
 WIDTH = 1100
 SECOND_US = 1e6
 
