@@ -16,8 +16,8 @@ The gradient of the weights is a table of dot products of lines of errors with t
 import numpy as np
 
 from adam_async.model.fast import program
-from adam_async.model.fast.compiled import Compiled
 from adam_async.model.fast.products import BIAS, PLAIN
+from adam_async.model.fast.sliding import FastSliding
 from adam_async.model.fast.tape import Field, Op
 from adam_async.model.fast.tiles import DOT_ROWS
 from adam_async.model.layer import Array, ScratchSpec, Slots
@@ -25,16 +25,8 @@ from adam_async.model.layers.conv2d import Conv2d
 from adam_async.model.spec import Shape
 
 
-class FastConv2d(Compiled, Conv2d):
+class FastConv2d(FastSliding, Conv2d):
     """Convolution with compiled kernels."""
-
-    def _packed(self) -> bool:
-        return bool(self.padding) or self.stride > 1
-
-    def _packed_shape(self, images: int) -> Shape:
-        channels, height, width = self.input_shapes[0]
-        rows, columns = height + 2 * self.padding, width + 2 * self.padding
-        return (channels, rows, self.stride, -(-columns // self.stride), images)
 
     def _bordered_shape(self, images: int) -> Shape:
         columns = self._packed_shape(images)[3]
@@ -42,24 +34,16 @@ class FastConv2d(Compiled, Conv2d):
 
     def scratch(self, images: int) -> dict[str, ScratchSpec]:
         """Packed input and input error, where they differ; the error with its border; a block of sums."""
-        specs: dict[str, ScratchSpec] = {
+        return {
+            **super().scratch(images),
             "bordered": (self._bordered_shape(images), None),
             "block": ((DOT_ROWS * DOT_ROWS,), None),
         }
-        if self._packed():
-            specs["packed"] = (self._packed_shape(images), None)
-            specs["packed_error"] = (self._packed_shape(images), None)
-        return specs
 
     def prepare(self, slots: Slots) -> None:
-        """Make the tables."""
-        channels, rows, stride, width, images = self._packed_shape(slots.images)
-        c, y, x = np.indices((channels, self.kernel, self.kernel)).reshape(3, -1)
-        starts = (((c * rows + y) * stride + x % stride) * width + x // stride) * images
-        slots.views["runs"] = _whole_blocks(starts)
-        slots.views["weights"] = np.arange(starts.size)
-        lines = np.arange(self.filters) * slots.output[0].size
-        slots.views["filters"] = _whole_blocks(lines)
+        """Make the tables of each phase too."""
+        super().prepare(slots)
+        stride = self.stride
         slots.views["phases"] = {
             (down, across): self._phase(slots.images, down, across)
             for down in range(stride)
@@ -85,19 +69,6 @@ class FastConv2d(Compiled, Conv2d):
         first, last = np.searchsorted(steps, own - lines, "right"), np.searchsorted(steps, own, "right")
         ranges = np.stack((first, np.maximum(first, last)), axis=1)
         return np.ascontiguousarray(weights), np.ascontiguousarray(errors), np.ascontiguousarray(ranges)
-
-    def _source(self, slots: Slots) -> Array:
-        return slots.scratch["packed"] if self._packed() else slots.inputs[0]
-
-    def _line(self, images: int) -> int:
-        """Values from the runs of one output line to those of the next."""
-        _, _, stride, width, _ = self._packed_shape(images)
-        return stride * stride * width * images
-
-    def _pack_op(self, code: int, slots: Slots, packed: Array, image: Array) -> Op:
-        _, rows, stride, width, _ = self._packed_shape(slots.images)
-        place = (rows, width, stride, self.padding, self.padding)
-        return Op.of(code, *self.input_shapes[0], slots.images, packed, image, *place)
 
     def forward_ops(self, slots: Slots) -> list[Op]:
         """Pack where that is needed, and multiply line by line."""
@@ -160,8 +131,3 @@ class FastConv2d(Compiled, Conv2d):
         if kind == "bias":
             return [Op.of(program.ROW_SUMS, self.filters, lines * width * images, out, slots.error)]
         return super().delta_ops(slots, kind, out)
-
-
-def _whole_blocks(starts: Array) -> Array:
-    """Fill a table up to whole blocks of dot products, by repeating its last entry."""
-    return np.pad(starts, (0, -starts.size % DOT_ROWS), mode="edge")

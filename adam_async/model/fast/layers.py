@@ -12,9 +12,28 @@ from adam_async.model.fast import program
 from adam_async.model.fast.compiled import Compiled
 from adam_async.model.fast.conv2d import FastConv2d
 from adam_async.model.fast.dense import FastDense
+from adam_async.model.fast.joins import FastAdd, FastConcatenate, FastFlatten
+from adam_async.model.fast.locally_connected import FastLocallyConnected
 from adam_async.model.fast.tape import Op, same_memory
 from adam_async.model.layer import Array, Layer, ScratchSpec, Slots
-from adam_async.model.layers import Add, Conv2d, Dense, Flatten, MaxPool, Relu, SoftmaxCrossEntropy
+from adam_async.model.layers import (
+    Add,
+    AveragePool,
+    Concatenate,
+    Conv2d,
+    Dense,
+    Dropout,
+    Flatten,
+    LocallyConnected,
+    LocalResponseNorm,
+    MaxPool,
+    MeanSquaredError,
+    Relu,
+    Sigmoid,
+    SoftmaxCrossEntropy,
+    Tanh,
+)
+from adam_async.model.layers.pool import Pool
 
 
 class FastRelu(Compiled, Relu):
@@ -47,8 +66,7 @@ class FastMaxPool(Compiled, MaxPool):
 
     def prepare(self, slots: Slots) -> None:
         """Say where the places of a square lie: column by column, from the top."""
-        columns, rows = np.indices((self.kernel, self.kernel)).reshape(2, -1)
-        slots.views["places"] = (rows * self.input_shapes[0][2] + columns) * slots.images
+        slots.views["places"] = _places(self, slots)
 
     def _shape(self, slots: Slots) -> tuple[int, ...]:
         return (*self.input_shapes[0], slots.images, *self.output_shape[1:], self.kernel, self.stride)
@@ -68,37 +86,104 @@ class FastMaxPool(Compiled, MaxPool):
         ]
 
 
-class FastFlatten(Compiled, Flatten):
-    """Flattening; no kernel at all where the memory is shared."""
+class FastAveragePool(Compiled, AveragePool):
+    """Average pooling in one pass."""
+
+    def scratch(self, images: int) -> dict[str, ScratchSpec]:
+        """None."""
+        return {}
+
+    def prepare(self, slots: Slots) -> None:
+        """Say where the places of a square lie."""
+        slots.views["places"] = _places(self, slots)
+
+    def _op(self, code: int, slots: Slots, small: Array, large: Array) -> Op:
+        shape = (*self.input_shapes[0], slots.images, *self.output_shape[1:], self.kernel, self.stride)
+        return Op.of(code, *shape, small, large, slots.views["places"])
 
     def forward_ops(self, slots: Slots) -> list[Op]:
-        """Copy, unless the memory is the same."""
-        if same_memory(slots.output, slots.inputs[0]):
-            return []
-        return [Op.of(program.COPY, slots.output.size, slots.output, slots.inputs[0])]
+        """Take means."""
+        return [self._op(program.AVERAGE_POOL, slots, slots.output, slots.inputs[0])]
 
     def backward_ops(self, slots: Slots) -> list[Op]:
-        """Copy back, unless the memory is the same."""
+        """Hand each place its part."""
         target = slots.input_errors[0]
         assert target is not None
-        if same_memory(target, slots.error):
-            return []
-        return [Op.of(program.COPY, target.size, target, slots.error)]
+        return [self._op(program.AVERAGE_POOL_BACK, slots, slots.error, target)]
 
 
-class FastAdd(Compiled, Add):
-    """Sums of inputs."""
+class FastTanh(Compiled, Tanh):
+    """Hyperbolic tangent with compiled kernels."""
 
     def forward_ops(self, slots: Slots) -> list[Op]:
-        """Add up, one input after the other."""
-        output, size = slots.output, slots.output.size
-        ops = [Op.of(program.ADD, size, output, slots.inputs[0], slots.inputs[1])]
-        return ops + [Op.of(program.ADD, size, output, output, value) for value in slots.inputs[2:]]
+        """Apply the function."""
+        return [Op.of(program.TANH, slots.output.size, slots.output, slots.inputs[0])]
 
     def backward_ops(self, slots: Slots) -> list[Op]:
-        """Hand the error gradient to every input."""
-        targets = [target for target in slots.input_errors if target is not None]
-        return [Op.of(program.COPY, target.size, target, slots.error) for target in targets]
+        """Multiply by 1 - y * y."""
+        target = slots.input_errors[0]
+        assert target is not None
+        return [Op.of(program.TANH_BACK, target.size, target, slots.error, slots.output)]
+
+
+class FastSigmoid(Compiled, Sigmoid):
+    """Logistic function with compiled kernels."""
+
+    def forward_ops(self, slots: Slots) -> list[Op]:
+        """Apply the function."""
+        return [Op.of(program.SIGMOID, slots.output.size, slots.output, slots.inputs[0])]
+
+    def backward_ops(self, slots: Slots) -> list[Op]:
+        """Multiply by y * (1 - y)."""
+        target = slots.input_errors[0]
+        assert target is not None
+        return [Op.of(program.SIGMOID_BACK, target.size, target, slots.error, slots.output)]
+
+
+class FastDropout(Compiled, Dropout):
+    """Dropout: drawn by NumPy before a pass, applied by kernels."""
+
+    def forward_ops(self, slots: Slots) -> list[Op]:
+        """Multiply by the factors in training; copy otherwise."""
+        output, source = slots.output, slots.inputs[0]
+        if slots.training:
+            return [Op.of(program.MULTIPLY_VALUES, output.size, output, source, slots.scratch["factors"])]
+        if same_memory(output, source):
+            return []
+        return [Op.of(program.COPY, output.size, output, source)]
+
+    def backward_ops(self, slots: Slots) -> list[Op]:
+        """Multiply by the same factors."""
+        target = slots.input_errors[0]
+        assert target is not None
+        return [Op.of(program.MULTIPLY_VALUES, target.size, target, slots.error, slots.scratch["factors"])]
+
+
+class FastLocalResponseNorm(Compiled, LocalResponseNorm):
+    """Local response normalisation with compiled kernels."""
+
+    def prepare(self, slots: Slots) -> None:
+        """Lay the options out as numbers of the network's type."""
+        share = self.alpha / self.size
+        numbers = (share, self.beta, self.k, -2.0 * share * self.beta)
+        slots.views["numbers"] = np.array(numbers, slots.output.dtype)
+
+    def _op(self, code: int, slots: Slots, *arrays: Array) -> Op:
+        channels, scratch = self.output_shape[0], slots.scratch
+        shape = (channels, slots.output.size // channels, self.size)
+        kept = (scratch["scale"], scratch["power"], scratch["terms"], slots.views["numbers"])
+        return Op.of(code, *shape, *arrays, *kept)
+
+    def forward_ops(self, slots: Slots) -> list[Op]:
+        """Scales, powers and products."""
+        return [self._op(program.RESPONSE_NORM, slots, slots.output, slots.inputs[0])]
+
+    def backward_ops(self, slots: Slots) -> list[Op]:
+        """Both terms of the derivative."""
+        target = slots.input_errors[0]
+        assert target is not None
+        arrays = (target, slots.error, slots.inputs[0], slots.output)
+        return [self._op(program.RESPONSE_NORM_BACK, slots, *arrays)]
 
 
 class FastSoftmaxCrossEntropy(Compiled, SoftmaxCrossEntropy):
@@ -121,6 +206,27 @@ class FastSoftmaxCrossEntropy(Compiled, SoftmaxCrossEntropy):
         return [Op.of(program.SOFTMAX_BACK, self.input_shapes[0][0], slots.images, *arrays)]
 
 
+class FastMeanSquaredError(Compiled, MeanSquaredError):
+    """Mean squared error."""
+
+    def scratch(self, images: int) -> dict[str, ScratchSpec]:
+        """Targets and differences."""
+        specs = super().scratch(images)
+        return {name: specs[name] for name in ("targets", "difference")}
+
+    def forward_ops(self, slots: Slots) -> list[Op]:
+        """Differences and losses."""
+        difference = slots.scratch["difference"]
+        arrays = (slots.inputs[0], slots.scratch["targets"], difference, slots.output)
+        return [Op.of(program.SQUARED_ERROR, difference.size // slots.images, slots.images, *arrays)]
+
+    def backward_ops(self, slots: Slots) -> list[Op]:
+        """Twice the difference, divided by features and images."""
+        target = slots.input_errors[0]
+        assert target is not None
+        return [Op.of(program.SQUARED_ERROR_BACK, target.size, target, slots.scratch["difference"])]
+
+
 FAST_LAYERS: Mapping[type[Layer], type[Layer]] = MappingProxyType(
     {
         Conv2d: FastConv2d,
@@ -130,6 +236,21 @@ FAST_LAYERS: Mapping[type[Layer], type[Layer]] = MappingProxyType(
         Flatten: FastFlatten,
         Add: FastAdd,
         SoftmaxCrossEntropy: FastSoftmaxCrossEntropy,
+        AveragePool: FastAveragePool,
+        Concatenate: FastConcatenate,
+        Sigmoid: FastSigmoid,
+        Tanh: FastTanh,
+        MeanSquaredError: FastMeanSquaredError,
+        Dropout: FastDropout,
+        LocalResponseNorm: FastLocalResponseNorm,
+        LocallyConnected: FastLocallyConnected,
     }
 )
 """For each NumPy layer its compiled version, where there is one."""
+
+
+def _places(pool: Pool, slots: Slots) -> Array:
+    """Where the values of a square lie: column by column, from the top."""
+    columns, rows = np.indices((pool.kernel, pool.kernel)).reshape(2, -1)
+    places: Array = (rows * pool.input_shapes[0][2] + columns) * slots.images
+    return places

@@ -20,8 +20,11 @@ REORDER = {"reassoc", "contract", "nsz"}
 kernel = njit(nogil=True, cache=True, error_model="numpy", fastmath=REORDER)
 """Compile a kernel: without the interpreter's lock, kept on disk."""
 
-exact = njit(nogil=True, cache=True, error_model="numpy")
-"""Compile a kernel that decides whether values are finite."""
+exact = njit(nogil=True, cache=True, error_model="numpy", fastmath=False)
+"""Compile a kernel that decides whether values are finite, or that needs its sums in their order.
+
+Said outright, because a kernel that says nothing takes the liberties of whoever calls it first.
+"""
 
 
 @intrinsic

@@ -1,7 +1,15 @@
 """Pure: kernels that move pixels: padding, and pooling with its way back. The batch is the last axis."""
 
 from adam_async.model.fast.memory import floats, kernel, size_of
-from adam_async.model.fast.tiles import VECTOR_BYTES, best_of, hand_out, hand_out_adding
+from adam_async.model.fast.squares import (
+    best_of,
+    hand_out,
+    hand_out_adding,
+    mean_of,
+    share_out,
+    share_out_adding,
+)
+from adam_async.model.fast.vectors import VECTOR_BYTES
 
 
 @kernel
@@ -110,3 +118,43 @@ def max_pool_back(t, like, hyper):
                         hand_out_adding(
                             like, errors, winner, output, 0, target, t[14], kernel * kernel, b - i
                         )
+
+
+@kernel
+def average_pool(t, like, hyper):
+    """Means over squares. Fields: c h w b, rows columns kernel stride, output input, table.
+
+    `table` is the address of where the places of a square lie.
+    """
+    c, h, w, b, rows, columns, kernel, stride = t[1], t[2], t[3], t[4], t[5], t[6], t[7], t[8]
+    size = size_of(like)
+    lanes, share = VECTOR_BYTES // size, 1 / (kernel * kernel)
+    for channel in range(c):
+        for row in range(rows):
+            for column in range(columns):
+                to = ((channel * rows + row) * columns + column) * b
+                corner = ((channel * h + row * stride) * w + column * stride) * b
+                for i in range(0, b, lanes):
+                    target, source = t[9] + (to + i) * size, t[10] + (corner + i) * size
+                    mean_of(like, target, source, t[11], kernel * kernel, share, b - i)
+
+
+@kernel
+def average_pool_back(t, like, hyper):
+    """Hand each place its part of the error gradient. Fields as of `average_pool`: error, input_error."""
+    c, h, w, b, rows, columns, kernel, stride = t[1], t[2], t[3], t[4], t[5], t[6], t[7], t[8]
+    size = size_of(like)
+    lanes, share = VECTOR_BYTES // size, 1 / (kernel * kernel)
+    if not (kernel == stride and rows * kernel == h and columns * kernel == w):
+        floats(t[10], c * h * w * b, like)[:] = like * 0
+    for channel in range(c):
+        for row in range(rows):
+            for column in range(columns):
+                at = ((channel * rows + row) * columns + column) * b
+                corner = ((channel * h + row * stride) * w + column * stride) * b
+                for i in range(0, b, lanes):
+                    error, target = t[9] + (at + i) * size, t[10] + (corner + i) * size
+                    if kernel <= stride:
+                        share_out(like, error, target, t[11], kernel * kernel, share, b - i)
+                    else:
+                        share_out_adding(like, error, target, t[11], kernel * kernel, share, b - i)

@@ -9,7 +9,6 @@ from adam_async.model.fast.memory import floats, kernel, longs, size_of
 from adam_async.model.fast.tiles import (
     DOT_ROWS,
     TILE_ROWS,
-    VECTOR_BYTES,
     columns_pair,
     columns_rest,
     dots,
@@ -18,6 +17,7 @@ from adam_async.model.fast.tiles import (
     table_pair,
     table_rest,
 )
+from adam_async.model.fast.vectors import VECTOR_BYTES
 
 DEPTH = 256
 """Products per sum before the next tile: the part of a that a tile reads stays in the first cache."""
@@ -28,7 +28,8 @@ becomes 0; it becomes 0 where another array, laid out like the results, is not p
 
 
 @kernel
-def _rows_per_panel(rows):
+def rows_per_panel(rows):
+    """Rows of equally high panels."""
     panels = (rows + TILE_ROWS - 1) // TILE_ROWS
     return (rows + panels - 1) // panels
 
@@ -48,7 +49,7 @@ def panel(like, rows, n, c, c_row, a, a_row, b, b_step, depth, add):
 
 
 @kernel
-def _columns_panel(like, rows, n, c, c_row, a, a_step, b, b_step, depth, add):
+def columns_panel(like, rows, n, c, c_row, a, a_step, b, b_step, depth, add):
     """The same, where a's columns are contiguous, `a_step` apart."""
     size = size_of(like)
     lanes = VECTOR_BYTES // size
@@ -62,7 +63,7 @@ def _columns_panel(like, rows, n, c, c_row, a, a_step, b, b_step, depth, add):
 
 
 @kernel
-def _table_panel(like, rows, n, c, c_row, a, a_row, a_table, b, b_table, depth):
+def table_panel(like, rows, n, c, c_row, a, a_row, a_table, b, b_table, depth):
     """The same, where tables tell the places of a row's factors and of b's rows."""
     size = size_of(like)
     lanes = VECTOR_BYTES // size
@@ -105,13 +106,13 @@ def multiply(t, like, hyper):
     """
     m, n, k, c, a, by_columns, b, ending, extra = t[1], t[2], t[3], t[4], t[5], t[6], t[7], t[8], t[9]
     size = size_of(like)
-    at_once = _rows_per_panel(m)
+    at_once = rows_per_panel(m)
     for done in range(0, k, DEPTH):
         depth, from_b = min(DEPTH, k - done), b + done * n * size
         for first in range(0, m, at_once):
             rows, to = min(at_once, m - first), c + first * n * size
             if by_columns:
-                _columns_panel(like, rows, n, to, n, a + (done * m + first) * size, m, from_b, n, depth, done)
+                columns_panel(like, rows, n, to, n, a + (done * m + first) * size, m, from_b, n, depth, done)
             else:
                 panel(like, rows, n, to, n, a + (first * k + done) * size, k, from_b, n, depth, done)
             if ending != PLAIN and done + depth == k:
@@ -178,7 +179,7 @@ def convolve(t, like, hyper):
     a, a_row, a_table, b, b_table, b_line = t[8], t[9], t[10], t[11], t[12], t[13]
     ending, extra, ranges = t[14], t[15], t[16]
     size = size_of(like)
-    at_once = _rows_per_panel(m)
+    at_once = rows_per_panel(m)
     for line in range(lines):
         start, stop = 0, k
         if ranges:
@@ -188,7 +189,7 @@ def convolve(t, like, hyper):
             rows, to = min(at_once, m - first), c + (first * c_row + line * c_line) * size
             a_from, b_from = a + first * a_row * size, b + line * b_line * size
             a_part, b_part = a_table + 8 * start, b_table + 8 * start
-            _table_panel(like, rows, n, to, c_row, a_from, a_row, a_part, b_from, b_part, stop - start)
+            table_panel(like, rows, n, to, c_row, a_from, a_row, a_part, b_from, b_part, stop - start)
             if ending != PLAIN:
                 _finish(like, first, rows, n, to, c_row, ending, extra)
 
@@ -241,7 +242,7 @@ def outer(t, like, hyper):
                 results[i] = error * values[i]
         return
     transpose(turned, x, n, k, like)
-    at_once = _rows_per_panel(m)
+    at_once = rows_per_panel(m)
     for first in range(0, m, at_once):
         rows, to = min(at_once, m - first), c + first * n * size
         for done in range(0, k, DEPTH):

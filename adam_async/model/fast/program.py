@@ -12,9 +12,19 @@ from typing import Any
 import numpy as np
 from numba import types
 
+from adam_async.model.fast.curves import sigmoid, sigmoid_back, tanh, tanh_back
+from adam_async.model.fast.local import local_back, local_delta, local_forward
+from adam_async.model.fast.losses import softmax, softmax_back, squared_error, squared_error_back
 from adam_async.model.fast.memory import floats, kernel
-from adam_async.model.fast.pixels import max_pool, max_pool_back, pack, unpack
-from adam_async.model.fast.pointwise import add, copy, relu, relu_back, softmax, softmax_back
+from adam_async.model.fast.pixels import (
+    average_pool,
+    average_pool_back,
+    max_pool,
+    max_pool_back,
+    pack,
+    unpack,
+)
+from adam_async.model.fast.pointwise import add, copy, multiply_values, relu, relu_back
 from adam_async.model.fast.products import (
     convolve,
     correlate,
@@ -24,6 +34,7 @@ from adam_async.model.fast.products import (
     outer,
     row_sums,
 )
+from adam_async.model.fast.response_norm import response_norm, response_norm_back
 from adam_async.model.fast.updates import descend, descend_outer
 
 FIELDS = 17
@@ -49,8 +60,22 @@ FIELDS = 17
     SOFTMAX_BACK,
     DESCEND,
     DESCEND_OUTER,
+    AVERAGE_POOL,
+    AVERAGE_POOL_BACK,
+    TANH,
+    TANH_BACK,
+    SIGMOID,
+    SIGMOID_BACK,
+    MULTIPLY_VALUES,
+    SQUARED_ERROR,
+    SQUARED_ERROR_BACK,
+    RESPONSE_NORM,
+    RESPONSE_NORM_BACK,
+    LOCAL_FORWARD,
+    LOCAL_BACK,
+    LOCAL_DELTA,
     MEAN,
-) = range(20)
+) = range(34)
 
 _KERNELS = (
     multiply,
@@ -72,6 +97,20 @@ _KERNELS = (
     softmax_back,
     descend,
     descend_outer,
+    average_pool,
+    average_pool_back,
+    tanh,
+    tanh_back,
+    sigmoid,
+    sigmoid_back,
+    multiply_values,
+    squared_error,
+    squared_error_back,
+    response_norm,
+    response_norm_back,
+    local_forward,
+    local_back,
+    local_delta,
 )
 
 
@@ -126,6 +165,34 @@ def run(tape, like, hyper):
             descend(t, like, hyper)
         elif code == DESCEND_OUTER:
             descend_outer(t, like, hyper)
+        elif code == AVERAGE_POOL:
+            average_pool(t, like, hyper)
+        elif code == AVERAGE_POOL_BACK:
+            average_pool_back(t, like, hyper)
+        elif code == TANH:
+            tanh(t, like, hyper)
+        elif code == TANH_BACK:
+            tanh_back(t, like, hyper)
+        elif code == SIGMOID:
+            sigmoid(t, like, hyper)
+        elif code == SIGMOID_BACK:
+            sigmoid_back(t, like, hyper)
+        elif code == MULTIPLY_VALUES:
+            multiply_values(t, like, hyper)
+        elif code == SQUARED_ERROR:
+            squared_error(t, like, hyper)
+        elif code == SQUARED_ERROR_BACK:
+            squared_error_back(t, like, hyper)
+        elif code == RESPONSE_NORM:
+            response_norm(t, like, hyper)
+        elif code == RESPONSE_NORM_BACK:
+            response_norm_back(t, like, hyper)
+        elif code == LOCAL_FORWARD:
+            local_forward(t, like, hyper)
+        elif code == LOCAL_BACK:
+            local_back(t, like, hyper)
+        elif code == LOCAL_DELTA:
+            local_delta(t, like, hyper)
         elif code == MEAN:
             losses, total = floats(t[2], t[1], like), 0.0
             for i in range(t[1]):

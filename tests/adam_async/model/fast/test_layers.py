@@ -31,6 +31,22 @@ CASES = [
     ("relu", {}, ((9,),)),
     ("flatten", {}, (IMAGE,)),
     ("add", {}, (IMAGE, IMAGE, IMAGE)),
+    ("average_pool", {"kernel": 2}, ((3, 6, 8),)),
+    ("average_pool", {"kernel": 2}, (IMAGE,)),
+    ("average_pool", {"kernel": 3, "stride": 2}, (IMAGE,)),
+    ("average_pool", {"kernel": 2, "stride": 3}, (IMAGE,)),
+    ("concatenate", {}, (IMAGE, (1, 7, 6), IMAGE)),
+    ("concatenate", {}, ((9,), (2,))),
+    ("sigmoid", {}, (IMAGE,)),
+    ("tanh", {}, (IMAGE,)),
+    ("dropout", {"rate": 0.4}, (IMAGE,)),
+    ("local_response_norm", {"alpha": 0.5}, ((7, 3, 2),)),
+    ("local_response_norm", {"size": 2, "alpha": 0.5, "beta": 1.5, "k": 2.0}, (IMAGE,)),
+    ("local_response_norm", {"size": 9, "alpha": 0.5, "beta": 0.3}, (IMAGE,)),
+    ("locally_connected", {"filters": 4, "kernel": 3}, (IMAGE,)),
+    ("locally_connected", {"filters": 13, "kernel": 2, "stride": 2, "padding": 1}, (IMAGE,)),
+    ("mean_squared_error", {}, ((5,),)),
+    ("mean_squared_error", {}, (IMAGE,)),
     ("softmax_cross_entropy", {}, ((5,),)),
     ("softmax_cross_entropy", {"class_weights": (0.5, 2, 0, 1.0, 3)}, ((5,),)),
 ]
@@ -59,14 +75,28 @@ def slots_of(layer, inputs, error):
     return slots
 
 
+def labels_of(kind, shape, images):
+    """Class numbers, or values where the loss takes those; None for a layer that is no loss."""
+    if kind == "softmax_cross_entropy" or (kind == "mean_squared_error" and len(shape) == 1):
+        return np.arange(images) % shape[0]
+    return draw("labels", (images, *shape), np.float32) if kind == "mean_squared_error" else None
+
+
+def make_ready(layer, slots, labels):
+    if layer.DRAWS:
+        layer.draw(slots, Dice(5), (1, 2))
+    if labels is not None:
+        layer.load_targets(slots, labels)
+
+
 def passes(layer, inputs, error, weights, labels=None):
     """Outputs, input errors and gradients of one layer, by name."""
     slots = slots_of(layer, inputs, None if error is None else error.copy())
-    if labels is not None:
-        layer.load_targets(slots, labels)
+    make_ready(layer, slots, labels)
     layer.forward(weights, slots)
     layer.backward(weights, slots)
-    found = {"output": slots.output, "input error": slots.input_errors[0]}
+    errors = {f"input error {number}": value for number, value in enumerate(slots.input_errors)}
+    found = {"output": slots.output, **errors}
     for parameter in layer.parameters:
         out = np.empty(parameter.shape, slots.output.dtype)
         layer.delta(slots, parameter.kind, out)
@@ -78,10 +108,8 @@ def check_equal(kind, options, shapes, images, dtype=np.float64):
     spec = LayerSpec.of("it", kind, **options)
     layers = BUILTIN_LAYERS[kind](spec, shapes), KINDS[kind](spec, shapes)
     inputs = tuple(draw(f"x{n}", (*shape, images), dtype) for n, shape in enumerate(shapes))
-    labels, error = None, None
-    if kind == "softmax_cross_entropy":
-        labels = np.arange(images) % shapes[0][0]
-    else:
+    labels, error = labels_of(kind, shapes[0], images), None
+    if labels is None:
         error = draw("error", (*layers[0].output_shape, images), dtype)
     weights = {p.name: draw(p.name, p.shape, dtype) for p in layers[0].parameters}
     expected, found = (passes(layer, inputs, error, weights, labels) for layer in layers)
@@ -101,16 +129,20 @@ def test_a_compiled_layer_equals_the_numpy_layer(kind, options, shapes, images):
 @pytest.mark.parametrize(("kind", "options", "shapes"), CASES)
 def test_the_gradient_is_that_of_the_output(kind, options, shapes, images):
     layer = KINDS[kind](LayerSpec.of("it", kind, **options), shapes)
-    labels = np.arange(images) % 5 if kind == "softmax_cross_entropy" else None
+    labels = labels_of(kind, shapes[0], images)
 
     check_layer(layer, Dice(1), images=images, labels=labels)
+
+
+def test_every_layer_of_the_package_has_compiled_kernels():
+    assert set(FAST_LAYERS) == set(BUILTIN_LAYERS.values())
 
 
 def test_every_compiled_layer_is_checked():
     assert {kind for kind, _, _ in CASES} == set(KINDS)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     channels=st.integers(1, 4),
     height=st.integers(1, 9),
@@ -120,13 +152,14 @@ def test_every_compiled_layer_is_checked():
     stride=st.integers(1, 4),
     padding=st.integers(0, 3),
     images=st.sampled_from([1, 2, 7, 16, 33]),
+    kind=st.sampled_from(["conv2d", "locally_connected"]),
 )
-def test_convolutions_of_any_shape_equal_the_numpy_ones(
-    channels, height, width, filters, kernel, stride, padding, images
+def test_sliding_kernels_of_any_shape_equal_the_numpy_ones(
+    channels, height, width, filters, kernel, stride, padding, images, kind
 ):
     height, width = (max(size, kernel - 2 * padding) for size in (height, width))
     options = {"filters": filters, "kernel": kernel, "stride": stride, "padding": padding}
-    check_equal("conv2d", options, ((channels, height, width),), images)
+    check_equal(kind, options, ((channels, height, width),), images)
 
 
 @settings(max_examples=40, deadline=None)
@@ -138,7 +171,8 @@ def test_convolutions_of_any_shape_equal_the_numpy_ones(
 )
 def test_pools_of_any_shape_equal_the_numpy_ones(shape, kernel, stride, images):
     shape = (shape[0], max(shape[1], kernel), max(shape[2], kernel))
-    check_equal("max_pool", {"kernel": kernel, "stride": stride}, (shape,), images)
+    for kind in ("max_pool", "average_pool"):
+        check_equal(kind, {"kernel": kernel, "stride": stride}, (shape,), images)
 
 
 @settings(max_examples=40, deadline=None)
@@ -151,6 +185,47 @@ def test_dense_layers_of_any_shape_equal_the_numpy_ones(inputs, outputs, images)
     check_equal("dense", {"outputs": outputs}, ((inputs,),), images)
 
 
+@settings(max_examples=40, deadline=None)
+@given(
+    shape=st.tuples(st.integers(1, 12), st.integers(1, 9), st.integers(1, 9)),
+    size=st.integers(1, 14),
+    beta=st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0, 1.75, 2.0, 2.25, 0.6]),
+    images=st.sampled_from([1, 7, 33]),
+)
+def test_response_norms_of_any_shape_and_power_equal_the_numpy_ones(shape, size, beta, images):
+    check_equal("local_response_norm", {"size": size, "alpha": 0.5, "beta": beta}, (shape,), images)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    firsts=st.lists(st.integers(1, 5), min_size=2, max_size=4),
+    rest=st.sampled_from([(), (3, 2), (1, 7)]),
+    images=st.sampled_from([1, 2, 17]),
+)
+def test_joins_of_any_shape_equal_the_numpy_ones(firsts, rest, images):
+    check_equal("concatenate", {}, tuple((first, *rest) for first in firsts), images)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    features=st.integers(1, 70),
+    images=st.sampled_from([1, 2, 7, 16, 33]),
+    kind=st.sampled_from(["sigmoid", "tanh", "dropout", "relu", "mean_squared_error"]),
+)
+def test_what_goes_value_by_value_equals_numpy_at_any_size(features, images, kind):
+    check_equal(kind, {}, ((features,),), images)
+    check_equal(kind, {}, ((features,),), images, np.float32)
+
+
+def test_dropout_changes_nothing_in_evaluation():
+    layer = KINDS["dropout"](LayerSpec.of("it", "dropout"), ((9,),))
+    slots = slots_of(layer, (draw("x", (9, 4), float),), None)
+    slots.training = False
+    layer.forward({}, slots)
+
+    np.testing.assert_array_equal(slots.output, slots.inputs[0])
+
+
 def test_among_equal_values_the_same_one_receives_the_gradient():
     spec, shapes = LayerSpec.of("it", "max_pool", kernel=3, stride=2), ((2, 7, 7),)
     inputs = (np.round(draw("x", (2, 7, 7, 5), float)),)
@@ -160,7 +235,7 @@ def test_among_equal_values_the_same_one_receives_the_gradient():
         for kind in (BUILTIN_LAYERS["max_pool"], KINDS["max_pool"])
     )
 
-    np.testing.assert_array_equal(found["input error"], expected["input error"])
+    np.testing.assert_array_equal(found["input error 0"], expected["input error 0"])
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -175,8 +250,7 @@ def test_what_is_not_finite_is_not_hidden(kind, options, shapes, bad):
     outputs = []
     for layer in (BUILTIN_LAYERS[kind](spec, shapes), KINDS[kind](spec, shapes)):
         slots = slots_of(layer, inputs, None)
-        if kind == "softmax_cross_entropy":
-            layer.load_targets(slots, np.arange(3))
+        make_ready(layer, slots, labels_of(kind, shapes[0], 3))
         with np.errstate(all="ignore"):
             layer.forward(weights, slots)
         outputs.append(slots.output)

@@ -1,0 +1,193 @@
+"""Pure: exponential, tanh and the logistic function, and kernels of them.
+
+Numba has no library of these functions for vectors, and one call per value takes three times as long as
+NumPy. So in float32 they are polynomials, written as instructions that a vector has too; float64, which
+is for proofs, calls the C library.
+
+    e**x = 2**n * e**r,   n = x / log 2 rounded,   |r| <= log 2 / 2
+    e**r - 1 = r + r**2 * q(r)
+
+q is the polynomial of degree 4 with the smallest largest error of e**r, 3e-9. Everything follows from
+e**r - 1 and 2**n: tanh from e**2|x| - 1, which keeps small x exact to the last bits. Errors are at most 2e-7
+relative to the result, as long as that is no denormal number; NaN stays NaN.
+
+Rounding adds and subtracts a number at which floats are whole numbers, and its last bits are n. A compiler
+that reorders sums would drop both, so kernels that call these functions are compiled without.
+"""
+
+import math
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from adam_async.model.fast.memory import exact, floats, kernel
+from adam_async.model.fast.pointwise import copy
+from adam_async.model.fast.vectors import I32
+
+_ROUNDER = 1.5 * 2**23
+_LOG2_E = 1.44269504088896341
+_LOG_2 = (0.693359375, -2.12194440054690583e-4)
+"""Two parts; n times the first has no rounding error."""
+_Q = (0.4999999403953552, 0.1666652113199234, 0.04166838899254799, 0.00836874544620514, 0.0013814539415761828)
+_EXP_BOUNDS = (-104.0, 89.0)
+"""Beyond them the result is 0 or infinite; n stays small enough for two powers of two."""
+_TANH_BOUND = 20.0
+"""Of 2|x|; beyond it the result is 1."""
+
+
+class _Floats:
+    """Instructions for float32 at the builder's place."""
+
+    def __init__(self, builder: Any) -> None:
+        self.builder = builder
+        self.type = ir.FloatType()
+
+    def constant(self, value: float) -> Any:
+        return ir.Constant(self.type, value)
+
+    def multiply_add(self, a: Any, b: Any, total: Any) -> Any:
+        product = self.builder.fmul(a, b, flags=["contract"])
+        return self.builder.fadd(product, total, flags=["contract"])
+
+    def bounded(self, x: Any, low: float, high: float) -> Any:
+        """Clip; a NaN, which compares with nothing, stays."""
+        builder = self.builder
+        for name, bound in (("<", self.constant(low)), (">", self.constant(high))):
+            x = builder.select(builder.fcmp_ordered(name, x, bound), bound, x)
+        return x
+
+    def power_of_two(self, n: Any) -> Any:
+        """2**n, for n from -126 to 127."""
+        biased = self.builder.add(n, ir.Constant(I32, 127))
+        return self.builder.bitcast(self.builder.shl(biased, ir.Constant(I32, 23)), self.type)
+
+    def reduced(self, x: Any) -> tuple[Any, Any]:
+        """The whole number n, and e**r - 1."""
+        builder, rounder = self.builder, self.constant(_ROUNDER)
+        shifted = builder.fadd(builder.fmul(x, self.constant(_LOG2_E)), rounder)
+        n = builder.fsub(shifted, rounder)
+        r = x
+        for part in _LOG_2:
+            r = self.multiply_add(n, self.constant(-part), r)
+        q = self.constant(_Q[-1])
+        for coefficient in reversed(_Q[:-1]):
+            q = self.multiply_add(q, r, self.constant(coefficient))
+        grown = self.multiply_add(builder.fmul(r, r), q, r)
+        bits = builder.sub(builder.bitcast(shifted, I32), builder.bitcast(rounder, I32))
+        return bits, grown
+
+    def exponential(self, x: Any) -> Any:
+        builder = self.builder
+        n, grown = self.reduced(self.bounded(x, *_EXP_BOUNDS))
+        # Two factors, because neither the smallest nor the largest results are 2**n times a number near 1.
+        half = builder.ashr(n, ir.Constant(I32, 1))
+        result = builder.fadd(grown, self.constant(1.0))
+        for power in (half, builder.sub(n, half)):
+            result = builder.fmul(result, self.power_of_two(power))
+        return result
+
+    def tanh(self, x: Any) -> Any:
+        builder, sign = self.builder, ir.Constant(I32, -(2**31))
+        bits = builder.bitcast(x, I32)
+        size = builder.bitcast(builder.and_(bits, builder.not_(sign)), self.type)
+        n, grown = self.reduced(self.bounded(builder.fadd(size, size), 0.0, _TANH_BOUND))
+        power = self.power_of_two(n)
+        less_one = self.multiply_add(power, grown, builder.fsub(power, self.constant(1.0)))
+        result = builder.fdiv(less_one, builder.fadd(less_one, self.constant(2.0)))
+        return builder.bitcast(builder.or_(builder.bitcast(result, I32), builder.and_(bits, sign)), self.type)
+
+    def logistic(self, x: Any) -> Any:
+        builder, one = self.builder, self.constant(1.0)
+        return builder.fdiv(one, builder.fadd(one, self.exponential(builder.fneg(x))))
+
+
+@intrinsic
+def exponential(typing: Any, x: Any) -> Any:
+    """e**x."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        if x == types.float32:
+            return _Floats(builder).exponential(arguments[0])
+        return _library(context, builder, math.exp, arguments[0])
+
+    return x(x), emit
+
+
+@intrinsic
+def tanh_of(typing: Any, x: Any) -> Any:
+    """Hyperbolic tangent."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        if x == types.float32:
+            return _Floats(builder).tanh(arguments[0])
+        return _library(context, builder, math.tanh, arguments[0])
+
+    return x(x), emit
+
+
+@intrinsic
+def logistic_of(typing: Any, x: Any) -> Any:
+    """1 / (1 + e**-x)."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        if x == types.float32:
+            return _Floats(builder).logistic(arguments[0])
+        one = ir.Constant(ir.DoubleType(), 1.0)
+        power = _library(context, builder, math.exp, builder.fneg(arguments[0]))
+        return builder.fdiv(one, builder.fadd(one, power))
+
+    return x(x), emit
+
+
+def _library(context: Any, builder: Any, function: Any, x: Any) -> Any:
+    signature = types.float64(types.float64)
+    context.typing_context.resolve_value_type(function)
+    return context.get_function(function, signature)(builder, [x])
+
+
+@exact
+def tanh(t, like, hyper):
+    """Fields: n output input."""
+    n = t[1]
+    if t[2] != t[3]:
+        copy(t, like, hyper)
+    y = floats(t[2], n, like)
+    for i in range(n):
+        y[i] = tanh_of(y[i])
+
+
+@kernel
+def tanh_back(t, like, hyper):
+    """Errors times 1 - y * y. Fields: n input_error error output."""
+    n = t[1]
+    if t[2] != t[3]:
+        copy(t, like, hyper)
+    to, y = floats(t[2], n, like), floats(t[4], n, like)
+    one = y.dtype.type(1)
+    for i in range(n):
+        to[i] *= one - y[i] * y[i]
+
+
+@exact
+def sigmoid(t, like, hyper):
+    """Fields: n output input."""
+    n = t[1]
+    if t[2] != t[3]:
+        copy(t, like, hyper)
+    y = floats(t[2], n, like)
+    for i in range(n):
+        y[i] = logistic_of(y[i])
+
+
+@kernel
+def sigmoid_back(t, like, hyper):
+    """Errors times y * (1 - y). Fields: n input_error error output."""
+    n = t[1]
+    if t[2] != t[3]:
+        copy(t, like, hyper)
+    to, y = floats(t[2], n, like), floats(t[4], n, like)
+    one = y.dtype.type(1)
+    for i in range(n):
+        to[i] *= y[i] * (one - y[i])

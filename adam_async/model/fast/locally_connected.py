@@ -1,0 +1,62 @@
+"""Pure: the locally connected layer with compiled kernels."""
+
+from adam_async.model.fast import program
+from adam_async.model.fast.sliding import FastSliding
+from adam_async.model.fast.tape import Field, Op
+from adam_async.model.fast.tiles import DOT_ROWS
+from adam_async.model.layer import ScratchSpec, Slots
+from adam_async.model.layers.locally_connected import LocallyConnected
+
+
+class FastLocallyConnected(FastSliding, LocallyConnected):
+    """Filters of their own at every output pixel, with compiled kernels."""
+
+    def scratch(self, images: int) -> dict[str, ScratchSpec]:
+        """The packed images; one pixel's input errors; a block of sums."""
+        return {
+            **super().scratch(images),
+            "pixel": ((self.fan_in, images), None),
+            "block": ((DOT_ROWS * DOT_ROWS,), None),
+        }
+
+    def _shape(self, slots: Slots) -> tuple[int, ...]:
+        return (*self.output_shape, self.fan_in, slots.images)
+
+    def forward_ops(self, slots: Slots) -> list[Op]:
+        """Pack where that is needed, and multiply pixel by pixel."""
+        source, views = self._source(slots), slots.views
+        ops = []
+        if self._packed():
+            ops.append(self._pack_op(program.PACK, slots, source, slots.inputs[0]))
+        arrays = (slots.output, self.ref("weight"), self.ref("bias"), views["weights"], source, views["runs"])
+        ops.append(Op.of(program.LOCAL_FORWARD, *self._shape(slots), *arrays, self._line(slots.images)))
+        return ops
+
+    def backward_ops(self, slots: Slots) -> list[Op]:
+        """Multiply pixel by pixel, add up, unpack."""
+        wanted = slots.input_errors[0]
+        assert wanted is not None
+        target = slots.scratch["packed_error"] if self._packed() else wanted
+        arrays = (slots.error, self.ref("weight"), target, slots.views["runs"], self._line(slots.images))
+        ops = [Op.of(program.LOCAL_BACK, *self._shape(slots), *arrays, target.size, slots.scratch["pixel"])]
+        if self._packed():
+            ops.append(self._pack_op(program.UNPACK, slots, target, wanted))
+        return ops
+
+    def delta_ops(self, slots: Slots, kind: str, out: Field) -> list[Op]:
+        """Multiply errors and runs, pixel by pixel; for the bias, add the errors of the images up."""
+        if kind == "weight":
+            arrays = (out, slots.error, slots.views["filters"], self._source(slots), slots.views["runs"])
+            return [
+                Op.of(
+                    program.LOCAL_DELTA,
+                    *self._shape(slots),
+                    *arrays,
+                    self._line(slots.images),
+                    slots.scratch["block"],
+                )
+            ]
+        if kind == "bias":
+            rows = self.parameter("bias").size
+            return [Op.of(program.ROW_SUMS, rows, slots.images, out, slots.error)]
+        return super().delta_ops(slots, kind, out)

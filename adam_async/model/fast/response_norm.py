@@ -1,0 +1,106 @@
+"""Pure: kernels of local response normalisation. Formulas are those of the NumPy layer.
+
+An image is gone through in blocks of pixels, all channels of a block after one another: what neighbouring
+channels share stays in the first cache. Powers in quarters, such as the usual 3/4, are square roots, which
+vectors have; others call the C library.
+"""
+
+import math
+
+from adam_async.model.fast.memory import floats, kernel, size_of
+
+BLOCK = 512
+"""Pixels of one block."""
+
+
+@kernel
+def _add_window(to, values, at, width, channel, channels, n, before, window, like):
+    """Sum of `window` channels, the first one `before` before this one, over a block of pixels."""
+    size = size_of(like)
+    sums = floats(to + (channel * n + at) * size, width, like)
+    for i in range(width):
+        sums[i] = 0
+    for other in range(max(channel - before, 0), min(channel - before + window, channels)):
+        terms = floats(values + (other * n + at) * size, width, like)
+        for i in range(width):
+            sums[i] += terms[i]
+
+
+@kernel
+def _inverse_power(to, values, width, beta, like):
+    """values ** -beta."""
+    results, found = floats(to, width, like), floats(values, width, like)
+    quarters = int(4 * beta)
+    if quarters != 4 * beta or quarters > 8:
+        for i in range(width):
+            results[i] = math.pow(found[i], -beta)
+        return
+    one = results.dtype.type(1)
+    for i in range(width):
+        results[i] = one
+    for _ in range(quarters // 4):
+        for i in range(width):
+            results[i] *= found[i]
+    if quarters % 4 >= 2:
+        for i in range(width):
+            results[i] *= math.sqrt(found[i])
+    if quarters % 2 == 1:
+        for i in range(width):
+            results[i] *= math.sqrt(math.sqrt(found[i]))
+    for i in range(width):
+        results[i] = one / results[i]
+
+
+@kernel
+def response_norm(t, like, hyper):
+    """Fields: channels n size, output input scale power squares numbers.
+
+    `n` is pixels times images; `numbers` are alpha / size, beta, k and -2 alpha beta / size.
+    """
+    channels, n, window = t[1], t[2], t[3]
+    numbers, size = floats(t[9], 4, like), size_of(like)
+    share, beta, k = numbers[0], numbers[1], numbers[2]
+    for at in range(0, n, BLOCK):
+        width = min(BLOCK, n - at)
+        for channel in range(channels):
+            here = (channel * n + at) * size
+            x, squares = floats(t[5] + here, width, like), floats(t[8] + here, width, like)
+            for i in range(width):
+                squares[i] = x[i] * x[i]
+        for channel in range(channels):
+            _add_window(t[6], t[8], at, width, channel, channels, n, window // 2, window, like)
+            here = (channel * n + at) * size
+            scale = floats(t[6] + here, width, like)
+            for i in range(width):
+                scale[i] = scale[i] * share + k
+            _inverse_power(t[7] + here, t[6] + here, width, beta, like)
+            y, x, power = (
+                floats(t[4] + here, width, like),
+                floats(t[5] + here, width, like),
+                floats(t[7] + here, width, like),
+            )
+            for i in range(width):
+                y[i] = x[i] * power[i]
+
+
+@kernel
+def response_norm_back(t, like, hyper):
+    """Fields: channels n size, input_error error input output scale power terms numbers."""
+    channels, n, window = t[1], t[2], t[3]
+    numbers, size = floats(t[11], 4, like), size_of(like)
+    factor = numbers[3]
+    for at in range(0, n, BLOCK):
+        width = min(BLOCK, n - at)
+        for channel in range(channels):
+            here = (channel * n + at) * size
+            error, y = floats(t[5] + here, width, like), floats(t[7] + here, width, like)
+            scale, terms = floats(t[8] + here, width, like), floats(t[10] + here, width, like)
+            for i in range(width):
+                terms[i] = error[i] * y[i] / scale[i]
+        for channel in range(channels):
+            _add_window(t[4], t[10], at, width, channel, channels, n, (window - 1) // 2, window, like)
+            here = (channel * n + at) * size
+            target, x = floats(t[4] + here, width, like), floats(t[6] + here, width, like)
+            error, power = floats(t[5] + here, width, like), floats(t[9] + here, width, like)
+            for i in range(width):
+                target[i] = target[i] * x[i] * factor + error[i] * power[i]
