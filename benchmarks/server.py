@@ -12,7 +12,8 @@ Beside it, in turn with it, and never with anything around it:
     deltas    the memory bandwidth of this run: out = a + b on three arrays far larger than the caches; and
               the bare pass, one subtraction from the same weights of the same gradients
 
-A batch is several pushes in the queue, and its row counts all of them. Rows: case, ours, peer, ratio (median
+Seconds are those of this thread: what else runs on its core counts only by what it does to the caches. A
+batch is several pushes in the queue, and its row counts all of them. Rows: case, ours, peer, ratio (median
 over rounds of ours / peer), unit, pushes per second. The bytes of a delta are those that must move: gradient
 read, weights and momentum read and written. The operations of factors are those of the products alone.
 """
@@ -201,9 +202,9 @@ class Stream:
 
 
 def per_second(work: Callable[[], int]) -> float:
-    """Do it for a slice of time; returns how often per second it was done."""
-    done, began = 0, time.perf_counter()
-    while (spent := time.perf_counter() - began) < SLICE_S:
+    """Do it for a slice of this thread's time; returns how often per second of it it was done."""
+    done, began = 0, time.thread_time()
+    while (spent := time.thread_time() - began) < SLICE_S:
         done += work()
     return done / spent
 

@@ -80,6 +80,7 @@ def test_a_batch_is_bit_for_bit_its_pushes_in_order(rule, kinds, rows, row, bloc
     gradients = [gradient_of(kind, n, rows, row, 0.5 ** (n + 1)) for n, kind in enumerate(kinds)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "BLOCK", block)
+        patch.setattr(module, "PRODUCT_ROWS", 1 + block % 3)
         applier = Applier(rule, [batched.spec], np.float64, join=False)
         assert applier.apply(batched, gradients) == [True] * len(kinds)
         for gradient in gradients:
