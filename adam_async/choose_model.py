@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from adam_async.errors import ConfigError
+from adam_async.model.layer import Layer
+from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.model.named import NAMED_MODELS, mlp, named_model
 from adam_async.model.network import Network
 from adam_async.model.spec import ModelSpec
@@ -42,8 +44,15 @@ def choose_model(wanted: str, data: Mapping[str, Any], *, text: str | None = Non
     return spec
 
 
-def check_fits(spec: ModelSpec, data: Mapping[str, Any]) -> None:
+def check_fits(
+    spec: ModelSpec, data: Mapping[str, Any], *, layers: Mapping[str, type[Layer]] = BUILTIN_LAYERS
+) -> None:
     """Refuse a model that cannot be trained on the data.
+
+    Args:
+        spec: The model.
+        data: What the data server says of its data.
+        layers: Kinds of layers that the model may use.
 
     Raises:
         ConfigError: The spec cannot be built, its images have another shape, or it tells fewer classes apart.
@@ -54,7 +63,7 @@ def check_fits(spec: ModelSpec, data: Mapping[str, Any]) -> None:
             f"model {spec.name!r} takes images of {tuple(spec.input_shape)} (channels, rows, columns), but "
             f"{data['name']} has {shape}; choose --model auto, or data that fits"
         )
-    outputs = prod(Network(spec).layers[-1].input_shapes[0])
+    outputs = prod(Network(spec, layers=layers).layers[-1].input_shapes[0])
     if outputs < classes:
         raise ConfigError(
             f"model {spec.name!r} tells {outputs} classes apart, but {data['name']} has {classes}; "

@@ -6,7 +6,7 @@ loop and block: no signal handlers, no logging set-up, no loop policy, no global
 may live side by side.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Self
@@ -21,6 +21,8 @@ from adam_async.driver import Driver, EpochResult, RunResult
 from adam_async.errors import first_cause
 from adam_async.machine import usable_cores
 from adam_async.messages import role_table
+from adam_async.model.layer import Layer
+from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.model.spec import ModelSpec
 from adam_async.model_worker.service import ModelWorker
 from adam_async.parameter_server.service import ParameterServer
@@ -37,6 +39,7 @@ class LocalCluster:
         config: The run, and how many of each role.
         dataset: The images.
         spec: The model; without it `config.model` says.
+        layers: Kinds of layers that it may use; ``{**BUILTIN_LAYERS, "mine": Mine}`` adds one.
         model_text: What the TOML file that `config.model` names holds.
         network: Links between the roles; without it local ones. Tests hand in faulty ones.
         address: Where every role listens: one that lets the network choose, such as ``tcp://127.0.0.1:0``.
@@ -54,6 +57,7 @@ class LocalCluster:
         *,
         dataset: Dataset,
         spec: ModelSpec | None = None,
+        layers: Mapping[str, type[Layer]] = BUILTIN_LAYERS,
         model_text: str | None = None,
         network: Network | None = None,
         address: str = "",
@@ -68,6 +72,7 @@ class LocalCluster:
         local = isinstance(self.network, LocalNetwork)
         self._address = address or ("local://" if local else "tcp://127.0.0.1:0")
         self._spec = spec
+        self._layers = layers
         self._model_text = model_text
         self._entropy = entropy
         self.timeline = timeline
@@ -86,6 +91,7 @@ class LocalCluster:
                     address=self._address,
                     identity=self._identity("controller", "controller"),
                     waits=waits,
+                    layers=self._layers,
                 )
             )
             common: dict[str, Any] = {
@@ -108,6 +114,7 @@ class LocalCluster:
                     identity=self._identity("ps", f"ps-{number}"),
                     buffers=self.buffers,
                     shelf=self._shelf,
+                    layers=self._layers,
                     **common,
                 )
                 self.servers.append(await stack.enter_async_context(server))
@@ -120,6 +127,7 @@ class LocalCluster:
                     in_flight=config.in_flight,
                     entropy=self._entropy,
                     shelf=self._shelf,
+                    layers=self._layers,
                     **common,
                 )
                 self.workers.append(await stack.enter_async_context(worker))
@@ -132,6 +140,7 @@ class LocalCluster:
                     buffers=self.buffers,
                     threads=threads * config.replicas,
                     spec=self._spec,
+                    layers=self._layers,
                     model_text=self._model_text,
                     timeline=self.timeline,
                 )

@@ -35,6 +35,8 @@ from adam_async.messages import (
     read_text_tensor,
     unpack,
 )
+from adam_async.model.layer import Layer
+from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.model.network import Network as Model
 from adam_async.model.spec import ModelSpec
 from adam_async.parameter_server.client import ParameterClient, SessionIdentity
@@ -130,6 +132,7 @@ class Driver:
         threads: Threads that evaluate.
         spec: The model, if the caller brings one; otherwise `config.model` says.
         model_text: What the TOML file that `config.model` names holds; the caller has read it.
+        layers: Kinds of layers that the model may use; every role must know the same.
         timeline: Where epochs and messages are noted.
 
     `config` is what is run: what the caller left open is decided there. Cancelling `train` ends the run in
@@ -147,6 +150,7 @@ class Driver:
         threads: int,
         spec: ModelSpec | None = None,
         model_text: str | None = None,
+        layers: Mapping[str, type[Layer]] = BUILTIN_LAYERS,
         timeline: Timeline | None = None,
     ) -> None:
         self._network = network
@@ -159,6 +163,7 @@ class Driver:
         self._threads = threads
         self._spec = spec
         self._model_text = model_text
+        self._layers = layers
         self._waits = config.waits
         self._timeline = timeline
         self._traffic = Traffic(identity.node, timeline=timeline)
@@ -220,9 +225,9 @@ class Driver:
         self._run_begin = asyncio.get_running_loop().time()
         data = await self.wait_for_data()
         if self._spec is not None:
-            check_fits(self._spec, data)
+            check_fits(self._spec, data, layers=self._layers)
         spec = self._spec or choose_model(self.config.model, data, text=self._model_text)
-        model = Model(spec, dtype=self.config.dtype, kernels=self.config.kernels)
+        model = Model(spec, dtype=self.config.dtype, kernels=self.config.kernels, layers=self._layers)
         self.progress.data, self.progress.model = data, model
         run = self._submit(spec)
         await self._membership.submit_run(run)

@@ -12,7 +12,7 @@ is going on stops the waiting; the thread is a daemon and does not hold up the e
 import asyncio
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from types import TracebackType
@@ -26,6 +26,8 @@ from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.datasets import load
 from adam_async.driver import EpochResult, RunResult
 from adam_async.errors import DeadlineExceeded, RunFailed, first_cause
+from adam_async.model.layer import Layer
+from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.model.spec import ModelSpec
 from adam_async.ports import Disk
 
@@ -51,6 +53,7 @@ class LocalCluster:
         config: The run, and how many of each role.
         dataset: The images; without them `config.data` is loaded, downloading nothing.
         spec: The model; without it `config.model` says.
+        layers: Kinds of layers that it may use; ``{**BUILTIN_LAYERS, "mine": Mine}`` adds one.
         loop_factory: Makes the thread's event loop.
 
     Methods are for one thread at a time.
@@ -62,11 +65,13 @@ class LocalCluster:
         *,
         dataset: Dataset | None = None,
         spec: ModelSpec | None = None,
+        layers: Mapping[str, type[Layer]] = BUILTIN_LAYERS,
         loop_factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop,
     ) -> None:
         self.config = config
         self._dataset = dataset
         self._spec = spec
+        self._layers = layers
         self._loop_factory = loop_factory
         self._heard = _Heard()
         self._thread = threading.Thread(target=self._run, name="adam-cluster", daemon=True)
@@ -180,7 +185,7 @@ class LocalCluster:
                 async with Disk() as disk:
                     dataset = await load(self.config.data, disk)
             self._cluster = await stack.enter_async_context(
-                cluster.LocalCluster(self.config, dataset=dataset, spec=self._spec)
+                cluster.LocalCluster(self.config, dataset=dataset, spec=self._spec, layers=self._layers)
             )
             self._group = await stack.enter_async_context(asyncio.TaskGroup())
             self._heard.put(_Outcome())

@@ -1,4 +1,4 @@
-"""Write a layer, check its gradients by finite differences, train a network with it in a bare loop."""
+"""Write a layer, check its gradients by finite differences, train a network with it in a cluster."""
 
 import asyncio
 from dataclasses import replace
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from adam_async import Disk, load_dataset, model
+from adam_async import Config, Disk, LocalCluster, load_dataset, model
 from adam_async.dice import Dice
 from adam_async.model.gradcheck import check_layer
 
@@ -37,22 +37,19 @@ class LearnedRelu(model.Layer):
         np.einsum("cn,cn->c", *pair, out=out)
 
 
-async def main(groups: int = 400) -> float:
+async def main(epochs: int = 20) -> float:
     check_layer(LearnedRelu(model.LayerSpec.of("it", "learned_relu"), ((3, 5, 4),)), Dice(1))
-    async with Disk() as disk:
-        data = await load_dataset("digits", disk, cache_dir=Path())
     plain, kinds = model.named_model("digits"), model.BUILTIN_LAYERS | {"learned_relu": LearnedRelu}
     layers = tuple(replace(it, kind="learned_relu") if it.kind == "relu" else it for it in plain.layers)
-    network, rule = model.Network(replace(plain, layers=layers), layers=kinds), model.Sgd(momentum=0.9)
-    weights, context = network.initial_weights(Dice(1)), network.context(16)
-    state, buffers = model.new_rule_state(network, rule), model.StepBuffers.of(network)
-    for number in range(groups):
-        group = Dice(1).permutation("group", len(data.train_labels), keys=(number,))[:16]
-        context.load(data.train_images[group], data.train_labels[group])
-        loss = model.train_step(network, weights, state, context, buffers, rule, rate=0.02)
-    accuracy = float(np.mean(network.predict(weights, data.test_images) == data.test_labels))
-    print(f"loss {loss:.3f}, test accuracy {accuracy:.1%}, slopes {weights['relu2.slope'].round(2)[:6]}")
-    return accuracy
+    async with Disk() as disk:
+        data = await load_dataset("digits", disk, cache_dir=Path())
+    config = Config(epochs=epochs, momentum=0.9)
+    async with LocalCluster(
+        config, dataset=data, spec=replace(plain, layers=layers), layers=kinds
+    ) as cluster:
+        result = await cluster.train()
+    print(f"test accuracy {result.test_accuracy:.1%}, slopes {result.weights['relu2.slope'].round(2)[:6]}")
+    return result.test_accuracy
 
 
 if __name__ == "__main__":

@@ -23,8 +23,17 @@ import uvloop
 from hypothesis import HealthCheck, settings
 
 from adam_async.kernel_cache import use_kernel_cache
+from adam_async.model import warm_up_kernels
 
 use_kernel_cache()  # nothing has loaded numba yet
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Compile the kernels once, before tests with deadlines begin and before there are several processes."""
+    if not hasattr(config, "workerinput") and not config.option.collectonly:
+        for dtype in ("float32", "float64"):
+            warm_up_kernels("auto", dtype)
+
 
 LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "asyncio": asyncio.SelectorEventLoop,

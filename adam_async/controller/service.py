@@ -19,6 +19,8 @@ from adam_async.messages import (
 from adam_async.messages import (
     CompareAndSet as CompareAndSetMessage,
 )
+from adam_async.model.layer import Layer
+from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.role import Role
 from adam_async.timer import Timer
 from transport import Identity, Link, Message, Network, Request
@@ -33,14 +35,23 @@ class Controller(Role):
         network: Where it listens.
         address: What it binds, such as ``tcp://127.0.0.1:0`` or ``local://controller``.
         identity: Its role, node id and incarnation.
+        layers: Kinds of layers that models may use.
         waits: Deadlines; `grace_s` is how long a broken link may take to come back.
 
     Cancelling the block closes every link; members notice and dial again until their patience ends.
     """
 
-    def __init__(self, *, network: Network, address: str, identity: Identity, waits: Waits) -> None:
+    def __init__(
+        self,
+        *,
+        network: Network,
+        address: str,
+        identity: Identity,
+        waits: Waits,
+        layers: Mapping[str, type[Layer]] = BUILTIN_LAYERS,
+    ) -> None:
         super().__init__(network=network, address=address, identity=identity, waits=waits)
-        self.state = ControllerState(grace_s=waits.grace_s)
+        self.state = ControllerState(grace_s=waits.grace_s, layers=layers)
         self._watchers: dict[Request, None] = {}
         self._links: dict[tuple[str, int], set[Link]] = {}
         self._timer = Timer(self.state.next_deadline, self._due)

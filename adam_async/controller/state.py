@@ -16,7 +16,7 @@ Suspicion is a timer, not a command: a node whose link broke may come back withi
 `due` proposes `NodeLost`. Times are absolute seconds on the caller's clock.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, assert_never
 
@@ -26,6 +26,8 @@ from adam_async.cluster_map import ClusterMap, EpochRecord, NodeRecord, RunRecor
 from adam_async.config import FIELDS, make_config
 from adam_async.errors import AdamError
 from adam_async.ids import NodeId
+from adam_async.model.layer import Layer
+from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.model.network import Network
 from adam_async.model.spec import ModelSpec
 from adam_async.placement import assign_buckets, shard_table
@@ -83,9 +85,11 @@ class ControllerState:
 
     Args:
         grace_s: How long a node whose link broke may stay away, in seconds.
+        layers: Kinds of layers that models may use.
     """
 
-    def __init__(self, *, grace_s: float) -> None:
+    def __init__(self, *, grace_s: float, layers: Mapping[str, type[Layer]] = BUILTIN_LAYERS) -> None:
+        self._layers = layers
         self.map = ClusterMap()
         self._grace_s = grace_s
         self._suspected: dict[str, tuple[int, float]] = {}
@@ -130,7 +134,7 @@ class ControllerState:
         except msgspec.ValidationError as error:
             return Invalid(f"{command.key}: {error}")
         new = msgspec.structs.replace(new, changed=self.map.version + 1)
-        problem = _check(new)
+        problem = _check(new, self._layers)
         if problem:
             return Invalid(f"{command.key}: {problem}")
         if isinstance(new, NodeRecord):
@@ -211,7 +215,7 @@ class ControllerState:
         servers = self.map.live("ps")
         if self.map.buckets or len(servers) < wanted:
             return
-        network = Network(ModelSpec.from_dict(run.spec), dtype=str(run.config["dtype"]))
+        network = Network(ModelSpec.from_dict(run.spec), dtype=str(run.config["dtype"]), layers=self._layers)
         table = shard_table(
             network.parameters,
             shard_bytes=int(run.config["shard_bytes"]),
@@ -307,7 +311,7 @@ class ControllerState:
             assert name in self.map.nodes, f"bucket on unknown node {name}"
 
 
-def _check(record: _Record) -> str:
+def _check(record: _Record, layers: Mapping[str, type[Layer]]) -> str:
     """Say what the standing rules could not work with in a record; empty if there is nothing."""
     if isinstance(record, NodeRecord) and record.role == "data":
         images = record.info.get("train_images")
@@ -317,7 +321,7 @@ def _check(record: _Record) -> str:
         return ""
     try:
         make_config(record.config)
-        Network(ModelSpec.from_dict(record.spec))
+        Network(ModelSpec.from_dict(record.spec), layers=layers)
     except AdamError as error:
         return str(error)
     missing = [name for name in FIELDS if name not in record.config]

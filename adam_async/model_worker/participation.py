@@ -8,7 +8,7 @@ acknowledged. In a run that trains in place the thread itself applies the rule t
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
@@ -21,6 +21,8 @@ from adam_async.data_server.client import DataClient
 from adam_async.machine import pinned_cpus
 from adam_async.messages import Finished, Lease
 from adam_async.model.context import Context
+from adam_async.model.layer import Layer
+from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.model.network import Network as Model
 from adam_async.model.spec import ModelSpec
 from adam_async.model_worker.aliased import Aliased
@@ -57,6 +59,7 @@ class Participation:
         in_flight: int,
         traffic: Traffic,
         storage: ShardStorage | None = None,
+        layers: Mapping[str, type[Layer]] = BUILTIN_LAYERS,
         timeline: Timeline | None = None,
     ) -> None:
         run = cluster.run
@@ -70,7 +73,8 @@ class Participation:
         self._in_flight = in_flight
         self._cpus = pinned_cpus(threads=threads, first=replica * threads) if config.pin_threads else None
         self.prepared = asyncio.Event()
-        self._model = Model(ModelSpec.from_dict(run.spec), dtype=config.dtype, kernels=config.kernels)
+        spec = ModelSpec.from_dict(run.spec)
+        self._model = Model(spec, dtype=config.dtype, kernels=config.kernels, layers=layers)
         self._compiled = (0, 0)
         item_bytes = self._model.dtype.itemsize
         table = shard_table(self._model.parameters, shard_bytes=config.shard_bytes, item_bytes=item_bytes)

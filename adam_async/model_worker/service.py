@@ -9,6 +9,8 @@ from adam_async.cluster_map import ClusterMap, RunRecord
 from adam_async.config import Waits
 from adam_async.errors import RunFailed
 from adam_async.loop_lag import LoopLag
+from adam_async.model.layer import Layer
+from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.model_worker.participation import Participation
 from adam_async.role import Role
 from adam_async.shard_storage import ShardStorage, StorageShelf
@@ -52,6 +54,7 @@ class ModelWorker(Role):
         entropy: Callable[[int], bytes],
         shelf: StorageShelf | None = None,
         timeline: Timeline | None = None,
+        layers: Mapping[str, type[Layer]] = BUILTIN_LAYERS,
     ) -> None:
         super().__init__(
             network=network,
@@ -62,6 +65,7 @@ class ModelWorker(Role):
             timeline=timeline,
         )
         self._buffers = buffers
+        self._layers = layers
         self._threads = threads
         self._in_flight = in_flight or 2 * threads
         self._entropy = entropy
@@ -107,6 +111,7 @@ class ModelWorker(Role):
             in_flight=self._in_flight,
             traffic=self._traffic,
             storage=storage,
+            layers=self._layers,
             timeline=self._timeline,
         )
         self._part = part

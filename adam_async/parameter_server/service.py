@@ -31,6 +31,8 @@ from adam_async.messages import (
     check_tensor,
     pack,
 )
+from adam_async.model.layer import Layer
+from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.model.network import Network as Model
 from adam_async.model.rules import make_rule
 from adam_async.model.spec import ModelSpec
@@ -98,6 +100,7 @@ class ParameterServer(Role):
         buffers: BufferPool,
         shelf: StorageShelf | None = None,
         timeline: Timeline | None = None,
+        layers: Mapping[str, type[Layer]] = BUILTIN_LAYERS,
     ) -> None:
         super().__init__(
             network=network,
@@ -108,6 +111,7 @@ class ParameterServer(Role):
             timeline=timeline,
         )
         self._buffers = buffers
+        self._layers = layers
         self._shelf = shelf or StorageShelf()
         self._storage: ShardStorage | None = None
         self._draining = False
@@ -144,7 +148,7 @@ class ParameterServer(Role):
         assert run is not None
         config = run.config
         self._dtype = np.dtype(str(config["dtype"]))
-        model = Model(ModelSpec.from_dict(run.spec), dtype=self._dtype)
+        model = Model(ModelSpec.from_dict(run.spec), dtype=self._dtype, layers=self._layers)
         table = shard_table(
             model.parameters, shard_bytes=int(config["shard_bytes"]), item_bytes=self._dtype.itemsize
         )

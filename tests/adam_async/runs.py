@@ -106,7 +106,7 @@ def address_of(network: Network) -> str:
 
 
 def cluster_of(
-    config: Config, network: Network | None = None, *, dataset=None, spec=None, timeline=None
+    config: Config, network: Network | None = None, *, dataset=None, spec=None, **options
 ) -> LocalCluster:
     """A whole cluster in this loop."""
     network = network or local_network()
@@ -117,7 +117,7 @@ def cluster_of(
         network=network,
         address=address_of(network),
         entropy=entropy_of("cluster"),
-        timeline=timeline,
+        **options,
     )
 
 

@@ -9,9 +9,12 @@ import pytest
 from adam_async.config import Config, Waits
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.datasets import load
-from adam_async.errors import ConfigError, RunFailed, first_cause
+from adam_async.errors import AdamError, ConfigError, RunFailed, first_cause
+from adam_async.model.layer import Layer
+from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.model.named import digits, mlp
 from adam_async.model.network import Network as Model
+from adam_async.model.spec import LayerSpec, ModelSpec
 from adam_async.ports import Disk
 from tests.adam_async.runs import NETWORKS, SHARDED, cluster_of, tiny_dataset, turns, until
 from transport.testing import Faults, FaultyNetwork
@@ -278,3 +281,40 @@ async def test_without_any_worker_left_the_run_fails_after_its_patience():
             await training
 
     await fails(train(), r"no replica was live for 0\.3 s")
+
+
+class Doubled(Layer):
+    """A layer of a user: twice its input."""
+
+    def forward(self, weights, slots):
+        np.multiply(slots.inputs[0], 2, out=slots.output)
+
+    def backward(self, weights, slots):
+        np.multiply(slots.error, 2, out=slots.input_errors[0])
+
+
+OWN_LAYERS = {**BUILTIN_LAYERS, "doubled": Doubled}
+OWN_SPEC = ModelSpec(
+    name="own",
+    input_shape=(1, 8, 8),
+    layers=(
+        LayerSpec.of("flat", "flatten"),
+        LayerSpec.of("twice", "doubled"),
+        LayerSpec.of("fc", "dense", outputs=10),
+        LayerSpec.of("loss", "softmax_cross_entropy"),
+    ),
+)
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+async def test_all_roles_know_a_layer_of_the_caller(network):
+    cluster = cluster_of(config_of(), NETWORKS[network](), spec=OWN_SPEC, layers=OWN_LAYERS)
+    async with cluster:
+        result = await cluster.train()
+    assert [epoch.images for epoch in result.epochs] == [60] * 2
+    assert list(result.weights) == ["fc.weight", "fc.bias"]
+
+
+async def test_a_layer_that_only_the_caller_knows_is_refused_by_name():
+    with pytest.raises(AdamError, match="doubled"):
+        await run(cluster_of(config_of(), spec=OWN_SPEC))
