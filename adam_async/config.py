@@ -157,19 +157,29 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             )
         return threads
 
-    def default_rate(self) -> float:
+    def default_rate(self, groups_in_flight: int = 0) -> float:
         """The rate in force: the one given, or the rule's default.
 
         For `sgd` that is 0.05 at 16 images per group without momentum: less with momentum, which adds up what
-        it is given; in proportion for smaller groups; and with the square root of larger ones.
+        it is given; in proportion for smaller groups; with the square root of larger ones; and less where so
+        many groups are computed at once, on copies, that their gradients are stale.
+
+        Args:
+            groups_in_flight: Of all workers together; 0 where it does not matter, or is not known.
         """
         if self.rate:
             return self.rate
         if self.rule != "sgd":
             return {"adagrad": 0.01, "adam": 0.001}[self.rule]
         size = self.images_per_group / 16
-        return 0.05 * (1 - self.momentum) * min(size, math.sqrt(size))
+        rate = 0.05 * (1 - self.momentum) * min(size, math.sqrt(size))
+        if self.weights != "aliased" and groups_in_flight > FRESH_GROUPS:
+            rate *= FRESH_GROUPS / groups_in_flight
+        return rate
 
+
+FRESH_GROUPS = 2.5
+"""So many groups in flight on copies are stale by too little to need a lower rate."""
 
 _LEAST = {
     "epochs": 1,

@@ -55,6 +55,9 @@ LOOK_S = 1.0
 PROFILE_CHUNK = 50_000
 """Events of a profile read in one message: about 6 MB."""
 
+NO_RUN = "-"
+"""No node is ready for this."""
+
 TEST_CHUNK = 1000
 """Test images read in one message."""
 
@@ -158,7 +161,7 @@ class Driver:
         self._identity = identity
         if config.weights == "auto":  # who owns the whole cluster would have decided otherwise
             config = msgspec.structs.replace(config, weights="copy")
-        self.config = config
+        self._asked = self.config = config
         self._buffers = buffers
         self._threads = threads
         self._spec = spec
@@ -229,16 +232,16 @@ class Driver:
         spec = self._spec or choose_model(self.config.model, data, text=self._model_text)
         model = Model(spec, dtype=self.config.dtype, kernels=self.config.kernels, layers=self._layers)
         self.progress.data, self.progress.model = data, model
-        run = self._submit(spec)
+        run = self._submit(spec, await self._wait_for_workers())
         await self._membership.submit_run(run)
         try:
             return await self._drive(run.id, model, data, on_epoch)
         finally:
             await self._end(run.id)
 
-    def _submit(self, spec: ModelSpec) -> RunRecord:
+    def _submit(self, spec: ModelSpec, groups_in_flight: int) -> RunRecord:
+        self.config = msgspec.structs.replace(self._asked, rate=self._asked.default_rate(groups_in_flight))
         config = msgspec.to_builtins(self.config)
-        config["rate"] = self.config.default_rate()
         run = f"{self._identity.node}-{self._identity.incarnation:x}-{self._runs}"
         return RunRecord(id=run, driver=self._identity.node, config=config, spec=spec.to_dict())
 
@@ -255,6 +258,30 @@ class Driver:
             self._waits.prepare_s,
         )
         return cluster.nodes[cluster.live("data")[0]].info
+
+    async def _wait_for_workers(self) -> int:
+        """Wait until as many workers are there as there are replicas; returns their groups in flight.
+
+        Raises:
+            DeadlineExceeded: They were not there within `prepare_s`; names who is missing and who is here.
+        """
+        config = self.config
+        self.progress.phase = f"waiting for {config.replicas} worker(s)"
+        try:
+            cluster = await self._membership.wait_for(
+                lambda m: len(m.live("worker")) >= config.replicas, self._wanted(), self._waits.prepare_s
+            )
+        except DeadlineExceeded as error:
+            raise DeadlineExceeded(
+                f"{self._wanted()}; {_who_is_here(self.map, NO_RUN)}", error.timeout_s
+            ) from None
+        chosen = cluster.live("worker")[: config.replicas]
+        at_once = [int(cluster.nodes[worker].info.get("in_flight", 1)) for worker in chosen]
+        return sum(max(groups, config.push_every) for groups in at_once)
+
+    def _wanted(self) -> str:
+        config = self.config
+        return f"{config.servers} parameter server(s), a data server and {config.replicas} worker(s)"
 
     async def _drive(
         self,
@@ -308,8 +335,7 @@ class Driver:
 
     async def _wait_training(self, run: str) -> ClusterMap:
         self.progress.phase = "preparing"
-        config = self.config
-        what = f"{config.servers} parameter server(s), a data server and {config.replicas} worker(s)"
+        what = self._wanted()
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + self._waits.prepare_s
         while (left := ends_at - loop.time()) > 0:

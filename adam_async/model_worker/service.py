@@ -62,6 +62,7 @@ class ModelWorker(Role):
             identity=identity,
             waits=waits,
             controller=controller,
+            info={"threads": threads, "in_flight": in_flight or 2 * threads},
             timeline=timeline,
         )
         self._buffers = buffers
