@@ -44,6 +44,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Epoch in training, from 1; 0 while preparing."""
     reason: str = ""
     """Why the run failed."""
+    lost: str = ""
+    """The role by whose loss it failed, if it did by one."""
     changed: int = 0
 
 

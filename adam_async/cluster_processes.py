@@ -229,12 +229,17 @@ class ProcessCluster:
     async def _stop(self) -> None:
         """End all children in good order within `drain_s`, then with force."""
         self._stopping = True
-        for child in self.children.values():
+        members = [child for child in self.children.values() if child.node != "controller"]
+        for child in members:
             child.end()
         try:
             async with asyncio.timeout(self.config.waits.drain_s):
-                for child in self.children.values():
+                for child in members:
                     await child.ended.wait()
+                # Last, so that nobody misses it.
+                if "controller" in self.children:
+                    self.children["controller"].end()
+                    await self.children["controller"].ended.wait()
         except TimeoutError:
             self._say("some roles did not end in time and are killed")
         finally:

@@ -20,7 +20,7 @@ from adam_async.choose_model import check_fits, choose_model
 from adam_async.cluster_map import ClusterMap, NodeRecord, RunRecord
 from adam_async.config import Config
 from adam_async.controller.client import Membership
-from adam_async.errors import DeadlineExceeded, RunFailed
+from adam_async.errors import DeadlineExceeded, RoleDied, RunFailed
 from adam_async.machine import process_memory
 from adam_async.messages import (
     PROFILED,
@@ -219,7 +219,8 @@ class Driver:
 
         Raises:
             DeadlineExceeded: The roles were not there or not ready within `prepare_s`; names them.
-            RunFailed: A role that the run needs was lost; says which.
+            RoleDied: A role that the run needs was lost; says which.
+            RunFailed: It ended early for another reason, such as a controller that was started again.
         """
         if self._runs:  # what an earlier run came to is in its result
             self.progress.epochs.clear()
@@ -301,11 +302,11 @@ class Driver:
                 self.progress.phase, self.progress.epoch, self.progress.images = "training", epoch, 0
                 self.progress.looked_at = asyncio.get_running_loop().time()
                 with self._phase(f"epoch {epoch}"):
-                    await self._wait_epoch(run, epoch)
+                    cluster = await self._wait_epoch(run, epoch)
                 self.progress.phase = "evaluating"
                 with self._phase(f"evaluate {epoch}"):
-                    weights = await pull_snapshot(model, self._table(model), self.map, client)
-                    result = await self._evaluate_epoch(model, weights, epoch)
+                    weights = await pull_snapshot(model, self._table(model), cluster, client)
+                    result = await self._evaluate_epoch(model, weights, epoch, cluster.results[epoch - 1])
                 self.progress.epochs.append(result)
                 self.progress.images, self.progress.loss = result.images, result.train_loss
                 self.progress.replicas = len(self.map.live_replicas())
@@ -341,7 +342,7 @@ class Driver:
         while (left := ends_at - loop.time()) > 0:
             try:
                 cluster = await self._membership.wait_for(
-                    lambda m: m.run is not None and m.run.id == run and m.run.phase != "preparing",
+                    lambda m: m.run is None or m.run.id != run or m.run.phase != "preparing",
                     what,
                     min(left, LOOK_S),
                 )
@@ -371,25 +372,27 @@ class Driver:
         async for cluster in self._membership.changes():
             _check_failed(cluster, run)
 
-    async def _wait_epoch(self, run: str, epoch: int) -> None:
-        """Wait for the end of an epoch, however long it takes, as long as the run is alive."""
+    async def _wait_epoch(self, run: str, epoch: int) -> ClusterMap:
+        """Wait for the end of an epoch, however long it takes, as long as the run is alive.
+
+        Returns the map that has its result.
+        """
         loop = asyncio.get_running_loop()
         empty_since: float | None = None
         while True:
             cluster = self.map
             _check_failed(cluster, run)
             if len(cluster.results) >= epoch:
-                return
+                return cluster
             if cluster.live_replicas():
                 empty_since = None
             elif empty_since is None:
                 empty_since = loop.time()
             elif loop.time() - empty_since > self._waits.replica_s:
                 raise RunFailed(f"no replica was live for {self._waits.replica_s:g} s")
-            version = cluster.version
             try:
                 await self._membership.wait_for(
-                    lambda m: m.version > version,  # noqa: B023 - awaited in this turn
+                    lambda m: m is not cluster,  # noqa: B023 - awaited in this turn
                     "news of the run",
                     LOOK_S,
                 )
@@ -442,9 +445,8 @@ class Driver:
         )
 
     async def _evaluate_epoch(
-        self, model: Model, weights: Mapping[str, NDArray[Any]], epoch: int
+        self, model: Model, weights: Mapping[str, NDArray[Any]], epoch: int, result: Mapping[str, Any]
     ) -> EpochResult:
-        result = self.map.results[epoch - 1]
         return EpochResult(
             epoch=epoch,
             images=int(result["images"]),
@@ -597,8 +599,12 @@ def _count_right(
 
 
 def _check_failed(cluster: ClusterMap, run: str) -> None:
-    if cluster.run is None or cluster.run.id != run:
-        raise RunFailed(f"run {run} was replaced by {cluster.run.id if cluster.run else 'none'}")
+    if cluster.run is None:
+        raise RunFailed(f"run {run} was replaced by none: the controller was started again; train once more")
+    if cluster.run.id != run:
+        raise RunFailed(f"run {run} was replaced by {cluster.run.id}")
+    if cluster.run.phase == "failed" and cluster.run.lost:
+        raise RoleDied(cluster.run.lost, cluster.run.reason.removeprefix(f"{cluster.run.lost} died: "))
     if cluster.run.phase == "failed":
         raise RunFailed(f"the run failed: {cluster.run.reason}")
 

@@ -4,6 +4,7 @@
       ConfigError          2    the caller's options, files or specs: says which value and what to do
       DataError            3    a data source is missing, damaged or of the wrong kind
       RoleDied             4    a role ended while it was needed; names it and how it ended
+        RoleUnreachable    4    a role was not there to begin with
       DeadlineExceeded     5    a named wait took longer than its deadline
       ShardUnavailable     5    the primary of a shard could not be reached in time
       BindFailed           7    an address is taken, or not ours to listen on
@@ -41,6 +42,16 @@ class RoleDied(AdamError):
         super().__init__(f"{node} died: {how}")
         self.node = node
         self.how = how
+
+
+class RoleUnreachable(RoleDied):
+    """A role that is needed was not there to begin with."""
+
+    def __init__(self, node: str, address: str, why: str) -> None:
+        AdamError.__init__(self, f"cannot reach {node} at {address}: {why}")
+        self.node = node
+        self.how = why
+        self.address = address
 
 
 class DeadlineExceeded(AdamError):

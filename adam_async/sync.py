@@ -113,7 +113,8 @@ class LocalCluster:
             on_epoch: Called in this thread after each epoch; training does not wait for it.
 
         Raises:
-            RunFailed: A role that the run needs was lost, or the cluster is not running.
+            RoleDied: A role that the run needs was lost.
+            RunFailed: The run ended early for another reason, or the cluster is not running.
             DeadlineExceeded: The roles were not ready in time.
             KeyboardInterrupt: Ctrl-C; the training has ended.
         """

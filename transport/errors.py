@@ -83,12 +83,14 @@ class DialFailed(TransportError):
     Attributes:
         address: The address that was dialled.
         attempts: How often it was tried.
+        reason: What went wrong the last time.
     """
 
     def __init__(self, address: str, attempts: int, text: str) -> None:
         super().__init__(f"cannot reach {address} after {attempts} attempt(s): {text}")
         self.address = address
         self.attempts = attempts
+        self.reason = text
 
 
 class BindRefused(TransportError):

@@ -3,7 +3,8 @@
 A `Membership` dials the controller, sets its own node record, and then watches. When the link
 breaks it dials again and sets the record again, under the same incarnation, until `patience_s` is
 over. Everything it learns is the newest whole map; a reader that is slow misses intermediate maps
-and never the last one.
+and never the last one. A controller in another life counts its versions anew: its members forget what
+they knew of the old one, and take their seats again.
 """
 
 import asyncio
@@ -15,7 +16,7 @@ import msgspec
 
 from adam_async.cluster_map import ClusterMap, EpochRecord, NodeRecord, RunRecord
 from adam_async.config import Waits
-from adam_async.errors import DeadlineExceeded, RoleDied, RunFailed
+from adam_async.errors import DeadlineExceeded, RoleDied, RoleUnreachable, RunFailed
 from adam_async.messages import CompareAndSet, MapState, WatchMap, pack, read_text_tensor, text_tensor, unpack
 from adam_async.traffic import Traffic
 from transport import (
@@ -71,6 +72,7 @@ class Membership:
         self._waits = waits
         self._traffic = traffic
         self._link: Link | None = None
+        self._incarnation: int | None = None  # of the controller that we last heard
         self.map = ClusterMap()
         self._changed = asyncio.Condition()
 
@@ -89,7 +91,8 @@ class Membership:
         """Stay a member until cancelled.
 
         Raises:
-            RoleDied: The controller could not be reached for `patience_s`.
+            RoleUnreachable: The controller was not there from the beginning.
+            RoleDied: It could not be reached again for `patience_s`.
             HandshakeRejected: It refused us.
         """
         timeout_s = self._waits.dial_s
@@ -97,12 +100,20 @@ class Membership:
             try:
                 link = await self._network.dial(self._controller, self._identity, timeout_s=timeout_s)
             except DialFailed as error:
+                if self._incarnation is None:
+                    raise RoleUnreachable("the controller", error.address, error.reason) from error
                 raise RoleDied("the controller", str(error)) from error
             self._traffic.watch(link)
             try:
                 await self._attend(link)
             except (LinkClosed, LinkBroken, RemoteProtocolError) as error:
-                logger.info("%s: link to the controller broke: %s", self.node, error)
+                logger.warning(
+                    "%s: lost the controller at %s (%s); trying for %g s",
+                    self.node,
+                    self._controller,
+                    error,
+                    self._waits.patience_s,
+                )
             finally:
                 self._link = None
                 link.abort()
@@ -110,6 +121,9 @@ class Membership:
             timeout_s = self._waits.patience_s
 
     async def _attend(self, link: Link) -> None:
+        if self._incarnation not in (None, link.peer.incarnation):
+            await self._forget()
+        self._incarnation = link.peer.incarnation
         self._link = link
         after = -1
         while True:
@@ -135,9 +149,17 @@ class Membership:
     async def _publish(self, message: Message) -> None:
         state = unpack(message, MapState)
         if state.version >= self.map.version:
-            self.map = read_text_tensor(message, ClusterMap)
-            async with self._changed:
-                self._changed.notify_all()
+            await self._show(read_text_tensor(message, ClusterMap))
+
+    async def _forget(self) -> None:
+        """The controller lives again and knows nothing: what its old life said holds no more."""
+        logger.warning("%s: the controller at %s was started again", self.node, self._controller)
+        await self._show(ClusterMap())
+
+    async def _show(self, newest: ClusterMap) -> None:
+        self.map = newest
+        async with self._changed:
+            self._changed.notify_all()
 
     # --- reading -----------------------------------------------------------------------------
 

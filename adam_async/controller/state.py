@@ -198,16 +198,17 @@ class ControllerState:
         if run is None or run.phase in ("finished", "failed"):
             return
         driver = nodes.get(run.driver)
-        reason = ""
+        reason = lost = ""
         if driver is None or not driver.live:
             reason = f"its driver {run.driver} left"
         for name in sorted(set(self.map.buckets)):
             if not nodes[name].live:
-                reason = f"{name} died, and with it the only copy of its shards"
+                lost, reason = name, f"{name} died: with it went the only copy of its shards"
         if self.map.epoch is not None and not self.map.live("data"):
-            reason = "the data server died"
+            lost, reason = "the data server", "the data server died: no other has joined"
         if reason:
-            failed = msgspec.structs.replace(run, phase="failed", reason=reason, changed=self.map.version + 1)
+            changed = self.map.version + 1
+            failed = msgspec.structs.replace(run, phase="failed", reason=reason, lost=lost, changed=changed)
             self._set(run=failed)
 
     def _place(self, run: RunRecord) -> None:

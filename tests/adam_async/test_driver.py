@@ -2,6 +2,8 @@
 
 import asyncio
 import re
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -10,11 +12,22 @@ import pytest
 from adam_async.cluster_map import ClusterMap, NodeRecord
 from adam_async.config import Config, Waits
 from adam_async.controller.service import Controller
+from adam_async.data_server.service import DataServer
 from adam_async.driver import Driver, _who_is_here
 from adam_async.errors import DeadlineExceeded, RoleDied, RunFailed, first_cause
 from adam_async.model.named import digits
 from adam_async.model.network import Network as Model
-from tests.adam_async.runs import NETWORKS, cluster_of, local_network, tiny_dataset, until
+from adam_async.model_worker.service import ModelWorker
+from adam_async.parameter_server.service import ParameterServer
+from tests.adam_async.runs import (
+    NETWORKS,
+    address_of,
+    cluster_of,
+    entropy_of,
+    local_network,
+    tiny_dataset,
+    until,
+)
 from transport import BufferPool, Identity
 
 SHORT = Waits(dial_s=0.1, call_s=30.0, patience_s=30.0, prepare_s=0.2, drain_s=30.0)
@@ -90,7 +103,8 @@ async def test_without_a_controller_the_driver_says_whom_it_could_not_reach(netw
     waits = msgspec.structs.replace(SHORT, prepare_s=30.0)
     error = await failure_of(driver_of(NETWORKS[network](), address, config_of(waits=waits)))
     assert isinstance(error, RoleDied)
-    assert str(error).startswith("the controller died:")
+    assert str(error).startswith(f"cannot reach the controller at {address}: ")
+    assert "died" not in str(error)
 
 
 async def test_a_second_driver_is_refused_while_a_run_is_in_progress_and_the_run_goes_on():
@@ -113,6 +127,74 @@ async def test_a_second_driver_trains_on_the_same_roles_after_the_first():
             second = await other.train()
     for name, values in first.weights.items():
         np.testing.assert_array_equal(second.weights[name], values)
+
+
+@asynccontextmanager
+async def roles_of(network, address, waits):
+    """A data server, a parameter server and a worker that meet at an address."""
+    own = address.partition("://")[0]
+    common = {
+        "network": network,
+        "address": {"local": "local://", "tcp": "tcp://127.0.0.1:0"}[own],
+        "controller": address,
+        "waits": waits,
+    }
+
+    def identity(role):
+        return Identity(role=role, node=f"{role}-0", incarnation=7)
+
+    async with (
+        DataServer(identity=identity("data"), dataset=tiny_dataset(), **common),
+        ParameterServer(identity=identity("ps"), buffers=BufferPool(), **common),
+        ModelWorker(
+            identity=identity("worker"),
+            buffers=BufferPool(),
+            threads=1,
+            in_flight=1,
+            entropy=entropy_of("worker"),
+            **common,
+        ),
+    ):
+        yield
+
+
+@pytest.mark.parametrize("evaluation", ["wait", "concurrent"])
+@pytest.mark.parametrize("links", NETWORKS)
+async def test_a_controller_that_is_started_again_ends_the_run_at_once_and_serves_the_next(links, evaluation):
+    network = NETWORKS[links]()
+    waits = msgspec.structs.replace(SHORT, dial_s=30.0, prepare_s=30.0, grace_s=30.0)
+
+    def controller_of(address, incarnation):
+        identity = Identity(role="controller", node="controller", incarnation=incarnation)
+        return Controller(network=network, address=address, identity=identity, waits=waits)
+
+    async with AsyncExitStack() as stack:
+        first = await stack.enter_async_context(controller_of(address_of(network), 1))
+        address = first.address
+        await stack.enter_async_context(roles_of(network, address, waits))
+        endless = config_of(epochs=10_000, waits=waits, evaluation=evaluation)
+        driver = await stack.enter_async_context(driver_of(network, address, endless))
+        async with asyncio.TaskGroup() as group:
+            training = group.create_task(outcome_of(driver.train()), name="train")
+            await until(lambda: bool(first.map.results))
+            await first.__aexit__(None, None, None)
+            second = await stack.enter_async_context(controller_of(address, 2))
+        error = training.result()
+        assert isinstance(error, RunFailed)
+        assert "was replaced by none: the controller was started again" in str(error)
+        other = replace(OWN, node="driver-3")
+        another = driver_of(network, address, config_of(waits=waits), other)
+        result = await (await stack.enter_async_context(another)).train()
+        assert [epoch.images for epoch in result.epochs] == [60]
+        assert second.map.run.driver == "driver-3"
+
+
+async def outcome_of(work):
+    """What a coroutine raised first, or else returned."""
+    try:
+        return await work
+    except Exception as error:
+        return first_cause(error)
 
 
 async def test_a_driver_that_leaves_ends_its_run():

@@ -11,7 +11,7 @@ from adam_async.config import Waits
 from adam_async.controller.client import Membership
 from adam_async.controller.service import Controller
 from adam_async.controller.state import CompareAndSet
-from adam_async.errors import DeadlineExceeded, RoleDied, RunFailed, first_cause
+from adam_async.errors import DeadlineExceeded, RoleDied, RoleUnreachable, RunFailed, first_cause
 from adam_async.traffic import Traffic
 from tests.adam_async.runs import NETWORKS, Rough, address_of, turns, until
 from transport import Identity
@@ -51,14 +51,16 @@ class Table:
         await turns(2)
 
 
+def controller_of(network, *, waits=WAITS, address="", incarnation=1):
+    identity = Identity(role="controller", node="controller", incarnation=incarnation)
+    return Controller(network=network, address=address or address_of(network), identity=identity, waits=waits)
+
+
 @asynccontextmanager
 async def table_of(network, waits=WAITS):
     async with AsyncExitStack() as stack:
         group = await stack.enter_async_context(asyncio.TaskGroup())
-        identity = Identity(role="controller", node="controller", incarnation=1)
-        controller = await stack.enter_async_context(
-            Controller(network=network, address=address_of(network), identity=identity, waits=waits)
-        )
+        controller = await stack.enter_async_context(controller_of(network, waits=waits))
         table = Table(network, controller, group)
         stack.callback(lambda: [task.cancel() for task in table.tasks.values()])
         yield table
@@ -227,4 +229,43 @@ async def test_a_controller_that_is_gone_for_good_ends_its_members(network):
         await sit()
     cause = first_cause(failure.value)
     assert isinstance(cause, RoleDied)
-    assert "the controller" in str(cause)
+    assert str(cause).startswith("the controller died: ")
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+async def test_members_of_a_controller_that_was_started_again_forget_the_old_one_and_sit_again(
+    network, caplog
+):
+    links = NETWORKS[network]()
+    async with table_of(links) as table:
+        members = [await table.joined(f"worker-{n}") for n in range(2)]
+        for number in range(5):
+            await members[0].set_node(ready=str(number))
+        await table.controller.__aexit__(None, None, None)
+        async with controller_of(links, address=table.controller.address, incarnation=2) as second:
+            await until(lambda: second.map.live("worker") == ["worker-0", "worker-1"])
+            for member in members:
+                await member.wait_for(lambda m: m.version == second.map.version, "the new map", 20.0)
+                assert member.map == second.map
+            await members[1].set_node(ready="again")
+            assert second.map.nodes["worker-1"].ready == "again"
+    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert any(
+        f"worker-0: lost the controller at {table.controller.address} (" in line
+        and line.endswith("trying for 20 s")
+        for line in said
+    )
+
+
+async def test_a_controller_that_was_never_there_is_not_called_dead():
+    async def sit():
+        async with table_of(NETWORKS["local"]()) as table:
+            await table.controller.__aexit__(None, None, None)
+            table.member("worker-0", waits=msgspec.structs.replace(WAITS, dial_s=0.01))
+            await asyncio.Event().wait()
+
+    with pytest.raises(ExceptionGroup) as failure:
+        await sit()
+    cause = first_cause(failure.value)
+    assert isinstance(cause, RoleUnreachable)
+    assert str(cause).startswith("cannot reach the controller at local://")

@@ -170,14 +170,16 @@ def test_the_next_epoch_is_shared_among_those_who_are_left():
 @pytest.mark.parametrize(
     ("lost", "reason"),
     [
-        ("ps-0", "ps-0 died, and with it the only copy of its shards"),
-        ("data-0", "the data server died"),
+        ("ps-0", "ps-0 died: with it went the only copy of its shards"),
+        ("data-0", "the data server died: no other has joined"),
         ("driver", "its driver driver left"),
     ],
 )
 def test_a_run_fails_when_it_loses_what_it_cannot_do_without(lost, reason):
     cluster = training()
     cluster.lose(lost)
+    named = {"ps-0": "ps-0", "data-0": "the data server", "driver": ""}
+    assert cluster.map.run.lost == named[lost]
     assert (cluster.map.run.phase, cluster.map.run.reason) == ("failed", reason)
 
 
