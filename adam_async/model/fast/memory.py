@@ -8,19 +8,37 @@ fusing are taken, under which infinities and NaN survive. Looking for them is do
 integers, where no liberty applies.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
-from numba import carray, njit, types
+from numba import carray, config, njit, types
 from numba.extending import intrinsic
+
+from adam_async.kernel_cache import kernel_folder
 
 REORDER = {"reassoc", "contract", "nsz"}
 """Sums may be split into vectors, products fused with sums; what is not finite stays so."""
 
-kernel = njit(nogil=True, cache=True, error_model="numpy", fastmath=REORDER)
+
+def _kept(compiler: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Let a compiler keep what it makes in our folder, and leave numba's setting to the program around us."""
+
+    def decorate(function: Any) -> Any:
+        chosen = config.CACHE_DIR
+        config.CACHE_DIR = chosen or kernel_folder()
+        try:
+            return compiler(function)
+        finally:
+            config.CACHE_DIR = chosen
+
+    return decorate
+
+
+kernel = _kept(njit(nogil=True, cache=True, error_model="numpy", fastmath=REORDER))
 """Compile a kernel: without the interpreter's lock, kept on disk."""
 
-exact = njit(nogil=True, cache=True, error_model="numpy", fastmath=False)
+exact = _kept(njit(nogil=True, cache=True, error_model="numpy", fastmath=False))
 """Compile a kernel that decides whether values are finite, or that needs its sums in their order.
 
 Said outright, because a kernel that says nothing takes the liberties of whoever calls it first.

@@ -19,8 +19,12 @@ from adam_async.model.fast.tiles import (
 )
 from adam_async.model.fast.vectors import VECTOR_BYTES
 
-DEPTH = 256
+DEPTH = 512
 """Products per sum before the next tile: the part of a that a tile reads stays in the first cache."""
+
+PAGED_DEPTH, PAGE_BYTES = 128, 4096
+"""The same, where a is read by columns and its rows are longer than a page: each product reads another page,
+and lines that lie a whole number of pages apart drive one another out of the cache."""
 
 PLAIN, BIAS, BIAS_RELU, WHERE_POSITIVE = range(4)
 """What is done to a row of results while it is in the cache: nothing; a bias is added; and what is negative
@@ -29,9 +33,10 @@ becomes 0; it becomes 0 where another array, laid out like the results, is not p
 
 @kernel
 def rows_per_panel(rows):
-    """Rows of equally high panels."""
+    """Rows of equally high panels; but 9 and 7 instead of 8 and 8, whose loop runs out of registers."""
     panels = (rows + TILE_ROWS - 1) // TILE_ROWS
-    return (rows + panels - 1) // panels
+    height = (rows + panels - 1) // panels
+    return 9 if height == 8 and rows > 8 else height
 
 
 @kernel
@@ -107,8 +112,9 @@ def multiply(t, like, hyper):
     m, n, k, c, a, by_columns, b, ending, extra = t[1], t[2], t[3], t[4], t[5], t[6], t[7], t[8], t[9]
     size = size_of(like)
     at_once = rows_per_panel(m)
-    for done in range(0, k, DEPTH):
-        depth, from_b = min(DEPTH, k - done), b + done * n * size
+    most = PAGED_DEPTH if by_columns and m * size > PAGE_BYTES else DEPTH
+    for done in range(0, k, most):
+        depth, from_b = min(most, k - done), b + done * n * size
         for first in range(0, m, at_once):
             rows, to = min(at_once, m - first), c + first * n * size
             if by_columns:

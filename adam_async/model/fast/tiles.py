@@ -75,23 +75,29 @@ def _emit_tile(vector: Vectors, rows: int, vectors: int, access: str, arguments:
     c, c_row, a, a_step, a_table, b, b_step, depth, add = arguments
     builder = vector.builder
     a_start, b_start = builder.inttoptr(a, POINTER), builder.inttoptr(b, POINTER)
-    # Addresses of rows fill more registers than there are; where the rows' values of one k are neighbours,
-    # one address does for all.
-    starts = [vector.at(a_start, builder.mul(a_step, whole(row))) for row in range(rows)]
+    # Addresses of rows would fill more registers than there are: every fourth is reckoned on the way, and
+    # the three behind it by multiples of one step, which the instructions that read take beside an address.
+    four_rows = builder.mul(a_step, whole(4))
 
     def entry(table: Any, k: Any) -> Any:
         place = builder.gep(builder.inttoptr(table, POINTER), [k], source_etype=I64)
         return builder.load(place, typ=I64, align=8)
 
+    def row_factors(first: Any) -> list[Any]:
+        factors = []
+        for row in range(rows):
+            if row and row % 4 == 0:
+                first = vector.at(first, four_rows)
+            factors.append(vector.at(first, builder.mul(a_step, whole(row % 4))))
+        return factors
+
     def step(k: Any, sums: list[Any]) -> list[Any]:
+        b_at = entry(b_step, k) if access == "table" else builder.mul(k, b_step)
         if access == "table":
-            a_at, b_at = entry(a_table, k), entry(b_step, k)
-            factors = [vector.at(start, a_at) for start in starts]
+            factors = row_factors(vector.at(a_start, entry(a_table, k)))
         elif access == "rows":
-            b_at = builder.mul(k, b_step)
-            factors = [vector.at(start, k) for start in starts]
+            factors = row_factors(vector.at(a_start, k))
         else:
-            b_at = builder.mul(k, b_step)
             column = vector.at(a_start, builder.mul(k, a_step))
             factors = [vector.at(column, whole(row)) for row in range(rows)]
         b_row = vector.at(b_start, b_at)
