@@ -31,6 +31,8 @@ def build(spec: dict[str, Any]) -> tuple[list[str], list[torch.nn.Module]]:
                 )
             case "max_pool":
                 module = torch.nn.MaxPool2d(layer["kernel"], layer.get("stride") or layer["kernel"])
+            case "average_pool":
+                module = torch.nn.AvgPool2d(layer["kernel"], layer.get("stride") or layer["kernel"])
             case "dense":
                 module = torch.nn.Linear(x.shape[1], layer["outputs"])
             case "relu":
