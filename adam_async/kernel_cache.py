@@ -25,6 +25,11 @@ def kernel_cache_folder(environment: MutableMapping[str, str]) -> Path:
     return Path(caches) / "adam-async" / f"kernels-{digest.hexdigest()}"
 
 
+def kernel_folder() -> str:
+    """The folder, of this process."""
+    return str(kernel_cache_folder(os.environ))
+
+
 def use_kernel_cache(environment: MutableMapping[str, str] = os.environ) -> None:
     """Choose the folder for this process and its children, unless the user has chosen one.
 

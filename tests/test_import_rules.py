@@ -28,8 +28,9 @@ PACKAGE_IMPORTS = {
 }
 """What a package may import beside the standard library. `adam_async` is not limited here."""
 
-MODEL_IMPORTS = ("adam_async.model", "adam_async.dice", "adam_async.errors")
-"""What the numbers may import of `adam_async`: their own files, the keyed dice and the base of the errors."""
+MODEL_IMPORTS = ("adam_async.model", "adam_async.dice", "adam_async.errors", "adam_async.kernel_cache")
+"""What the numbers may import of `adam_async`: their own files, the keyed dice, the base of the errors, and
+where compiled kernels are kept."""
 
 SERIALISERS = frozenset({"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "dbm"})
 MSGPACK_FILE = "transport/frames.py"

@@ -35,10 +35,11 @@ def test_what_the_user_chose_stays():
 
 
 @pytest.mark.slow
-def test_kernels_are_kept_there(tmp_path):
+@pytest.mark.parametrize("owner", ["use_kernel_cache()", "pass"], ids=["chosen", "embedded"])
+def test_kernels_are_kept_there_whoever_owns_the_process(tmp_path, owner):
     pytest.importorskip("numba", reason="compiled kernels need numba")
     code = (
-        "import os; from adam_async.kernel_cache import use_kernel_cache; use_kernel_cache(); "
+        f"import os; from adam_async.kernel_cache import use_kernel_cache; {owner}; "
         "import numpy as np; from adam_async.model.fast.memory import largest; "
         "x = np.ones(3); assert largest(x.ctypes.data, 3, np.float64(0)) == 1"
     )
