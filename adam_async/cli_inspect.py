@@ -6,6 +6,7 @@ from pathlib import Path
 from adam_async.cli_data import cache_folder, data_folder, load_data
 from adam_async.cli_terminal import Terminal
 from adam_async.cli_train import is_file, read_file
+from adam_async.config import MAX_THREADS_PER_CORE, MOST
 from adam_async.doctor import examine, exit_code
 from adam_async.errors import ConfigError
 from adam_async.evaluate import evaluate_file, table
@@ -25,8 +26,9 @@ async def run_evaluation(
         ConfigError: The file is no model, does not fit the data, or `threads` is negative.
         DataError: The data are missing or damaged.
     """
-    if threads < 0:
-        raise ConfigError(f"--threads must be at least 0, not {threads}")
+    most = MAX_THREADS_PER_CORE * usable_cores()
+    if not 0 <= threads <= most:
+        raise ConfigError(f"--threads must be within 0 and {most}, not {threads}")
     async with Disk() as disk:
         path = model / FILE_NAME if await disk.run(model.is_dir) else model
         dataset = await load_data(data, disk, environment)
@@ -44,8 +46,9 @@ async def run_doctor(
     Raises:
         ConfigError: The model cannot be found, read or built, or a group has no image.
     """
-    if images_per_group < 1:
-        raise ConfigError(f"--images-per-group must be at least 1, not {images_per_group}")
+    most = MOST["images_per_group"]
+    if not 1 <= images_per_group <= most:
+        raise ConfigError(f"--images-per-group must be within 1 and {most}, not {images_per_group}")
     async with Disk() as disk:
         spec = await _spec(model, disk)
         findings = await examine(

@@ -17,7 +17,7 @@ from adam_async.child_process import address_line
 from adam_async.cli_data import load_data
 from adam_async.cli_options import MemberOptions, RoleOptions
 from adam_async.cli_parent import Parent, die_with_parent
-from adam_async.config import MAX_THREADS_PER_CORE, Waits
+from adam_async.config import MAX_THREADS_PER_CORE, MOST, Waits
 from adam_async.entrypoints import (
     Place,
     Role,
@@ -63,10 +63,10 @@ async def serve_worker(
 ) -> int:
     """Run a model worker until it is ended."""
     cores = usable_cores()
-    if not 0 <= threads <= cores * MAX_THREADS_PER_CORE or in_flight < 0:
+    if not 0 <= threads <= cores * MAX_THREADS_PER_CORE or not 0 <= in_flight <= MOST["in_flight"]:
         raise ConfigError(
             f"--threads must be within 0 and {cores * MAX_THREADS_PER_CORE} on {cores} cores and --in-flight "
-            f"at least 0, not {threads} and {in_flight}"
+            f"within 0 and {MOST['in_flight']}, not {threads} and {in_flight}"
         )
     return await _serve_member(
         "worker",

@@ -16,7 +16,7 @@ from adam_async.cli_roles import read_token
 from adam_async.cli_terminal import Terminal
 from adam_async.cluster import LocalCluster
 from adam_async.cluster_processes import ProcessCluster
-from adam_async.config import Config, from_environment, from_toml, make_config
+from adam_async.config import COMMAND_LINE, ENVIRONMENT, Config, from_environment, from_toml, make_config
 from adam_async.data_server.dataset import Dataset
 from adam_async.driver import Driver, EpochResult, RunResult
 from adam_async.entrypoints import check_address, cluster_network
@@ -176,8 +176,14 @@ async def configure(options: TrainOptions, environment: Mapping[str, str], disk:
     if options.config is not None:
         text = await read_file(options.config, "--config", disk)
         file = from_toml(text, source=str(options.config))
-    config = make_config(file, from_environment(environment), options.layer())
-    config.threads_per_worker(usable_cores())
+    config = make_config(
+        file,
+        from_environment(environment),
+        options.layer(),
+        sources=(str(options.config), ENVIRONMENT, COMMAND_LINE),
+    )
+    if options.controller is None:
+        config.threads_per_worker(usable_cores())
     config.weights_in(one_process=not config.processes and options.controller is None)
     if options.controller is not None and config.processes:
         raise ConfigError("--processes starts roles and --controller joins roles that run: give one of them")

@@ -7,9 +7,10 @@ Unknown keys are refused, with the known ones named.
 
 import difflib
 import math
+import re
 import tomllib
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, get_args, get_type_hints
 
 import msgspec
 
@@ -106,7 +107,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             value = getattr(self, name)
             if not least <= value < math.inf:
                 raise ConfigError(f"{name} must be a number of at least {least}, not {value}")
-        for name, most in _MOST.items():
+        for name, most in MOST.items():
             if getattr(self, name) > most:
                 raise ConfigError(f"{name} must be at most {most}, not {getattr(self, name)}")
         if not 0 <= self.momentum < 1:
@@ -144,16 +145,18 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return "aliased"
 
     def threads_per_worker(self, cores: int) -> int:
-        """Compute threads of one worker on a machine with this many cores.
+        """Compute threads of one worker, where all replicas are on one machine with this many cores.
 
         Raises:
-            ConfigError: More threads than make sense.
+            ConfigError: More threads, those of all replicas together, than make sense.
         """
         threads = self.threads or max(1, cores // self.replicas)
-        if threads > MAX_THREADS_PER_CORE * cores:
+        most = MAX_THREADS_PER_CORE * cores
+        if threads * self.replicas > most:
             raise ConfigError(
-                f"threads={threads} is more than {MAX_THREADS_PER_CORE} per core on {cores} cores; "
-                f"use at most {MAX_THREADS_PER_CORE * cores}"
+                f"threads={threads} for each of replicas={self.replicas} is more than "
+                f"{MAX_THREADS_PER_CORE} per core on {cores} cores; lower threads or replicas, "
+                f"to at most {most} threads together"
             )
         return threads
 
@@ -197,10 +200,15 @@ _LEAST = {
     "read_ahead": 1,
 }
 
-_MOST = {
+MOST = {
+    "images_per_group": 65_536,
+    "in_flight": 4096,  # each has its own memory
+    "replicas": 1024,
+    "servers": 64,  # one for each bucket
     "shard_bytes": 1 << 25,  # half of what one message may hold
     "read_ahead": 1024,  # after a broken link a worker names all it holds in one message
 }
+"""Larger values are mistakes, or would be refused later and less clearly."""
 
 FIELDS = tuple(field.name for field in msgspec.structs.fields(Config))
 
@@ -242,21 +250,63 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     return values
 
 
-def make_config(*layers: Mapping[str, Any]) -> Config:
+ENVIRONMENT, COMMAND_LINE = "the environment", "the command line"
+"""Sources of a layer of options that `make_config` knows the spelling of."""
+
+
+def make_config(*layers: Mapping[str, Any], sources: Sequence[str] = ()) -> Config:
     """Merge layers of options, later ones first in rank, and check the result.
 
+    Args:
+        layers: Values by option.
+        sources: Where each layer comes from: a file's name, `ENVIRONMENT` or `COMMAND_LINE`.
+
     Raises:
-        ConfigError: A value of the wrong type or out of range; names the option.
+        ConfigError: A value of the wrong type or out of range; names the option, and for a wrong type the
+            source.
     """
     merged: dict[str, Any] = {}
-    for layer in layers:
-        merged.update({key: value for key, value in layer.items() if value is not None})
+    origins: dict[str, str] = {}
+    for number, layer in enumerate(layers):
+        given = {key: value for key, value in layer.items() if value is not None}
+        merged.update(given)
+        origins.update(dict.fromkeys(given, sources[number] if sources else ""))
     try:
         return msgspec.convert(merged, Config, strict=False)
     except msgspec.ValidationError as error:
         if isinstance(error.__cause__, ConfigError):
             raise error.__cause__ from None
-        raise ConfigError(str(error)) from None
+        raise ConfigError(_explain(str(error), merged, origins)) from None
+
+
+def _explain(said: str, values: Mapping[str, Any], origins: Mapping[str, str]) -> str:
+    """Say which option has a value of the wrong type, what it may be, and where the value is from."""
+    found = re.search(r" - at `\$\.(\w+)(?:\.(\w+))?`$", said)
+    if found is None:
+        return said
+    name, inner = found.groups()
+    if name == "waits" and inner is None and isinstance(values.get("waits"), Mapping):
+        return f"waits: {said[: found.start()]}"
+    value = values[name][inner] if inner else values[name]
+    kind = get_type_hints(Waits if inner else Config)[inner or name]
+    wanted = _KINDS.get(kind) or f"one of {', '.join(get_args(kind))}"
+    key = f"{name}.{inner}" if inner else name
+    origin = origins[name]
+    where = {
+        "": "",
+        ENVIRONMENT: f" (set by ADAM_{name.upper()})",
+        COMMAND_LINE: f" (set by --{name.replace('_', '-')})",
+    }.get(origin, f" (set in {origin})")
+    return f"{key} must be {wanted}, not {value!r}{where}"
+
+
+_KINDS = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    Waits: "a table of seconds",
+}
 
 
 def _nearest(key: str) -> str:

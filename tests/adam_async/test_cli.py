@@ -54,6 +54,22 @@ async def test_the_command_line_outranks_the_environment_the_file_and_the_defaul
     assert config.data == "auto"
 
 
+async def test_a_wrong_type_is_named_with_its_source(tmp_path: Path) -> None:
+    file = tmp_path / "adam.toml"
+    file.write_text('epochs = "many"\n')
+
+    with pytest.raises(ConfigError, match=rf"epochs must be a whole number, not 'many' \(set in {file}\)"):
+        await configured("--config", str(file))
+    with pytest.raises(ConfigError, match=r"not 'x' \(set by ADAM_EPOCHS\)"):
+        await configured("--config", str(file), environment={"ADAM_EPOCHS": "x"})
+
+
+async def test_threads_of_all_replicas_are_counted_here_and_not_on_other_machines() -> None:
+    with pytest.raises(ConfigError, match="for each of replicas=1000 is more than"):
+        await configured("--replicas", "1000")
+    assert (await configured("--replicas", "1000", "--controller", "tcp://10.0.0.1:7070")).replicas == 1000
+
+
 async def test_without_options_the_defaults_hold() -> None:
     assert await configured() == Config()
 

@@ -40,7 +40,8 @@ async def test_the_doctor_looks_at_a_model_in_a_file(
     [
         ("nix", 16, "no model is named 'nix'"),
         ("/gone/nix.toml", 16, "/gone/nix.toml"),
-        ("digits", 0, "--images-per-group must be at least 1, not 0"),
+        ("digits", 0, "--images-per-group must be within 1 and 65536, not 0"),
+        ("digits", 10**9, "--images-per-group must be within 1 and 65536, not 1000000000"),
     ],
 )
 async def test_the_doctor_refuses_what_is_no_model_and_no_group(model: str, images: int, claim: str) -> None:

@@ -3,8 +3,20 @@
 import msgspec
 import pytest
 
-from adam_async.config import FIELDS, Config, Waits, from_environment, from_toml, known_keys, make_config
+from adam_async.config import (
+    COMMAND_LINE,
+    ENVIRONMENT,
+    FIELDS,
+    MOST,
+    Config,
+    Waits,
+    from_environment,
+    from_toml,
+    known_keys,
+    make_config,
+)
 from adam_async.errors import ConfigError
+from adam_async.placement import NUM_BUCKETS
 
 
 def test_later_layers_win_and_none_means_not_given():
@@ -65,11 +77,19 @@ def test_a_file_with_a_wrong_key_is_told_the_nearest(text, said):
         ({"momentum": float("nan")}, "momentum must be in [0, 1), not nan"),
         ({"momentum": 0.5, "rule": "adam"}, "momentum belongs to rule sgd"),
         ({"until_accuracy": 98.7}, "until_accuracy is a share between 0 and 1, not 98.7"),
-        ({"rule": "newton"}, "$.rule"),
-        ({"dtype": "float16"}, "$.dtype"),
-        ({"epochs": "three"}, "$.epochs"),
-        ({"epochs": 1.5}, "$.epochs"),
-        ({"processes": "perhaps"}, "$.processes"),
+        ({"rule": "newton"}, "rule must be one of sgd, adagrad, adam, not 'newton'"),
+        ({"dtype": "float16"}, "dtype must be one of float32, float64, not 'float16'"),
+        ({"epochs": "three"}, "epochs must be a whole number, not 'three'"),
+        ({"epochs": 1.5}, "epochs must be a whole number, not 1.5"),
+        ({"processes": "perhaps"}, "processes must be true or false, not 'perhaps'"),
+        ({"rate": "much"}, "rate must be a number, not 'much'"),
+        ({"data": 3}, "data must be text, not 3"),
+        ({"waits": 3}, "waits must be a table of seconds, not 3"),
+        ({"waits": {"call_s": "long"}}, "waits.call_s must be a number, not 'long'"),
+        ({"images_per_group": 65_537}, "images_per_group must be at most 65536, not 65537"),
+        ({"in_flight": 4097}, "in_flight must be at most 4096, not 4097"),
+        ({"replicas": 1025}, "replicas must be at most 1024, not 1025"),
+        ({"servers": 65}, "servers must be at most 64, not 65"),
         ({"colour": "red"}, "colour"),
         ({"waits": {"answer_s": 0}}, "waits.answer_s must be a positive number of seconds, not 0.0"),
         ({"waits": {"grace_s": "nan"}}, "waits.grace_s"),
@@ -94,9 +114,33 @@ def test_threads_share_the_cores_and_never_fall_to_zero():
     assert Config(threads=5, replicas=3).threads_per_worker(2) == 5
 
 
-def test_more_threads_than_make_sense_are_refused_with_the_limit():
-    with pytest.raises(ConfigError, match=r"threads=17 is more than 8 per core on 2 cores; use at most 16"):
-        Config(threads=17).threads_per_worker(2)
+@pytest.mark.parametrize(("threads", "replicas"), [(17, 1), (6, 3), (0, 17), (10**9, 1), (1, 1000)])
+def test_more_threads_than_make_sense_are_refused_with_the_limit(threads, replicas):
+    claim = (
+        f"threads={threads or 1} for each of replicas={replicas} is more than 8 per core on 2 cores; "
+        "lower threads or replicas, to at most 16 threads together"
+    )
+    with pytest.raises(ConfigError, match=claim):
+        Config(threads=threads, replicas=replicas).threads_per_worker(2)
+
+
+def test_there_is_a_bucket_for_each_server():
+    assert MOST["servers"] == NUM_BUCKETS
+
+
+@pytest.mark.parametrize(
+    ("layers", "said"),
+    [
+        (({"epochs": "x"}, {}, {}), "epochs must be a whole number, not 'x' (set in adam.toml)"),
+        (({"epochs": 1}, {"epochs": "x"}, {}), "epochs must be a whole number, not 'x' (set by ADAM_EPOCHS)"),
+        (({}, {"in_flight": "1"}, {"in_flight": 1.5}), "not 1.5 (set by --in-flight)"),
+        (({"waits": {"call_s": "x"}}, {}, {}), "waits.call_s must be a number, not 'x' (set in adam.toml)"),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_named_with_where_it_comes_from(layers, said):
+    with pytest.raises(ConfigError) as failure:
+        make_config(*layers, sources=("adam.toml", ENVIRONMENT, COMMAND_LINE))
+    assert str(failure.value).endswith(said)
 
 
 def test_each_rule_has_a_rate_of_its_own_and_momentum_makes_it_smaller():
