@@ -78,6 +78,12 @@ class EpochResult:
         """Training images per second of training."""
         return self.images / self.train_s if self.train_s else 0.0
 
+    def __str__(self) -> str:
+        return (
+            f"epoch {self.epoch}: loss {self.train_loss:.4f}, test accuracy {self.test_accuracy:.2%}, "
+            f"{self.images} images in {self.train_s:.2f} s"
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RunResult:
@@ -97,6 +103,12 @@ class RunResult:
     def test_accuracy(self) -> float:
         """Accuracy after the last epoch."""
         return self.epochs[-1].test_accuracy if self.epochs else 0.0
+
+    def __repr__(self) -> str:
+        return (
+            f"<RunResult {self.model.spec.name} {len(self.epochs)} epochs, "
+            f"test accuracy {self.test_accuracy:.2%}>"
+        )
 
 
 @dataclass(slots=True)

@@ -224,3 +224,13 @@ async def test_every_node_is_heard_in_the_statistics():
     assert msgspec.json.decode(msgspec.json.encode(result.statistics)) == msgspec.to_builtins(
         result.statistics
     )
+
+
+async def test_results_can_be_printed():
+    async with cluster_of(config_of()) as cluster:
+        result = await cluster.train()
+    (epoch,) = result.epochs
+    assert re.fullmatch(
+        r"epoch 1: loss \d\.\d{4}, test accuracy \d+\.\d\d%, 60 images in \d\.\d\d s", str(epoch)
+    )
+    assert re.fullmatch(r"<RunResult digits 1 epochs, test accuracy \d+\.\d\d%>", repr(result))
