@@ -54,7 +54,7 @@ async def test_a_thread_still_in_a_cancelled_run_writes_into_the_memory_of_that_
             old.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await old
-            cluster.driver.config = config_of(weights="aliased")
+            cluster.driver._asked = config_of(weights="aliased")
             new = asyncio.create_task(cluster.train(), name="new")
             await until(lambda: cluster.servers[0]._storage is not memory)
             before = {name: values.copy() for name, values in memory.weights.items()}
