@@ -12,6 +12,8 @@ def explain(error: BaseException) -> tuple[int, str]:
     match cause:
         case AdamError():
             return cause.exit_code, str(cause)
+        case HandshakeRejected(code="token"):
+            return HANDSHAKE, f"{cause} (--token-file, or ADAM_TOKEN)"
         case HandshakeRejected() | RemoteProtocolError():
             return HANDSHAKE, str(cause)
         case BindRefused():

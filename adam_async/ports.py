@@ -130,15 +130,8 @@ class Disk:
 
     async def read_bytes(self, path: Path) -> bytes:
         """Return the whole file."""
-        return await self._read(path, -1)
-
-    async def read_header(self, path: Path, size_bytes: int) -> bytes:
-        """Return the first `size_bytes` bytes of the file, or all of a shorter one."""
-        return await self._read(path, size_bytes)
-
-    async def _read(self, path: Path, size_bytes: int) -> bytes:
         async with self._open(path, "rb") as file:
-            data: bytes = await file.read(size_bytes)
+            data: bytes = await file.read()
         self._reads += 1
         self._read_bytes += len(data)
         return data

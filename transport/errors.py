@@ -69,12 +69,15 @@ class HandshakeRejected(TransportError):
 
     Attributes:
         code: Short fixed name of the reason, such as ``"token"`` or ``"version"``.
+        text: The reason, as the side that refuses says it to itself.
+        told: The reason as it says it to the other side.
     """
 
-    def __init__(self, code: str, text: str) -> None:
+    def __init__(self, code: str, text: str, *, told: str = "") -> None:
         super().__init__(f"{code}: {text}")
         self.code = code
         self.text = text
+        self.told = told or text
 
 
 class DialFailed(TransportError):

@@ -44,7 +44,7 @@ def _record(kind: int, body: bytes, *, has_token: bool = False) -> bytes:
 
 def reject_record(error: HandshakeRejected) -> bytes:
     """Tell the peer why it was refused; code and text are cut to 16 and 200 bytes."""
-    return _record(_REJECT, _REASON.pack(error.code.encode()[:16], error.text.encode()[:200]))
+    return _record(_REJECT, _REASON.pack(error.code.encode()[:16], error.told.encode()[:200]))
 
 
 def _text(raw: bytes) -> str:
@@ -105,10 +105,10 @@ class Handshake:
         if kind != expected:
             raise RemoteProtocolError("handshake", f"record {kind} where {expected} was expected")
         if expected in (_HELLO, _CHALLENGE) and bool(has_token) != (self._token is not None):
-            with_token, without = ("peer", "this side") if has_token else ("this side", "peer")
-            raise HandshakeRejected(
-                "token", f"the {with_token} has a token, the {without} has none: share it"
-            )
+            we_lack = "the other side has a token and this side has none: give it the same"
+            they_lack = "this side has a token and the other side has none: give both the same, or none"
+            text, told = (we_lack, they_lack) if has_token else (they_lack, we_lack)
+            raise HandshakeRejected("token", text, told=told)
         return body
 
     def _meet(self, record: bytes, body: bytes) -> None:

@@ -32,6 +32,9 @@ from adam_async.model.network import Network
 from adam_async.model.spec import ModelSpec
 from adam_async.placement import assign_buckets, shard_table
 
+MAX_SHARDS = 100_000
+"""Of a run. Placing them takes a second, in which nobody is answered."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompareAndSet:
@@ -321,10 +324,16 @@ def _check(record: _Record, layers: Mapping[str, type[Layer]]) -> str:
     if not isinstance(record, RunRecord):
         return ""
     try:
-        make_config(record.config)
-        Network(ModelSpec.from_dict(record.spec), layers=layers)
+        config = make_config(record.config)
+        network = Network(ModelSpec.from_dict(record.spec), dtype=config.dtype, layers=layers)
     except AdamError as error:
         return str(error)
+    shards = network.num_parameters * network.dtype.itemsize // config.shard_bytes
+    if shards > MAX_SHARDS:
+        return (
+            f"shard_bytes={config.shard_bytes} cuts the {network.num_parameters} parameters of model "
+            f"{network.spec.name!r} into {shards} shards; raise it, so that there are at most {MAX_SHARDS}"
+        )
     missing = [name for name in FIELDS if name not in record.config]
     return f"config lacks {', '.join(missing)}" if missing else ""
 

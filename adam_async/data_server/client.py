@@ -197,19 +197,18 @@ class DataClient:
         return self._last and not self._groups
 
     async def wait_group(self) -> None:
-        """Wait for a group to take. Without a deadline: an epoch may be over, or others still busy.
+        """Wait for a group to take, or for word that none waits for this replica: look which it is.
 
-        Cancelling it loses nothing.
+        Without a deadline: an epoch may be over, or others still busy. Cancelling it loses nothing.
         """
         if self._groups:
             return
         loop = asyncio.get_running_loop()
         begin = loop.time()
         over = self._last
-        while not self._groups:
-            self._has_group.clear()
-            await self._has_group.wait()
-        if not over:
+        self._has_group.clear()
+        await self._has_group.wait()
+        if self._groups and not over:
             # Waiting for the next epoch is not waiting for a slow data server.
             self._blocked_fetches += 1
             self._blocked_s += loop.time() - begin

@@ -14,6 +14,9 @@ from adam_async.errors import DataError
 MAX_CHANNELS = 4
 """A trailing axis of at most this length is taken for channels (rows, columns, channels)."""
 
+MAX_CLASSES = 65_536
+"""A label beyond is no class number: the model has an output for each class up to the largest label."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Dataset:
@@ -115,4 +118,9 @@ def _labels(array: NDArray[Any], origin: str) -> NDArray[np.int64]:
         raise DataError(f"{origin} holds {array.dtype}, expected integers (class numbers from 0)")
     if len(array) and int(array.min()) < 0:
         raise DataError(f"{origin} holds the label {int(array.min())}; class numbers start at 0")
+    if len(array) and int(array.max()) >= MAX_CLASSES:
+        raise DataError(
+            f"{origin} holds the label {int(array.max())}, expected class numbers from 0 "
+            f"to {MAX_CLASSES - 1}; number the classes from 0"
+        )
     return np.ascontiguousarray(array, dtype=np.int64)

@@ -111,8 +111,10 @@ async def _from_path(path: Path, disk: Disk, source: str) -> Dataset:
         ) from None
     except NotADirectoryError:
         raise DataError(f"{path} is neither a folder nor an .npz file ({', '.join(KEYS)})") from None
+    except IsADirectoryError as error:
+        raise DataError(f"{error.filename or path} is a folder, expected a file") from None
     except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
+        raise DataError(f"{error.filename or path} cannot be read: {error.strerror or error}") from None
 
 
 async def _from_archive(path: Path, disk: Disk, source: str) -> Dataset:

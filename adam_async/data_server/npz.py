@@ -10,6 +10,9 @@ from numpy.typing import NDArray
 from adam_async.data_server.dataset import Dataset, make_dataset
 from adam_async.errors import DataError
 
+ZIP, ARRAY = (b"PK\x03\x04", b"PK\x05\x06"), b"\x93NUMPY"
+"""How archives and single arrays begin."""
+
 KEYS = ("x_train", "y_train", "x_test", "y_test")
 
 
@@ -21,12 +24,17 @@ def parse_npz(data: bytes, origin: str, *, name: str, source: str) -> Dataset:
     Raises:
         DataError: Not such an archive, an array is missing, or an array has a wrong dtype, shape or count.
     """
+    if data.startswith(ARRAY):
+        raise DataError(f"{origin} holds one array, expected an .npz archive with {', '.join(KEYS)}")
+    if not data.startswith(ZIP):
+        raise DataError(
+            f"{origin} is not an .npz archive: it begins with {data[:8]!r}; "
+            f"write one with numpy.savez, with {', '.join(KEYS)}"
+        )
     try:
         archive = np.load(io.BytesIO(data), allow_pickle=False)
     except (ValueError, EOFError, OSError, zipfile.BadZipFile) as error:
-        raise DataError(f"{origin} is not an .npz archive ({error})") from None
-    if not isinstance(archive, np.lib.npyio.NpzFile):
-        raise DataError(f"{origin} holds one array, expected an .npz archive with {', '.join(KEYS)}")
+        raise DataError(f"{origin} is not an .npz archive, or damaged ({error})") from None
     with archive:
         missing = [key for key in KEYS if key not in archive.files]
         if missing:

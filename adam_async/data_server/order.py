@@ -59,19 +59,3 @@ def epoch_order(dice: Dice, *, epoch: int, num_images: int, images_per_group: in
 def count_groups(num_images: int, images_per_group: int) -> int:
     """Return the number of groups that `num_images` images make, a short last one included."""
     return -(-num_images // images_per_group)
-
-
-def cut_shares(num_groups: int, num_shares: int) -> tuple[tuple[int, int], ...]:
-    """Cut group numbers into one contiguous (start, stop) per share, balanced to one group.
-
-    Shares beyond the number of groups are empty.
-
-    Raises:
-        ValueError: `num_groups` is negative or `num_shares` is not positive.
-    """
-    if num_groups < 0 or num_shares < 1:
-        raise ValueError(f"cannot cut {num_groups} groups into {num_shares} shares")
-    return tuple(
-        (num_groups * share // num_shares, num_groups * (share + 1) // num_shares)
-        for share in range(num_shares)
-    )

@@ -13,6 +13,9 @@ from adam_async.model.spec import INPUT, ModelSpec
 
 INPUT_INDEX = -1
 
+MAX_PARAMETERS = 1 << 31
+"""Of a model: 8 GiB of float32. What is larger is a slip of the pen, and is not even planned."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
@@ -38,8 +41,8 @@ class Topology:
         """Build the layers of a spec, checking shapes layer by layer.
 
         Raises:
-            SpecError: A kind or option is unknown, shapes do not fit, an output is read by nobody, or the
-                loss is not last.
+            SpecError: A kind or option is unknown, shapes do not fit, an output is read by nobody, the loss
+                is not last, or there are more than `MAX_PARAMETERS`.
         """
         numbers = {INPUT: INPUT_INDEX} | {layer.name: number for number, layer in enumerate(spec.layers)}
         layers: list[Layer] = []
@@ -56,6 +59,7 @@ class Topology:
                 for source in described.inputs
             )
             layers.append(kinds[described.kind](described, shapes))
+        _check_size(layers)
         producers = tuple(tuple(numbers[source] for source in layer.inputs) for layer in spec.layers)
         consumers = tuple(
             tuple(
@@ -80,10 +84,17 @@ class Topology:
             shares=_sharing(layers, producers, consumers),
         )
 
-    def wants_input_error(self, number: int, position: int) -> bool:
-        """Whether the layer's way back must fill the error gradient of this input."""
-        source = self.producers[number][position]
-        return source != INPUT_INDEX and self.wants_error[source]
+
+def _check_size(layers: list[Layer]) -> None:
+    total = 0
+    for layer in layers:
+        size = sum(parameter.size for parameter in layer.parameters)
+        total += size
+        if total > MAX_PARAMETERS:
+            raise SpecError(
+                f"layer {layer.name!r} has {size} parameters, which makes {total} so far; "
+                f"a model may have {MAX_PARAMETERS}: make it smaller"
+            )
 
 
 def _check_ends(layers: list[Layer], consumers: tuple[tuple[tuple[int, int], ...], ...]) -> None:

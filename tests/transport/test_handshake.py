@@ -69,8 +69,14 @@ def test_a_server_that_does_not_know_the_token_is_refused() -> None:
 
 @pytest.mark.parametrize(("mine", "theirs"), [(TOKEN, None), (None, TOKEN)])
 def test_a_missing_token_is_named(mine: bytes | None, theirs: bytes | None) -> None:
-    with pytest.raises(HandshakeRejected, match="has none"):
-        server(theirs).receive(client(mine).hello())
+    one = client(mine)
+    with pytest.raises(HandshakeRejected) as refusal:
+        server(theirs).receive(one.hello())
+    with pytest.raises(HandshakeRejected) as heard:
+        one.receive(reject_record(refusal.value))
+    lacking, having = (refusal, heard) if theirs is None else (heard, refusal)
+    assert "the other side has a token and this side has none: give it the same" in str(lacking.value)
+    assert "this side has a token and the other side has none: give both the same" in str(having.value)
 
 
 def test_a_proof_of_another_conversation_is_refused() -> None:

@@ -268,6 +268,16 @@ def test_a_value_that_the_rules_could_not_work_with_is_refused_with_a_reason(key
     assert cluster.map.version == 0
 
 
+def test_a_run_of_more_shards_than_can_be_placed_in_time_is_refused():
+    cluster = Cluster()
+    spec = mlp((16, 2000, 2000, 4), input_shape=(1, 4, 4)).to_dict()
+    record = msgspec.structs.replace(run_record(shard_bytes=64), spec=spec)
+    (event,) = cluster.set("run", record)
+    assert isinstance(event, Invalid)
+    assert "shard_bytes=64 cuts the 4044004 parameters of model" in event.reason
+    assert cluster.map.run is None
+
+
 def test_a_broken_link_becomes_a_death_only_after_the_grace():
     cluster = training()
     state = cluster.state

@@ -82,7 +82,8 @@ def network(request):
 async def take(client, count=1):
     taken = []
     for _ in range(count):
-        await client.wait_group()
+        while not client.has_group:
+            await client.wait_group()
         taken.append(client.take())
     return taken
 
@@ -188,6 +189,18 @@ async def test_waiting_for_a_slow_server_is_counted_and_waiting_for_an_epoch_is_
         await waiting
         assert client.statistics().blocked_fetches == 1
         assert client.statistics().groups == 2
+
+
+async def test_a_wait_ends_with_the_word_that_nothing_more_waits(network):
+    async with client_of(network) as (client, server):
+        await server.grant(1)
+        await take(client)
+        assert not client.exhausted
+        waiting = asyncio.create_task(client.wait_group(), name="wait")
+        await server.grant(0, last=True)
+        await waiting
+        assert client.exhausted
+        assert client.statistics().blocked_fetches <= 1  # the one of the group
 
 
 async def test_a_cancelled_wait_loses_no_group(network):

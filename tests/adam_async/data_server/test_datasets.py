@@ -121,6 +121,9 @@ async def test_a_source_that_cannot_be_read_says_what_to_do(tmp_path: Path) -> N
     (tmp_path / "two" / "b.npz").touch()
     (tmp_path / "file").touch()
     (tmp_path / "broken.npz").write_bytes(b"PK nothing")
+    (tmp_path / "folder.npz").mkdir()
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "data.npz").mkdir()
 
     cases = {
         "absent": "does not exist; name a folder",
@@ -129,6 +132,8 @@ async def test_a_source_that_cannot_be_read_says_what_to_do(tmp_path: Path) -> N
         "two": "holds 2 archives .*name one of them",
         "file": "neither a folder nor an .npz",
         "broken.npz": "not an .npz archive",
+        "folder.npz": "folder.npz is a folder, expected a file",
+        "inner": "inner/data.npz is a folder, expected a file",
         "mixed": "train-images-idx3-ubyte.gz has 12 images but .*train-labels-idx1-ubyte.gz has 11 labels",
         "partial": "lacks t10k-images-idx3-ubyte",
     }

@@ -59,6 +59,8 @@ def test_channels_may_come_last() -> None:
         ({"y_train": np.zeros((6, 3), np.int64)}, "y_train has shape .* one class number per image"),
         ({"y_train": np.zeros(6)}, "y_train holds float64, expected integers"),
         ({"y_train": np.full(6, -1)}, "y_train holds the label -1"),
+        ({"y_train": np.array([0, 1, 2, 10**9, 1, 2])}, "y_train holds the label 1000000000, .* to 65535"),
+        ({"y_test": np.array([0, 65_536])}, "y_test holds the label 65536, .* to 65535"),
         ({"y_train": np.array([None] * 6, object)}, "y_train cannot be read .*save plain arrays"),
     ],
 )
@@ -73,6 +75,10 @@ def test_what_is_no_archive_is_refused() -> None:
     for data, claim in [
         (b"", "not an .npz"),
         (b"\x80\x04N.", "not an .npz"),
+        (
+            b"label,pixels\n1,2\n",
+            "not an .npz archive: it begins with b'label,pi'; write one with numpy.savez",
+        ),
         (npz()[:-30], "not an .npz"),
         (single.getvalue(), "holds one array"),
     ]:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adam_async.data_server.order import count_groups, cut_shares, epoch_order
+from adam_async.data_server.order import count_groups, epoch_order
 from adam_async.dice import Dice
 
 counts = st.integers(1, 300)
@@ -37,16 +37,6 @@ def test_the_order_does_not_depend_on_the_group_size() -> None:
     np.testing.assert_array_equal(orders[0].indices, orders[1].indices)
 
 
-@given(st.integers(0, 500), st.integers(1, 60))
-def test_shares_are_contiguous_complete_and_balanced_to_one_group(groups: int, shares: int) -> None:
-    cut = cut_shares(groups, shares)
-
-    assert len(cut) == shares
-    assert [number for start, stop in cut for number in range(start, stop)] == list(range(groups))
-    sizes = [stop - start for start, stop in cut]
-    assert max(sizes) - min(sizes) <= 1
-
-
 def test_a_group_that_is_not_there_is_named() -> None:
     order = epoch_order(Dice(1), epoch=3, num_images=20, images_per_group=16)
 
@@ -59,6 +49,4 @@ def test_a_group_that_is_not_there_is_named() -> None:
 def test_counts_that_make_no_sense_are_refused() -> None:
     with pytest.raises(ValueError, match="not 0 and 16"):
         epoch_order(Dice(1), epoch=0, num_images=0, images_per_group=16)
-    with pytest.raises(ValueError, match="3 groups into 0 shares"):
-        cut_shares(3, 0)
     assert count_groups(33, 16) == 3

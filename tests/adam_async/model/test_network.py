@@ -17,6 +17,7 @@ from adam_async.model import (
     ModelSpec,
     Network,
     Sgd,
+    SpecError,
     StepBuffers,
     mlp,
     named_model,
@@ -378,3 +379,9 @@ def test_losses_and_gradients_equal_those_of_pytorch(spec):
     assert loss == pytest.approx(expected.item(), rel=1e-10)
     for name, value in found.items():
         np.testing.assert_allclose(value, tensors[name].grad.numpy(), rtol=1e-8, atol=1e-12)
+
+
+def test_a_model_of_absurd_size_is_refused_before_anything_is_made() -> None:
+    huge = mlp((64, 50_000, 50_000, 10), input_shape=(1, 8, 8))
+    with pytest.raises(SpecError, match=r"layer 'fc2' has 2500050000 parameters.*may have 2147483648"):
+        Network(huge)
