@@ -4,6 +4,7 @@ Only what `--help` needs is imported here; a command brings its own weight.
 """
 
 import os
+import sys
 from collections.abc import Callable, Coroutine
 from importlib.metadata import version
 from pathlib import Path
@@ -14,7 +15,8 @@ from cyclopts import App, CycloptsError
 from adam_async.cli_errors import explain
 from adam_async.cli_options import LoopName, MemberOptions, RoleOptions, TrainOptions
 from adam_async.cli_signals import EARLY, loop_factory
-from adam_async.cli_terminal import Terminal, log_to_stderr
+from adam_async.cli_terminal import Terminal, log_to_stderr, reader_left
+from adam_async.errors import first_cause
 
 USAGE = 2
 
@@ -35,10 +37,10 @@ def run_command(arguments: list[str]) -> int:
     except CycloptsError as error:
         Terminal().error(str(error))
         return USAGE
-    except BrokenPipeError:
-        # Whoever read our output has left, as `head` does; nothing more must be flushed there.
-        EARLY.leave(0)
     except Exception as error:
+        if isinstance(first_cause(error), BrokenPipeError) and reader_left(sys.stdout):
+            # Whoever read our output has left, as `head` does; nothing more must be flushed there.
+            EARLY.leave(0)
         if os.environ.get("ADAM_TRACEBACK"):
             raise
         code, sentence = explain(error)

@@ -3,7 +3,9 @@
 from adam_async.errors import AdamError, first_cause
 from transport.errors import BindRefused, HandshakeRejected, RemoteProtocolError, TransportError
 
-HANDSHAKE, ADDRESS, PEER = 6, 7, 5
+USAGE, HANDSHAKE, ADDRESS, PEER = 2, 6, 7, 5
+
+LESS = "lower --images-per-group, --in-flight, --threads or --replicas, or take a smaller model"
 
 
 def explain(error: BaseException) -> tuple[int, str]:
@@ -12,6 +14,8 @@ def explain(error: BaseException) -> tuple[int, str]:
     match cause:
         case AdamError():
             return cause.exit_code, str(cause)
+        case MemoryError():
+            return USAGE, f"not enough memory: {cause}; ask for less: {LESS}"
         case HandshakeRejected(code="token"):
             return HANDSHAKE, f"{cause} (--token-file, or ADAM_TOKEN)"
         case HandshakeRejected() | RemoteProtocolError():

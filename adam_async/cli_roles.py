@@ -142,7 +142,7 @@ async def _stay(
     open_role: Open,
     profile_events: int = 0,
 ) -> None:
-    """Open the role, say where it is, and stay until cancelled."""
+    """Open the role, say where it is as soon as it has joined, and stay until cancelled."""
     buffers = BufferPool()
     node = options.id or f"{role}-{platform.node()[:40]}-{os.getpid()}"
     place = Place(
@@ -156,6 +156,7 @@ async def _stay(
         timeline=Timeline(node, limit_events=profile_events) if profile_events else None,
     )
     async with open_role(place) as running:
+        await running.joined()
         join = ["adam-async", NEXT[role], "--controller", meet or running.address]
         if options.token_file is not None:
             join += ["--token-file", str(options.token_file)]

@@ -1,6 +1,8 @@
 """What the user reads: results on stdout, news and errors on stderr."""
 
 import logging
+import select
+from typing import TextIO
 
 from rich.console import Console
 from rich.text import Text
@@ -30,6 +32,16 @@ class Terminal:
     def error(self, text: str) -> None:
         """Print the one line that an error comes to."""
         self.err.print(Text(f"adam-async: {' '.join(text.split())}", style="red"))
+
+
+def reader_left(stream: TextIO) -> bool:
+    """Whether the stream goes into a pipe that nobody reads any more."""
+    try:
+        poll = select.poll()
+        poll.register(stream.fileno(), 0)  # errors are told without being asked for
+        return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
+    except (OSError, ValueError):  # it is no file
+        return False
 
 
 def log_to_stderr(*, verbose: bool) -> None:

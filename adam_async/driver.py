@@ -329,6 +329,7 @@ class Driver:
                     break
                 await self._next_epoch(run, epoch)
             statistics = await self._gather_statistics(run)
+            self._note_divergence(statistics)
         return RunResult(
             epochs=tuple(self.progress.epochs),
             weights=weights,
@@ -535,6 +536,16 @@ class Driver:
             "process": msgspec.to_builtins(process_memory()),
         }
         return found
+
+    def _note_divergence(self, statistics: Mapping[str, Mapping[str, Any]]) -> None:
+        """Note that the loss left the finite numbers, if it did."""
+        lost = [epoch.epoch for epoch in self.progress.epochs if not np.isfinite(epoch.train_loss)]
+        if lost:
+            refused = sum(values.get("refused", 0) for values in statistics.values())
+            self.note(
+                f"the loss is not finite from epoch {lost[0]} on; {refused} gradients of shards were refused "
+                "for the same reason: lower the rate"
+            )
 
     async def gather_profile(self) -> None:
         """Read what roles in other processes noted into our timeline. Those that cannot be reached lack."""

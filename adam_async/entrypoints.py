@@ -33,6 +33,9 @@ class Role(Protocol):
 
     address: str
 
+    async def joined(self) -> None:
+        """Wait until the controller has given it its seat."""
+
 
 _R = TypeVar("_R")
 

@@ -107,6 +107,17 @@ class Role:
         """Start a task of the block."""
         return self._group.create_task(work, name=f"{self._identity.node}/{name}")
 
+    async def joined(self) -> None:
+        """Wait until the controller has given us our seat; a controller has none to wait for.
+
+        Raises:
+            DeadlineExceeded: It did not within `dial_s` and `call_s`.
+        """
+        if self._controller:
+            seat, waits = self._membership, self._waits
+            what = f"the controller at {self._controller} to seat {self._identity.node}"
+            await seat.wait_for(lambda _: seat.seated, what, waits.dial_s + waits.call_s)
+
     # --- links -------------------------------------------------------------------------------
 
     async def _on_link(self, link: Link) -> None:

@@ -8,8 +8,8 @@ acknowledged. In a run that trains in place the thread itself applies the rule t
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -18,6 +18,7 @@ import msgspec
 from adam_async.cluster_map import ClusterMap
 from adam_async.config import Config, Waits
 from adam_async.data_server.client import DataClient
+from adam_async.errors import ConfigError
 from adam_async.machine import pinned_cpus
 from adam_async.messages import Finished, Lease
 from adam_async.model.context import Context
@@ -71,6 +72,7 @@ class Participation:
         self._waits = waits
         self._threads = threads
         self._in_flight = in_flight
+        self._group_images = config.images_per_group
         self._cpus = pinned_cpus(threads=threads, first=replica * threads) if config.pin_threads else None
         self.prepared = asyncio.Event()
         spec = ModelSpec.from_dict(run.spec)
@@ -117,11 +119,13 @@ class Participation:
             group = await stack.enter_async_context(asyncio.TaskGroup())
             stack.callback(group.create_task(self._client.run(), name=f"{node}/parameters").cancel)
             await self._way.prepare()
+            with self._enough_memory():
+                scratch = [self._way.new_scratch() for _ in range(self._threads)]
             self._pool = await stack.enter_async_context(
                 ComputePool(
                     threads=self._threads,
                     name=node,
-                    contexts=[self._way.new_scratch() for _ in range(self._threads)],
+                    contexts=scratch,
                     affinity=[(cpu,) for cpu in self._cpus] if self._cpus is not None else None,
                 )
             )
@@ -153,7 +157,19 @@ class Participation:
         with several memory nodes none is near to all its users; but they spread over the nodes, and do not
         crowd the one that the event loop is on. Large push buffers are written first by who first fills them.
         """
-        return [await pool.run(self._way.new_context, cost="context") for _ in range(self._in_flight + 1)]
+        with self._enough_memory():
+            return [await pool.run(self._way.new_context, cost="context") for _ in range(self._in_flight + 1)]
+
+    @contextmanager
+    def _enough_memory(self) -> Iterator[None]:
+        """Name what was asked for where there is not enough memory for it."""
+        try:
+            yield
+        except MemoryError as error:
+            raise ConfigError(
+                f"not enough memory for {self._in_flight} groups in flight of {self._group_images} images "
+                f"each, with {self._threads} threads ({error}); lower in_flight, images_per_group or threads"
+            ) from None
 
     def _on_compiled(self, done: int, total: int) -> None:
         """Kernels are compiled, or read from the disk, on a compute thread; see `statistics`."""

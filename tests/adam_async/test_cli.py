@@ -1,16 +1,21 @@
 """What the command line makes of its words, without starting anything."""
 
+import io
+import os
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from cyclopts import CycloptsError
 
+from adam_async import cli_commands
 from adam_async.cli import one_blas_thread
 from adam_async.cli_commands import app
 from adam_async.cli_errors import explain
 from adam_async.cli_options import MemberOptions, TrainOptions
+from adam_async.cli_terminal import reader_left
 from adam_async.cli_train import configure, make_folder, needs_data, read_file
 from adam_async.config import FIELDS, Config
 from adam_async.errors import BindFailed, ConfigError, DataError, RoleDied
@@ -192,6 +197,7 @@ def test_blas_gets_one_thread_unless_the_user_says_otherwise() -> None:
         (RemoteProtocolError("handshake", "x"), 6),
         (BindRefused("x"), 7),
         (BindFailed("tcp://127.0.0.1:1", "x"), 7),
+        (MemoryError("x"), 2),
         (KeyError("x"), 1),
     ],
 )
@@ -200,3 +206,25 @@ def test_each_error_has_its_code_also_deep_in_groups(error: Exception, code: int
 
     assert explain(error)[0] == code
     assert explain(group)[0] == code
+
+
+def test_a_reader_that_left_is_told_from_one_that_is_there() -> None:
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "w") as stream:
+        assert not reader_left(stream)
+        os.close(reading)
+        assert reader_left(stream)
+    assert not reader_left(io.StringIO())
+
+
+def test_a_broken_pipe_that_is_not_our_output_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*_: object, **__: object) -> int:
+        raise BrokenPipeError("a socket")
+
+    monkeypatch.delenv("ADAM_TRACEBACK", raising=False)
+    bound = SimpleNamespace(args=(), kwargs={})
+    monkeypatch.setattr(cli_commands, "app", SimpleNamespace(parse_args=lambda *_, **__: (broken, bound, {})))
+    assert cli_commands.run_command([]) == 1
+    assert "unexpected BrokenPipeError: a socket" in capfd.readouterr().err

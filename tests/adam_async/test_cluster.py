@@ -15,6 +15,8 @@ from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.model.named import digits, mlp
 from adam_async.model.network import Network as Model
 from adam_async.model.spec import LayerSpec, ModelSpec
+from adam_async.model_worker.aliased import Aliased
+from adam_async.model_worker.copied import Copied
 from adam_async.ports import Disk
 from tests.adam_async.runs import NETWORKS, SHARDED, cluster_of, tiny_dataset, turns, until
 from transport.testing import Faults, FaultyNetwork
@@ -318,3 +320,32 @@ async def test_all_roles_know_a_layer_of_the_caller(network):
 async def test_a_layer_that_only_the_caller_knows_is_refused_by_name():
     with pytest.raises(AdamError, match="doubled"):
         await run(cluster_of(config_of(), spec=OWN_SPEC))
+
+
+async def test_a_run_that_diverges_ends_well_and_says_so_once():
+    config = config_of(rate=1e30, images_per_group=10, in_flight=1)
+    async with cluster_of(config) as cluster:
+        result = await cluster.train()
+    assert not np.isfinite(result.epochs[-1].train_loss)
+    (event,) = result.events
+    assert re.match(
+        r"the loss is not finite from epoch 1 on; [1-9]\d* gradients of shards were refused", event["event"]
+    )
+
+
+@pytest.mark.parametrize("weights", ["aliased", "copy"])
+async def test_too_little_memory_is_named_with_what_was_asked_for(monkeypatch, weights):
+    def full(*_, **__):
+        raise MemoryError("no room")
+
+    way = Aliased if weights == "aliased" else Copied
+    monkeypatch.setattr(way, "new_scratch" if weights == "aliased" else "new_context", full)
+    said = (
+        "not enough memory for 3 groups in flight of 4 images each, with 1 threads .no room.; lower in_flight"
+    )
+    with pytest.raises(Exception) as failure:
+        async with cluster_of(config_of(in_flight=3, weights=weights)) as cluster:
+            await cluster.train()
+    cause = first_cause(failure.value)
+    assert isinstance(cause, ConfigError)
+    assert re.search(said, str(cause))

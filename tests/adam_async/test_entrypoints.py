@@ -38,6 +38,9 @@ async def test_roles_join_the_controller_they_are_given() -> None:
         parameter_server(place(LOOPBACK, meet=meeting.address)) as server,
     ):
         assert re.fullmatch(r"tcp://127\.0\.0\.1:\d+", server.address)
+        await meeting.joined()  # it has no seat to wait for
+        await server.joined()
+        assert meeting.map.live("ps") == ["node"]
 
 
 async def test_a_taken_address_is_named() -> None:
