@@ -4,9 +4,10 @@
     ... --to-accuracy 0.99 --seeds 5 --rate 0.06 --torch-rate 0.05
 
 The peer is a command that takes ``--mode --batch --momentum --images --lr --seed --to-accuracy`` and prints
-JSON with ``images_per_second``, or ``seconds`` and ``reached``. Both sides use two compute threads, float32, and
-the same network, rule and group size; they take turns for `--rounds` rounds, and medians are compared. Rows:
-case, ours and peer, ratio (above 1 we are better), unit; for accuracies all seconds of all seeds.
+JSON with ``images_per_second``, or ``seconds`` and ``reached``. Both sides use two compute threads,
+float32, and the same network, rule and group size; they take turns for `--rounds` rounds, and medians are
+compared. Rows: case, ours and peer, ratio (above 1 we are better), unit; for accuracies all seconds of all
+seeds.
 """
 
 import os
