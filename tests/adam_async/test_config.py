@@ -149,6 +149,10 @@ def test_each_rule_has_a_rate_of_its_own_and_momentum_makes_it_smaller():
     assert Config(momentum=0.9).default_rate() == pytest.approx(0.005)
     assert Config(images_per_group=1).default_rate() == pytest.approx(0.05 / 16)
     assert Config(images_per_group=64).default_rate() == pytest.approx(0.1)
+    assert Config(images_per_group=256).default_rate() == pytest.approx(0.1)
+    assert Config().default_rate(groups_in_flight=2) == 0.05
+    assert Config().default_rate(groups_in_flight=10) == pytest.approx(0.0125)
+    assert Config(weights="aliased").default_rate(groups_in_flight=10) == 0.05
     assert (Config(rule="adagrad").default_rate(), Config(rule="adam").default_rate()) == (0.01, 0.001)
 
 
