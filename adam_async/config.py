@@ -163,7 +163,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def default_rate(self, groups_in_flight: int = 0) -> float:
         """The rate in force: the one given, or the rule's default.
 
-        For `sgd` that is 0.05 at 16 images per group without momentum: less with momentum, which adds up what
+        For `sgd` that is 0.06 at 16 images per group without momentum: less with momentum, which adds up what
         it is given; in proportion for smaller groups; with the square root of larger ones, up to twice; and less
         where so many groups are computed at once, on copies, that their gradients are stale.
 
@@ -175,7 +175,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         if self.rule != "sgd":
             return {"adagrad": 0.01, "adam": 0.001}[self.rule]
         size = self.images_per_group / 16
-        rate = 0.05 * (1 - self.momentum) * min(size, math.sqrt(size), 2.0)
+        rate = 0.06 * (1 - self.momentum) * min(size, math.sqrt(size), 2.0)
         if self.weights != "aliased" and groups_in_flight > FRESH_GROUPS:
             rate *= FRESH_GROUPS / groups_in_flight
         return rate

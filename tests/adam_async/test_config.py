@@ -145,14 +145,14 @@ def test_a_value_of_the_wrong_type_is_named_with_where_it_comes_from(layers, sai
 
 def test_each_rule_has_a_rate_of_its_own_and_momentum_makes_it_smaller():
     assert Config(rate=0.3).default_rate() == 0.3
-    assert Config().default_rate() == 0.05
-    assert Config(momentum=0.9).default_rate() == pytest.approx(0.005)
-    assert Config(images_per_group=1).default_rate() == pytest.approx(0.05 / 16)
-    assert Config(images_per_group=64).default_rate() == pytest.approx(0.1)
-    assert Config(images_per_group=256).default_rate() == pytest.approx(0.1)
-    assert Config().default_rate(groups_in_flight=2) == 0.05
-    assert Config().default_rate(groups_in_flight=10) == pytest.approx(0.0125)
-    assert Config(weights="aliased").default_rate(groups_in_flight=10) == 0.05
+    assert Config().default_rate() == 0.06
+    assert Config(momentum=0.9).default_rate() == pytest.approx(0.006)
+    assert Config(images_per_group=1).default_rate() == pytest.approx(0.06 / 16)
+    assert Config(images_per_group=64).default_rate() == pytest.approx(0.12)
+    assert Config(images_per_group=256).default_rate() == pytest.approx(0.12)
+    assert Config().default_rate(groups_in_flight=2) == 0.06
+    assert Config().default_rate(groups_in_flight=10) == pytest.approx(0.015)
+    assert Config(weights="aliased").default_rate(groups_in_flight=10) == 0.06
     assert (Config(rule="adagrad").default_rate(), Config(rule="adam").default_rate()) == (0.01, 0.001)
 
 
