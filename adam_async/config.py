@@ -181,7 +181,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return rate
 
 
-FRESH_GROUPS = 2.5
+FRESH_GROUPS = 5 / 3
 """So many groups in flight on copies are stale by too little to need a lower rate."""
 
 _LEAST = {

@@ -150,8 +150,9 @@ def test_each_rule_has_a_rate_of_its_own_and_momentum_makes_it_smaller():
     assert Config(images_per_group=1).default_rate() == pytest.approx(0.06 / 16)
     assert Config(images_per_group=64).default_rate() == pytest.approx(0.12)
     assert Config(images_per_group=256).default_rate() == pytest.approx(0.12)
-    assert Config().default_rate(groups_in_flight=2) == 0.06
-    assert Config().default_rate(groups_in_flight=10) == pytest.approx(0.015)
+    assert Config().default_rate(groups_in_flight=1) == 0.06
+    assert Config().default_rate(groups_in_flight=4) == pytest.approx(0.025)
+    assert Config().default_rate(groups_in_flight=10) == pytest.approx(0.01)
     assert Config(weights="aliased").default_rate(groups_in_flight=10) == 0.06
     assert (Config(rule="adagrad").default_rate(), Config(rule="adam").default_rate()) == (0.01, 0.001)
 
