@@ -163,9 +163,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def default_rate(self, groups_in_flight: int = 0) -> float:
         """The rate in force: the one given, or the rule's default.
 
-        For `sgd` that is 0.06 at 16 images per group without momentum: less with momentum, which adds up what
-        it is given; in proportion for smaller groups; with the square root of larger ones, up to twice; and less
-        where so many groups are computed at once, on copies, that their gradients are stale.
+        For `sgd` that is 0.06 at 16 images per group without momentum: less with momentum, which adds up
+        what it is given; in proportion for smaller groups; with the square root of larger ones, up to
+        twice; and less where so many groups are computed at once, on copies, that their gradients are
+        stale.
 
         Args:
             groups_in_flight: Of all workers together; 0 where it does not matter, or is not known.
