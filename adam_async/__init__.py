@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from adam_async.config import Config, Waits, make_config
     from adam_async.data_server.dataset import Dataset, make_dataset
     from adam_async.data_server.datasets import load as load_dataset
-    from adam_async.driver import EpochResult, RunResult
     from adam_async.errors import (
         AdamError,
         ConfigError,
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     )
     from adam_async.model.spec import ModelSpec
     from adam_async.ports import Disk
+    from adam_async.run_result import EpochResult, RunResult
     from adam_async.timeline import Timeline
 
 __all__ = [
@@ -62,7 +62,7 @@ _HOMES = {
     "config": ("Config", "Waits", "make_config"),
     "data_server.dataset": ("Dataset", "make_dataset"),
     "data_server.datasets": ("load_dataset",),
-    "driver": ("EpochResult", "RunResult"),
+    "run_result": ("EpochResult", "RunResult"),
     "errors": (
         "AdamError",
         "ConfigError",

@@ -18,13 +18,14 @@ from adam_async.cluster import LocalCluster
 from adam_async.cluster_processes import ProcessCluster
 from adam_async.config import COMMAND_LINE, ENVIRONMENT, Config, from_environment, from_toml, make_config
 from adam_async.data_server.dataset import Dataset
-from adam_async.driver import Driver, EpochResult, RunResult
+from adam_async.driver import Driver
 from adam_async.entrypoints import check_address, cluster_network
 from adam_async.errors import ConfigError
 from adam_async.live_table import LiveTable
 from adam_async.machine import describe_machine, usable_cores
 from adam_async.ports import Disk, system_entropy
 from adam_async.report import Report, build_report, write
+from adam_async.run_result import EpochResult, RunResult
 from adam_async.saved_model import save_model
 from adam_async.timeline import Timeline
 from transport import BufferPool, Identity

@@ -17,7 +17,7 @@ from adam_async.config import Config
 from adam_async.controller.service import Controller
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.service import DataServer
-from adam_async.driver import Driver, EpochResult, RunResult
+from adam_async.driver import Driver
 from adam_async.errors import first_cause
 from adam_async.machine import usable_cores
 from adam_async.messages import role_table
@@ -27,6 +27,7 @@ from adam_async.model.spec import ModelSpec
 from adam_async.model_worker.service import ModelWorker
 from adam_async.parameter_server.service import ParameterServer
 from adam_async.ports import system_entropy
+from adam_async.run_result import EpochResult, RunResult
 from adam_async.shard_storage import StorageShelf
 from adam_async.timeline import Timeline
 from transport import BufferPool, Identity, LocalNetwork, Network

@@ -20,13 +20,14 @@ import msgspec
 from adam_async.child_process import ChildProcess, how_it_ended
 from adam_async.cli_parent import Orders
 from adam_async.config import Config
-from adam_async.driver import Driver, EpochResult, RunResult
+from adam_async.driver import Driver
 from adam_async.entrypoints import LOOPBACK, cluster_network
 from adam_async.errors import DeadlineExceeded, RoleDied, first_cause
 from adam_async.machine import usable_cores
 from adam_async.model import warm_up_kernels
 from adam_async.model.spec import ModelSpec
 from adam_async.ports import system_entropy
+from adam_async.run_result import EpochResult, RunResult
 from adam_async.timeline import Timeline
 from dataflow import ComputePool
 from transport import BufferPool, Identity

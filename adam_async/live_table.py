@@ -10,9 +10,9 @@ from importlib import util
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
-from adam_async.driver import EpochResult, Progress
 from adam_async.model.network import Network
 from adam_async.report import Report
+from adam_async.run_result import EpochResult, Progress
 
 if TYPE_CHECKING:
     from rich.live import Live

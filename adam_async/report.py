@@ -14,10 +14,10 @@ import msgspec
 
 from adam_async.baseline import Baseline
 from adam_async.config import Config
-from adam_async.driver import EpochResult, RunResult
 from adam_async.machine import Machine
 from adam_async.model.working_set import Level, WorkingSet, working_sets
 from adam_async.ports import Disk
+from adam_async.run_result import EpochResult, RunResult
 from adam_async.staleness import Staleness, add_up
 from dataflow import EngineStatistics, PoolStatistics
 

@@ -24,12 +24,12 @@ from adam_async import cluster
 from adam_async.config import Config
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.datasets import load
-from adam_async.driver import EpochResult, RunResult
 from adam_async.errors import DeadlineExceeded, RunFailed, first_cause
 from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.model.spec import ModelSpec
 from adam_async.ports import Disk
+from adam_async.run_result import EpochResult, RunResult
 
 CLOSE_S = 30.0
 """How long leaving the block may take: compute threads finish the group they are in."""

@@ -90,7 +90,7 @@ class Recorder:
             self.close()
 
     def close(self) -> None:
-        """Send what has been collected: there are no more groups for now."""
+        """Send what has been collected: nobody waits for more of it."""
         groups, self._groups = self._groups, []
         if not groups:
             return

@@ -10,12 +10,12 @@ from adam_async.baseline import Baseline
 from adam_async.cluster import LocalCluster
 from adam_async.config import Config
 from adam_async.data_server.datasets import load
-from adam_async.driver import EpochResult, Progress, RunResult
 from adam_async.live_table import LiveTable, busy_share, introduction, summary, why_not_one
 from adam_async.machine import describe_machine
 from adam_async.model import Network, named_model
 from adam_async.ports import Disk
 from adam_async.report import Report, build_report
+from adam_async.run_result import EpochResult, Progress, RunResult
 
 MODEL = Network(named_model("mnist-adam"))
 DATA = {

@@ -20,12 +20,12 @@ from adam_async.config import Config
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.datasets import load
 from adam_async.dice import Dice
-from adam_async.driver import EpochResult, RunResult
 from adam_async.machine import describe_machine, pinned_cpus
 from adam_async.messages import role_table
 from adam_async.model import Network, named_model
 from adam_async.ports import Disk, system_entropy
 from adam_async.report import Report, build_report, to_json, write
+from adam_async.run_result import EpochResult, RunResult
 from transport import Identity, Link, TcpNetwork
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "report.md"

@@ -14,8 +14,8 @@ import uvloop
 from adam_async import sync
 from adam_async.config import Config, Waits
 from adam_async.data_server.dataset import Dataset, make_dataset
-from adam_async.driver import EpochResult
 from adam_async.errors import ConfigError, DataError, DeadlineExceeded, RunFailed
+from adam_async.run_result import EpochResult
 
 SMALL = Config(epochs=2, threads=1)
 
