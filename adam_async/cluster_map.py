@@ -30,6 +30,23 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     changed: int = 0
 
 
+class ResumeRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a run that continues another one takes up."""
+
+    epoch: int
+    """The epoch in progress."""
+    finished: tuple[tuple[int, int], ...]
+    """Ranges of its groups that are trained."""
+    clock: int
+    """Steps that the fastest replica has behind it."""
+    results: tuple[dict[str, Any], ...] = ()
+    """What came of the epochs before, in order; their clocks and counts are not begun anew."""
+    images: int = 0
+    """Images of the groups in `finished`."""
+    loss: float = 0.0
+    """Mean over them."""
+
+
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The run. Submitted, advanced from epoch to epoch and ended by its driver."""
 
@@ -46,6 +63,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Why the run failed."""
     lost: str = ""
     """The role by whose loss it failed, if it did by one."""
+    resumed: ResumeRecord | None = None
+    """Where it takes up, if it continues another run: servers then wait for their shards from the driver."""
     changed: int = 0
 
 
@@ -56,7 +75,17 @@ class EpochRecord(msgspec.Struct, frozen=True, kw_only=True):
     number: int
     groups: int
     shares: dict[str, tuple[int, int]]
-    """Replica (as text, for msgpack) to its range of groups."""
+    """Replica (as text, for msgpack) to its range of groups; or with `turn`, to its place and the number
+    of places: of the turns 0, 1, 2, ... it has those whose number, modulo places, is its place."""
+    turn: int = 0
+    """With ssp and bsp: groups go to replicas in turns of so many, the groups of one step. 0: in ranges."""
+    first_clock: int = 0
+    """Where every replica's clock stands when the epoch begins. 0 in asp."""
+    finished: tuple[tuple[int, int], ...] = ()
+    """Ranges of groups that were trained before the run was resumed."""
+    paused: int = 0
+    """Set by the data server while it leases nothing and nothing is leased: groups finished. The driver sets
+    it back to 0 when its checkpoint is taken."""
     ended: bool = False
     result: dict[str, Any] = {}
     """Set by the data server with `ended`: images, loss, seconds."""

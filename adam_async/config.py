@@ -82,6 +82,31 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Groups whose gradients are summed into one push (n_push of Downpour)."""
     pull_every: int = 1
     """Steps between two pulls (n_fetch of Downpour)."""
+    consistency: str = "asp"
+    """How far replicas may be apart: ``asp`` (any distance), ``ssp:S`` (S steps), ``bsp`` (in lockstep)."""
+    warm_start: int = 0
+    """Groups that one replica trains alone, before the others begin."""
+    schedule: Literal["constant", "step", "cosine"] = "constant"
+    """How the rate changes: not, by `decay` every `decay_every` epochs, or along half a cosine to 0."""
+    warm_up: float = 0.0
+    """Epochs over which the rate rises from 0, before its schedule."""
+    decay: float = 0.5
+    """Factor of schedule ``step``."""
+    decay_every: float = 1.0
+    """Epochs between two falls of schedule ``step``."""
+    clip: float = 0.0
+    """Largest norm of the gradient that a worker pushes, over all tensors; 0 leaves it as it is."""
+    layer_rate: float = 0.0
+    """Layer-wise rate control: a tensor's rate is at most so many times |weights| / |gradient|; 0 is off."""
+    scale_by_staleness: bool = False
+    """Whether servers divide a push's rate by 1 + its staleness."""
+    lag: int = 0
+    """With ``bsp``: steps by which a gradient's values may be behind, so that sums travel while the next step
+    computes; 0 or 1."""
+    checkpoint_every: int = 0
+    """Groups between two checkpoints in an epoch, if there is a folder for them; 0: at epoch ends only."""
+    record: bool = False
+    """Whether roles keep what a replay needs: order, read versions and batch boundaries."""
     protocol: Literal["auto", "delta", "factors"] = "auto"
     """How weight gradients of dense layers travel: by fewer bytes, or always one way."""
     weights: Literal["auto", "copy", "aliased"] = "auto"
@@ -114,10 +139,32 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise ConfigError(f"momentum must be in [0, 1), not {self.momentum}")
         if self.momentum and self.rule != "sgd":
             raise ConfigError(f"momentum belongs to rule sgd; rule {self.rule} keeps its own averages")
+        self._check_consistency()
         if self.weights == "aliased":
             self._check_aliased()
         if not 0 <= self.until_accuracy <= 1:
             raise ConfigError(f"until_accuracy is a share between 0 and 1, not {self.until_accuracy}")
+
+    def _check_consistency(self) -> None:
+        if not re.fullmatch(r"asp|bsp|ssp:\d{1,9}", self.consistency):
+            raise ConfigError(
+                f"consistency must be asp, ssp:S with a whole number S of steps, or bsp, "
+                f"not {self.consistency!r}"
+            )
+        if self.lag and self.consistency != "bsp":
+            raise ConfigError(f"lag={self.lag} belongs to consistency bsp, not {self.consistency}")
+
+    @property
+    def slack(self) -> int | None:
+        """Steps by which a replica may lead the slowest one; None where there is no bound."""
+        if self.consistency == "asp":
+            return None
+        return self.lag if self.synchronous else int(self.consistency.partition(":")[2])
+
+    @property
+    def synchronous(self) -> bool:
+        """Whether the pushes of a step are added up and applied once."""
+        return self.consistency == "bsp"
 
     def _check_aliased(self) -> None:
         if self.processes:
@@ -127,6 +174,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 raise ConfigError(f"weights=aliased pushes and pulls nothing: {name} must be 1")
         if self.protocol != "auto":
             raise ConfigError(f"weights=aliased pushes nothing: protocol {self.protocol} has no meaning")
+        for name, plain in _IN_PLACE.items():
+            if getattr(self, name) != plain:
+                raise ConfigError(
+                    f"weights=aliased needs {name}={plain}: threads apply each gradient as they have it"
+                )
 
     def weights_in(self, *, one_process: bool) -> Literal["copy", "aliased"]:
         """How workers hold weights: as asked for, or in place wherever that is allowed.
@@ -140,7 +192,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         if self.weights == "aliased" and not one_process:
             raise ConfigError("weights=aliased needs all roles in one process, joined by local links")
         cadence = self.push_every == self.pull_every == 1 and self.protocol == "auto"
-        if self.weights == "copy" or not (one_process and cadence):
+        plain = all(getattr(self, name) == value for name, value in _IN_PLACE.items())
+        if self.weights == "copy" or not (one_process and cadence and plain):
             return "copy"
         return "aliased"
 
@@ -185,6 +238,15 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 FRESH_GROUPS = 5 / 3
 """So many groups in flight on copies are stale by too little to need a lower rate."""
 
+_IN_PLACE = {
+    "consistency": "asp",
+    "clip": 0.0,
+    "layer_rate": 0.0,
+    "scale_by_staleness": False,
+    "record": False,
+}
+"""Options, and the values that training in place leaves them at."""
+
 _LEAST = {
     "epochs": 1,
     "replicas": 1,
@@ -199,6 +261,14 @@ _LEAST = {
     "seed": 0,
     "shard_bytes": 64,
     "read_ahead": 1,
+    "warm_start": 0,
+    "warm_up": 0.0,
+    "decay": 0.0,
+    "decay_every": 0.001,
+    "clip": 0.0,
+    "layer_rate": 0.0,
+    "lag": 0,
+    "checkpoint_every": 0,
 }
 
 MOST = {
@@ -206,6 +276,8 @@ MOST = {
     "in_flight": 4096,  # each has its own memory
     "replicas": 1024,
     "servers": 64,  # one for each bucket
+    "lag": 1,
+    "decay": 1.0,
     "shard_bytes": 1 << 25,  # half of what one message may hold
     "read_ahead": 1024,  # after a broken link a worker names all it holds in one message
 }

@@ -13,6 +13,8 @@ Conversations, with the tensors that ride along in brackets:
     worker - parameter server    Push [deltas or factors] -> Pushed [values], Tick -> Ticked
     worker - same, in place      Record -> Recorded
     worker, driver - same        Pull -> Values [values]
+    driver - parameter server    ReadShards -> ShardStates [values, rule state], LoadShards [same] -> Loaded
+    driver - server, worker      GetRecord -> RecordPart [bytes]
     driver - any role            GetStatistics -> Statistics [values]
     driver - same, but ctrl.     GetProfile -> Profile [events]
 
@@ -82,6 +84,8 @@ class Finished(msgspec.Struct, frozen=True, array_like=True):
     attempt: int
     images: int
     loss: float
+    clock: int = 0
+    """Step of the replica that it was in."""
 
 
 class LeaseGroups(Body, frozen=True, kw_only=True):
@@ -103,6 +107,9 @@ class Lease(msgspec.Struct, frozen=True, array_like=True):
     number: int
     attempt: int
     images: int
+    progress: float = 0.0
+    """Epochs of the run that lie before it, for its replica: 1.25 is a quarter into the second. Schedules go
+    by this, so that a rate depends on the group alone."""
 
 
 class Groups(Body, frozen=True, kw_only=True):
@@ -111,6 +118,10 @@ class Groups(Body, frozen=True, kw_only=True):
     leases: tuple[Lease, ...] = ()
     last: bool = False
     """Nothing more waits for this replica: a step that is being collected ends with these groups."""
+    clock: int = 0
+    """The first of these groups begins no earlier than this clock: the replica ticks up to it. 0 in asp."""
+    end: int = 0
+    """With `last`: once these groups are pushed the replica ticks up to this clock, where all meet."""
 
 
 class ReportGroups(Body, frozen=True, kw_only=True):
@@ -202,6 +213,8 @@ class Pushed(Body, frozen=True, kw_only=True):
 
     versions: tuple[int, ...]
     problems: tuple[Problem, ...] = ()
+    clock: int = 0
+    """With values: all pushes of live replicas up to this clock are in them."""
 
 
 class StepRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -256,14 +269,81 @@ class Pull(Body, frozen=True, kw_only=True):
     run: str
     generation: int
     shards: tuple[int, ...]
+    clock: int = 0
+    """Answer when all pushes of live replicas up to this clock are in the values; 0: at once."""
+    wait_s: float = 0.0
+    """But answer after this long at the latest, then perhaps without values."""
 
 
 class Values(Body, frozen=True, kw_only=True):
     """Tensor: the values of the shards asked for, one after the other, flat, copied by the server."""
 
     versions: tuple[int, ...]
+    """Empty, and no tensor, if the clock that was asked for had not come within the time."""
     clock: int
-    """Slowest clock of these shards: where a joining replica starts."""
+    """Slowest clock of these shards: all pushes of live replicas up to it are in the values, and a joining
+    replica starts there."""
+    behind: tuple[int, ...] = ()
+    """Without values: the replicas that are waited for."""
+
+
+# --- driver and parameter server -------------------------------------------------------------
+
+
+class ShardState(msgspec.Struct, frozen=True, array_like=True):
+    """Everything that travels with a shard, beside its values and its rule state."""
+
+    shard: int
+    version: int
+    clocks: dict[str, int]
+    """Replica (as text) to the step that it has finished."""
+    numbers: tuple[tuple[int, int, int], ...]
+    """Dedup table: session, incarnation, number of the last push ordered."""
+
+
+class ReadShards(Body, frozen=True, kw_only=True):
+    """Ask for shards with all that travels with them. What came before on the same link is in them."""
+
+    run: str
+    generation: int
+    shards: tuple[int, ...]
+
+
+class ShardStates(Body, frozen=True, kw_only=True):
+    """Tensors: for each shard its values (flat), then its rule's arrays in the order of `arrays`."""
+
+    states: tuple[ShardState, ...]
+    arrays: tuple[str, ...]
+    """Names of the rule's arrays: elementwise ones, then those of one number per shard."""
+
+
+class LoadShards(Body, frozen=True, kw_only=True):
+    """Set shards of a run that is preparing. Tensors as in `ShardStates`."""
+
+    run: str
+    generation: int
+    states: tuple[ShardState, ...]
+    arrays: tuple[str, ...]
+
+
+class Loaded(Body, frozen=True, kw_only=True):
+    """Acknowledgement of `LoadShards`. `left` counts shards of this server that wait for theirs."""
+
+    left: int
+
+
+class GetRecord(Body, frozen=True, kw_only=True):
+    """Ask a server or worker that records for bytes `start` to `stop` of what it noted."""
+
+    run: str
+    start: Annotated[int, msgspec.Meta(ge=0)]
+    stop: int
+
+
+class RecordPart(Body, frozen=True, kw_only=True):
+    """Tensor: these bytes. `total` is how many there are."""
+
+    total: int
 
 
 # --- driver and any role ---------------------------------------------------------------------
@@ -315,6 +395,12 @@ TABLE: dict[type[Body], frozenset[tuple[str, str]]] = {
     Ticked: frozenset({("ps", "worker")}),
     Pull: frozenset({("worker", "ps"), ("driver", "ps")}),
     Values: frozenset({("ps", "worker"), ("ps", "driver")}),
+    ReadShards: frozenset({("driver", "ps")}),
+    ShardStates: frozenset({("ps", "driver")}),
+    LoadShards: frozenset({("driver", "ps")}),
+    Loaded: frozenset({("ps", "driver")}),
+    GetRecord: frozenset({("driver", "ps"), ("driver", "worker")}),
+    RecordPart: frozenset({("ps", "driver"), ("worker", "driver")}),
     GetStatistics: frozenset(("driver", role) for role in ROLES if role != "driver"),
     Statistics: frozenset((role, "driver") for role in ROLES if role != "driver"),
     GetProfile: frozenset(("driver", role) for role in PROFILED),
