@@ -35,6 +35,8 @@ class Waits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """All roles of a run to join and prepare."""
     grace_s: float = 2.0
     """A node whose link broke may come back this long before it counts as lost."""
+    clock_s: float = 120.0
+    """A worker that waits for the others' clocks sees the slowest one advance at least this often."""
     replica_s: float = 60.0
     """A run without any live replica waits this long for one."""
     drain_s: float = 5.0
