@@ -52,6 +52,28 @@ class TrainOptions:
     """Groups whose gradients are summed into one push."""
     pull_every: int | None = None
     """Steps between two pulls."""
+    consistency: str | None = None
+    """How far replicas may be apart: asp (any distance), ssp:S (S steps), or bsp (in lockstep)."""
+    lag: int | None = None
+    """With bsp: steps by which values may be behind, 0 or 1; sums travel while the next step computes."""
+    warm_start: int | None = None
+    """Groups that one replica trains alone, before the others begin."""
+    schedule: Literal["constant", "step", "cosine"] | None = None
+    """How the rate changes: not, by a factor every so many epochs, or along half a cosine to 0."""
+    warm_up: float | None = None
+    """Epochs over which the rate rises from 0, before its schedule."""
+    decay: float | None = None
+    """Factor of schedule step."""
+    decay_every: float | None = None
+    """Epochs between two falls of schedule step."""
+    clip: float | None = None
+    """Largest norm of the gradient that a worker pushes, over all tensors; 0 leaves it as it is."""
+    layer_rate: float | None = None
+    """Keep each tensor's rate at most so many times |weights| / |gradient|; 0 is off."""
+    scale_by_staleness: bool | None = None
+    """Divide a push's rate by 1 + its staleness."""
+    checkpoint_every: int | None = None
+    """Groups between two checkpoints in an epoch; 0: at epoch ends only."""
     weights: Literal["auto", "copy", "aliased"] | None = None
     """Train on a copy, or in place on the servers' memory; auto does that in one process where it can."""
     protocol: Literal["auto", "delta", "factors"] | None = None

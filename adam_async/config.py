@@ -142,6 +142,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         if self.momentum and self.rule != "sgd":
             raise ConfigError(f"momentum belongs to rule sgd; rule {self.rule} keeps its own averages")
         self._check_consistency()
+        self._check_rates()
         if self.weights == "aliased":
             self._check_aliased()
         if not 0 <= self.until_accuracy <= 1:
@@ -155,6 +156,36 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             )
         if self.lag and self.consistency != "bsp":
             raise ConfigError(f"lag={self.lag} belongs to consistency bsp, not {self.consistency}")
+        if self.synchronous and self.pull_every != 1:
+            raise ConfigError(
+                f"pull_every={self.pull_every} cannot be with consistency bsp, where every step reads the "
+                "sum of the one before: leave pull_every at 1; push_every makes steps longer"
+            )
+        if self.synchronous and self.scale_by_staleness:
+            raise ConfigError(
+                "scale_by_staleness has no meaning with consistency bsp, where every step is as stale as "
+                "lag says: leave it off, and lower the rate"
+            )
+
+    def _check_rates(self) -> None:
+        if self.warm_up and self.warm_up >= self.epochs:
+            raise ConfigError(
+                f"warm_up={self.warm_up} leaves nothing of epochs={self.epochs}: "
+                "lower warm_up or train longer"
+            )
+        if not self.decay:
+            raise ConfigError("decay=0 would end the training: give a factor above 0 and up to 1")
+        for name, plain in _OF_STEPS.items():
+            if self.schedule != "step" and getattr(self, name) != plain:
+                raise ConfigError(
+                    f"{name}={getattr(self, name)} belongs to schedule step, not {self.schedule}: "
+                    f"give schedule step too, or leave {name} out"
+                )
+        if self.layer_rate and self.rule != "sgd":
+            raise ConfigError(
+                f"layer_rate={self.layer_rate} belongs to rule sgd; rule {self.rule} divides by the "
+                "gradient's size itself"
+            )
 
     @property
     def slack(self) -> int | None:
@@ -248,6 +279,9 @@ _IN_PLACE = {
     "record": False,
 }
 """Options, and the values that training in place leaves them at."""
+
+_OF_STEPS = {"decay": 0.5, "decay_every": 1.0}
+"""Options of schedule ``step``, and their defaults."""
 
 _LEAST = {
     "epochs": 1,

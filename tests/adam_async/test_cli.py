@@ -80,7 +80,7 @@ async def test_without_options_the_defaults_hold() -> None:
 
 
 def test_every_option_of_a_run_is_on_the_command_line_but_those_of_tests() -> None:
-    assert set(FIELDS) - set(TrainOptions().layer()) == {"dtype", "read_ahead", "waits"}
+    assert set(FIELDS) - set(TrainOptions().layer()) == {"dtype", "read_ahead", "waits", "record"}
 
 
 def test_options_are_written_with_dashes() -> None:
@@ -89,6 +89,22 @@ def test_options_are_written_with_dashes() -> None:
     assert options.layer()["images_per_group"] == 64
     assert options.layer()["processes"] is True
     assert options.layer()["rate"] == 0.01
+
+
+async def test_a_mode_and_a_schedule_are_asked_for_in_words() -> None:
+    bounded = await configured("--consistency", "ssp:4", "--warm-start", "100", "--scale-by-staleness")
+    together = await configured(
+        "--consistency", "bsp", "--lag", "1", "--clip", "2.5", "--layer-rate", "0.002"
+    )
+    falling = await configured(
+        "--schedule", "step", "--decay", "0.1", "--decay-every", "2", "--warm-up", "0.5"
+    )
+    kept = await configured("--checkpoint-every", "500")
+
+    assert bounded == Config(consistency="ssp:4", warm_start=100, scale_by_staleness=True)
+    assert together == Config(consistency="bsp", lag=1, clip=2.5, layer_rate=0.002)
+    assert falling == Config(schedule="step", decay=0.1, decay_every=2.0, warm_up=0.5)
+    assert kept == Config(checkpoint_every=500)
 
 
 def test_a_role_is_told_where_its_controller_is() -> None:
@@ -125,6 +141,9 @@ def test_words_that_mean_nothing_are_named(words: list[str], claim: str) -> None
         (["--epochs", "0"], "epochs must be"),
         (["--momentum", "1.5"], "momentum must be"),
         (["--threads", "100000"], "per core"),
+        (["--consistency", "ssp"], "consistency must be asp, ssp:S with a whole number S of steps, or bsp"),
+        (["--consistency", "bsp", "--pull-every", "2"], "leave pull_every at 1"),
+        (["--schedule", "cosine", "--decay", "0.1"], "or leave decay out"),
         (["--config", "/no/such/file.toml"], "--config /no/such/file.toml cannot be read"),
         (["--processes", "--controller", "tcp://127.0.0.1:1"], "give one of them"),
         (["--token-file", "x"], "--controller, which is not given"),

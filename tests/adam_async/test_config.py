@@ -90,6 +90,27 @@ def test_a_file_with_a_wrong_key_is_told_the_nearest(text, said):
         ({"in_flight": 4097}, "in_flight must be at most 4096, not 4097"),
         ({"replicas": 1025}, "replicas must be at most 1024, not 1025"),
         ({"servers": 65}, "servers must be at most 64, not 65"),
+        ({"consistency": "ssp"}, "consistency must be asp, ssp:S with a whole number S of steps, or bsp"),
+        ({"consistency": "ssp:-1"}, "not 'ssp:-1'"),
+        ({"lag": 1}, "lag=1 belongs to consistency bsp, not asp"),
+        ({"lag": 2, "consistency": "bsp"}, "lag must be at most 1, not 2"),
+        ({"pull_every": 2, "consistency": "bsp"}, "leave pull_every at 1; push_every makes steps longer"),
+        ({"scale_by_staleness": True, "consistency": "bsp"}, "leave it off, and lower the rate"),
+        ({"warm_up": 3}, "warm_up=3.0 leaves nothing of epochs=3: lower warm_up or train longer"),
+        ({"warm_up": -1}, "warm_up must be a number of at least 0.0, not -1.0"),
+        ({"warm_start": -1}, "warm_start must be a number of at least 0, not -1"),
+        ({"schedule": "linear"}, "schedule must be one of constant, step, cosine, not 'linear'"),
+        ({"schedule": "step", "decay": 0}, "give a factor above 0 and up to 1"),
+        ({"schedule": "step", "decay": 1.5}, "decay must be at most 1.0, not 1.5"),
+        ({"schedule": "step", "decay_every": 0}, "decay_every must be a number of at least 0.001"),
+        ({"decay": 0.1}, "decay=0.1 belongs to schedule step, not constant: give schedule step too"),
+        ({"decay_every": 2, "schedule": "cosine"}, "or leave decay_every out"),
+        ({"clip": -1}, "clip must be a number of at least 0.0"),
+        ({"layer_rate": 0.002, "rule": "adagrad"}, "layer_rate=0.002 belongs to rule sgd"),
+        ({"checkpoint_every": -1}, "checkpoint_every must be a number of at least 0"),
+        ({"weights": "aliased", "consistency": "bsp"}, "weights=aliased needs consistency=asp"),
+        ({"weights": "aliased", "clip": 1}, "weights=aliased needs clip=0.0"),
+        ({"weights": "aliased", "record": True}, "weights=aliased needs record=False"),
         ({"colour": "red"}, "colour"),
         ({"waits": {"answer_s": 0}}, "waits.answer_s must be a positive number of seconds, not 0.0"),
         ({"waits": {"grace_s": "nan"}}, "waits.grace_s"),
@@ -105,6 +126,32 @@ def test_a_wrong_value_is_named_with_its_option(values, said):
 def test_a_config_survives_the_cluster_map():
     config = make_config({"rule": "adam", "waits": {"call_s": 1.5}, "until_accuracy": 0.5})
     assert make_config(msgspec.json.decode(msgspec.json.encode(config))) == config
+
+
+@pytest.mark.parametrize(
+    ("values", "slack", "synchronous"),
+    [
+        ({}, None, False),
+        ({"consistency": "ssp:3"}, 3, False),
+        ({"consistency": "ssp:0"}, 0, False),
+        ({"consistency": "bsp"}, 0, True),
+        ({"consistency": "bsp", "lag": 1}, 1, True),
+    ],
+)
+def test_the_slack_of_a_mode_is_a_number_of_steps_and_only_asp_has_none(values, slack, synchronous):
+    config = make_config(values)
+    assert (config.slack, config.synchronous) == (slack, synchronous)
+
+
+def test_a_step_may_be_longer_than_what_is_in_flight_in_every_mode():
+    for consistency in ("asp", "ssp:2", "bsp"):
+        assert make_config({"consistency": consistency, "push_every": 8, "in_flight": 1}).push_every == 8
+
+
+@pytest.mark.parametrize("values", [{"consistency": "ssp:9"}, {"clip": 1}, {"scale_by_staleness": True}])
+def test_what_needs_a_copy_is_not_trained_in_place_unless_asked_for(values):
+    assert make_config({}).weights_in(one_process=True) == "aliased"
+    assert make_config(values).weights_in(one_process=True) == "copy"
 
 
 def test_threads_share_the_cores_and_never_fall_to_zero():
