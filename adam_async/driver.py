@@ -39,7 +39,7 @@ from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.model.network import Network as Model
 from adam_async.model.spec import ModelSpec
 from adam_async.parameter_server.client import ParameterClient, SessionIdentity
-from adam_async.placement import shard_table
+from adam_async.placement import holders, shard_table
 from adam_async.run_result import EpochResult, Progress, RunResult
 from adam_async.snapshot import pull_snapshot
 from adam_async.staleness import add_up
@@ -233,7 +233,7 @@ class Driver:
         cluster = await self._wait_training(run)
         async with AsyncExitStack() as stack:
             group = await stack.enter_async_context(asyncio.TaskGroup())
-            client = self._client(cluster)
+            client = self._client(cluster, model)
             for name, work in (("parameters", client.run()), ("failure", self._raise_failure(run))):
                 stack.callback(group.create_task(work, name=f"{self._identity.node}/{name}").cancel)
             weights: dict[str, NDArray[Any]] = {}
@@ -361,9 +361,10 @@ class Driver:
 
     # --- evaluation --------------------------------------------------------------------------
 
-    def _client(self, cluster: ClusterMap) -> ParameterClient:
+    def _client(self, cluster: ClusterMap, model: Model) -> ParameterClient:
         run = cluster.run
         assert run is not None
+        servers = holders(self._table(model), cluster.buckets)
         return ParameterClient(
             network=self._network,
             identity=self._identity,
@@ -374,7 +375,7 @@ class Driver:
                 replica=-1,
                 generation=cluster.generation,
             ),
-            addresses={server: cluster.nodes[server].address for server in sorted(set(cluster.buckets))},
+            addresses={server: cluster.nodes[server].address for server in servers},
             waits=self._waits,
             traffic=self._traffic,
         )

@@ -146,3 +146,12 @@ def assign_buckets(table: ShardTable, servers: Sequence[NodeId]) -> list[NodeId]
     for shard in table.shards:
         loads[shard.bucket] += shard.size * table.item_bytes
     return [servers[index] for index in spread(loads, len(servers))]
+
+
+def holders(table: ShardTable, buckets: Sequence[str]) -> tuple[str, ...]:
+    """The servers that hold a shard of the table, in the order of their names; a bucket may be empty.
+
+    Args:
+        buckets: Primary of each bucket.
+    """
+    return tuple(sorted({buckets[shard.bucket] for shard in table.shards}))

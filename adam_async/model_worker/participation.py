@@ -30,7 +30,7 @@ from adam_async.model_worker.aliased import Aliased
 from adam_async.model_worker.copied import Copied
 from adam_async.model_worker.way import WayOfTraining
 from adam_async.parameter_server.client import ParameterClient, SessionIdentity
-from adam_async.placement import shard_table
+from adam_async.placement import holders, shard_table
 from adam_async.shard_storage import ShardStorage
 from adam_async.timeline import Timeline
 from adam_async.traffic import Traffic
@@ -88,7 +88,7 @@ class Participation:
             generation=cluster.generation,
         )
         reach: dict[str, Any] = {"network": network, "identity": identity, "waits": waits, "traffic": traffic}
-        addresses = {server: cluster.nodes[server].address for server in sorted(set(cluster.buckets))}
+        addresses = {server: cluster.nodes[server].address for server in holders(table, cluster.buckets)}
         self._client = ParameterClient(session=pushing, addresses=addresses, **reach)
         common: dict[str, Any] = {
             "model": self._model,

@@ -45,6 +45,8 @@ class Landing:
         self._puller = puller
         self._missing = expected
         self._on_landed = on_landed
+        self.clock: int | None = None
+        """All pushes of live replicas up to this clock are in what has arrived; None before anything has."""
         self._assemblies: dict[str, _Assembly] = {}
 
     def into(self, specs: Sequence[ShardSpec]) -> NDArray[Any] | None:
@@ -57,8 +59,11 @@ class Landing:
             return None
         return self._assembly(first.tensor).array[first.start : last.stop]
 
-    def arrived(self, specs: Sequence[ShardSpec], versions: Sequence[int], flat: NDArray[Any]) -> None:
-        """Take one answer: the shards' versions, and their values one after the other."""
+    def arrived(
+        self, specs: Sequence[ShardSpec], versions: Sequence[int], flat: NDArray[Any], clock: int
+    ) -> None:
+        """Take one answer: the shards' versions, their values one after the other, and their clock."""
+        self.clock = clock if self.clock is None else min(self.clock, clock)
         at = 0
         for spec, version in zip(specs, versions, strict=True):
             end = at + spec.stop - spec.start
@@ -165,7 +170,7 @@ class Puller:
         self, landing: Landing, specs: tuple[ShardSpec, ...], values: Values, flat: NDArray[Any]
     ) -> None:
         self.clock = values.clock
-        landing.arrived(specs, values.versions, flat)
+        landing.arrived(specs, values.versions, flat, values.clock)
 
     def fresh(self, tensor: str) -> NDArray[Any]:
         """Memory for a whole tensor, flat."""

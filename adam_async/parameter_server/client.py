@@ -87,8 +87,12 @@ class StepPush:
     pull: bool = False
 
 
-OnValues = Callable[[Sequence[int], NDArray[Any]], None]
-"""Takes the versions of the shards asked for, and their values, one after the other, flat."""
+OnValues = Callable[[Sequence[int], NDArray[Any], int], None]
+"""Takes the versions of the shards asked for, their values, one after the other, flat, and the clock up to
+which all pushes of live replicas are in them (0 in asp, where nobody waits for a clock)."""
+
+OnBehind = Callable[[Values], None]
+"""Takes an answer without values: how far the slowest clock is, and which replicas are waited for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -344,7 +348,7 @@ class ParameterClient:
             if not session.settle_push(acknowledged, len(body.shards)):
                 return False
             if on_values is not None:
-                on_values(acknowledged.versions, _values_of(answer))
+                on_values(acknowledged.versions, _values_of(answer), acknowledged.clock)
             return True
 
         self.channels[server].say(
@@ -398,22 +402,44 @@ class ParameterClient:
         shards: Sequence[ShardId],
         on_values: Callable[[Values, NDArray[Any]], None],
         *,
+        clock: int = 0,
         into: NDArray[Any] | None = None,
+        on_behind: OnBehind | None = None,
     ) -> None:
         """Ask for values; they contain everything pushed to this server before. Never waits.
 
         Args:
             on_values: Called once with the answer and the values, one shard after the other, flat.
+            clock: Ask for values in which all pushes of live replicas up to this clock are; 0: for those of
+                now. The question is asked again for as long as they are not there.
             into: Where the values shall land; without it they lie in pooled memory.
+            on_behind: Called each time the server had to answer without values, before it is asked again,
+                which is at least every half of `answer_s`. It must not raise.
         """
-        body = Pull(run=self._session.run, generation=self._session.generation, shards=tuple(shards))
+        body = Pull(
+            run=self._session.run,
+            generation=self._session.generation,
+            shards=tuple(shards),
+            clock=clock,
+            wait_s=self._waits.answer_s / 2 if clock else 0.0,
+        )
+        message, channel = pack(body), self.channels[server]
+
+        def ask() -> None:
+            exchange = Exchange(message=message, on_answer=on_answer, into=None if into is None else (into,))
+            channel.say(exchange)
 
         def on_answer(answer: Message) -> bool:
-            on_values(unpack(answer, Values), _values_of(answer))
+            values = unpack(answer, Values)
+            if shards and not values.versions:
+                if on_behind is not None:
+                    on_behind(values)
+                ask()
+            else:
+                on_values(values, _values_of(answer))
             return True
 
-        exchange = Exchange(message=pack(body), on_answer=on_answer, into=None if into is None else (into,))
-        self.channels[server].say(exchange)
+        ask()
 
     def tick(self, server: str, shards: Sequence[ShardId], clock: int) -> None:
         """Tell a server that step `clock` ended without a push for these shards. Never waits."""
@@ -444,7 +470,7 @@ class ParameterClient:
         """Wait until every server may be pushed to. Cancelling it loses nothing.
 
         Raises:
-            ShardUnavailable: A server owed answers for `patience_s`.
+            ShardUnavailable: A server owed answers, and gave none, for `patience_s`.
         """
         for channel in self.channels.values():
             if channel.session.may_push:
@@ -459,16 +485,19 @@ class ParameterClient:
         """Wait until everything asked so far is answered. Cancelling it loses nothing.
 
         Raises:
-            ShardUnavailable: A server owed answers for `patience_s`.
+            ShardUnavailable: A server owed answers, and gave none, for `patience_s`.
         """
         for channel in self.channels.values():
             await self._wait(channel, lambda: not channel.session.open)  # noqa: B023 - awaited here
 
     async def _wait(self, channel: Channel, done: Callable[[], bool]) -> None:
+        loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(self._waits.patience_s):
+            async with asyncio.timeout(self._waits.patience_s) as patience:
                 while not done():
                     await channel.wait_progress()
+                    # A server that answers is not the one to give up, however long others keep it waiting.
+                    patience.reschedule(loop.time() + self._waits.patience_s)
         except TimeoutError:
             raise ShardUnavailable(f"answers of {channel.server}", self._waits.patience_s) from None
 

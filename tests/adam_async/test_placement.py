@@ -11,7 +11,7 @@ from adam_async.ids import NodeId
 from adam_async.model.layer import ParameterSpec
 from adam_async.model.named import mnist_adam
 from adam_async.model.network import Network
-from adam_async.placement import NUM_BUCKETS, assign_buckets, cut_tensor, shard_table, spread
+from adam_async.placement import NUM_BUCKETS, assign_buckets, cut_tensor, holders, shard_table, spread
 
 shapes = st.lists(st.integers(1, 12), min_size=1, max_size=3).map(tuple)
 limits = st.integers(1, 300)
@@ -103,6 +103,16 @@ def test_the_paper_model_is_spread_over_three_servers_within_a_tenth():
     held = {name: sum(s.size for s in table.shards if primaries[s.bucket] == name) for name in names}
     assert sum(held.values()) == 298_090
     assert max(held.values()) < 1.1 * min(held.values())
+
+
+@given(sizes=st.lists(shapes, min_size=1, max_size=6), servers=st.integers(1, 5))
+def test_holders_are_those_whose_buckets_hold_a_shard_and_no_others(sizes, servers):
+    table = shard_table(parameters(*sizes), shard_bytes=256)
+    primaries = assign_buckets(table, [NodeId(f"ps-{n}") for n in range(servers)])
+    found = holders(table, primaries)
+    assert list(found) == sorted(set(found))
+    for name in set(primaries):
+        assert (name in found) == any(primaries[shard.bucket] == name for shard in table.shards)
 
 
 def test_what_cannot_be_placed_is_refused():

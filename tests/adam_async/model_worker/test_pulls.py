@@ -58,7 +58,7 @@ async def test_a_tensor_of_several_shards_is_installed_when_the_last_of_them_is_
         for spec in reversed(specs):
             assert "fc1.weight" not in client.weights.snapshot().arrays
             assert landed == []
-            landing.arrived([spec], [spec.id + 10], flat_of(servers, [spec]))
+            landing.arrived([spec], [spec.id + 10], flat_of(servers, [spec]), 0)
         copy = client.weights.current("fc1.weight")
         assert copy.versions == tuple(spec.id + 10 for spec in specs)
         np.testing.assert_array_equal(copy.array.reshape(-1), flat_of(servers, specs))
@@ -74,8 +74,8 @@ async def test_a_range_of_a_tensor_lands_in_its_place_without_a_copy():
         assert place is not None
         assert place.size == first.size + second.size
         place[:] = flat_of(servers, [first, second])
-        landing.arrived([first, second], [1, 1], place)
-        landing.arrived(others, [1] * len(others), flat_of(servers, others))
+        landing.arrived([first, second], [1, 1], place, 0)
+        landing.arrived(others, [1] * len(others), flat_of(servers, others), 0)
         copy = client.weights.current("fc1.weight")
         assert np.shares_memory(copy.array, place)
         np.testing.assert_array_equal(
@@ -98,7 +98,7 @@ async def test_a_tensor_of_one_shard_is_the_answers_own_memory():
         (bias,) = servers.table.by_tensor["fc2.bias"]
         landing, landed = landing_of(client.puller, 1)
         answer = np.arange(bias.size, dtype=np.float32)
-        landing.arrived([bias], [3], answer)
+        landing.arrived([bias], [3], answer, 0)
         assert np.shares_memory(client.weights.current("fc2.bias").array, answer)
         assert landed == [1]
 
