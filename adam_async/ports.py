@@ -6,8 +6,9 @@ few others named in tests/test_import_rules.py are the only ones that touch the 
 **Disk.** All blocking file work of one `Disk` runs on one thread of its own, in the order asked for. One
 thread, because ordinary disks gain little from more, and because order then needs no further thought.
 `write_atomic` writes beside the target, forces the bytes down with ``fdatasync``, renames, and forces the
-folder down: after a crash the target is the old file or the new one, whole. A `Disk` belongs to whoever
-opened it (``async with Disk() as disk``).
+folder down: after a crash the target is the old file or the new one, whole. What is made of several files
+is written into a folder aside, file by file with `write_down`, and then renamed as a whole. A `Disk` belongs
+to whoever opened it (``async with Disk() as disk``).
 
 **Downloads** get a daemon thread each: a name server that never answers cannot be interrupted, and must
 hold up neither the disk nor the end of the program.
@@ -16,6 +17,7 @@ hold up neither the disk nor the end of the program.
 import asyncio
 import contextlib
 import os
+import shutil
 import threading
 import time
 import urllib.error
@@ -162,6 +164,34 @@ class Disk:
         """Return the names in a folder, sorted."""
         return sorted(await aiofiles.os.listdir(folder, executor=self._executor))
 
+    async def make_folder(self, folder: Path) -> None:
+        """Make a folder and those on the way to it, unless they are there."""
+        await aiofiles.os.makedirs(folder, exist_ok=True, executor=self._executor)
+
+    async def rename(self, path: Path, target: Path) -> None:
+        """Rename a file or folder, durably. It replaces a file and an empty folder, and nothing else."""
+        await self.run(_rename_durably, path, target)
+
+    async def remove_folder(self, folder: Path) -> None:
+        """Remove a folder with all that is in it, if it is there."""
+        await self.run(_remove_folder, folder)
+
+    async def write_down(self, path: Path, parts: Iterable[Part]) -> int:
+        """Write a new file into a folder that nobody reads yet; its bytes are durable on return.
+
+        Returns its size in bytes. A write that fails or is cancelled leaves what it had written: the folder
+        is to be removed.
+        """
+        async with self._writing:
+            written = await self._write(path, parts)
+        self._writes += 1
+        self._written_bytes += written
+        return written
+
+    async def sync_folder(self, folder: Path) -> None:
+        """Force down which files a folder holds."""
+        await self.run(_force_folder, folder)
+
     async def write_atomic(self, path: Path, parts: Iterable[Part]) -> None:
         """Replace the file by the concatenation of `parts`, all or nothing, and durable on return.
 
@@ -171,12 +201,7 @@ class Disk:
         async with self._writing:
             await aiofiles.os.makedirs(path.parent, exist_ok=True, executor=self._executor)
             try:
-                async with self._open(aside, "wb") as file:
-                    written = 0
-                    for part in parts:
-                        written += await file.write(part)
-                    await file.flush()
-                    await self.run(_force_data, file.fileno())
+                written = await self._write(aside, parts)
                 await self.run(_rename_durably, aside, path)
             except BaseException:
                 # Queued, not awaited: a cancelled task must not wait again, and the thread keeps order.
@@ -184,6 +209,16 @@ class Disk:
                 raise
         self._writes += 1
         self._written_bytes += written
+
+    async def _write(self, path: Path, parts: Iterable[Part]) -> int:
+        """Write a file and force its bytes down. Returns how many they are."""
+        written = 0
+        async with self._open(path, "wb") as file:
+            for part in parts:
+                written += await file.write(part)
+            await file.flush()
+            await self.run(_force_data, file.fileno())
+        return written
 
 
 def _nothing() -> None:
@@ -197,11 +232,20 @@ def _force_data(descriptor: int) -> None:
 
 def _rename_durably(aside: Path, path: Path) -> None:
     os.replace(aside, path)
-    folder = os.open(path.parent, os.O_RDONLY)
+    _force_folder(path.parent)
+
+
+def _force_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(folder)
+        os.fsync(descriptor)
     finally:
-        os.close(folder)
+        os.close(descriptor)
+
+
+def _remove_folder(folder: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(folder)
 
 
 def _remove_if_there(path: Path) -> None:

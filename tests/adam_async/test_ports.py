@@ -64,6 +64,34 @@ async def test_a_cancelled_write_leaves_the_old_file_or_the_new_one(tmp_path: Pa
         assert await disk.names(tmp_path) == ["file"]
 
 
+async def test_a_folder_written_aside_takes_its_name_as_a_whole(tmp_path: Path) -> None:
+    aside, target = tmp_path / "in" / ".aside", tmp_path / "in" / "target"
+    async with Disk() as disk:
+        await disk.make_folder(aside)
+        assert await disk.write_down(aside / "a", [b"one ", memoryview(b"file")]) == 8
+        assert await disk.write_down(aside / "b", []) == 0
+        await disk.sync_folder(aside)
+        await disk.rename(aside, target)
+
+        assert await disk.names(tmp_path / "in") == ["target"]
+        assert await disk.read_bytes(target / "a") == b"one file"
+        assert disk.statistics().written_bytes == 8
+
+
+async def test_a_folder_that_holds_something_is_not_replaced_but_can_be_removed(tmp_path: Path) -> None:
+    async with Disk() as disk:
+        for name in ("new", "old"):
+            await disk.make_folder(tmp_path / name)
+            await disk.write_down(tmp_path / name / "file", [name.encode()])
+        with pytest.raises(OSError, match="old"):
+            await disk.rename(tmp_path / "new", tmp_path / "old")
+        assert await disk.read_bytes(tmp_path / "old" / "file") == b"old"
+        await disk.remove_folder(tmp_path / "old")
+        await disk.remove_folder(tmp_path / "old")  # gone already
+        await disk.rename(tmp_path / "new", tmp_path / "old")
+        assert await disk.read_bytes(tmp_path / "old" / "file") == b"new"
+
+
 async def test_a_missing_file_is_the_systems_own_error(tmp_path: Path) -> None:
     async with Disk() as disk:
         with pytest.raises(FileNotFoundError):
