@@ -284,6 +284,16 @@ class DataState:
         queue = self._epoch.queues.get(replica, ()) if self._epoch is not None else ()
         return [number for number, _ in islice(queue, count)]
 
+    def trained_ranges(self) -> tuple[tuple[int, int], ...]:
+        """Ranges of the epoch's groups that are finished: those that are neither queued nor leased."""
+        epoch = self._epoch
+        if epoch is None:
+            return ()
+        queued = [number for queue in epoch.queues.values() for number, _ in queue]
+        left = sorted((*queued, *epoch.leases, epoch.groups))
+        starts = [0, *(number + 1 for number in left)]
+        return tuple((start, stop) for start, stop in zip(starts, left, strict=False) if start < stop)
+
     # --- invariants and statistics -----------------------------------------------------------
 
     def check_invariants(self) -> None:
@@ -297,12 +307,13 @@ class DataState:
         assert len(everywhere) + epoch.finished == epoch.groups, (len(everywhere), epoch.finished)
 
     def statistics(self) -> dict[str, Any]:
-        """Progress of the epoch, and what was trained again."""
+        """Progress of the epoch, what was trained again, and which groups are trained, while none is leased."""
         epoch = self._epoch
         return {
             "epoch": epoch.number if epoch else 0,
             "groups": epoch.groups if epoch else 0,
             "finished": epoch.finished if epoch else 0,
+            "trained_ranges": self.trained_ranges() if epoch and not epoch.leases else (),
             "images": epoch.images if epoch else 0,
             "loss": epoch.loss_sum / epoch.images if epoch and epoch.images else 0.0,
             "leased": self.leased,

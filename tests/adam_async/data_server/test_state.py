@@ -209,6 +209,24 @@ def test_read_ahead_sees_the_next_groups_without_taking_them():
     assert state.upcoming(ONE, 9) == []
 
 
+def test_the_ranges_that_are_trained_leave_out_what_waits_and_what_is_leased():
+    state = started(ReplicasChanged((ZERO, ONE)), began(10, {ZERO: (0, 5), ONE: (5, 10)}))
+    assert state.trained_ranges() == ()
+    assert grant(state, asked(count=3)) == ((0, 1), (1, 1), (2, 1))
+    assert grant(state, asked(ONE, count=1)) == ((5, 1),)
+    state.handle(GroupsReported(ZERO, (finished(0), finished(2))), now=1.0)
+    assert state.trained_ranges() == ((0, 1), (2, 3))
+    assert state.statistics()["trained_ranges"] == ()  # not while groups are leased: it would not last
+    state.handle(GroupsReported(ZERO, (finished(1),)), now=1.0)
+    state.handle(GroupsReported(ONE, (finished(5),)), now=1.0)
+    assert state.statistics()["trained_ranges"] == ((0, 3), (5, 6))
+    grant(state, asked(count=9))
+    grant(state, asked(ONE, count=9))
+    state.handle(GroupsReported(ZERO, (finished(3), finished(4))), now=1.0)
+    state.handle(GroupsReported(ONE, tuple(map(finished, range(6, 10)))), now=1.0)
+    assert state.trained_ranges() == ((0, 10),)
+
+
 class Leases(RuleBasedStateMachine):
     """Workers ask, report, lose links and die at random; every group is finished exactly once."""
 
