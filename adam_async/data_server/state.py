@@ -307,7 +307,7 @@ class DataState:
         assert len(everywhere) + epoch.finished == epoch.groups, (len(everywhere), epoch.finished)
 
     def statistics(self) -> dict[str, Any]:
-        """Progress of the epoch, what was trained again, and which groups are trained, while none is leased."""
+        """Progress of the epoch, what was trained again, and, while none is leased, the groups trained."""
         epoch = self._epoch
         return {
             "epoch": epoch.number if epoch else 0,
