@@ -11,13 +11,12 @@ from math import prod
 from typing import Any
 
 import msgspec
-import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.cluster_map import ClusterMap, EpochRecord
 from adam_async.config import Waits
 from adam_async.data_server.dataset import Dataset
-from adam_async.data_server.order import EpochOrder, epoch_order
+from adam_async.data_server.order import epoch_order
 from adam_async.data_server.state import (
     DataState,
     Effect,
@@ -28,6 +27,7 @@ from adam_async.data_server.state import (
     LeaseAsked,
     ReplicasChanged,
 )
+from adam_async.data_server.stock import Stock
 from adam_async.dice import Dice
 from adam_async.ids import Replica
 from adam_async.messages import (
@@ -47,8 +47,6 @@ from adam_async.timer import Timer
 from transport import Identity, Network, Request
 
 logger = logging.getLogger(__name__)
-
-Images = NDArray[np.uint8]
 
 ANSWER_BYTES = 8 << 20
 """Images of one answer at most (or one group); a worker that wants more asks again."""
@@ -98,8 +96,7 @@ class DataServer(Role):
         self._group_images = 1
         self._most_groups = 1
         self._read_ahead = 1
-        self._order: EpochOrder | None = None
-        self._ready: dict[int, tuple[Images, NDArray[Any]]] = {}
+        self._stock: Stock | None = None
         self._timer = Timer(lambda: self.state.next_deadline(), self._due)
 
     def _tasks(self) -> Mapping[str, Coroutine[Any, Any, None]]:
@@ -138,31 +135,18 @@ class DataServer(Role):
         self.state = DataState()
 
     def _begin_epoch(self, epoch: EpochRecord) -> None:
-        self._order = epoch_order(
+        order = epoch_order(
             self._dice,
             epoch=epoch.number,
             num_images=len(self._dataset.train_labels),
             images_per_group=self._group_images,
         )
-        self._ready.clear()
+        self._stock = Stock(self._dataset, order)
         shares = {Replica(int(replica)): share for replica, share in epoch.shares.items()}
         for replica in shares:
             start, stop = shares[replica]
-            self._prepare(range(start, min(start + self._read_ahead, stop)))
+            self._stock.prepare(range(start, min(start + self._read_ahead, stop)))
         self._tell(EpochBegan(epoch.number, epoch.groups, shares))
-
-    # --- groups ------------------------------------------------------------------------------
-
-    def _prepare(self, numbers: Any) -> None:
-        """Gather groups into memory of their own, unless they are there already."""
-        for number in numbers:
-            if number not in self._ready:
-                self._ready[number] = self._gather(number)
-
-    def _gather(self, number: int) -> tuple[Images, NDArray[Any]]:
-        assert self._order is not None
-        chosen = self._order.group(number)
-        return self._dataset.train_images[chosen], self._dataset.train_labels[chosen]
 
     # --- questions ---------------------------------------------------------------------------
 
@@ -197,7 +181,8 @@ class DataServer(Role):
                 super()._answer(request, body)
 
     def _read_on(self, replica: Replica) -> None:
-        self._prepare(self.state.upcoming(replica, self._read_ahead))
+        if self._stock is not None:
+            self._stock.prepare(self.state.upcoming(replica, self._read_ahead))
 
     def _tell(self, event: EpochBegan | ReplicasChanged | LeaseAsked | GroupsReported) -> None:
         self._perform(self.state.handle(event, now=self._loop.time()))
@@ -218,8 +203,8 @@ class DataServer(Role):
         begin = timeline.clock() if timeline is not None else 0.0
         leases, tensors = [], []
         for number, attempt in grant.groups:
-            ready = number in self._ready
-            images, labels = self._ready.pop(number) if ready else self._gather(number)
+            assert self._stock is not None
+            images, labels = self._stock.take(number)
             leases.append(Lease(grant.epoch, number, attempt, len(labels)))
             tensors += [images, labels]
         grant.request.reply(pack(Groups(leases=tuple(leases), last=grant.last), tensors))

@@ -1,0 +1,64 @@
+"""The stock: groups are those of the order, whatever is taken when."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adam_async.data_server.dataset import Dataset
+from adam_async.data_server.order import epoch_order
+from adam_async.data_server.stock import BLOCK_BYTES, Stock
+from adam_async.dice import Dice
+
+
+def dataset(images: int, pixels: int = 4) -> Dataset:
+    numbers = np.arange(images)
+    pictures = np.broadcast_to((numbers % 251).astype(np.uint8)[:, None, None, None], (images, 1, 1, pixels))
+    return Dataset(
+        name="numbers",
+        source="here",
+        num_classes=images,
+        train_images=np.ascontiguousarray(pictures),
+        train_labels=numbers,
+        test_images=np.ascontiguousarray(pictures[:1]),
+        test_labels=numbers[:1],
+    )
+
+
+def order_of(images: int, group: int):
+    return epoch_order(Dice(1), epoch=1, num_images=images, images_per_group=group)
+
+
+@given(
+    images=st.integers(1, 300),
+    group=st.integers(1, 40),
+    pixels=st.sampled_from([1, 4, 20_000]),
+    picks=st.lists(st.integers(0, 299), max_size=20),
+)
+def test_a_group_is_that_of_the_order_however_often_it_is_taken(images, group, pixels, picks):
+    data, order = dataset(images, pixels), order_of(images, group)
+    stock = Stock(data, order)
+    for pick in picks:
+        number = pick % order.num_groups
+        stock.prepare(range(number, min(number + 3, order.num_groups)))
+        pictures, labels = stock.take(number)
+        chosen = order.group(number)
+        assert np.array_equal(pictures, data.train_images[chosen])
+        assert np.array_equal(labels, data.train_labels[chosen])
+
+
+def test_neighbours_are_gathered_together_and_their_memory_is_let_go_with_the_last_of_them():
+    data, order = dataset(1000, pixels=BLOCK_BYTES // 64), order_of(1000, 16)
+    stock = Stock(data, order)
+    groups = [stock.take(number)[0] for number in range(8)]
+    first, second = groups[0].base, groups[4].base
+    assert all(group.base is first for group in groups[:4])
+    assert all(group.base is second for group in groups[4:])
+    assert first is not second
+    assert repr(stock) == "<Stock of epoch 1, 0 groups>"
+
+
+def test_what_the_epoch_does_not_have_is_refused():
+    stock = Stock(dataset(10), order_of(10, 4))
+    with pytest.raises(IndexError, match="groups 0 to 2"):
+        stock.take(9)
