@@ -16,7 +16,9 @@ from weakref import WeakValueDictionary
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from adam_async.dice import Dice
 from adam_async.model.layer import ParameterSpec
+from adam_async.model.network import Network
 from adam_async.model.rules import Rule, RuleState
 from adam_async.placement import ShardSpec
 
@@ -30,6 +32,13 @@ def aligned_zeros(size: int, dtype: DTypeLike) -> NDArray[Any]:
     raw = np.zeros(size * item + ALIGNMENT, np.uint8)
     offset = -raw.ctypes.data % ALIGNMENT
     return raw[offset : offset + size * item].view(dtype)
+
+
+def initial_values(network: Network, dice: Dice, spec: ShardSpec) -> NDArray[Any]:
+    """The keyed initial values of one shard: those of the rows it lies in, cut to its range."""
+    first, last = spec.start // spec.row_size, -(-spec.stop // spec.row_size)
+    rows = network.initial_values(dice, spec.tensor, first, last).reshape(-1)
+    return rows[spec.start - first * spec.row_size : spec.stop - first * spec.row_size]
 
 
 class ShardStorage:

@@ -63,7 +63,7 @@ from adam_async.parameter_server.state import (
 )
 from adam_async.placement import ShardSpec, ShardTable, shard_table
 from adam_async.role import Role
-from adam_async.shard_storage import ShardStorage, StorageShelf
+from adam_async.shard_storage import ShardStorage, StorageShelf, initial_values
 from adam_async.timeline import Timeline
 from transport import BufferPool, Identity, Link, Network, RemoteProtocolError, Request
 
@@ -165,7 +165,7 @@ class ParameterServer(Role):
         shards = []
         for spec in _ours(table, cluster.buckets, self._identity.node):
             values = storage.values(spec)
-            values[:] = _initial_values(model, dice, spec)
+            values[:] = initial_values(model, dice, spec)
             shards.append(Shard(spec=spec, values=values, rule_state=storage.rule_state(spec)))
             await asyncio.sleep(0)
         self._specs = table.shards
@@ -288,13 +288,6 @@ class ParameterServer(Role):
 
 def _ours(table: ShardTable, buckets: Sequence[str], node: str) -> list[ShardSpec]:
     return [spec for spec in table.shards if buckets[spec.bucket] == node]
-
-
-def _initial_values(model: Model, dice: Dice, spec: ShardSpec) -> NDArray[Any]:
-    """The keyed initial values of one shard: those of the rows it lies in, cut to its range."""
-    first, last = spec.start // spec.row_size, -(-spec.stop // spec.row_size)
-    rows = model.initial_values(dice, spec.tensor, first, last).reshape(-1)
-    return rows[spec.start - first * spec.row_size : spec.stop - first * spec.row_size]
 
 
 def read_gradients(
