@@ -1,0 +1,123 @@
+"""Pure: how the groups of an epoch are shared out among its replicas, and how far along each of them lies.
+
+The controller decides who has which place (`share_out`), a data server makes queues of it (`assign`); both
+look at what is *left* of the epoch: its groups in order, without those that were trained before the run was
+resumed. Of what is left the first `warm` groups go to the lowest replica alone. The rest is shared out
+
+    in ranges   a contiguous range of group numbers per replica; they differ by one group at most
+    in turns    of `turn` groups, the groups of one step: the turns are dealt out in order, so that step k of
+                all replicas together is one contiguous piece of the epoch's order, as one that trains alone
+                with as many times the images would see it
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from adam_async.ids import Replica
+
+Ranges = Sequence[tuple[int, int]]
+"""Ranges of group numbers, each from its first to behind its last."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Assignment:
+    """Who trains what, before anybody is lost or joins."""
+
+    warm: Sequence[int]
+    """Groups of the warm start, for the lowest replica alone."""
+    queues: Mapping[Replica, Sequence[int]]
+    """What follows it, for each replica in its order."""
+    progress: Mapping[int, float]
+    """For each group that is left, how much of the epoch lies before it for the replica of its share; from 0
+    to less than 1."""
+
+
+def groups_left(groups: int, finished: Ranges) -> Sequence[int]:
+    """The numbers below `groups` that are in none of the ranges, in order."""
+    if not finished:
+        return range(groups)
+    done = {number for start, stop in finished for number in range(start, stop)}
+    return [number for number in range(groups) if number not in done]
+
+
+def warm_groups(warm_start: int, *, epoch: int, groups: int, finished: Ranges, turn: int) -> int:
+    """How many of the groups that are left of an epoch belong to the warm start of the run.
+
+    Args:
+        warm_start: Groups of the run that one replica trains alone; rounded up to whole turns.
+        epoch: From 1; those before it had as many groups.
+        groups: Of an epoch.
+        finished: Trained before the run was resumed.
+        turn: Groups of a turn; 0 if the epoch is shared out in ranges.
+    """
+    done = sum(stop - start for start, stop in finished)
+    whole = -(-warm_start // turn) * turn if turn else warm_start
+    return min(max(whole - (epoch - 1) * groups - done, 0), groups - done)
+
+
+def share_out(
+    replicas: Sequence[int], *, groups: int, turn: int, warm: int = 0, finished: Ranges = ()
+) -> dict[str, tuple[int, int]]:
+    """Give each replica (as text) its range of groups, or, in turns, its place and the number of places.
+
+    Ranges cover all groups, and those that are left are spread evenly over them: the lowest replica has the
+    `warm` ones beside its part of the rest.
+    """
+    places = len(replicas)
+    if turn:
+        return {str(replica): (place, places) for place, replica in enumerate(sorted(replicas))}
+    left = groups_left(groups, finished)
+    rest = len(left) - warm
+    inner = [warm + rest * place // places for place in range(1, places)]
+    cuts = [0, *(left[at] if at < len(left) else groups for at in inner), groups]
+    return {str(replica): (cuts[place], cuts[place + 1]) for place, replica in enumerate(sorted(replicas))}
+
+
+def assign(
+    shares: Mapping[Replica, tuple[int, int]],
+    *,
+    groups: int,
+    turn: int,
+    warm: int = 0,
+    finished: Ranges = (),
+) -> Assignment:
+    """Make queues of what `share_out` decided."""
+    left = groups_left(groups, finished)
+    rest = left[warm:]
+    if turn:
+        queues = {replica: _turns(rest, turn, place, places) for replica, (place, places) in shares.items()}
+        return Assignment(
+            warm=left[:warm], queues=queues, progress={number: number / groups for number in left}
+        )
+    queues = {replica: _within(rest, share) for replica, share in shares.items()}
+    before = 1 - len(left) / groups
+    progress: dict[int, float] = {}
+    for share in shares.values():
+        own = _within(left, share)
+        progress.update((number, before + (1 - before) * at / len(own)) for at, number in enumerate(own))
+    return Assignment(warm=left[:warm], queues=queues, progress=progress)
+
+
+def _turns(numbers: Sequence[int], turn: int, place: int, places: int) -> list[int]:
+    starts = range(place * turn, len(numbers), places * turn)
+    return [number for start in starts for number in numbers[start : start + turn]]
+
+
+def _within(numbers: Sequence[int], share: tuple[int, int]) -> Sequence[int]:
+    """Those of some ascending numbers that lie in a range."""
+    start, stop = share
+    return numbers[bisect_left(numbers, start) : bisect_left(numbers, stop)]
+
+
+def covers(shares: Iterable[tuple[int, int]], *, groups: int, turn: int) -> bool:
+    """Whether every group is in exactly one share."""
+    wanted = sorted(shares)
+    if turn:
+        return wanted == [(place, len(wanted)) for place in range(len(wanted))]
+    at = 0
+    for start, stop in wanted:
+        if start != at:
+            return False
+        at = stop
+    return at == groups
