@@ -1,0 +1,70 @@
+"""Pure: the shards of all servers of a recorded run, in one memory, and the versions that are still read."""
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adam_async.dice import Dice
+from adam_async.ids import Version
+from adam_async.model.network import Network
+from adam_async.model.rules import Rule
+from adam_async.parameter_server.apply import Applier, Gradient
+from adam_async.parameter_server.shard import Shard
+from adam_async.placement import ShardTable
+from adam_async.shard_storage import ShardStorage, initial_values
+
+
+class ReplayedShards:
+    """What the servers held, from its initial values on.
+
+    Args:
+        network: The model.
+        table: Its shards.
+        rule: The run's update rule.
+        dice: Of the run.
+    """
+
+    def __init__(self, network: Network, table: ShardTable, rule: Rule, dice: Dice) -> None:
+        self._table = table
+        self._storage = ShardStorage(network.parameters, rule, network.dtype)
+        self._shapes = {p.name: p.shape for p in network.parameters}
+        self._applier = Applier(rule, table.shards, network.dtype)
+        self._kept: dict[tuple[int, int], NDArray[Any]] = {}
+        self.shards: list[Shard] = []
+        for spec in table.shards:
+            values = self._storage.values(spec)
+            values[:] = initial_values(network, dice, spec)
+            self.shards.append(Shard(spec=spec, values=values, rule_state=self._storage.rule_state(spec)))
+
+    def apply(self, shard: int, batch: Sequence[Gradient]) -> list[bool]:
+        """Apply a batch of gradients to a shard. Returns, for each, whether it was finite and applied."""
+        changed = self.shards[shard]
+        finite = self._applier.apply(changed, batch)
+        changed.version = Version(changed.version + sum(finite))
+        return finite
+
+    def keep(self, shard: int) -> None:
+        """Copy a shard as it is now."""
+        now = self.shards[shard]
+        self._kept[shard, now.version] = now.values.copy()
+
+    def drop(self, shard: int, version: int) -> None:
+        """Forget the copy of a version, if there is one."""
+        self._kept.pop((shard, version), None)
+
+    def tensor(self, name: str, versions: Sequence[int]) -> NDArray[Any]:
+        """A copy of a tensor, each of its shards in the version asked for: the current one, or one kept."""
+        flat = np.empty(prod(self._shapes[name]), self._storage.dtype)
+        for spec, version in zip(self._table.by_tensor[name], versions, strict=True):
+            now = self.shards[spec.id]
+            flat[spec.start : spec.stop] = (
+                now.values if now.version == version else self._kept[spec.id, version]
+            )
+        return flat.reshape(self._shapes[name])
+
+    def weights(self) -> Mapping[str, NDArray[Any]]:
+        """All tensors as they are now: views that change with the next batch."""
+        return self._storage.weights

@@ -1,0 +1,50 @@
+"""The file of a record comes back as it was written, and says what is wrong with it otherwise."""
+
+import pytest
+
+from adam_async.replay.record_file import MAGIC, Log, dump_record, load_record
+from adam_async.replay.recording import Header, RecordedEpoch, RecordError
+
+HEADER = Header(
+    config={"epochs": 1, "rate": 0.25, "waits": {"dial_s": 1.0}},
+    spec={"name": "m"},
+    data={"name": "digits", "shape": [1, 8, 8]},
+    buckets=("ps-0", "ps-1"),
+    kernels="numba",
+    machine={"numpy": "2.0"},
+    epochs=(RecordedEpoch(epoch=1, images=60, train_loss=None, test_accuracy=0.5, versions=(4, 4)),),
+    weights="0123",
+)
+LOGS = [Log(node="ps-0", role="ps", data=b"orders"), Log(node="worker-0", role="worker", data=b"read" * 9)]
+
+
+def written() -> bytes:
+    return b"".join(dump_record(HEADER, LOGS))
+
+
+def test_a_record_is_read_as_it_was_written() -> None:
+    assert load_record(written(), origin="run.record") == (HEADER, LOGS)
+
+
+def test_the_same_record_is_the_same_bytes() -> None:
+    assert written() == written()
+
+
+@pytest.mark.parametrize(
+    ("data", "claim"),
+    [
+        (b"", "run.record is not a record of a run"),
+        (b"safetensors or so", "is not a record of a run"),
+        (MAGIC.replace(b"/1", b"/9") + b"x", r"has the format 'adam-async/record/9'; this version reads"),
+        (written()[: len(MAGIC) + 3], "truncated in its header"),
+        (written()[:60], "truncated in its header"),
+        (written()[:-1], "bytes, but its header speaks of"),
+        (written() + b"x", "bytes, but its header speaks of"),
+        (written()[:-1] + b"x", "damaged in what worker-0 noted"),
+        (written().replace(b'"numba"', b'"numpy"'), "damaged header: its checksum"),
+        (written().replace(b'"spec":{', b'"spec":7,'), "damaged header"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_said(data: bytes, claim: str) -> None:
+    with pytest.raises(RecordError, match=claim):
+        load_record(data, origin="run.record")
