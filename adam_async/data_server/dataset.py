@@ -40,6 +40,17 @@ class Dataset:
         _, channels, rows, columns = self.train_images.shape
         return channels, rows, columns
 
+    def info(self) -> dict[str, Any]:
+        """What the others need to know of the data, for the cluster map, a checkpoint or a record."""
+        return {
+            "name": self.name,
+            "source": self.source,
+            "shape": list(self.image_shape),
+            "classes": self.num_classes,
+            "train_images": len(self.train_labels),
+            "test_images": len(self.test_labels),
+        }
+
     def __repr__(self) -> str:
         sizes = f"{len(self.train_images)} train {len(self.test_images)} test"
         return f"<Dataset {self.name} {sizes} {self.image_shape} {self.num_classes} classes>"

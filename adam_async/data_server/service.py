@@ -87,7 +87,7 @@ class DataServer(Role):
             identity=identity,
             waits=waits,
             controller=controller,
-            info=_info(dataset),
+            info=dataset.info(),
             timeline=timeline,
         )
         self._dataset = dataset
@@ -227,15 +227,3 @@ class DataServer(Role):
 
     def __repr__(self) -> str:
         return f"<DataServer {self._identity.node} at {self.address} {self._dataset!r}>"
-
-
-def _info(dataset: Dataset) -> dict[str, Any]:
-    """What the others need to know of the data, for the cluster map."""
-    return {
-        "name": dataset.name,
-        "source": dataset.source,
-        "shape": list(dataset.image_shape),
-        "classes": dataset.num_classes,
-        "train_images": len(dataset.train_labels),
-        "test_images": len(dataset.test_labels),
-    }
