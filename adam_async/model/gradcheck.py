@@ -85,7 +85,7 @@ def check_network(
     network.forward(weights, context)
     network.backward(weights, context)
     gradients: dict[str, Floats] = {}
-    for parameter in network.parameters:
+    for parameter in network.trained:
         out = np.empty(parameter.shape, network.dtype)
         network.delta(context, parameter.name, out=out)
         gradients[parameter.name] = out

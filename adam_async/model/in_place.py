@@ -64,6 +64,8 @@ class InPlaceStep:
         for number in reversed(range(len(network.layers))):
             network.backward_layers(weights, context, range(number, number + 1))
             for parameter in network.layers[number].parameters:
+                if parameter.frozen:
+                    continue
                 name = parameter.name
                 gradient = scratch.gradients[name]
                 network.delta(context, name, out=gradient)

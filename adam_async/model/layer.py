@@ -45,7 +45,7 @@ class ParameterSpec:
     """One tensor of a layer.
 
     `kind` tells a layer's tensors apart: ``"weight"``, ``"bias"`` or a word of its own. `bound` is the
-    half-width of its uniform start values.
+    half-width of its uniform start values. A `frozen` one keeps them: it has no gradient and is not trained.
     """
 
     name: str
@@ -53,6 +53,7 @@ class ParameterSpec:
     layer: str
     kind: str
     bound: float = 0.0
+    frozen: bool = False
 
     @property
     def size(self) -> int:
@@ -130,7 +131,8 @@ class Layer(ABC):
     """
 
     OPTIONS: ClassVar[Mapping[str, OptionValue | None]] = {}
-    """Known options and their defaults; None means that the option is required."""
+    """Known options and their defaults; None means that the option is required. Every layer with parameters
+    also knows ``frozen``: whether they stay as they are."""
     NUM_INPUTS: ClassVar[int | None] = 1
     """Number of inputs; None means two or more."""
     CUT: ClassVar[Cut] = "whole"
@@ -152,6 +154,9 @@ class Layer(ABC):
         self.multiply_adds: int = 0
         known = ", ".join(self.OPTIONS) or "none"
         given = dict(spec.options)
+        self.frozen = given.pop("frozen", False)
+        if type(self.frozen) is not bool:
+            raise self.refusal(f"option 'frozen' must be true or false, not {self.frozen!r}")
         for key in given:
             if key not in self.OPTIONS:
                 raise self.refusal(f"unknown option {key!r}; known options: {known}")
@@ -174,7 +179,9 @@ class Layer(ABC):
 
     def tensor(self, kind: str, shape: Shape, *, bound: float = 0.0) -> ParameterSpec:
         """Describe a parameter, named after layer and kind; its start values lie within `bound` of 0."""
-        return ParameterSpec(name=f"{self.name}.{kind}", shape=shape, layer=self.name, kind=kind, bound=bound)
+        name = f"{self.name}.{kind}"
+        frozen = bool(self.frozen)
+        return ParameterSpec(name=name, shape=shape, layer=self.name, kind=kind, bound=bound, frozen=frozen)
 
     def integer(self, key: str, *, minimum: int) -> int:
         """Read a whole-number option."""

@@ -133,8 +133,18 @@ class Network:
         return self._parameters
 
     @property
+    def trained(self) -> tuple[ParameterSpec, ...]:
+        """The tensors that have a gradient: all but those of frozen layers."""
+        return tuple(parameter for parameter in self._parameters if not parameter.frozen)
+
+    @property
+    def frozen(self) -> frozenset[str]:
+        """Names of the tensors that stay as they are."""
+        return frozenset(parameter.name for parameter in self._parameters if parameter.frozen)
+
+    @property
     def num_parameters(self) -> int:
-        """Number of trained values."""
+        """Number of values of all tensors, frozen ones included."""
         return sum(parameter.size for parameter in self._parameters)
 
     @property
@@ -193,8 +203,8 @@ class Network:
     def backward_layers(self, weights: Weights, context: Context, layers: range) -> None:
         """Run the ways back of the layers with these numbers, last first.
 
-        Afterwards `delta` and `factors` of their tensors are valid. Nothing that lies before the first
-        parameters is computed.
+        Afterwards `delta` and `factors` of their tensors are valid, but those of frozen layers. Nothing that
+        lies before the first parameters to train is computed.
 
         Raises:
             ModelError: The context was made without error gradients.

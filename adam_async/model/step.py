@@ -23,7 +23,7 @@ class StepBuffers:
     @classmethod
     def of(cls, network: "Network") -> "StepBuffers":
         """Allocate them."""
-        gradients = {p.name: np.empty(p.shape, network.dtype) for p in network.parameters}
+        gradients = {p.name: np.empty(p.shape, network.dtype) for p in network.trained}
         return cls(gradients=gradients, scratch=new_scratch(network.dtype))
 
 

@@ -25,8 +25,8 @@ class Topology:
         layers: In an order in which inputs come first; the last is the loss.
         producers: For each layer, the numbers of the layers it reads.
         consumers: For each layer, an entry (layer, position among its inputs) per reader.
-        wants_error: Whether the layer or any before it has parameters, so that its output's error gradient
-            is needed.
+        wants_error: Whether the layer or any before it has parameters to train, so that its output's error
+            gradient is needed.
         shares: Whether the layer's output lies in the memory of its input.
     """
 
@@ -71,10 +71,12 @@ class Topology:
             for number in range(len(layers))
         )
         _check_ends(layers, consumers)
+        _check_frozen(layers)
         wants_error: list[bool] = []
         for layer, sources in zip(layers, producers, strict=True):
             wants_error.append(
-                bool(layer.parameters) or any(source >= 0 and wants_error[source] for source in sources)
+                any(not parameter.frozen for parameter in layer.parameters)
+                or any(source >= 0 and wants_error[source] for source in sources)
             )
         return cls(
             layers=tuple(layers),
@@ -103,6 +105,16 @@ def _check_ends(layers: list[Layer], consumers: tuple[tuple[tuple[int, int], ...
             raise SpecError(f"layer {layer.name!r} is read by no other layer")
     if not isinstance(layers[-1], Loss):
         raise SpecError(f"the last layer must be a loss, but {layers[-1].name!r} is a {layers[-1].spec.kind}")
+
+
+def _check_frozen(layers: list[Layer]) -> None:
+    for layer in layers:
+        if layer.frozen and not layer.parameters:
+            raise layer.refusal("has no parameters that option 'frozen' could leave as they are")
+    parameters = [parameter for layer in layers for parameter in layer.parameters]
+    if parameters and all(parameter.frozen for parameter in parameters):
+        names = ", ".join(dict.fromkeys(parameter.layer for parameter in parameters))
+        raise SpecError(f"every layer with parameters is frozen ({names}): nothing is left to train")
 
 
 def _sharing(

@@ -21,9 +21,14 @@ from adam_async.messages import Values
 from adam_async.model.network import Network
 from adam_async.model_worker.updates import MESSAGE_BYTES, MESSAGE_SHARDS
 from adam_async.model_worker.weights import WorkerWeights
-from adam_async.parameter_server.client import ParameterClient
+from adam_async.parameter_server.client import OnBehind, ParameterClient
 from adam_async.placement import ShardSpec, ShardTable
 from transport import BufferPool
+
+OnPlaceBehind = Callable[[int, Values], None]
+
+NO_CLOCK = 1 << 62
+"""Clock of a tensor of which nothing has arrived: above any other."""
 
 
 @dataclass(slots=True, eq=False)
@@ -33,12 +38,14 @@ class _Assembly:
     array: NDArray[Any]
     versions: list[int]
     missing: int
+    clock: int
+    """The lowest of its shards' clocks."""
 
 
 class Landing:
     """One pull in progress: takes what arrives, installs what is complete.
 
-    `expected` answers complete it; then `on_landed` is called.
+    `expected` answers complete it; then the copy's clock rises to its own, and `on_landed` is called.
     """
 
     def __init__(self, puller: "Puller", expected: int, on_landed: Callable[[], None]) -> None:
@@ -46,7 +53,8 @@ class Landing:
         self._missing = expected
         self._on_landed = on_landed
         self.clock: int | None = None
-        """All pushes of live replicas up to this clock are in what has arrived; None before anything has."""
+        """All pushes of live replicas up to this clock are in what has arrived; None before anything has, and
+        in asp."""
         self._assemblies: dict[str, _Assembly] = {}
 
     def into(self, specs: Sequence[ShardSpec]) -> NDArray[Any] | None:
@@ -63,36 +71,45 @@ class Landing:
         self, specs: Sequence[ShardSpec], versions: Sequence[int], flat: NDArray[Any], clock: int
     ) -> None:
         """Take one answer: the shards' versions, their values one after the other, and their clock."""
-        self.clock = clock if self.clock is None else min(self.clock, clock)
+        if self._puller.clocked:
+            self.clock = clock if self.clock is None else min(self.clock, clock)
+            self._puller.weights.newest = max(self._puller.weights.newest, clock)
+        else:
+            clock = 0
         at = 0
         for spec, version in zip(specs, versions, strict=True):
             end = at + spec.stop - spec.start
-            self._land(spec, version, flat[at:end])
+            self._land(spec, version, flat[at:end], clock)
             at = end
         self._missing -= 1
         if not self._missing:
+            if self.clock is not None:
+                self._puller.weights.landed(self.clock)
             self._on_landed()
 
-    def _land(self, spec: ShardSpec, version: int, values: NDArray[Any]) -> None:
+    def _land(self, spec: ShardSpec, version: int, values: NDArray[Any], clock: int) -> None:
         puller = self._puller
         shape = puller.shapes[spec.tensor]
         if spec.tensor not in puller.split:
-            puller.weights.install(spec.tensor, values.reshape(shape), (version,))
+            puller.weights.install(spec.tensor, values.reshape(shape), (version,), clock)
             return
         assembly = self._assembly(spec.tensor)
+        assembly.clock = min(assembly.clock, clock)
         place = assembly.array[spec.start : spec.stop]
         if not np.may_share_memory(place, values):
             place[:] = values
         assembly.versions[puller.places[spec.id]] = version
         assembly.missing -= 1
         if not assembly.missing:
-            puller.weights.install(spec.tensor, assembly.array.reshape(shape), assembly.versions)
+            puller.weights.install(
+                spec.tensor, assembly.array.reshape(shape), assembly.versions, assembly.clock
+            )
 
     def _assembly(self, tensor: str) -> _Assembly:
         found = self._assemblies.get(tensor)
         if found is None:
             shards = len(self._puller.table.by_tensor[tensor])
-            found = _Assembly(self._puller.fresh(tensor), [0] * shards, shards)
+            found = _Assembly(self._puller.fresh(tensor), [0] * shards, shards, NO_CLOCK)
             self._assemblies[tensor] = found
         return found
 
@@ -107,6 +124,7 @@ class Puller:
         client: How to reach them.
         weights: Where the values go.
         buffers: Memory for tensors of several shards.
+        clocked: Whether anybody asks for the clock of the copy.
     """
 
     def __init__(
@@ -118,8 +136,10 @@ class Puller:
         client: ParameterClient,
         weights: WorkerWeights,
         buffers: BufferPool,
+        clocked: bool = False,
     ) -> None:
         self.table = table
+        self.clocked = clocked
         self.weights = weights
         self._client = client
         self._buffers = buffers
@@ -131,6 +151,7 @@ class Puller:
         }
         self.split = frozenset(name for name, shards in table.by_tensor.items() if len(shards) > 1)
         self._everything = self.questions(table.shards)
+        self._trained = self.questions([s for s in table.shards if s.tensor not in network.frozen])
         self.clock = 0
         """Slowest clock among the shards of the last question: where a joining replica starts."""
 
@@ -155,16 +176,41 @@ class Puller:
             room[server] -= size
         return tuple((server, tuple(group)) for server, group in found)
 
-    def pull(self, on_landed: Callable[[], None]) -> None:
-        """Ask for everything. Never waits; `on_landed` is called when all of it is installed."""
-        landing = Landing(self, len(self._everything), on_landed)
-        for server, specs in self._everything:
-            self.ask(landing, server, specs)
+    def pull(
+        self, on_landed: Callable[[], None], *, clock: int = 0, on_behind: OnPlaceBehind | None = None
+    ) -> None:
+        """Ask for everything, or from some clock on for all that is trained. Never waits.
 
-    def ask(self, landing: Landing, server: str, specs: tuple[ShardSpec, ...]) -> None:
+        Args:
+            on_landed: Called when all of it is installed.
+            clock: Ask for values in which all pushes of live replicas up to this clock are.
+            on_behind: Called when these values are not there yet, with the number of the question and what
+                the server said instead.
+        """
+        questions = self._trained if clock else self._everything
+        landing = Landing(self, len(questions), on_landed)
+        for place, (server, specs) in enumerate(questions):
+            behind = partial(on_behind, place) if on_behind is not None else None
+            self.ask(landing, server, specs, clock=clock, on_behind=behind)
+
+    def ask(
+        self,
+        landing: Landing,
+        server: str,
+        specs: tuple[ShardSpec, ...],
+        *,
+        clock: int = 0,
+        on_behind: OnBehind | None = None,
+    ) -> None:
         """Ask one question of a pull."""
-        shards = tuple(ShardId(spec.id) for spec in specs)
-        self._client.pull(server, shards, partial(self._answered, landing, specs), into=landing.into(specs))
+        self._client.pull(
+            server,
+            tuple(ShardId(spec.id) for spec in specs),
+            partial(self._answered, landing, specs),
+            clock=clock,
+            into=landing.into(specs),
+            on_behind=on_behind,
+        )
 
     def _answered(
         self, landing: Landing, specs: tuple[ShardSpec, ...], values: Values, flat: NDArray[Any]

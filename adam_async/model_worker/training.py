@@ -133,7 +133,7 @@ class GroupTrainer:
     ) -> dict[str, TensorCopy]:
         """Apply the group's plain step to what is current now, without locks (AD-14)."""
         stepped = {}
-        for parameter in self._network.parameters:
+        for parameter in self._network.trained:
             name = parameter.name
             copy = self._weights.current(name)
             delta = buffer.delta(name)

@@ -12,7 +12,7 @@ Letters: K images of one step, I inputs, R rows of one server, O all outputs. Fa
 (I, K) and (R, K), as they lie in a context.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal
@@ -79,6 +79,8 @@ class PushPlan:
     protocols: Mapping[str, ProtocolChoice]
     images: int
     """Most images of a step: the K of the factors."""
+    silent: tuple[tuple[str, tuple[ShardId, ...]], ...] = ()
+    """Shards that are never pushed, for they are of frozen layers: server, and those that one tick names."""
 
 
 def choose_protocol(
@@ -110,7 +112,7 @@ def choose_protocol(
 def factorable_tensors(network: Network) -> frozenset[str]:
     """Tensors whose gradient comes as two factors; asked of a context for one image."""
     context = network.context(1)
-    return frozenset(p.name for p in network.parameters if network.factors(context, p.name) is not None)
+    return frozenset(p.name for p in network.trained if network.factors(context, p.name) is not None)
 
 
 def plan_pushes(
@@ -133,17 +135,30 @@ def plan_pushes(
         p.name: choose_protocol(
             table, buckets, p.name, p.shape, images=images, factorable=p.name in factorable, wanted=wanted
         )
-        for p in network.parameters
+        for p in network.trained
     }
     by_server: dict[str, list[ShardSpec]] = {}
+    frozen: dict[str, list[ShardId]] = {}
     for spec in table.shards:
-        by_server.setdefault(buckets[spec.bucket], []).append(spec)
+        if spec.tensor in protocols:
+            by_server.setdefault(buckets[spec.bucket], []).append(spec)
+        else:
+            frozen.setdefault(buckets[spec.bucket], []).append(spec.id)
     messages = [
         _message(server, group, protocols, table.item_bytes)
         for server in sorted(by_server)
         for group in _split(by_server[server], protocols, table)
     ]
-    return PushPlan(messages=tuple(messages), protocols=protocols, images=images)
+    return PushPlan(messages=tuple(messages), protocols=protocols, images=images, silent=cut_shards(frozen))
+
+
+def cut_shards(by_server: Mapping[str, Sequence[ShardId]]) -> tuple[tuple[str, tuple[ShardId, ...]], ...]:
+    """Cut the shards of each server into the lists of messages that only name them, server by server."""
+    return tuple(
+        (server, tuple(shards[at : at + MESSAGE_SHARDS]))
+        for server, shards in sorted(by_server.items())
+        for at in range(0, len(shards), MESSAGE_SHARDS)
+    )
 
 
 def _split(
@@ -221,6 +236,8 @@ class PushBuffer:
         self._inputs: dict[str, NDArray[Any]] = {}
         self._errors: list[tuple[str, NDArray[Any], list[slice]]] = []
         self._tensors: list[list[NDArray[Any]]] = []
+        self._shares: list[tuple[str, NDArray[Any]]] = []
+        """Tensor and memory of each shard that goes as a delta."""
         apart: dict[str, NDArray[Any]] = {}
         for message in plan.messages:
             self._tensors.append([])
@@ -238,6 +255,7 @@ class PushBuffer:
         for shard in part.shards:
             piece = flat[at : at + shard.size]
             at += shard.size
+            self._shares.append((shard.tensor, piece))
             shape = self._shapes[shard.tensor]
             if shard.size == prod(shape):
                 self._deltas.append((shard.tensor, piece.reshape(shape)))
@@ -294,6 +312,26 @@ class PushBuffer:
         for (_, errors, _), (_, others, _) in zip(self._errors, group._errors, strict=True):
             errors[:, start:stop] = others[:, : group.images]
         self.images = stop
+
+    def scale(self, factors: Mapping[str, float]) -> None:
+        """Multiply the gradients of these tensors."""
+        for name, share in self._shares:
+            if name in factors:
+                np.multiply(share, factors[name], out=share)
+        for name, errors, _ in self._errors:
+            if name in factors:
+                used = errors[:, : self.images]
+                np.multiply(used, factors[name], out=used)
+
+    def deltas(self) -> Iterator[tuple[str, NDArray[Any]]]:
+        """What goes as deltas: each shard's tensor and its gradient, flat."""
+        yield from self._shares
+
+    def factors(self) -> Iterator[tuple[str, NDArray[Any], list[NDArray[Any]]]]:
+        """What goes as factors: tensor, activations (I, K), and the error gradients (R, K) of each server."""
+        for name, inputs in self._inputs.items():
+            rows = [errors[:, : self.images] for tensor, errors, _ in self._errors if tensor == name]
+            yield name, inputs[:, : self.images], rows
 
     def tensors(self, message: int) -> list[NDArray[Any]]:
         """What rides beside one message of the plan. A short step's factors are copied together."""

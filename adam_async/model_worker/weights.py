@@ -13,6 +13,10 @@ several threads at once and without locks; updates are additive, and the servers
 (AD-11, AD-14). A local step into an array that is replaced meanwhile is lost with it: what the
 server had not yet seen of it comes back with a later pull, as in Downpour.
 
+Where replicas keep within a bound of one another each copy also has a clock: all pushes of live replicas up
+to it are in the values. `WorkerWeights.clock` is that of the whole, and only rises: answers of different
+servers may cross on their way, and what is newer by its clock stays.
+
 The dictionary is changed on the event loop only; reading or copying it is one atomic operation.
 """
 
@@ -30,8 +34,12 @@ class TensorCopy:
     array: NDArray[Any]
     versions: tuple[int, ...]
     """Version of each of the tensor's shards."""
+    clock: int = 0
+    """All pushes of live replicas up to this clock are in it; 0 in asp."""
     own: int = 0
     """Own pushes that a local step has put into this array since it was installed."""
+    local: int = 0
+    """Local steps that a compute thread has put into it; exact where there is one thread."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,6 +49,10 @@ class Snapshot:
     copies: dict[str, TensorCopy]
     own: dict[str, int]
     """`TensorCopy.own` at the moment of the snapshot."""
+    clock: int
+    """All pushes of live replicas up to this clock are in them; 0 in asp."""
+    local: dict[str, int] | None = None
+    """`TensorCopy.local` at that moment, in runs that are recorded."""
 
     @property
     def arrays(self) -> dict[str, NDArray[Any]]:
@@ -49,28 +61,47 @@ class Snapshot:
 
 
 class WorkerWeights:
-    """The current copy of every tensor of the partition."""
+    """The current copy of every tensor of the partition.
 
-    def __init__(self) -> None:
+    Args:
+        recorded: Whether snapshots also tell of local steps, for a record of the run.
+    """
+
+    def __init__(self, *, recorded: bool = False) -> None:
         self._current: dict[str, TensorCopy] = {}
+        self._recorded = recorded
         self.installed = 0
+        self.clock = 0
+        """All pushes of live replicas up to this clock are in all copies that are trained; 0 in asp."""
+        self.newest = 0
+        """Highest clock of any values that came."""
 
     def snapshot(self) -> Snapshot:
         """Take what is current. Safe from any thread."""
+        clock = self.clock  # before the copies, which may only be newer than it says
         copies = self._current.copy()
-        return Snapshot(copies, {name: copy.own for name, copy in copies.items()})
+        local = {name: copy.local for name, copy in copies.items()} if self._recorded else None
+        return Snapshot(copies, {name: copy.own for name, copy in copies.items()}, clock, local)
 
     def current(self, tensor: str) -> TensorCopy:
         """The newest copy of one tensor. Safe from any thread."""
         return self._current[tensor]
 
-    def install(self, tensor: str, array: NDArray[Any], versions: Sequence[int]) -> None:
+    def install(self, tensor: str, array: NDArray[Any], versions: Sequence[int], clock: int = 0) -> None:
         """Replace a tensor, unless what came is no newer than what is there. Loop only."""
         old = self._current.get(tensor)
-        if old is not None and all(new <= was for new, was in zip(versions, old.versions, strict=True)):
-            return
-        self._current[tensor] = TensorCopy(array, tuple(versions))
+        if old is not None:
+            if all(new <= was for new, was in zip(versions, old.versions, strict=True)):
+                old.clock = max(old.clock, clock)
+                return
+            if clock < old.clock:
+                return
+        self._current[tensor] = TensorCopy(array, tuple(versions), clock)
         self.installed += 1
+
+    def landed(self, clock: int) -> None:
+        """Values of all tensors that are trained, of at least this clock, are installed. Loop only."""
+        self.clock = max(self.clock, clock)
 
     def count_local_steps(self, copies: Mapping[str, TensorCopy]) -> None:
         """A push was sent whose local step went into these copies. Loop only."""

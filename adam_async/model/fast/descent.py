@@ -73,6 +73,8 @@ class Descent:
     ) -> None:
         self._engine.own_backward(weights, context, number)
         for parameter in self._layers[number].parameters:
+            if parameter.frozen:
+                continue
             name = parameter.name
             gradient = self.buffers.gradients[name]
             self._layers[number].delta(context.slots(number), parameter.kind, gradient)
@@ -104,7 +106,8 @@ class Descent:
             if isinstance(layer, Compiled):
                 ops += self._engine.backward_ops(context, number, layer)
                 for parameter in layer.parameters:
-                    ops += self._update(context.slots(number), layer, parameter)
+                    if not parameter.frozen:
+                        ops += self._update(context.slots(number), layer, parameter)
             else:
                 flush()
                 steps.append(("backward", number))

@@ -1,0 +1,105 @@
+"""Frozen layers: their weights stay as they are, and the others train as if nothing had been said."""
+
+import numpy as np
+import pytest
+
+from adam_async.dice import Dice
+from adam_async.model import InPlaceStep
+from adam_async.model.errors import SpecError
+from adam_async.model.gradcheck import check_network
+from adam_async.model.named import digits
+from adam_async.model.network import Network
+from adam_async.model.rules import make_rule
+from adam_async.model.spec import LayerSpec, ModelSpec
+
+KERNELS = ["numpy", "numba"]
+
+
+def spec_of(*frozen: str) -> ModelSpec:
+    """The digits network with some layers frozen."""
+    whole = digits()
+    layers = tuple(
+        LayerSpec.of(
+            layer.name, layer.kind, inputs=layer.inputs, **dict(layer.options), frozen=layer.name in frozen
+        )
+        if layer.name in ("conv1", "fc1", "fc2") and (frozen or layer.name == "fc2")
+        else layer
+        for layer in whole.layers
+    )
+    return ModelSpec(name="frozen", input_shape=whole.input_shape, layers=layers)
+
+
+def images_of(count: int):
+    dice = np.random.default_rng(2)
+    return dice.random((count, 1, 8, 8)), dice.integers(0, 10, count)
+
+
+def gradients_of(network, weights):
+    context = network.context(6)
+    context.load(*images_of(6))
+    network.forward(weights, context)
+    network.backward(weights, context)
+    found = {}
+    for parameter in network.trained:
+        found[parameter.name] = np.empty(parameter.shape, network.dtype)
+        network.delta(context, parameter.name, out=found[parameter.name])
+    return found
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("frozen", [("conv1",), ("fc1",), ("fc2",), ("conv1", "fc2")], ids=str)
+def test_the_others_have_the_gradients_that_they_had(frozen, kernels):
+    whole = Network(digits(), dtype="float64", kernels=kernels)
+    part = Network(spec_of(*frozen), dtype="float64", kernels=kernels)
+    weights = whole.initial_weights(Dice(4))
+    expected, found = gradients_of(whole, weights), gradients_of(part, weights)
+    assert {name for name in expected if name.partition(".")[0] not in frozen} == found.keys()
+    assert part.frozen == expected.keys() - found.keys()
+    for name, gradient in found.items():
+        np.testing.assert_array_equal(gradient, expected[name])
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("rule", ["sgd", "adam"])
+def test_training_in_place_leaves_them_and_their_rule_state_alone(rule, kernels):
+    network = Network(spec_of("conv1", "fc2"), kernels=kernels)
+    update = make_rule(rule)
+    step = InPlaceStep(network, update)
+    weights = network.initial_weights(Dice(4))
+    state = {p.name: update.new_state(p.shape, network.dtype) for p in network.parameters}
+    before = {name: values.copy() for name, values in weights.items()}
+    context, scratch = network.context(6), step.new_scratch()
+    context.load(*images_of(6))
+    step.train(weights, state, context, scratch, rate=0.1)
+    changed = {name for name, values in weights.items() if not np.array_equal(values, before[name])}
+    assert changed == {"fc1.weight", "fc1.bias"}
+    assert not any(array.any() for name in network.frozen for array in state[name].values())
+
+
+def test_nothing_before_the_first_layer_that_trains_is_computed_on_the_way_back():
+    network = Network(spec_of("conv1", "fc1"))
+    context = network.context(2)
+    held = [context.slots(number).output_error is not None for number in range(len(network.layers))]
+    names = [layer.name for layer, error in zip(network.layers, held, strict=True) if error]
+    assert names == ["fc2"]
+
+
+def test_the_check_of_gradients_leaves_them_out():
+    network = Network(spec_of("fc1"), dtype="float64")
+    check_network(network, network.initial_weights(Dice(4)), *images_of(3), Dice(4))
+
+
+def test_what_has_nothing_to_freeze_or_would_leave_nothing_to_train_is_refused():
+    dense = LayerSpec.of("fc", "dense", outputs=3, frozen=True)
+    relu = LayerSpec.of("relu", "relu", frozen=True)
+    loss = LayerSpec.of("loss", "softmax_cross_entropy")
+
+    def network_of(*layers: LayerSpec) -> Network:
+        return Network(ModelSpec(name="m", input_shape=(4,), layers=layers))
+
+    with pytest.raises(SpecError, match=r"layer 'relu' .* has no parameters that option 'frozen'"):
+        network_of(LayerSpec.of("fc", "dense", outputs=3), relu, loss)
+    with pytest.raises(SpecError, match=r"every layer with parameters is frozen \(fc\)"):
+        network_of(dense, loss)
+    with pytest.raises(SpecError, match="option 'frozen' must be true or false, not 1"):
+        network_of(LayerSpec.of("fc", "dense", outputs=3, frozen=1), loss)
