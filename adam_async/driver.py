@@ -40,9 +40,11 @@ from adam_async.model.network import Network as Model
 from adam_async.model.spec import ModelSpec
 from adam_async.parameter_server.client import ParameterClient, SessionIdentity
 from adam_async.placement import holders, shard_table
-from adam_async.run_result import EpochResult, Progress, RunResult
+from adam_async.progress import Progress
+from adam_async.run_result import EpochResult, RunResult
+from adam_async.schedule import Schedule
+from adam_async.series import Series
 from adam_async.snapshot import pull_snapshot
-from adam_async.staleness import add_up
 from adam_async.timeline import Timeline
 from adam_async.trace_events import Part
 from adam_async.traffic import Traffic
@@ -124,7 +126,7 @@ class Driver:
         self._runs = 0
         self._alive: dict[str, int] = {}
         self._ever: set[str] = set()
-        self.progress = Progress()
+        self.progress = Progress(consistency=config.consistency)
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
@@ -162,7 +164,6 @@ class Driver:
             RunFailed: It ended early for another reason, such as a controller that was started again.
         """
         if self._runs:  # what an earlier run came to is in its result
-            self.progress.epochs.clear()
             self._events.clear()
         self._runs += 1
         self._run_begin = asyncio.get_running_loop().time()
@@ -173,6 +174,7 @@ class Driver:
         model = Model(spec, dtype=self.config.dtype, kernels=self.config.kernels, layers=self._layers)
         self.progress.data, self.progress.model = data, model
         run = self._submit(spec, await self._wait_for_workers())
+        self.progress.begin(Series(Schedule.of(self.config), epoch_images=data["train_images"]))
         await self._membership.submit_run(run)
         try:
             return await self._drive(run.id, model, data, on_epoch)
@@ -238,10 +240,10 @@ class Driver:
                 stack.callback(group.create_task(work, name=f"{self._identity.node}/{name}").cancel)
             weights: dict[str, NDArray[Any]] = {}
             for epoch in range(1, self.config.epochs + 1):
-                self.progress.phase, self.progress.epoch, self.progress.images = "training", epoch, 0
-                self.progress.looked_at = asyncio.get_running_loop().time()
+                self.progress.begin_epoch(epoch, now=asyncio.get_running_loop().time())
                 with self._phase(f"epoch {epoch}"):
                     cluster = await self._wait_epoch(run, epoch)
+                await self._read_progress(train_s=float(cluster.results[epoch - 1]["train_s"]))
                 self.progress.phase = "evaluating"
                 with self._phase(f"evaluate {epoch}"):
                     weights = await pull_snapshot(model, self._table(model), cluster, client)
@@ -264,6 +266,22 @@ class Driver:
             data=data,
             statistics=statistics,
             events=tuple(self._events),
+            series=tuple(self.progress.series),
+        )
+
+    def so_far(self) -> RunResult | None:
+        """What a run that was cut short has come to, as its roles were last seen; None if it never began."""
+        progress = self.progress
+        if progress.model is None:
+            return None
+        return RunResult(
+            epochs=tuple(progress.epochs),
+            weights={},
+            model=progress.model,
+            data=progress.data,
+            statistics={**progress.roles, self._identity.node: self._own_statistics()},
+            events=tuple(self._events),
+            series=tuple(progress.series),
         )
 
     @contextmanager
@@ -458,12 +476,15 @@ class Driver:
                 found[node] = values
             except TransportError as error:
                 self.note(f"the role at {address} did not say what it counted: {error}")
-        found[self._identity.node] = {
+        found[self._identity.node] = self._own_statistics()
+        return found
+
+    def _own_statistics(self) -> dict[str, Any]:
+        return {
             "role": "driver",
             "traffic": self._traffic.rows(),
             "process": msgspec.to_builtins(process_memory()),
         }
-        return found
 
     def _note_divergence(self, statistics: Mapping[str, Mapping[str, Any]]) -> None:
         """Note that the loss left the finite numbers, if it did."""
@@ -498,26 +519,17 @@ class Driver:
                 have += PROFILE_CHUNK
         return parts
 
-    async def _read_progress(self) -> None:
-        """Ask the roles how far the epoch is, for the live table."""
+    async def _read_progress(self, *, train_s: float | None = None) -> None:
+        """Ask the roles how far the epoch is, or with `train_s` how it ended, for live table and report."""
         try:
-            answers = [await self._ask_statistics(a) for a in self._addresses("data", "ps", "worker")]
-        except TransportError:
+            async with asyncio.timeout(
+                LOOK_S
+            ):  # who is about to leave may not answer, and nobody waits for it
+                answers = [await self._ask_statistics(a) for a in self._addresses("data", "ps", "worker")]
+        except (TransportError, TimeoutError):
             return
-        roles = [values for _, values in answers]
-        progress, now = self.progress, asyncio.get_running_loop().time()
-        before, progress.images = progress.images, sum(values.get("images", 0) for values in roles)
-        if progress.images > before:
-            progress.images_per_s = (progress.images - before) / (now - progress.looked_at)
-        progress.looked_at = now
-        progress.loss = next((read_number(values["loss"]) for values in roles if "loss" in values), 0.0)
-        progress.replicas = len(self.map.live_replicas())
-        progress.staleness_mean = add_up(values.get("staleness", {}) for values in roles).mean
-        progress.waited_s = sum(
-            values["parameters"]["admission_wait_s"] + values["data"]["blocked_s"]
-            for values in roles
-            if "parameters" in values
-        )
+        self.progress.look(dict(answers), now=asyncio.get_running_loop().time(), train_s=train_s)
+        self.progress.replicas = len(self.map.live_replicas())
 
     async def _note_events(self) -> None:
         """Note deaths and returns for the report."""

@@ -11,8 +11,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from adam_async.model.network import Network
+from adam_async.progress import Progress
 from adam_async.report import Report
-from adam_async.run_result import EpochResult, Progress
+from adam_async.run_result import EpochResult
 
 if TYPE_CHECKING:
     from rich.live import Live

@@ -1,12 +1,13 @@
-"""Pure: what a run is at and what it came to: its progress, each finished epoch, and the whole."""
+"""Pure: what a run came to: each finished epoch, and the whole."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from numpy.typing import NDArray
 
 from adam_async.model.network import Network as Model
+from adam_async.series import Sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +46,8 @@ class RunResult:
     """What each node counted, by node id."""
     events: tuple[dict[str, Any], ...]
     """Deaths and other incidents, with seconds since the run began."""
+    series: tuple[Sample, ...] = ()
+    """How it went, sampled about once per second of training."""
 
     @property
     def test_accuracy(self) -> float:
@@ -56,27 +59,3 @@ class RunResult:
             f"<RunResult {self.model.spec.name} {len(self.epochs)} epochs, "
             f"test accuracy {self.test_accuracy:.2%}>"
         )
-
-
-@dataclass(slots=True)
-class Progress:
-    """What the live table shows; `Driver.progress` is updated in place."""
-
-    phase: str = "joining"
-    data: dict[str, Any] = field(default_factory=dict)
-    """What the data server says of its data; empty until it has joined."""
-    model: Model | None = None
-    epoch: int = 0
-    images: int = 0
-    """Images of this epoch that are trained."""
-    images_per_s: float = 0.0
-    """Rate between the last two looks."""
-    loss: float = 0.0
-    replicas: int = 0
-    """Live ones."""
-    staleness_mean: float = 0.0
-    waited_s: float = 0.0
-    """Seconds that workers have waited for servers or for images, summed."""
-    looked_at: float = 0.0
-    """When the roles were last asked, in seconds of the loop's clock."""
-    epochs: list[EpochResult] = field(default_factory=list)

@@ -24,6 +24,15 @@ class Staleness(msgspec.Struct, frozen=True, kw_only=True):
         return sum(self.histogram.values())
 
 
+class StalenessReport(Staleness, frozen=True, kw_only=True):
+    """The staleness of a whole run, and of its parts."""
+
+    by_replica: dict[str, Staleness]
+    """Of the pushes of each replica."""
+    by_tensor: dict[str, Staleness]
+    """Of the pushes to the shards of each tensor."""
+
+
 def add_up(histograms: Iterable[Mapping[str, Any]]) -> Staleness:
     """Join what several servers counted; without any push mean and max are 0."""
     counts: dict[int, int] = {}
@@ -36,3 +45,16 @@ def add_up(histograms: Iterable[Mapping[str, Any]]) -> Staleness:
         mean=sum(staleness * count for staleness, count in counts.items()) / pushes if pushes else 0.0,
         max=max(counts, default=0),
     )
+
+
+def add_up_by_name(tables: Iterable[Mapping[str, Mapping[str, Any]]]) -> dict[str, Staleness]:
+    """Join what several servers counted for each name; names are in their order, numbers as numbers."""
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for table in tables:
+        for name, histogram in table.items():
+            found.setdefault(name, []).append(histogram)
+    return {name: add_up(found[name]) for name in sorted(found, key=_natural)}
+
+
+def _natural(name: str) -> tuple[int, str]:
+    return (int(name), "") if name.isdecimal() else (-1, name)

@@ -14,8 +14,9 @@ from adam_async.live_table import LiveTable, busy_share, introduction, summary, 
 from adam_async.machine import describe_machine
 from adam_async.model import Network, named_model
 from adam_async.ports import Disk
+from adam_async.progress import Progress
 from adam_async.report import Report, build_report
-from adam_async.run_result import EpochResult, Progress, RunResult
+from adam_async.run_result import EpochResult, RunResult
 
 MODEL = Network(named_model("mnist-adam"))
 DATA = {

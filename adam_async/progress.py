@@ -1,0 +1,103 @@
+"""Pure: what a run is at, as its driver last saw it."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from adam_async.messages import read_number
+from adam_async.model.network import Network as Model
+from adam_async.run_result import EpochResult
+from adam_async.series import Sample, Series
+from adam_async.staleness import add_up
+from adam_async.waiting import waits_of
+
+
+@dataclass(slots=True)
+class Progress:
+    """What the live table shows; `Driver.progress` is updated in place."""
+
+    phase: str = "joining"
+    data: dict[str, Any] = field(default_factory=dict)
+    """What the data server says of its data; empty until it has joined."""
+    model: Model | None = None
+    consistency: str = "asp"
+    epoch: int = 0
+    images: int = 0
+    """Images of this epoch that are trained."""
+    images_per_s: float = 0.0
+    """Rate between the last two looks."""
+    loss: float = 0.0
+    replicas: int = 0
+    """Live ones."""
+    clock: int = 0
+    """The slowest that a server knows of."""
+    waiting_for: tuple[str, ...] = ()
+    """Who waits for the clocks of others, and for whose."""
+    staleness_mean: float = 0.0
+    staleness_max: int = 0
+    waited_s: float = 0.0
+    """Seconds that workers have waited for servers, images or clocks, summed."""
+    epochs: list[EpochResult] = field(default_factory=list)
+    roles: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """What data servers, parameter servers and workers had counted at the last look, by node id."""
+    _series: Series | None = field(default=None, init=False, repr=False)
+    _began: float = field(default=0.0, init=False, repr=False)
+    _looked: float = field(default=0.0, init=False, repr=False)
+
+    def begin(self, series: Series) -> None:
+        """A run begins: what an earlier one came to is in its result."""
+        self._series = series
+        self.epoch, self.images, self.clock, self.waiting_for = 0, 0, 0, ()
+        self.epochs.clear()
+        self.roles = {}
+
+    def begin_epoch(self, epoch: int, *, now: float) -> None:
+        """Training of an epoch begins; `now` is in seconds of the loop's clock."""
+        self.phase, self.epoch, self.images = "training", epoch, 0
+        self._began = self._looked = now
+
+    @property
+    def series(self) -> Sequence[Sample]:
+        """The samples of the run so far."""
+        return self._series.samples if self._series is not None else ()
+
+    def look(self, roles: Mapping[str, dict[str, Any]], *, now: float, train_s: float | None = None) -> None:
+        """Take in what the roles counted while, or just after, an epoch was trained.
+
+        Args:
+            roles: By node id.
+            now: In seconds of the loop's clock.
+            train_s: How long the epoch took, once it has ended.
+        """
+        self.roles = dict(roles)
+        values = list(roles.values())
+        before, self.images = self.images, sum(each.get("images", 0) for each in values)
+        if self.images > before and now > self._looked:
+            self.images_per_s = (self.images - before) / (now - self._looked)
+        self._looked = now
+        self.loss = next((read_number(each["loss"]) for each in values if "loss" in each), 0.0)
+        self.clock = min(_clocks(values), default=0)
+        self.waiting_for = tuple(
+            f"{node} for {each['waiting_for']}"
+            for node, each in sorted(roles.items())
+            if each.get("waiting_for")
+        )
+        staleness = add_up(each.get("staleness", {}) for each in values)
+        self.staleness_mean, self.staleness_max = staleness.mean, staleness.max
+        waits = (waits_of(node, each) for node, each in roles.items())
+        self.waited_s = sum(each.total_s for each in waits if each is not None)
+        if self._series is not None:
+            self._series.take(
+                roles,
+                s=sum(epoch.train_s for epoch in self.epochs)
+                + (now - self._began if train_s is None else train_s),
+                epoch=self.epoch,
+                images=self.images,
+                images_before=sum(epoch.images for epoch in self.epochs),
+                loss=self.loss,
+            )
+
+
+def _clocks(values: Iterable[Mapping[str, Any]]) -> list[int]:
+    """Every replica's clock on every shard."""
+    return [clock for each in values for shard in each.get("clocks", {}).values() for clock in shard.values()]

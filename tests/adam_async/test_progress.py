@@ -1,0 +1,85 @@
+"""The progress of a run follows what its roles counted."""
+
+from typing import Any
+
+import pytest
+
+from adam_async.config import Config
+from adam_async.progress import Progress
+from adam_async.run_result import EpochResult
+from adam_async.schedule import Schedule
+from adam_async.series import Series
+
+EPOCH = EpochResult(epoch=1, images=100, skipped=0, train_loss=0.5, test_accuracy=0.9, train_s=4.0)
+
+
+def roles(*, images: int, loss: float | None = 0.5) -> dict[str, dict[str, Any]]:
+    return {
+        "data-0": {"images": images, "loss": loss},
+        "ps-0": {"staleness": {"1": 3, "5": 1}, "clocks": {"0": {"0": 9, "1": 4}, "1": {"0": 9, "1": 5}}},
+        "worker-0": {
+            "parameters": {"admission_waits": 1, "admission_wait_s": 1.0},
+            "data": {"blocked_fetches": 1, "blocked_s": 0.5},
+            "clock_wait_s": 2.0,
+            "waiting_for": "replica 1 at clock 4",
+        },
+        "worker-1": {"waiting_for": ""},
+    }
+
+
+def begun() -> Progress:
+    progress = Progress()
+    progress.begin(Series(Schedule.of(Config()), epoch_images=100))
+    progress.begin_epoch(1, now=100.0)
+    return progress
+
+
+def test_a_look_takes_in_rate_staleness_clocks_and_waits() -> None:
+    progress = begun()
+
+    progress.look(roles(images=50), now=102.0)
+
+    assert (progress.images, progress.images_per_s, progress.loss) == (50, 25.0, 0.5)
+    assert (progress.staleness_mean, progress.staleness_max) == (2.0, 5)
+    assert (progress.clock, progress.waited_s) == (4, 3.5)
+    assert progress.waiting_for == ("worker-0 for replica 1 at clock 4",)
+    assert [sample.s for sample in progress.series] == [2.0]
+
+
+def test_the_time_of_a_sample_is_training_only() -> None:
+    progress = begun()
+    progress.look(roles(images=100), now=104.5, train_s=4.0)
+    progress.epochs.append(EPOCH)
+    progress.begin_epoch(2, now=200.0)
+
+    progress.look(roles(images=10), now=201.0)
+
+    assert [(sample.s, sample.images) for sample in progress.series] == [(4.0, 100), (5.0, 110)]
+
+
+def test_a_diverged_loss_is_shown_and_left_out_of_the_series() -> None:
+    progress = begun()
+
+    progress.look(roles(images=10, loss=None), now=101.0)
+
+    assert progress.loss != progress.loss
+    assert progress.series[0].loss is None
+
+
+def test_a_run_forgets_the_one_before_it() -> None:
+    progress = begun()
+    progress.look(roles(images=10), now=101.0)
+    progress.epochs.append(EPOCH)
+
+    progress.begin(Series(Schedule.of(Config()), epoch_images=100))
+
+    assert (progress.epochs, progress.roles, list(progress.series), progress.clock) == ([], {}, [], 0)
+
+
+def test_what_no_role_said_is_nothing() -> None:
+    progress = begun()
+
+    progress.look({}, now=101.0)
+
+    assert (progress.images, progress.loss, progress.clock, progress.waited_s) == (0, 0.0, 0, 0)
+    assert progress.staleness_mean == pytest.approx(0.0)

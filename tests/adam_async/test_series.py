@@ -1,0 +1,79 @@
+"""Samples of a run over time: totals so far, and the staleness of what is new."""
+
+from typing import Any
+
+from adam_async.config import Config
+from adam_async.schedule import Schedule
+from adam_async.series import Series
+
+
+def roles(*, staleness: dict[str, int], payload: int, waited_s: float) -> dict[str, dict[str, Any]]:
+    """What a server and a worker counted."""
+    return {
+        "ps-0": {
+            "staleness": staleness,
+            "traffic": [
+                {"payload_bytes": payload, "frame_bytes": 10},
+                {"payload_bytes": 0, "frame_bytes": 5},
+            ],
+        },
+        "worker-0": {
+            "parameters": {"admission_waits": 1, "admission_wait_s": waited_s},
+            "data": {"blocked_fetches": 1, "blocked_s": 0.25},
+            "clock_waits": 2,
+            "clock_wait_s": 0.5,
+            "traffic": [],
+        },
+    }
+
+
+def series(**options: Any) -> Series:
+    return Series(Schedule.of(Config(rate=0.5, **options)), epoch_images=100)
+
+
+def test_a_sample_holds_totals_of_the_whole_run() -> None:
+    samples = series()
+    samples.take(
+        roles(staleness={"1": 4}, payload=100, waited_s=1.0),
+        s=2.5,
+        epoch=2,
+        images=40,
+        images_before=100,
+        loss=0.5,
+    )
+    (sample,) = samples.samples
+
+    assert (sample.s, sample.epoch, sample.images, sample.loss, sample.rate) == (2.5, 2, 140, 0.5, 0.5)
+    assert (sample.bytes, sample.waited_s) == (115, 1.75)
+
+
+def test_staleness_is_that_of_the_pushes_since_the_sample_before() -> None:
+    samples = series()
+    for histogram in ({"0": 4}, {"0": 4, "3": 1, "5": 1}, {"0": 4, "3": 1, "5": 1}, {}):
+        samples.take(
+            roles(staleness=histogram, payload=0, waited_s=0.0),
+            s=1.0,
+            epoch=1,
+            images=1,
+            images_before=0,
+            loss=1.0,
+        )
+
+    assert [sample.staleness_mean for sample in samples.samples] == [0.0, 4.0, None, None]
+
+
+def test_the_rate_is_that_of_the_schedule_at_the_images_trained() -> None:
+    samples = series(epochs=2, schedule="cosine")
+    for epoch, images in ((1, 0), (2, 0), (2, 100)):
+        samples.take({}, s=1.0, epoch=epoch, images=images, images_before=0, loss=1.0)
+
+    assert [round(sample.rate, 12) for sample in samples.samples] == [0.5, 0.25, 0.0]
+
+
+def test_a_loss_of_no_images_or_no_number_is_none_and_time_never_goes_back() -> None:
+    samples = series()
+    for s, images, loss in ((2.0, 0, 0.0), (1.5, 10, float("nan")), (3.0, 10, 0.5)):
+        samples.take({}, s=s, epoch=1, images=images, images_before=0, loss=loss)
+
+    assert [sample.loss for sample in samples.samples] == [None, None, 0.5]
+    assert [sample.s for sample in samples.samples] == [2.0, 2.0, 3.0]
