@@ -189,10 +189,14 @@ class Push(Body, frozen=True, kw_only=True):
     """Own pushes since that version which a local step had already applied to the copy read."""
     pull: bool = False
     """Whether the answer shall carry the values of these shards, with this push in them."""
+    epoch: int = 0
+    """In ssp and bsp the epoch of its groups: the server orders it once it has heard of that epoch, and with
+    it of all replicas that take part. 0 in asp: at once."""
 
 
 APPLIED, DUPLICATE, REFUSED, GAP, NOT_PRIMARY = range(5)
-"""What became of a push on one shard. REFUSED: not finite; it consumed its number and ticked."""
+"""What became of a push on one shard. REFUSED: not finite, or in bsp too late for the sum of its clock; it
+consumed its number and ticked."""
 
 
 class Problem(msgspec.Struct, frozen=True, array_like=True):
@@ -257,6 +261,11 @@ class Tick(Body, frozen=True, kw_only=True):
     clock: int
     generation: int
     shards: tuple[int, ...]
+    numbers: tuple[int, ...] = ()
+    """The replica's last push on each of these shards: a server that has not seen it refuses the tick with
+    code ``gap``, for it would say that the push had been applied."""
+    epoch: int = 0
+    """As in `Push`."""
 
 
 class Ticked(Body, frozen=True, kw_only=True):

@@ -85,6 +85,8 @@ class StepPush:
     images: int
     rate: float
     pull: bool = False
+    epoch: int = 0
+    """In ssp and bsp the epoch of the step's groups; see `Push.epoch`."""
 
 
 OnValues = Callable[[Sequence[int], NDArray[Any], int], None]
@@ -341,6 +343,7 @@ class ParameterClient:
             versions=step.versions,
             own=step.own,
             pull=step.pull,
+            epoch=step.epoch,
         )
 
         def on_answer(answer: Message) -> bool:
@@ -441,8 +444,13 @@ class ParameterClient:
 
         ask()
 
-    def tick(self, server: str, shards: Sequence[ShardId], clock: int) -> None:
-        """Tell a server that step `clock` ended without a push for these shards. Never waits."""
+    def tick(self, server: str, shards: Sequence[ShardId], clock: int, *, epoch: int = 0) -> None:
+        """Tell a server that step `clock` ended without a push for these shards. Never waits.
+
+        Args:
+            epoch: In ssp and bsp the epoch that the step belongs to, where it is known.
+        """
+        session = self.channels[server].session
         body = Tick(
             run=self._session.run,
             session=self._session.session,
@@ -451,6 +459,8 @@ class ParameterClient:
             clock=clock,
             generation=self._session.generation,
             shards=tuple(shards),
+            numbers=session.last_numbers(shards),
+            epoch=epoch,
         )
 
         def on_answer(answer: Message) -> bool:

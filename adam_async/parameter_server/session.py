@@ -95,6 +95,10 @@ class Session:
         self._last.update(zip(shards, numbers, strict=True))
         return numbers
 
+    def last_numbers(self, shards: Sequence[ShardId]) -> tuple[int, ...]:
+        """The last number given on each shard; 0 where there is none yet."""
+        return tuple([self._last.get(shard, 0) for shard in shards])
+
     def next_steps(self, shards: Sequence[ShardId], steps: int) -> int:
         """Give numbers to several steps at once, each of which is on all of these shards; the first one."""
         first = self._last.get(shards[0], 0) + 1

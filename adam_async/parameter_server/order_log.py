@@ -1,0 +1,110 @@
+"""Pure: in which order pushes were applied to each shard, and what was applied together; for a replay.
+
+A log is one run of bytes, all numbers little-endian:
+
+    b"adamord1"
+    uint32 lives, uint32 shards
+    lives times    int32 replica, uint32 zero, uint64 session, uint64 incarnation
+    shards times   uint32 shard, uint32 zero, uint64 entries
+    for each shard, in that order, its entries of 8 bytes:
+                   uint32 clock, uint16 life, uint8 flags, uint8 zero
+
+A *life* is one pushing client; (life, clock) names a push. `JOINED`: applied in one batch with the entry
+before. `NOT_APPLIED`: refused; it left the shard as it was. `SUMMED` (in bsp): a contribution to a sum, whose
+entries are joined, in the order in which they were added; the sum is one version, where each other push
+that was applied is one of its own.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from struct import Struct
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+MAGIC = b"adamord1"
+JOINED, NOT_APPLIED, SUMMED = 1, 2, 4
+
+_COUNTS = Struct("<II")
+_LIFE = Struct("<iIQQ")
+_SHARD = Struct("<IIQ")
+_ENTRY = Struct("<IHBx")
+
+ENTRY = np.dtype([("clock", "<u4"), ("life", "<u2"), ("flags", "u1"), ("zero", "u1")])
+"""One entry, as a log's reader gets it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """One pushing client."""
+
+    replica: int
+    session: int
+    incarnation: int
+
+
+class OrderLog:
+    """What one server notes while it applies.
+
+    Args:
+        shards: Numbers of its shards.
+    """
+
+    def __init__(self, shards: Sequence[int]) -> None:
+        self._lives: dict[Life, int] = {}
+        self._entries: dict[int, bytearray] = {shard: bytearray() for shard in shards}
+        self._packed = b""
+        self._packed_entries = -1
+
+    def life(self, replica: int, session: int, incarnation: int) -> int:
+        """The number of a client in this log."""
+        return self._lives.setdefault(Life(replica, session, incarnation), len(self._lives))
+
+    def note(self, shard: int, clock: int, life: int, flags: int) -> None:
+        """Note that a push was applied to a shard, or refused, after all that was noted before."""
+        self._entries[shard] += _ENTRY.pack(clock, life, flags)
+
+    def packed(self) -> bytes:
+        """The log so far, in the layout above; the same object for as long as nothing is noted."""
+        entries = sum(map(len, self._entries.values()))
+        if entries != self._packed_entries:
+            lives = [_LIFE.pack(life.replica, 0, life.session, life.incarnation) for life in self._lives]
+            heads = [_SHARD.pack(n, 0, len(data) // _ENTRY.size) for n, data in self._entries.items()]
+            head = _COUNTS.pack(len(lives), len(heads))
+            self._packed = b"".join([MAGIC, head, *lives, *heads, *self._entries.values()])
+            self._packed_entries = entries
+        return self._packed
+
+
+def read_order_log(data: bytes) -> tuple[tuple[Life, ...], Mapping[int, NDArray[Any]]]:
+    """Read a log: the lives, and per shard its entries, of dtype `ENTRY`, read-only.
+
+    Raises:
+        ValueError: It is no log, is of another version, or does not have the length that it says.
+    """
+    if data[: len(MAGIC)] != MAGIC:
+        raise ValueError(f"an order log begins with {MAGIC!r}, not {bytes(data[: len(MAGIC)])!r}")
+    at = len(MAGIC)
+    if len(data) < at + _COUNTS.size:
+        raise ValueError(f"an order log of {len(data)} bytes has no counts")
+    lives_count, shards_count = _COUNTS.unpack_from(data, at)
+    at += _COUNTS.size
+    body = at + lives_count * _LIFE.size + shards_count * _SHARD.size
+    if len(data) < body:
+        raise ValueError(f"an order log of {len(data)} bytes ends in its tables, which take {body}")
+    lives = []
+    for _ in range(lives_count):
+        replica, _zero, session, incarnation = _LIFE.unpack_from(data, at)
+        lives.append(Life(replica, session, incarnation))
+        at += _LIFE.size
+    heads = [_SHARD.unpack_from(data, at + n * _SHARD.size) for n in range(shards_count)]
+    wanted = body + _ENTRY.size * sum(entries for _, _, entries in heads)
+    if len(data) != wanted:
+        raise ValueError(f"an order log should have {wanted} bytes by its tables, but has {len(data)}")
+    found: dict[int, NDArray[Any]] = {}
+    at = body
+    for shard, _zero, entries in heads:
+        found[shard] = np.frombuffer(data, ENTRY, entries, at)
+        at += entries * _ENTRY.size
+    return tuple(lives), found
