@@ -23,8 +23,10 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     live: bool = True
     ready: str = ""
     """Id of the run it has prepared for."""
+    left: bool = False
+    """Whether it said goodbye: it is not live because it wanted to go."""
     replica: int = -1
-    """For workers: the replica it trains, given by the controller; -1 while it stands by."""
+    """For workers: the replica it trains, given by the controller; -1 outside a run."""
     info: dict[str, Any] = {}
     """What others need to know: for data servers the shape and size of the data."""
     changed: int = 0
@@ -76,7 +78,8 @@ class EpochRecord(msgspec.Struct, frozen=True, kw_only=True):
     groups: int
     shares: dict[str, tuple[int, int]]
     """Replica (as text, for msgpack) to its range of groups; or with `turn`, to its place and the number
-    of places: of the turns 0, 1, 2, ... it has those whose number, modulo places, is its place."""
+    of places: of the turns 0, 1, 2, ... it has those whose number, modulo places, is its place. Turns are
+    counted over what is left behind `finished` and the warm start."""
     turn: int = 0
     """With ssp and bsp: groups go to replicas in turns of so many, the groups of one step. 0: in ranges."""
     first_clock: int = 0
@@ -85,10 +88,13 @@ class EpochRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Ranges of groups that were trained before the run was resumed."""
     paused: int = 0
     """Set by the data server while it leases nothing and nothing is leased: groups finished. The driver sets
-    it back to 0 when its checkpoint is taken."""
+    it back to 0 when its checkpoint is taken. In ssp and bsp all clocks meet meanwhile, at the `clock` of the
+    data server's statistics, but their ticks may still be on the way: who reads values first asks for some
+    that are bound to that clock."""
     ended: bool = False
     result: dict[str, Any] = {}
-    """Set by the data server with `ended`: images, loss, seconds."""
+    """Set by the data server with `ended`: images, loss, seconds, and the clock at which all meet; in asp the
+    highest one of any replica."""
     changed: int = 0
 
 
@@ -110,7 +116,12 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True):
         return sorted(id for id, node in self.nodes.items() if node.role == role and node.live)
 
     def live_replicas(self) -> tuple[int, ...]:
-        """Replicas that have a live worker."""
+        """Replicas that have a live worker which is ready for the run: those that others wait for."""
+        run = self.run.id if self.run is not None else ""
         return tuple(
-            sorted(n.replica for n in self.nodes.values() if n.role == "worker" and n.live and n.replica >= 0)
+            sorted(
+                node.replica
+                for node in self.nodes.values()
+                if node.role == "worker" and node.live and node.replica >= 0 and node.ready == run
+            )
         )

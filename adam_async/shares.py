@@ -85,6 +85,7 @@ def assign(
     """Make queues of what `share_out` decided."""
     left = groups_left(groups, finished)
     rest = left[warm:]
+    queues: dict[Replica, Sequence[int]]
     if turn:
         queues = {replica: _turns(rest, turn, place, places) for replica, (place, places) in shares.items()}
         return Assignment(

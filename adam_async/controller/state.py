@@ -5,9 +5,13 @@ command the standing rules run, each of which reads the map and may change it:
 
     place     a run is submitted and enough servers are live: buckets get their primaries
     number    a live worker without a replica gets the lowest one that no live worker has
-    begin     all primaries, the data server and all replicas are ready: epoch 1 begins
+    begin     all primaries, the data server and as many replicas as the run wants are ready: it begins
     advance   the driver moved the run to its next epoch: its groups are shared out
     fail      a primary, the only data server or the driver is lost: the run has failed
+
+A run has as many replicas as there are live workers: those beyond the number that it wants to begin with,
+and those that join later, take part as soon as they are ready. A run that continues another one begins with
+the epoch that this one was in; its results so far count as this run's.
 
 With one copy of each shard a lost primary means lost parameters, so the run fails and says so. A
 lost worker is only a line in the log: its replica number is free for a successor.
@@ -16,7 +20,8 @@ Suspicion is a timer, not a command: a node whose link broke may come back withi
 `due` proposes `NodeLost`. Times are absolute seconds on the caller's clock.
 """
 
-from collections.abc import Iterable, Mapping
+import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, assert_never
 
@@ -31,6 +36,7 @@ from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.model.network import Network
 from adam_async.model.spec import ModelSpec
 from adam_async.placement import assign_buckets, shard_table
+from adam_async.shares import covers, share_out, warm_groups
 
 MAX_SHARDS = 100_000
 """Of a run. Placing them takes a second, in which nobody is answered."""
@@ -229,12 +235,12 @@ class ControllerState:
         self._set(buckets=tuple(primaries), generation=self.map.generation + 1)
 
     def _number_replicas(self, run: RunRecord) -> None:
-        taken = set(self.map.live_replicas())
-        free = [replica for replica in range(int(run.config["replicas"])) if replica not in taken]
-        for name in self.map.live("worker"):
-            node = self.map.nodes[name]
-            if node.replica < 0 and free:
-                numbered = msgspec.structs.replace(node, replica=free.pop(0), changed=self.map.version + 1)
+        workers = [(name, self.map.nodes[name]) for name in self.map.live("worker")]
+        taken = {node.replica for _, node in workers}
+        free = (replica for replica in itertools.count() if replica not in taken)
+        for name, node in workers:
+            if node.replica < 0:
+                numbered = msgspec.structs.replace(node, replica=next(free), changed=self.map.version + 1)
                 self._set(nodes={**self.map.nodes, name: numbered})
 
     def _begin(self, run: RunRecord) -> None:
@@ -243,14 +249,13 @@ class ControllerState:
         nodes = self.map.nodes
         data = [name for name in self.map.live("data") if nodes[name].ready == run.id]
         primaries_ready = all(nodes[name].ready == run.id for name in set(self.map.buckets))
-        workers = [
-            name
-            for name in self.map.live("worker")
-            if nodes[name].replica >= 0 and nodes[name].ready == run.id
-        ]
-        if data and primaries_ready and len(workers) == int(run.config["replicas"]):
-            started = msgspec.structs.replace(run, phase="training", epoch=1, changed=self.map.version + 1)
-            self._set(run=started)
+        replicas = self.map.live_replicas()
+        if data and primaries_ready and len(replicas) >= int(run.config["replicas"]):
+            resumed = run.resumed
+            number, results = (resumed.epoch, resumed.results) if resumed is not None else (1, ())
+            changed = self.map.version + 1
+            started = msgspec.structs.replace(run, phase="training", epoch=number, changed=changed)
+            self._set(run=started, results=results)
 
     def _advance(self) -> None:
         run, epoch = self.map.run, self.map.epoch
@@ -269,15 +274,30 @@ class ControllerState:
 
     def _share_out(self, run: RunRecord) -> EpochRecord:
         data = self.map.nodes[self.map.live("data")[0]]
-        groups = -(-int(data.info["train_images"]) // int(run.config["images_per_group"]))
-        replicas = self.map.live_replicas() or tuple(range(int(run.config["replicas"])))
-        shares = {
-            str(replica): (groups * place // len(replicas), groups * (place + 1) // len(replicas))
-            for place, replica in enumerate(replicas)
-        }
-        return EpochRecord(
-            run=run.id, number=run.epoch, groups=groups, shares=shares, changed=self.map.version + 1
+        config = run.config
+        groups = -(-int(data.info["train_images"]) // int(config["images_per_group"]))
+        replicas = self.map.live_replicas() or tuple(range(int(config["replicas"])))
+        turn = 0 if config["consistency"] == "asp" else int(config["push_every"])
+        resumed = run.resumed if run.resumed is not None and run.resumed.epoch == run.epoch else None
+        finished = _within(resumed.finished, groups) if resumed is not None else ()
+        clock = resumed.clock if resumed is not None else self._last_clock()
+        warm = warm_groups(
+            int(config["warm_start"]), epoch=run.epoch, groups=groups, finished=finished, turn=turn
         )
+        return EpochRecord(
+            run=run.id,
+            number=run.epoch,
+            groups=groups,
+            shares=share_out(replicas, groups=groups, turn=turn, warm=warm, finished=finished),
+            turn=turn,
+            first_clock=clock if turn else 0,
+            finished=finished,
+            changed=self.map.version + 1,
+        )
+
+    def _last_clock(self) -> int:
+        """Where the clocks met at the end of the epoch before."""
+        return int(self.map.results[-1].get("clock", 0)) if self.map.results else 0
 
     # --- suspicion ---------------------------------------------------------------------------
 
@@ -310,7 +330,7 @@ class ControllerState:
         if run is not None and run.phase == "training":
             assert epoch is not None
             assert epoch.number == run.epoch
-            assert _cover(epoch.shares.values(), epoch.groups), epoch.shares
+            assert covers(epoch.shares.values(), groups=epoch.groups, turn=epoch.turn), epoch.shares
         for name in self.map.buckets:
             assert name in self.map.nodes, f"bucket on unknown node {name}"
 
@@ -323,6 +343,9 @@ def _check(record: _Record, layers: Mapping[str, type[Layer]]) -> str:
             return f"info of a data server needs train_images, a positive number, not {images!r}"
     if not isinstance(record, RunRecord):
         return ""
+    resumed = record.resumed
+    if resumed is not None and len(resumed.results) != resumed.epoch - 1:
+        return f"it takes up epoch {resumed.epoch}, but has the results of {len(resumed.results)} before it"
     try:
         config = make_config(record.config)
         network = Network(ModelSpec.from_dict(record.spec), dtype=config.dtype, layers=layers)
@@ -338,11 +361,6 @@ def _check(record: _Record, layers: Mapping[str, type[Layer]]) -> str:
     return f"config lacks {', '.join(missing)}" if missing else ""
 
 
-def _cover(ranges: Iterable[tuple[int, int]], total: int) -> bool:
-    """Whether the ranges, in order, cover 0 to `total` without gap or overlap."""
-    at = 0
-    for start, stop in sorted(ranges):
-        if start != at:
-            return False
-        at = stop
-    return at == total
+def _within(ranges: tuple[tuple[int, int], ...], groups: int) -> tuple[tuple[int, int], ...]:
+    """The parts of the ranges that name groups of the epoch."""
+    return tuple((max(start, 0), min(stop, groups)) for start, stop in ranges if start < min(stop, groups))

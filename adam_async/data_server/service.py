@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from numpy.typing import NDArray
 
-from adam_async.cluster_map import ClusterMap, EpochRecord
+from adam_async.cluster_map import ClusterMap, EpochRecord, RunRecord
 from adam_async.config import Waits
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.order import epoch_order
@@ -22,9 +22,12 @@ from adam_async.data_server.state import (
     Effect,
     EpochBegan,
     EpochEnded,
+    Event,
     Grant,
     GroupsReported,
     LeaseAsked,
+    Paused,
+    PauseEnded,
     ReplicasChanged,
 )
 from adam_async.data_server.stock import Stock
@@ -42,6 +45,7 @@ from adam_async.messages import (
     pack,
 )
 from adam_async.role import Role
+from adam_async.shares import warm_groups
 from adam_async.timeline import Timeline
 from adam_async.timer import Timer
 from transport import Identity, Network, Request
@@ -121,7 +125,7 @@ class DataServer(Role):
                 self._tell(ReplicasChanged(tuple(Replica(r) for r in live)))
             if cluster.epoch is not None and cluster.epoch.run == run.id and cluster.epoch.number > epoch:
                 epoch = cluster.epoch.number
-                self._begin_epoch(cluster.epoch)
+                self._begin_epoch(run, cluster.epoch)
 
     def _take_up(self, cluster: ClusterMap) -> None:
         run = cluster.run
@@ -134,7 +138,7 @@ class DataServer(Role):
         self._dice = Dice(int(run.config["seed"]))
         self.state = DataState()
 
-    def _begin_epoch(self, epoch: EpochRecord) -> None:
+    def _begin_epoch(self, run: RunRecord, epoch: EpochRecord) -> None:
         order = epoch_order(
             self._dice,
             epoch=epoch.number,
@@ -143,10 +147,28 @@ class DataServer(Role):
         )
         self._stock = Stock(self._dataset, order)
         shares = {Replica(int(replica)): share for replica, share in epoch.shares.items()}
+        taken_up = run.resumed if epoch.finished else None
+        began = EpochBegan(
+            number=epoch.number,
+            groups=epoch.groups,
+            shares=shares,
+            turn=epoch.turn,
+            first_clock=epoch.first_clock,
+            finished=epoch.finished,
+            images=taken_up.images if taken_up is not None else 0,
+            loss=taken_up.loss if taken_up is not None else 0.0,
+            warm=warm_groups(
+                int(run.config["warm_start"]),
+                epoch=epoch.number,
+                groups=epoch.groups,
+                finished=epoch.finished,
+                turn=epoch.turn,
+            ),
+            every=int(run.config["checkpoint_every"]),
+        )
+        self._tell(began)
         for replica in shares:
-            start, stop = shares[replica]
-            self._stock.prepare(range(start, min(start + self._read_ahead, stop)))
-        self._tell(EpochBegan(epoch.number, epoch.groups, shares))
+            self._loop.call_soon(self._read_on, replica)
 
     # --- questions ---------------------------------------------------------------------------
 
@@ -184,7 +206,7 @@ class DataServer(Role):
         if self._stock is not None:
             self._stock.prepare(self.state.upcoming(replica, self._read_ahead))
 
-    def _tell(self, event: EpochBegan | ReplicasChanged | LeaseAsked | GroupsReported) -> None:
+    def _tell(self, event: Event) -> None:
         self._perform(self.state.handle(event, now=self._loop.time()))
 
     def _due(self) -> None:
@@ -197,6 +219,8 @@ class DataServer(Role):
                     self._send_groups(effect)
                 case EpochEnded():
                     self._spawn(f"epoch-{effect.number}", self._report_epoch(self._run, effect))
+                case Paused():
+                    self._spawn(f"pause-{effect.number}", self._pause(self._run, effect))
 
     def _send_groups(self, grant: Grant) -> None:
         timeline = self._timeline
@@ -205,14 +229,21 @@ class DataServer(Role):
         for number, attempt in grant.groups:
             assert self._stock is not None
             images, labels = self._stock.take(number)
-            leases.append(Lease(grant.epoch, number, attempt, len(labels)))
+            progress = self.state.progress(number)
+            leases.append(Lease(grant.epoch, number, attempt, len(labels), progress))
             tensors += [images, labels]
-        grant.request.reply(pack(Groups(leases=tuple(leases), last=grant.last), tensors))
+        groups = Groups(leases=tuple(leases), last=grant.last, clock=grant.clock, end=grant.end)
+        grant.request.reply(pack(groups, tensors))
         if timeline is not None and leases:
             timeline.leased(self._identity.node, self._run, grant.request.link.peer.node, leases, begin)
 
     async def _report_epoch(self, run: str, ended: EpochEnded) -> None:
-        result = {"images": ended.images, "loss": ended.loss, "train_s": ended.ended - ended.started}
+        result = {
+            "images": ended.images,
+            "loss": ended.loss,
+            "train_s": ended.ended - ended.started,
+            "clock": ended.clock,
+        }
 
         def end(epoch: EpochRecord) -> EpochRecord | None:
             if (epoch.run, epoch.number) != (run, ended.number):
@@ -220,6 +251,29 @@ class DataServer(Role):
             return msgspec.structs.replace(epoch, ended=True, result=result)
 
         await self._membership.update_epoch(end)
+
+    async def _pause(self, run: str, paused: Paused) -> None:
+        """Tell the driver that nothing is leased, and wait until it lets the epoch go on.
+
+        That has no deadline of its own: a driver that is gone ends the run.
+        """
+
+        def pause(epoch: EpochRecord) -> EpochRecord | None:
+            if (epoch.run, epoch.number) != (run, paused.number):
+                return None
+            return msgspec.structs.replace(epoch, paused=paused.finished)
+
+        await self._membership.update_epoch(pause)
+        async for cluster in self._membership.changes():
+            epoch = cluster.epoch
+            if cluster.run is None or epoch is None or (epoch.run, epoch.number) != (run, paused.number):
+                return
+            if cluster.run.phase in ("finished", "failed"):
+                return
+            if not epoch.paused:
+                break
+        if self._run == run:
+            self._tell(PauseEnded())
 
     def statistics(self) -> dict[str, Any]:
         """Progress of the epoch, groups trained again, and the traffic of each link."""

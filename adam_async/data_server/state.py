@@ -1,11 +1,9 @@
-"""Pure: who trains which image group: queues, leases, and when an epoch has ended.
+"""Pure: who trains which image group: leases, questions that wait, and when an epoch has ended.
 
-Each replica has a queue of the groups of its share. A *lease* is one group handed to a replica; it
-ends when the replica reports the group finished. What a replica holds comes back, at the front of a
-queue and under the next attempt number, when
+A *lease* is one group handed to a replica; it ends when the replica reports the group finished. What a
+replica holds comes back under the next attempt number, when
 
-- the replica is lost: its leases and the rest of its queue go to its *successor*, the next live
-  replica (without any, they wait for the next worker that takes its number);
+- the replica is lost: `epoch` says who gets its groups;
 - a worker asks under a new incarnation, or, after a broken link, names what it still holds: the
   answer that carried the missing groups was lost.
 
@@ -16,18 +14,19 @@ A report for a group that is not leased under that attempt is late: the group wa
 and will be trained again. It is counted, and changes nothing. Every group of an epoch is thus
 finished exactly once, and the epoch ends when all of them are.
 
-A question that finds no work is *parked* until there is some, the epoch changes, or its time is up.
-Times are absolute seconds on the caller's clock.
+A question that finds no work is *parked* until there is some, the epoch changes, or its time is up; but with
+`ssp` and `bsp` a replica for which nothing waits hears at once, and again when it changes, where all clocks
+meet. Times are absolute seconds on the caller's clock.
 """
 
-from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from itertools import islice
+from dataclasses import dataclass
 from typing import Any, assert_never
 
+from adam_async.data_server.epoch import Epoch
 from adam_async.ids import Replica
 from adam_async.messages import Finished
+from adam_async.shares import Ranges
 
 Request = Any
 """The shell's handle on a question; passed back in the effect that answers it."""
@@ -38,11 +37,23 @@ Request = Any
 
 @dataclass(frozen=True, slots=True)
 class EpochBegan:
-    """The controllers shared out an epoch: ranges of group numbers per replica."""
+    """The controllers shared out an epoch: see `cluster_map.EpochRecord`."""
 
     number: int
     groups: int
     shares: Mapping[Replica, tuple[int, int]]
+    turn: int = 0
+    first_clock: int = 0
+    finished: Ranges = ()
+    """Ranges of groups that were trained before the run was resumed."""
+    images: int = 0
+    """Images in them."""
+    loss: float = 0.0
+    """Mean over those."""
+    warm: int = 0
+    """Groups of the warm start."""
+    every: int = 0
+    """Groups between two pauses; 0: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +84,12 @@ class GroupsReported:
     finished: tuple[Finished, ...]
 
 
-Event = EpochBegan | ReplicasChanged | LeaseAsked | GroupsReported
+@dataclass(frozen=True, slots=True)
+class PauseEnded:
+    """The driver has taken its checkpoint."""
+
+
+Event = EpochBegan | ReplicasChanged | LeaseAsked | GroupsReported | PauseEnded
 
 
 # --- effects ---------------------------------------------------------------------------------
@@ -88,6 +104,10 @@ class Grant:
     groups: tuple[tuple[int, int], ...]
     last: bool
     """Whether nothing more waits for this replica."""
+    clock: int = 0
+    """Where the first of these groups begins, at the earliest."""
+    end: int = 0
+    """With `last`: the clock at which all meet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,38 +122,35 @@ class EpochEnded:
     """When the first group was leased."""
     ended: float
     """When the last report came in."""
+    clock: int
+    """Where all meet; without turns the highest clock of a replica."""
 
 
-Effect = Grant | EpochEnded
+@dataclass(frozen=True, slots=True)
+class Paused:
+    """Nothing is leased, and nothing will be before `PauseEnded`."""
 
-
-@dataclass(slots=True)
-class _Lease:
-    replica: Replica
-    incarnation: int
-    attempt: int
-
-
-@dataclass(slots=True)
-class _Epoch:
     number: int
-    groups: int
-    queues: dict[Replica, deque[tuple[int, int]]]
-    leases: dict[int, _Lease] = field(default_factory=dict)
-    finished: int = 0
-    images: int = 0
-    loss_sum: float = 0.0
-    started: float = 0.0
+    finished: int
+    """Groups."""
+
+
+Effect = Grant | EpochEnded | Paused
 
 
 class DataState:
     """Leases of the epoch in progress."""
 
     def __init__(self) -> None:
-        self._epoch: _Epoch | None = None
+        self._epoch: Epoch | None = None
+        self._images = 0
+        self._loss_sum = 0.0
+        self._started = 0.0
+        self._clock = 0
         self._live: tuple[Replica, ...] = ()
         self._incarnations: dict[Replica, int] = {}
         self._outlived: set[tuple[Replica, int]] = set()
+        self._unheard: set[Replica] = set()
         self._parked: list[LeaseAsked] = []
         self.trained_again = 0
         self.late_reports = 0
@@ -143,30 +160,45 @@ class DataState:
         """Take one event; return the answers that it makes possible."""
         match event:
             case EpochBegan():
-                queues = {
-                    replica: deque((number, 1) for number in range(start, stop))
-                    for replica, (start, stop) in event.shares.items()
-                }
-                self._epoch = _Epoch(event.number, event.groups, queues)
-                self._pass_on_the_lost()
-                return self._answer_parked(now)
+                return self._begin(event, now)
             case ReplicasChanged():
-                lost = [replica for replica in self._live if replica not in event.live]
+                joined = set(event.live).difference(self._live)
+                self._unheard = (self._unheard | joined) & set(event.live)
                 self._live = event.live
-                for replica in lost:
-                    self._take_back(replica, None)
-                self._pass_on_the_lost()
-                return self._answer_parked(now)
+                if self._epoch is not None:
+                    self.trained_again += self._epoch.replicas_changed(event.live)
             case LeaseAsked():
                 return self._asked(event, now)
             case GroupsReported():
                 return [e for r in event.finished for e in self._finish(event.replica, r, now)]
-        assert_never(event)
+            case PauseEnded():
+                if self._epoch is not None:
+                    self._epoch.resume()
+            case _:
+                assert_never(event)
+        return self._answer_parked(now)
+
+    def _begin(self, event: EpochBegan, now: float) -> list[Effect]:
+        self._images, self._loss_sum, self._started = event.images, event.loss * event.images, 0.0
+        self._clock = max(self._clock, event.first_clock)
+        self._epoch = Epoch(
+            number=event.number,
+            groups=event.groups,
+            shares=event.shares,
+            turn=event.turn,
+            first_clock=event.first_clock,
+            finished=event.finished,
+            warm=event.warm,
+            every=event.every,
+            live=self._live,
+        )
+        return self._ended(self._epoch, now) if self._epoch.over else self._answer_parked(now)
 
     # --- leases ------------------------------------------------------------------------------
 
     def _asked(self, event: LeaseAsked, now: float) -> list[Effect]:
         effects: list[Effect] = []
+        epoch = self._epoch
         life = (event.replica, event.incarnation)
         # A new question replaces one that the same worker lost the link of.
         for parked in [p for p in self._parked if (p.replica, p.incarnation) == life]:
@@ -176,98 +208,88 @@ class DataState:
         if life in self._outlived:
             return effects  # parked until its time is up, so that it does not ask again at once
         known = self._incarnations.get(event.replica)
+        self._incarnations[event.replica] = event.incarnation
+        begun = (
+            event.replica in self._unheard
+        )  # with the controllers' word, to which this is the first question
+        self._unheard.discard(event.replica)
         if known is not None and known != event.incarnation:
             self._outlived.add((event.replica, known))
-            self._take_back(event.replica, None)
-        elif event.holding is not None:
-            self._take_back(event.replica, frozenset(event.holding))
-        self._incarnations[event.replica] = event.incarnation
+            if epoch is not None and event.replica in self._live and not begun:
+                self.trained_again += epoch.begin_life(event.replica)
+        elif event.holding is not None and epoch is not None:
+            self.trained_again += epoch.take_back(event.replica, event.holding)
         return effects + self._answer_parked(now)
 
     def _finish(self, replica: Replica, report: Finished, now: float) -> list[Effect]:
         epoch = self._epoch
-        lease = epoch.leases.get(report.number) if epoch is not None else None
-        if (
-            epoch is None
-            or report.epoch != epoch.number
-            or lease is None
-            or lease.attempt != report.attempt
-            or lease.replica != replica
-        ):
+        if epoch is None or report.epoch != epoch.number:
             self.late_reports += 1
             return []
-        del epoch.leases[report.number]
-        epoch.finished += 1
-        epoch.images += report.images
-        epoch.loss_sum += report.loss * report.images
-        if epoch.finished < epoch.groups:
+        self._clock = max(self._clock, report.clock)
+        if epoch.meeting is not None:
+            epoch.meeting.seen(report.clock)
+        if not epoch.finish(report.number, replica, report.attempt):
+            self.late_reports += 1
             return []
-        return [
-            EpochEnded(
-                epoch.number,
-                epoch.images,
-                epoch.loss_sum / max(epoch.images, 1),
-                epoch.started,
-                now,
-            )
-        ]
+        self._images += report.images
+        self._loss_sum += report.loss * report.images
+        if epoch.over:
+            return self._ended(epoch, now)
+        stretch = epoch.stretch
+        effects: list[Effect] = [Paused(epoch.number, epoch.finished)] if epoch.advance() else []
+        if epoch.meeting is not None or epoch.stretch != stretch:
+            effects += self._answer_parked(now)
+        return effects
 
-    def _take_back(self, replica: Replica, holding: frozenset[int] | None) -> None:
-        """Return leases of `replica` to its queue, but for those it is `holding`."""
-        epoch = self._epoch
-        if epoch is None:
-            return
-        back = sorted(
-            number
-            for number, lease in epoch.leases.items()
-            if lease.replica == replica and (holding is None or number not in holding)
-        )
-        queue = epoch.queues.setdefault(replica, deque())
-        for number in reversed(back):
-            lease = epoch.leases.pop(number)
-            queue.appendleft((number, lease.attempt + 1))
-            self.trained_again += 1
+    def _ended(self, epoch: Epoch, now: float) -> list[Effect]:
+        loss = self._loss_sum / max(self._images, 1)
+        started = self._started or now
+        return [EpochEnded(epoch.number, self._images, loss, started, now, self._meet(epoch))]
 
-    def _pass_on_the_lost(self) -> None:
-        """Give what waits for a lost replica to its successor, the next live one in ring order."""
-        epoch = self._epoch
-        if epoch is None or not self._live:
-            return
-        for replica in [r for r, queue in epoch.queues.items() if queue and r not in self._live]:
-            successor = min(self._live, key=lambda live: (live <= replica, live))
-            epoch.queues.setdefault(successor, deque()).extend(epoch.queues[replica])
-            epoch.queues[replica].clear()
+    def _meet(self, epoch: Epoch) -> int:
+        return epoch.meeting.end if epoch.meeting is not None else self._clock
 
     def _answer_parked(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
         waiting: list[LeaseAsked] = []
         for asked in self._parked:
             granted = self._lease(asked, now)
-            if granted or asked.deadline <= now:
+            if granted or asked.deadline <= now or self._must_hear(asked):
                 effects.append(self._grant(asked, granted))
             else:
                 waiting.append(asked)
         self._parked = waiting
         return effects
 
+    def _counts(self, asked: LeaseAsked) -> bool:
+        """Whether the question is of the newest life of a live replica."""
+        return asked.replica in self._live and (asked.replica, asked.incarnation) not in self._outlived
+
+    def _must_hear(self, asked: LeaseAsked) -> bool:
+        return self._epoch is not None and self._epoch.must_hear(asked.replica) and self._counts(asked)
+
     def _grant(self, asked: LeaseAsked, granted: tuple[tuple[int, int], ...]) -> Grant:
         epoch = self._epoch
-        if epoch is None:
-            return Grant(asked.request, 0, granted, last=True)
-        return Grant(asked.request, epoch.number, granted, last=not epoch.queues.get(asked.replica))
+        if epoch is None or not self._counts(asked):
+            return Grant(asked.request, epoch.number if epoch is not None else 0, granted, last=True)
+        numbers = [number for number, _ in granted]
+        last, clock, end = epoch.answer(asked.replica, numbers)
+        return Grant(asked.request, epoch.number, granted, last, clock, end)
 
     def _lease(self, asked: LeaseAsked, now: float) -> tuple[tuple[int, int], ...]:
-        epoch = self._epoch
-        queue = epoch.queues.get(asked.replica) if epoch is not None else None
-        outlived = (asked.replica, asked.incarnation) in self._outlived
-        if epoch is None or not queue or outlived or asked.replica not in self._live:
+        if self._epoch is None or not self._counts(asked):
             return ()
-        epoch.started = epoch.started or now
-        granted = tuple(queue.popleft() for _ in range(min(asked.count, len(queue))))
-        for number, attempt in granted:
-            epoch.leases[number] = _Lease(asked.replica, asked.incarnation, attempt)
-        self.leased += len(granted)
+        granted = self._epoch.lease(asked.replica, asked.count)
+        if granted:
+            self._started = self._started or now
+            self.leased += len(granted)
         return granted
+
+    def progress(self, number: int) -> float:
+        """Epochs of the run that lie before a group of this epoch, for the replica of its share."""
+        assert self._epoch is not None, "there is no epoch"
+        return self._epoch.progress(number)
 
     # --- time --------------------------------------------------------------------------------
 
@@ -281,16 +303,14 @@ class DataState:
 
     def upcoming(self, replica: Replica, count: int) -> list[int]:
         """The next group numbers that `replica` would get, for read-ahead."""
-        queue = self._epoch.queues.get(replica, ()) if self._epoch is not None else ()
-        return [number for number, _ in islice(queue, count)]
+        return self._epoch.upcoming(replica, count) if self._epoch is not None else []
 
     def trained_ranges(self) -> tuple[tuple[int, int], ...]:
         """Ranges of the epoch's groups that are finished: those that are neither queued nor leased."""
         epoch = self._epoch
         if epoch is None:
             return ()
-        queued = [number for queue in epoch.queues.values() for number, _ in queue]
-        left = sorted((*queued, *epoch.leases, epoch.groups))
+        left = sorted((*epoch.waiting(), *epoch.leases, epoch.groups))
         starts = [0, *(number + 1 for number in left)]
         return tuple((start, stop) for start, stop in zip(starts, left, strict=False) if start < stop)
 
@@ -301,21 +321,21 @@ class DataState:
         epoch = self._epoch
         if epoch is None:
             return
-        queued = [number for queue in epoch.queues.values() for number, _ in queue]
-        everywhere = queued + list(epoch.leases)
+        everywhere = epoch.waiting() + list(epoch.leases)
         assert len(everywhere) == len(set(everywhere)), "a group is in two places"
         assert len(everywhere) + epoch.finished == epoch.groups, (len(everywhere), epoch.finished)
 
     def statistics(self) -> dict[str, Any]:
-        """Progress of the epoch, what was trained again, and, while none is leased, the groups trained."""
+        """Progress of the epoch, what was trained again, and which groups are done, while none is leased."""
         epoch = self._epoch
         return {
             "epoch": epoch.number if epoch else 0,
             "groups": epoch.groups if epoch else 0,
             "finished": epoch.finished if epoch else 0,
             "trained_ranges": self.trained_ranges() if epoch and not epoch.leases else (),
-            "images": epoch.images if epoch else 0,
-            "loss": epoch.loss_sum / epoch.images if epoch and epoch.images else 0.0,
+            "clock": self._meet(epoch) if epoch else 0,
+            "images": self._images,
+            "loss": self._loss_sum / self._images if self._images else 0.0,
             "leased": self.leased,
             "trained_again": self.trained_again,
             "late_reports": self.late_reports,

@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from adam_async.cluster_map import EpochRecord, NodeRecord, RunRecord
+from adam_async.cluster_map import EpochRecord, NodeRecord, ResumeRecord, RunRecord
 from adam_async.config import Config
 from adam_async.controller.state import Changed, CompareAndSet, Conflict, ControllerState, Invalid, NodeLost
 from adam_async.model.named import mlp
@@ -20,9 +20,11 @@ def node(role="worker", incarnation=1, **fields):
     return NodeRecord(role=role, address="local://1", incarnation=incarnation, info=info, **fields)
 
 
-def run_record(id="run-1", *, phase="preparing", epoch=0, **options):
+def run_record(id="run-1", *, phase="preparing", epoch=0, resumed=None, **options):
     config = msgspec.to_builtins(Config(images_per_group=10, epochs=2, **options))
-    return RunRecord(id=id, driver="driver", config=config, spec=SPEC, phase=phase, epoch=epoch)
+    return RunRecord(
+        id=id, driver="driver", config=config, spec=SPEC, phase=phase, epoch=epoch, resumed=resumed
+    )
 
 
 class Cluster:
@@ -104,22 +106,49 @@ def test_shards_are_weighed_in_the_type_of_the_run(dtype):
     assert min(held) >= 1
 
 
-def test_workers_get_the_lowest_free_replica_and_the_rest_stand_by():
+def test_every_live_worker_gets_the_lowest_free_replica():
     cluster = Cluster()
     cluster.join("driver", "worker-c", "worker-a", "worker-b")
     cluster.set("run", run_record(replicas=2))
     replicas = {name: record.replica for name, record in cluster.map.nodes.items() if record.role == "worker"}
-    assert replicas == {"worker-a": 0, "worker-b": 1, "worker-c": -1}
+    assert replicas == {"worker-a": 0, "worker-b": 1, "worker-c": 2}
 
 
-def test_a_worker_that_stood_by_takes_the_replica_of_a_lost_one():
+def test_a_worker_that_joins_takes_part_as_soon_as_it_is_ready():
     cluster = training(replicas=2)
     cluster.join("worker-9")
-    assert cluster.map.nodes["worker-9"].replica == -1
-    cluster.lose("worker-0")
-    assert cluster.map.nodes["worker-9"].replica == 0
+    assert cluster.map.nodes["worker-9"].replica == 2
     assert cluster.map.live_replicas() == (0, 1)
+    cluster.ready("worker-9")
+    assert cluster.map.live_replicas() == (0, 1, 2)
+    cluster.lose("worker-0")
+    cluster.join("worker-8")
+    assert cluster.map.nodes["worker-8"].replica == 0
+    cluster.end_epoch()
+    cluster.set("run", msgspec.structs.replace(cluster.map.run, phase="training", epoch=2))
+    assert cluster.map.epoch.shares == {"1": (0, 5), "2": (5, 10)}
     assert cluster.map.run.phase == "training"
+
+
+def test_a_run_begins_with_as_many_replicas_as_it_wants_and_more_if_they_are_ready():
+    cluster = Cluster()
+    cluster.join("driver", "data-0", "ps-0", "worker-0", "worker-1", "worker-2")
+    cluster.set("run", run_record(replicas=2))
+    cluster.ready("data-0", "worker-0", "worker-1")
+    cluster.join("worker-3")
+    cluster.ready("worker-3", "ps-0")
+    assert cluster.map.run.phase == "training"
+    assert cluster.map.epoch.shares == {"0": (0, 3), "1": (3, 6), "3": (6, 10)}
+
+
+def test_who_says_goodbye_is_not_live_and_says_nothing_more_of_a_death():
+    cluster = training(replicas=2)
+    record = cluster.map.nodes["worker-1"]
+    cluster.set("nodes/worker-1", msgspec.structs.replace(record, live=False, left=True))
+    assert cluster.map.live_replicas() == (0,)
+    assert cluster.map.nodes["worker-1"].left
+    cluster.state.link_lost("worker-1", 1, now=0.0)
+    assert cluster.state.next_deadline() is None
 
 
 @pytest.mark.parametrize("missing", ["data-0", "ps-0", "worker-0"])
@@ -139,6 +168,58 @@ def test_shares_cover_the_groups_and_differ_by_one_at_most():
     cluster = training(replicas=3)
     assert cluster.map.epoch.groups == 10
     assert sorted(cluster.map.epoch.shares.values()) == [(0, 3), (3, 6), (6, 10)]
+
+
+@pytest.mark.parametrize("consistency", ["ssp:3", "bsp"])
+def test_where_clocks_count_replicas_take_turns_of_a_step_from_where_all_have_met(consistency):
+    cluster = training(replicas=2, consistency=consistency, push_every=3)
+    epoch = cluster.map.epoch
+    assert (epoch.turn, epoch.first_clock) == (3, 0)
+    assert epoch.shares == {"0": (0, 2), "1": (1, 2)}
+    cluster.end_epoch(clock=2)
+    cluster.set("run", msgspec.structs.replace(cluster.map.run, phase="training", epoch=2))
+    assert cluster.map.epoch.first_clock == 2
+
+
+def test_asynchronous_epochs_know_no_clock():
+    cluster = training(push_every=3)
+    cluster.end_epoch(clock=7)
+    cluster.set("run", msgspec.structs.replace(cluster.map.run, phase="training", epoch=2))
+    assert (cluster.map.epoch.turn, cluster.map.epoch.first_clock) == (0, 0)
+
+
+def test_in_a_warm_start_the_lowest_replica_has_more():
+    cluster = training(replicas=2, warm_start=4)
+    assert cluster.map.epoch.shares == {"0": (0, 7), "1": (7, 10)}
+
+
+RESUMED = ResumeRecord(epoch=2, finished=((0, 4),), clock=9, results=({"images": 100, "clock": 5},))
+
+
+@pytest.mark.parametrize("consistency", ["asp", "bsp"])
+def test_a_resumed_run_begins_with_the_epoch_that_it_takes_up_and_its_results(consistency):
+    cluster = training(replicas=2, consistency=consistency, resumed=RESUMED)
+    run, epoch = cluster.map.run, cluster.map.epoch
+    assert (run.epoch, epoch.number, cluster.map.results) == (2, 2, RESUMED.results)
+    assert epoch.finished == ((0, 4),)
+    synchronous = consistency == "bsp"
+    assert epoch.shares == ({"0": (0, 2), "1": (1, 2)} if synchronous else {"0": (0, 7), "1": (7, 10)})
+    assert epoch.first_clock == (9 if synchronous else 0)
+    cluster.end_epoch(images=100, clock=12)
+    assert (cluster.map.run.phase, len(cluster.map.results)) == ("between", 2)
+
+
+def test_finished_ranges_beyond_the_epoch_are_cut_off():
+    resumed = msgspec.structs.replace(RESUMED, finished=((0, 4), (8, 90), (95, 99)))
+    assert training(resumed=resumed).map.epoch.finished == ((0, 4), (8, 10))
+
+
+def test_a_resumed_run_without_the_results_before_it_is_refused():
+    cluster = Cluster()
+    resumed = msgspec.structs.replace(RESUMED, epoch=3)
+    (event,) = cluster.set("run", run_record(resumed=resumed))
+    assert isinstance(event, Invalid)
+    assert event.reason == "run: it takes up epoch 3, but has the results of 1 before it"
 
 
 def test_after_an_epoch_the_run_waits_for_its_driver_and_keeps_the_result():

@@ -94,7 +94,7 @@ def test_an_epoch_ends_once_with_its_totals_when_the_last_group_is_reported():
     grant(state, asked(), now=3.0)
     assert state.handle(GroupsReported(ZERO, (finished(0, loss=1.0, images=3),)), now=4.0) == []
     (ended,) = state.handle(GroupsReported(ZERO, (finished(1, loss=5.0, images=1),)), now=9.0)
-    assert ended == EpochEnded(1, 4, 2.0, 3.0, 9.0)
+    assert ended == EpochEnded(1, 4, 2.0, 3.0, 9.0, 0)
     assert state.handle(GroupsReported(ZERO, (finished(1),)), now=9.0) == []
     assert state.late_reports == 1
 

@@ -1,0 +1,282 @@
+"""Pure: the groups of the epoch in progress: what waits for whom, what is leased, what is finished.
+
+Theory of operation
+-------------------
+An epoch is trained in *stretches*. In a stretch each replica has a queue; groups of later stretches lie
+aside. A stretch ends when all its groups are finished. The first one is the warm start, if there is one: a
+queue for one replica alone. The others are the whole rest, or, where checkpoints are wanted within an epoch,
+as many groups as lie between two of them; with turns they are whole rounds, so that all clocks are equal.
+
+Whoever is lost leaves groups behind. In ranges they go to the *successor*, the next live replica; in turns
+they are dealt out, turn by turn, to all that take part, those first that will be done first. Whoever joins
+gets an equal part of what nobody has been given yet, in ranges; with turns it takes part from the next epoch
+on, unless nobody else is there. Without any live replica groups wait for the next one.
+"""
+
+from collections import deque
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from itertools import chain, islice
+
+from adam_async.data_server.meeting import Meeting
+from adam_async.ids import Replica
+from adam_async.shares import Ranges, assign
+
+Queue = deque[tuple[int, int]]
+"""Groups that wait: their numbers and the attempt that the next lease is."""
+
+
+@dataclass(slots=True)
+class GroupLease:
+    """One group in the hands of a replica."""
+
+    replica: Replica
+    attempt: int
+
+
+class Epoch:
+    """Groups of one epoch.
+
+    Args:
+        number: Of the epoch, from 1.
+        groups: How many it has.
+        shares: Replica to its range, or to its place and the number of places.
+        turn: Groups of a turn; 0: shares are ranges, and there are no clocks.
+        first_clock: Where the clocks stand, with turns.
+        finished: Ranges of groups that were trained before the run was resumed.
+        warm: Groups of the warm start.
+        every: Groups between two pauses; 0: none.
+        live: Replicas that are live.
+    """
+
+    def __init__(
+        self,
+        *,
+        number: int,
+        groups: int,
+        shares: Mapping[Replica, tuple[int, int]],
+        turn: int,
+        first_clock: int,
+        finished: Ranges,
+        warm: int,
+        every: int,
+        live: Collection[Replica],
+    ) -> None:
+        self.number, self.groups = number, groups
+        self._turn, self._every = turn, every
+        assigned = assign(shares, groups=groups, turn=turn, warm=warm, finished=finished)
+        self._progress = assigned.progress
+        self.finished = groups - len(assigned.progress)
+        self._paused_at = self.finished
+        self.paused = False
+        self.stretch = 0
+        """Stretches that have begun, without the warm start."""
+        self.queues: dict[Replica, Queue] = {}
+        self.leases: dict[int, GroupLease] = {}
+        self._later = {
+            replica: deque((group, 1) for group in queue) for replica, queue in assigned.queues.items()
+        }
+        self._live = tuple(sorted(live))
+        self._members = set(shares) & set(live)
+        self.meeting = Meeting(turn=turn, clock=first_clock) if turn else None
+        if self.meeting is not None:
+            for replica in self._live:
+                self.meeting.join(replica)
+        self._warming = warm > 0
+        if self._warming:
+            lowest = min(self._members or shares)
+            self.queues[lowest] = deque((group, 1) for group in assigned.warm)
+        else:
+            self._begin_stretch()
+        for replica in self._live:
+            self._take_in(replica)
+        self._pass_on()
+
+    def progress(self, number: int) -> float:
+        """Epochs of the run that lie before a group, for the replica of its share."""
+        return self.number - 1 + self._progress[number]
+
+    # --- stretches ---------------------------------------------------------------------------
+
+    @property
+    def over(self) -> bool:
+        """Whether every group is finished."""
+        return self.finished == self.groups
+
+    def advance(self) -> bool:
+        """Begin the next stretch if this one is over; returns whether the epoch pauses first."""
+        if self.paused or self.over or self.leases or any(self.queues.values()):
+            return False
+        self.paused = bool(self._every) and self.finished - self._paused_at >= self._every
+        if not self.paused:
+            self._begin_stretch()
+        return self.paused
+
+    def resume(self) -> None:
+        """Begin the next stretch: the pause is over."""
+        if self.paused:
+            self.paused, self._paused_at = False, self.finished
+            self._begin_stretch()
+
+    def _begin_stretch(self) -> None:
+        self._warming = False
+        self.stretch += 1
+        takers = sum(map(bool, self._later.values())) or 1
+        size = self.groups
+        if self._every:
+            size = -(-self._every // takers)
+            size = -(-size // self._turn) * self._turn if self._turn else size
+        for replica, later in self._later.items():
+            queue = self.queues.setdefault(replica, deque())
+            queue.extend(later.popleft() for _ in range(min(size, len(later))))
+        if self.meeting is not None:
+            self.meeting.begin_stretch()
+            self._grow()
+
+    def _grow(self) -> None:
+        if self.meeting is not None:
+            waiting = [(replica, len(queue)) for replica, queue in self.queues.items()]
+            self.meeting.grow([each for each in waiting if each[0] in self._live])
+
+    # --- leases ------------------------------------------------------------------------------
+
+    def lease(self, replica: Replica, count: int) -> tuple[tuple[int, int], ...]:
+        """Hand the next groups, `count` at most, to a replica."""
+        queue = self.queues.get(replica)
+        if not queue or replica not in self._live:
+            return ()
+        granted = tuple(queue.popleft() for _ in range(min(count, len(queue))))
+        for number, attempt in granted:
+            self.leases[number] = GroupLease(replica, attempt)
+        return granted
+
+    def answer(self, replica: Replica, groups: Collection[int]) -> tuple[bool, int, int]:
+        """What an answer with these groups says: whether they are the last, `Groups.clock`, `Groups.end`."""
+        last = not self.queues.get(replica)
+        if self.meeting is None:
+            return last, 0, 0
+        return last, *self.meeting.give(replica, groups, last=last)
+
+    def must_hear(self, replica: Replica) -> bool:
+        """Whether the replica is to be told at once that nothing waits for it, and where all meet."""
+        return (
+            self.meeting is not None
+            and replica in self._live
+            and not self.queues.get(replica)
+            and self.meeting.must_hear(replica)
+        )
+
+    def finish(self, number: int, replica: Replica, attempt: int) -> bool:
+        """Count a group as finished; False if it is not leased to the replica under that attempt."""
+        lease = self.leases.get(number)
+        if lease is None or lease.attempt != attempt or lease.replica != replica:
+            return False
+        del self.leases[number]
+        self.finished += 1
+        return True
+
+    def take_back(self, replica: Replica, holding: Collection[int]) -> int:
+        """Return leases to the replica's queue, but for those it holds; returns how many."""
+        back = self._return_leases(replica, holding)
+        if self.meeting is not None:
+            self.meeting.take_back(replica, back)
+            self._grow()
+        return len(back)
+
+    def _return_leases(self, replica: Replica, holding: Collection[int]) -> set[int]:
+        back = sorted(
+            number
+            for number, lease in self.leases.items()
+            if lease.replica == replica and number not in holding
+        )
+        queue = self.queues.setdefault(replica, deque())
+        queue.extendleft((number, self.leases.pop(number).attempt + 1) for number in reversed(back))
+        return set(back)
+
+    # --- who is there ------------------------------------------------------------------------
+
+    def replicas_changed(self, live: Collection[Replica]) -> int:
+        """Some replicas are lost, others join; returns how many leases are trained again."""
+        lost = [replica for replica in self._live if replica not in live]
+        joined = [replica for replica in live if replica not in self._live]
+        self._live = tuple(sorted(live))
+        again = sum(self._lose(replica) for replica in lost)
+        self._pass_on()
+        for replica in joined:
+            self._join(replica)
+        return again
+
+    def begin_life(self, replica: Replica) -> int:
+        """A live replica's worker is another one than before; returns how many leases are trained again."""
+        if self.meeting is None:
+            return len(self._return_leases(replica, ()))
+        again = self._lose(replica)
+        self._pass_on()
+        self._join(replica)
+        return again
+
+    def _lose(self, replica: Replica) -> int:
+        again = len(self._return_leases(replica, ()))
+        self._members.discard(replica)
+        if self.meeting is not None:
+            self.meeting.leave(replica)
+        return again
+
+    def _join(self, replica: Replica) -> None:
+        if self.meeting is not None:
+            self.meeting.join(replica)
+        self._take_in(replica)
+        self._pass_on()
+
+    def _take_in(self, replica: Replica) -> None:
+        """Let a live replica take part, if it may in this epoch."""
+        if replica in self._members or (self.meeting is not None and self._members):
+            return
+        self._members.add(replica)
+        if self.meeting is None:
+            for queues in (self._later,) if self._warming else (self.queues, self._later):
+                self._cut_a_part(queues, replica)
+
+    def _cut_a_part(self, queues: dict[Replica, Queue], replica: Replica) -> None:
+        """Give a joining replica an equal part of what waits, from the ends of the longest queues."""
+        own = queues.setdefault(replica, deque())
+        others = [queue for name, queue in queues.items() if name in self._members and name != replica]
+        if own or not others:
+            return
+        part = sum(map(len, others)) // (len(others) + 1)
+        own.extend(sorted(max(others, key=len).pop() for _ in range(part)))
+
+    def _pass_on(self) -> None:
+        """Give what waits for those who take no part to those who do."""
+        if not self._members:
+            return
+        first = min(self._members)
+        for queues in (self.queues, self._later):
+            takers = [first] if self._warming and queues is self.queues else sorted(self._members)
+            for replica in sorted(r for r, queue in queues.items() if queue and r not in takers):
+                self._deal(queues, takers, replica)
+        self._grow()
+
+    def _deal(self, queues: dict[Replica, Queue], takers: list[Replica], replica: Replica) -> None:
+        groups = list(queues.pop(replica))
+        if self.meeting is None:
+            successor = min(takers, key=lambda taker: (taker <= replica, taker))
+            queues.setdefault(successor, deque()).extend(groups)
+            return
+        reach = self.meeting.reach
+        takers = sorted(takers, key=lambda taker: (reach(taker, len(queues.get(taker, ()))), taker))
+        for at, start in enumerate(range(0, len(groups), self._turn)):
+            queue = queues.setdefault(takers[at % len(takers)], deque())
+            queue.extend(groups[start : start + self._turn])
+
+    # --- looking -----------------------------------------------------------------------------
+
+    def upcoming(self, replica: Replica, count: int) -> list[int]:
+        """The next group numbers that the replica would get."""
+        waiting = chain(self.queues.get(replica, ()), self._later.get(replica, ()))
+        return [number for number, _ in islice(waiting, count)]
+
+    def waiting(self) -> list[int]:
+        """All group numbers that nobody has been given."""
+        queues = chain(self.queues.values(), self._later.values())
+        return [number for queue in queues for number, _ in queue]
