@@ -249,10 +249,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def default_rate(self, groups_in_flight: int = 0) -> float:
         """The rate in force: the one given, or the rule's default.
 
-        For `sgd` that is 0.06 at 16 images per group without momentum: less with momentum, which adds up
-        what it is given; in proportion for smaller groups; with the square root of larger ones, up to
-        twice; and less where so many groups are computed at once, on copies, that their gradients are
-        stale.
+        For `sgd` that is 0.06 at 16 images per update without momentum: less with momentum, which adds up
+        what it is given; in proportion for fewer images; with the square root of more, up to twice. Where
+        replicas do not wait for each other it is less if so many groups are computed at once, on copies,
+        that their gradients are stale; `slack` bounds how many those can be.
 
         Args:
             groups_in_flight: Of all workers together; 0 where it does not matter, or is not known.
@@ -261,11 +261,19 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             return self.rate
         if self.rule != "sgd":
             return {"adagrad": 0.01, "adam": 0.001}[self.rule]
-        size = self.images_per_group / 16
+        size = self.images_per_update / 16
         rate = 0.06 * (1 - self.momentum) * min(size, math.sqrt(size), 2.0)
-        if self.weights != "aliased" and groups_in_flight > FRESH_GROUPS:
+        if self.slack is not None:
+            groups_in_flight = min(groups_in_flight, self.replicas * self.push_every * (self.slack + 1))
+        if self.weights != "aliased" and not self.synchronous and groups_in_flight > FRESH_GROUPS:
             rate *= FRESH_GROUPS / groups_in_flight
         return rate
+
+    @property
+    def images_per_update(self) -> int:
+        """Images whose mean gradient a rule applies at once: of a group, or in `bsp` of everybody's step."""
+        groups = self.replicas * self.push_every if self.synchronous else 1
+        return self.images_per_group * groups
 
 
 FRESH_GROUPS = 5 / 3

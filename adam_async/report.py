@@ -4,7 +4,7 @@ The records below are the schema. They are filled from what every node counted i
 the same report comes from one process and from many.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from math import isfinite
 from pathlib import Path
@@ -14,11 +14,14 @@ import msgspec
 
 from adam_async.baseline import Baseline
 from adam_async.config import Config
+from adam_async.defaults import explain_defaults
 from adam_async.machine import Machine
 from adam_async.model.working_set import Level, WorkingSet, working_sets
 from adam_async.ports import Disk
 from adam_async.run_result import EpochResult, RunResult
-from adam_async.staleness import Staleness, add_up
+from adam_async.series import Sample
+from adam_async.staleness import StalenessReport, add_up, add_up_by_name
+from adam_async.waiting import WaitReport, waits_of
 from dataflow import EngineStatistics, PoolStatistics
 
 SCHEMA = "adam-async/report/1"
@@ -194,7 +197,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     schema: str
     command: list[str]
+    ended: str
     config: dict[str, Any]
+    defaults: dict[str, str]
     machine: Machine
     model: ModelReport
     data: DataReport
@@ -203,7 +208,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     baseline: BaselineReport | None
     traffic: list[TrafficRow]
     protocols: list[ProtocolRow]
-    staleness: Staleness
+    staleness: StalenessReport
+    waits: list[WaitReport]
+    series: list[Sample]
     events: list[EventReport]
     servers: list[ServerReport]
     workers: list[WorkerReport]
@@ -216,6 +223,8 @@ def build_report(
     command: Sequence[str],
     machine: Machine,
     baseline: Baseline | None,
+    asked: Config | None = None,
+    ended: str = "finished",
 ) -> Report:
     """Put together what a run came to.
 
@@ -225,6 +234,8 @@ def build_report(
         command: The command line, or what stands for it.
         machine: Where the driver ran.
         baseline: The bare kernel loop; None if it was not measured.
+        asked: The options as they were given, to say why those left open are as they are; None says nothing.
+        ended: How the run ended, in words.
 
     Raises:
         msgspec.ValidationError: A node of another version said something else than it should.
@@ -236,7 +247,9 @@ def build_report(
     return Report(
         schema=SCHEMA,
         command=list(command),
+        ended=ended,
         config={**msgspec.to_builtins(config), "rate": config.default_rate()},
+        defaults=explain_defaults(asked, config, kernels=model.kernels) if asked is not None else {},
         machine=machine,
         model=ModelReport(
             name=model.spec.name,
@@ -255,7 +268,9 @@ def build_report(
             msgspec.convert(row, TrafficRow) for node in sorted(statistics) for row in _rows(statistics[node])
         ],
         protocols=msgspec.convert(_protocols(workers), list[ProtocolRow]),
-        staleness=add_up(values.get("staleness", {}) for values in statistics.values()),
+        staleness=_staleness(statistics.values()),
+        waits=[waits for name, values in workers.items() if (waits := waits_of(name, values)) is not None],
+        series=list(result.series),
         events=msgspec.convert(result.events, list[EventReport]),
         servers=[
             msgspec.convert(_server(name, values), ServerReport)
@@ -288,6 +303,14 @@ def _epoch(epoch: EpochResult) -> EpochReport:
         test_accuracy=epoch.test_accuracy,
         train_s=epoch.train_s,
         images_per_s=epoch.images_per_s,
+    )
+
+
+def _staleness(roles: Collection[Mapping[str, Any]]) -> StalenessReport:
+    return StalenessReport(
+        **msgspec.structs.asdict(add_up(values.get("staleness", {}) for values in roles)),
+        by_replica=add_up_by_name(values.get("staleness_by_replica", {}) for values in roles),
+        by_tensor=add_up_by_name(values.get("staleness_by_tensor", {}) for values in roles),
     )
 
 

@@ -204,6 +204,19 @@ def test_each_rule_has_a_rate_of_its_own_and_momentum_makes_it_smaller():
     assert (Config(rule="adagrad").default_rate(), Config(rule="adam").default_rate()) == (0.01, 0.001)
 
 
+def test_in_lockstep_the_rate_goes_by_the_images_of_everybody_and_nothing_is_stale():
+    together = Config(consistency="bsp", replicas=2, push_every=2)
+    assert together.images_per_update == 64
+    assert together.default_rate(groups_in_flight=8) == Config(images_per_group=64).default_rate()
+    assert Config(consistency="bsp").default_rate(groups_in_flight=4) == Config().default_rate()
+
+
+def test_a_bound_on_clocks_bounds_how_stale_a_gradient_can_be():
+    loose, tight = Config(consistency="ssp:100", replicas=2), Config(consistency="ssp:0", replicas=2)
+    assert loose.default_rate(groups_in_flight=8) == Config(replicas=2).default_rate(groups_in_flight=8)
+    assert tight.default_rate(groups_in_flight=8) == Config(replicas=2).default_rate(groups_in_flight=2)
+
+
 def test_known_keys_are_the_fields_and_the_waits():
     assert {"epochs", "seed", "waits.dial_s"} <= set(known_keys())
     assert len(known_keys()) == len(set(known_keys()))

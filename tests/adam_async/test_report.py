@@ -161,6 +161,39 @@ async def test_every_link_of_the_cluster_is_in_the_traffic() -> None:
         assert {("ps-0", worker), ("ps-1", worker), ("data-0", worker)} <= pairs
 
 
+async def test_the_series_ends_with_the_totals_and_has_a_record_for_each_epoch() -> None:
+    report = await trained(Config(epochs=3, replicas=2, threads=1, schedule="cosine", weights="copy"))
+
+    series = report.series
+    assert sorted({sample.epoch for sample in series}) == [1, 2, 3]
+    for name in ("s", "images", "bytes", "waited_s"):
+        values = [getattr(sample, name) for sample in series]
+        assert values == sorted(values), name
+    last = series[-1]
+    assert (last.images, last.loss) == (report.totals.images, report.epochs[-1].train_loss)
+    assert last.s == pytest.approx(report.totals.train_s, abs=1e-5)
+    assert last.rate == pytest.approx(0.0, abs=1e-12)
+    assert 0 < last.bytes <= sum(row.payload_bytes + row.frame_bytes for row in report.traffic)
+    weighted = [sample.staleness_mean for sample in series]
+    assert all(mean is not None and 0 <= mean <= report.staleness.max for mean in weighted)
+
+
+async def test_the_waits_are_those_that_each_worker_counted() -> None:
+    report = await trained(Config(epochs=1, replicas=2, threads=1))
+
+    workers = {worker.node: worker for worker in report.workers}
+    assert [waits.worker for waits in report.waits] == sorted(workers) == ["worker-0", "worker-1"]
+    for waits in report.waits:
+        parameters, data = workers[waits.worker].parameters, workers[waits.worker].data
+        assert parameters is not None
+        assert data is not None
+        assert (waits.admission_waits, waits.admission_wait_s) == (
+            parameters.admission_waits,
+            parameters.admission_wait_s,
+        )
+        assert (waits.blocked_fetches, waits.blocked_s) == (data.blocked_fetches, data.blocked_s)
+
+
 async def test_pushes_on_the_wire_carry_what_the_protocols_say() -> None:
     config = Config(epochs=1, threads=1, servers=2, weights="copy")
 
@@ -218,6 +251,29 @@ def test_nodes_that_stood_by_are_reported_as_idle() -> None:
     assert (report.workers[0].node, report.workers[0].parameters) == ("worker-9", None)
     assert (report.staleness.mean, report.staleness.max) == (0.0, 0)
     assert report.protocols == []
+
+
+def test_staleness_is_told_by_replica_and_by_tensor() -> None:
+    idle = {"role": "ps", "traffic": [], "process": process(1, 10.0)}
+    one = {
+        "staleness": {"0": 3},
+        "staleness_by_replica": {"0": {"0": 3}},
+        "staleness_by_tensor": {"w": {"0": 3}},
+    }
+    two = {
+        "staleness": {"0": 1, "2": 1},
+        "staleness_by_replica": {"0": {"0": 1}, "1": {"2": 1}},
+        "staleness_by_tensor": {"b": {"0": 1, "2": 1}},
+    }
+
+    staleness = report_of(made_up({"ps-0": {**idle, **one}, "ps-1": {**idle, **two}}), Config()).staleness
+
+    assert staleness.histogram == {"0": 4, "2": 1}
+    assert {name: each.histogram for name, each in staleness.by_replica.items()} == {
+        "0": {"0": 4},
+        "1": {"2": 1},
+    }
+    assert {name: each.mean for name, each in staleness.by_tensor.items()} == {"b": 1.0, "w": 0.0}
 
 
 def test_a_run_without_an_epoch_has_no_rate() -> None:

@@ -1,0 +1,57 @@
+"""Pure: why a run has the values that its user left open; in words, for the report."""
+
+from adam_async.config import Config
+
+
+def explain_defaults(asked: Config, decided: Config, *, kernels: str) -> dict[str, str]:
+    """Say why each option that was left open has the value it has.
+
+    Args:
+        asked: The options as they were given.
+        decided: The options in force, with the rate and the way of training.
+        kernels: What computes the layers.
+    """
+    found = {}
+    if not asked.rate:
+        found["rate"] = _why_rate(decided)
+    if not asked.momentum and asked.rule == "sgd":
+        found["momentum"] = "none: groups in flight at once act like momentum that grows with their number"
+    if not asked.threads:
+        found["threads"] = "one for each core, shared out among the replicas"
+    if not asked.in_flight:
+        found["in_flight"] = "twice the threads, so that none waits for its next group"
+    if asked.weights == "auto":
+        found["weights"] = _why_weights(decided)
+    if asked.protocol == "auto":
+        found["protocol"] = "fewer bytes, tensor by tensor"
+    if asked.kernels == "auto":
+        found["kernels"] = f"{kernels}: numba where it is installed, else numpy"
+    return found
+
+
+def _why_rate(decided: Config) -> str:
+    if decided.rule != "sgd":
+        return f"what rule {decided.rule} begins with, whatever the number of images"
+    images = decided.images_per_update
+    why = f"0.06 for 16 images per update, scaled to {images} and by 1 - momentum"
+    usual = Config(
+        momentum=decided.momentum,
+        images_per_group=decided.images_per_group,
+        push_every=decided.push_every,
+        replicas=decided.replicas,
+        consistency=decided.consistency,
+        lag=decided.lag,
+    ).default_rate()
+    if decided.rate < usual:
+        why += f"; lowered from {usual:.4g} because gradients of so many groups in flight are stale"
+    return why
+
+
+def _why_weights(decided: Config) -> str:
+    if decided.weights == "aliased":
+        return "aliased: one process, every step pushed and pulled, and nothing asked for that needs a copy"
+    if decided.processes:
+        return "copy: each role has a process of its own"
+    if decided.consistency != "asp":
+        return f"copy: consistency {decided.consistency} decides when pushes of others become visible"
+    return "copy: what was asked for cannot be done in place, on the servers' own memory"
