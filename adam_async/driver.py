@@ -7,7 +7,6 @@ code drives a cluster in its own event loop, child processes, or roles started b
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager
-from itertools import pairwise
 from types import TracebackType
 from typing import Any, Self
 
@@ -20,15 +19,14 @@ from adam_async.cluster_map import ClusterMap, NodeRecord, RunRecord
 from adam_async.config import Config
 from adam_async.controller.client import Membership
 from adam_async.errors import DeadlineExceeded, RoleDied, RunFailed
+from adam_async.evaluator import Evaluator
 from adam_async.machine import process_memory
 from adam_async.messages import (
     PROFILED,
     GetProfile,
     GetStatistics,
     Profile,
-    ReadTest,
     Statistics,
-    TestImages,
     pack,
     read_number,
     read_text_tensor,
@@ -59,9 +57,6 @@ PROFILE_CHUNK = 50_000
 
 NO_RUN = "-"
 """No node is ready for this."""
-
-TEST_CHUNK = 1000
-"""Test images read in one message."""
 
 
 class Driver:
@@ -120,7 +115,6 @@ class Driver:
             traffic=self._traffic,
         )
         self._stack = AsyncExitStack()
-        self._test: tuple[NDArray[Any], NDArray[Any]] | None = None
         self._events: list[dict[str, Any]] = []
         self._run_begin = 0.0
         self._runs = 0
@@ -134,8 +128,16 @@ class Driver:
             for name, work in (("membership", self._membership.run()), ("events", self._note_events())):
                 task = group.create_task(work, name=f"{self._identity.node}/{name}")
                 stack.callback(task.cancel)
-            self._pool = await stack.enter_async_context(
+            pool = await stack.enter_async_context(
                 ComputePool(threads=self._threads, name=f"{self._identity.node}-evaluate")
+            )
+            self._evaluator = Evaluator(
+                network=self._network,
+                identity=self._identity,
+                waits=self._waits,
+                traffic=self._traffic,
+                pool=pool,
+                threads=self._threads,
             )
             self._stack = stack.pop_all()
         return self
@@ -417,38 +419,7 @@ class Driver:
 
     async def evaluate(self, model: Model, weights: Mapping[str, NDArray[Any]]) -> float:
         """Share of the data server's test images that the weights name rightly."""
-        images, labels = await self._test_set()
-        cuts = np.linspace(0, len(labels), self._threads + 1, dtype=int)
-        async with asyncio.TaskGroup() as group:
-            parts = [
-                group.create_task(
-                    self._pool.run(_count_right, model, weights, images[a:b], labels[a:b]),
-                    name=f"driver/evaluate-{a}",
-                )
-                for a, b in pairwise(cuts)
-            ]
-        return sum(part.result() for part in parts) / max(len(labels), 1)
-
-    async def _test_set(self) -> tuple[NDArray[Any], NDArray[Any]]:
-        if self._test is None:
-            cluster = self.map
-            address = cluster.nodes[cluster.live("data")[0]].address
-            pieces: list[tuple[NDArray[Any], NDArray[Any]]] = []
-            have, total = 0, 1
-            async with self._network.connect(address, self._identity, timeout_s=self._waits.dial_s) as link:
-                self._traffic.watch(link)
-                while have < total:
-                    ask = pack(ReadTest(start=have, stop=have + TEST_CHUNK))
-                    reply = await link.call(ask, timeout_s=self._waits.call_s)
-                    total = unpack(reply, TestImages).total
-                    pieces.append((reply.tensors[0], reply.tensors[1]))
-                    have += len(reply.tensors[1])
-                self._traffic.gone(link)
-            self._test = (
-                np.concatenate([images for images, _ in pieces]),
-                np.concatenate([labels for _, labels in pieces]),
-            )
-        return self._test
+        return await self._evaluator.accuracy(model, weights, self._addresses("data")[0])
 
     # --- what the roles counted --------------------------------------------------------------
 
@@ -552,13 +523,6 @@ class Driver:
 
     def __repr__(self) -> str:
         return f"<Driver {self._identity.node} {self.progress.phase} epoch {self.progress.epoch}>"
-
-
-@np.errstate(over="ignore", invalid="ignore")
-def _count_right(
-    model: Model, weights: Mapping[str, NDArray[Any]], images: NDArray[Any], labels: NDArray[Any]
-) -> int:
-    return int(np.count_nonzero(model.predict(weights, images) == labels)) if len(labels) else 0
 
 
 def _check_failed(cluster: ClusterMap, run: str) -> None:

@@ -1,0 +1,96 @@
+"""How well weights do on the test images of a data server."""
+
+import asyncio
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adam_async.config import Waits
+from adam_async.messages import ReadTest, TestImages, pack, unpack
+from adam_async.model.network import Network as Model
+from adam_async.traffic import Traffic
+from dataflow import ComputePool
+from transport import Identity, Network
+
+TEST_CHUNK = 1000
+"""Test images read in one message."""
+
+
+class Evaluator:
+    """Reads the test images once, and evaluates on threads of its own.
+
+    Args:
+        network: How to reach the data server.
+        identity: Who we are.
+        waits: Deadlines.
+        traffic: Where the link is counted.
+        pool: Evaluates.
+        threads: Of the pool.
+    """
+
+    def __init__(
+        self,
+        *,
+        network: Network,
+        identity: Identity,
+        waits: Waits,
+        traffic: Traffic,
+        pool: ComputePool,
+        threads: int,
+    ) -> None:
+        self._network = network
+        self._identity = identity
+        self._waits = waits
+        self._traffic = traffic
+        self._pool = pool
+        self._threads = threads
+        self._test: tuple[NDArray[Any], NDArray[Any]] | None = None
+
+    async def accuracy(self, model: Model, weights: Mapping[str, NDArray[Any]], address: str) -> float:
+        """Share of the test images that the weights name rightly; 0 where there is none.
+
+        Args:
+            model: The network.
+            weights: Its tensors.
+            address: A data server, which is asked for the images at the first evaluation.
+        """
+        if self._test is None:
+            self._test = await self._read(address)
+        images, labels = self._test
+        cuts = np.linspace(0, len(labels), self._threads + 1, dtype=int)
+        async with asyncio.TaskGroup() as group:
+            parts = [
+                group.create_task(
+                    self._pool.run(_count_right, model, weights, images[a:b], labels[a:b]),
+                    name=f"{self._identity.node}/evaluate-{a}",
+                )
+                for a, b in pairwise(cuts)
+            ]
+        return sum(part.result() for part in parts) / max(len(labels), 1)
+
+    async def _read(self, address: str) -> tuple[NDArray[Any], NDArray[Any]]:
+        pieces: list[tuple[NDArray[Any], NDArray[Any]]] = []
+        have, total = 0, 1
+        async with self._network.connect(address, self._identity, timeout_s=self._waits.dial_s) as link:
+            self._traffic.watch(link)
+            while have < total:
+                ask = pack(ReadTest(start=have, stop=have + TEST_CHUNK))
+                reply = await link.call(ask, timeout_s=self._waits.call_s)
+                total = unpack(reply, TestImages).total
+                pieces.append((reply.tensors[0], reply.tensors[1]))
+                have += len(reply.tensors[1])
+            self._traffic.gone(link)
+        return (
+            np.concatenate([images for images, _ in pieces]),
+            np.concatenate([labels for _, labels in pieces]),
+        )
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def _count_right(
+    model: Model, weights: Mapping[str, NDArray[Any]], images: NDArray[Any], labels: NDArray[Any]
+) -> int:
+    return int(np.count_nonzero(model.predict(weights, images) == labels)) if len(labels) else 0
