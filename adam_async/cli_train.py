@@ -9,8 +9,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Protocol
 
+from adam_async.baseline import Baseline
 from adam_async.cli_baseline import BaselineAround
 from adam_async.cli_data import load_data
+from adam_async.cli_errors import explain
 from adam_async.cli_options import TrainOptions
 from adam_async.cli_roles import read_token
 from adam_async.cli_terminal import Terminal
@@ -71,43 +73,84 @@ async def run_training(options: TrainOptions, environment: Mapping[str, str], te
             await disk.run(check_no_folder, file)
         timeline = Timeline() if options.profile is not None else None
         dataset = await load_data(config.data, disk, environment) if needs_data(options, config) else None
-        async with open_cluster(
-            options, config, model_text, environment, dataset, terminal, timeline
-        ) as cluster:
-            table = LiveTable(
-                cluster.driver.progress, epochs=config.epochs, stream=sys.stdout, quiet=options.quiet
-            )
-            async with table:
-                around = None
-                if options.report is not None and dataset is not None:
-                    data = await cluster.driver.wait_for_data()
-                    around = BaselineAround(
-                        cluster.driver.config,
-                        threads=config.replicas * config.threads_per_worker(usable_cores()),
-                        dataset=dataset,
-                        data=data,
-                        model_text=model_text,
+        driver: Driver | None = None
+        result: RunResult | None = None
+        try:
+            async with open_cluster(
+                options, config, model_text, environment, dataset, terminal, timeline
+            ) as cluster:
+                driver = cluster.driver
+                table = LiveTable(
+                    driver.progress, epochs=config.epochs, stream=sys.stdout, quiet=options.quiet
+                )
+                async with table:
+                    around = await _measure_before(options, driver, dataset, model_text, table)
+                    result = await cluster.train(table.on_epoch)
+                    if around is not None:
+                        await around.measure()
+                baseline = around.result() if around is not None else None
+                report = _report(result, driver, asked=config, baseline=baseline)
+                await write_results(options, result, report, disk, timeline)
+                if timeline is not None and timeline.full:
+                    terminal.news(
+                        "the profile ends before the run: a process notes "
+                        f"{timeline.limit_events} events at most"
                     )
-                    table.introduce(data, around.network)
-                    table.say("kernels alone are measured first, and again after training")
-                    await around.measure()
-                result = await cluster.train(table.on_epoch)
-                if around is not None:
-                    await around.measure()
-        report = build_report(
-            result,
-            config=cluster.driver.config,
-            command=("adam-async", *sys.argv[1:]),
-            machine=describe_machine(loop=type(asyncio.get_running_loop()).__module__),
-            baseline=around.result() if around is not None else None,
-        )
-        await write_results(options, result, report, disk, timeline)
-        if timeline is not None and timeline.full:
-            terminal.news(
-                f"the profile ends before the run: a process notes {timeline.limit_events} events at most"
-            )
-        table.finish(report)
+                table.finish(report)
+        except BaseException as error:  # Ctrl-C too: what there is of the run is not lost
+            if result is None and driver is not None and options.report is not None:
+                await _report_cut_short(driver, config, options.report, error, disk, terminal)
+            raise
     return 0
+
+
+async def _measure_before(
+    options: TrainOptions, driver: Driver, dataset: Dataset | None, model_text: str | None, table: LiveTable
+) -> BaselineAround | None:
+    """Measure the kernels alone, if there is a report that says so and there are images to measure with."""
+    if options.report is None or dataset is None:
+        return None
+    data = await driver.wait_for_data()
+    around = BaselineAround(
+        driver.config,
+        threads=driver.config.replicas * driver.config.threads_per_worker(usable_cores()),
+        dataset=dataset,
+        data=data,
+        model_text=model_text,
+    )
+    table.introduce(data, around.network)
+    table.say("kernels alone are measured first, and again after training")
+    await around.measure()
+    return around
+
+
+def _report(
+    result: RunResult, driver: Driver, *, asked: Config, baseline: Baseline | None, ended: str = "finished"
+) -> Report:
+    return build_report(
+        result,
+        config=driver.config,
+        command=("adam-async", *sys.argv[1:]),
+        machine=describe_machine(loop=type(asyncio.get_running_loop()).__module__),
+        baseline=baseline,
+        asked=asked,
+        ended=ended,
+    )
+
+
+async def _report_cut_short(
+    driver: Driver, asked: Config, path: Path, error: BaseException, disk: Disk, terminal: Terminal
+) -> None:
+    """Write what is known of a run that failed or was interrupted, unless it never began."""
+    result = driver.so_far()
+    if result is None:
+        return
+    interrupted = isinstance(error, asyncio.CancelledError)
+    ended = "interrupted" if interrupted else explain(error)[1]
+    try:
+        await write(_report(result, driver, asked=asked, baseline=None, ended=ended), path, disk)
+    except OSError as failure:  # the run's own end is what the user has to know
+        terminal.news(f"{path} cannot be written: {failure.strerror or failure}")
 
 
 async def write_results(

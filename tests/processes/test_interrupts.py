@@ -5,8 +5,10 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from adam_async.report import Report
 from tests.processes.commands import PATIENCE_S, Command, answers_signals, children_of, until, watched
 
 pytestmark = pytest.mark.processes
@@ -60,6 +62,37 @@ def test_a_run_of_processes_ends_by_ctrl_c_without_orphans(moment: Callable[[Com
     assert code == 130, command.output
     assert "Traceback" not in command.output
     assert "died" not in command.output
+
+
+@pytest.mark.slow  # the kernels alone are measured first
+def test_an_interrupted_run_leaves_a_report_of_what_it_came_to(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    with Command(*LOCAL, "--report", str(path)) as command:
+        training(command)
+        command.signal(signal.SIGINT)
+        code = command.finish()
+    report = msgspec.json.decode(path.read_bytes(), type=Report)
+
+    assert code == 130, command.output
+    assert report.ended == "interrupted"
+    assert len(report.epochs) >= 2
+    assert report.series[-1].images >= report.totals.images > 0
+    assert report.staleness.pushes > 0
+
+
+@pytest.mark.slow
+def test_a_run_that_failed_leaves_a_report_that_says_why(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    with Command(*PROCESSES, "--report", str(path)) as command:
+        training(command)
+        os.kill(command.child("ps-0"), signal.SIGKILL)
+        code = command.finish()
+    report = msgspec.json.decode(path.read_bytes(), type=Report)
+
+    assert code == 4, command.output
+    assert "ps-0" in report.ended
+    assert len(report.epochs) >= 2
+    assert {server.node for server in report.servers} == {"ps-0", "ps-1"}
 
 
 def test_a_second_ctrl_c_ends_it_at_once_and_its_children_with_it(tmp_path: Path) -> None:
