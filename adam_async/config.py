@@ -39,6 +39,8 @@ class Waits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """A worker that waits for the others' clocks sees the slowest one advance at least this often."""
     replica_s: float = 60.0
     """A run without any live replica waits this long for one."""
+    checkpoint_s: float = 120.0
+    """A checkpoint to be written, before the next one is taken or the run ends; then it is given up."""
     drain_s: float = 5.0
     """An ordered end: what is in flight may finish this long."""
 

@@ -123,6 +123,15 @@ class EventReport(msgspec.Struct, frozen=True, kw_only=True):
     event: str
 
 
+class CheckpointReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One checkpoint that was written."""
+
+    name: str
+    paused_s: float
+    written_s: float
+    bytes: int
+
+
 class ServerReport(msgspec.Struct, frozen=True, kw_only=True):
     """What one parameter server counted."""
 
@@ -212,6 +221,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     waits: list[WaitReport]
     series: list[Sample]
     events: list[EventReport]
+    checkpoints: list[CheckpointReport]
     servers: list[ServerReport]
     workers: list[WorkerReport]
 
@@ -272,6 +282,7 @@ def build_report(
         waits=[waits for name, values in workers.items() if (waits := waits_of(name, values)) is not None],
         series=list(result.series),
         events=msgspec.convert(result.events, list[EventReport]),
+        checkpoints=[CheckpointReport(**asdict(each)) for each in result.checkpoints],
         servers=[
             msgspec.convert(_server(name, values), ServerReport)
             for name, values in _of_role(statistics, "ps").items()

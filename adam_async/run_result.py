@@ -33,6 +33,18 @@ class EpochResult:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointResult:
+    """One checkpoint that was written."""
+
+    name: str
+    paused_s: float
+    """How long training stood still for it."""
+    written_s: float
+    """How long the disk took, beside training."""
+    bytes: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RunResult:
     """What a run came to."""
@@ -48,6 +60,8 @@ class RunResult:
     """Deaths and other incidents, with seconds since the run began."""
     series: tuple[Sample, ...] = ()
     """How it went, sampled about once per second of training."""
+    checkpoints: tuple[CheckpointResult, ...] = ()
+    """Those that were written, in their order."""
 
     @property
     def test_accuracy(self) -> float:

@@ -1,0 +1,216 @@
+"""Copies of all shards, between a driver and the servers: read for a checkpoint, loaded to take one up.
+
+All servers are asked at once, each for a few shards at a time, so that neither a message nor the wait of a
+heartbeat grows with the model. Whoever reads for a checkpoint has seen that every group that was leased is
+finished, so every push is acknowledged. With ssp and bsp that is not enough: ticks may still be on their
+way, and in bsp the last sum waits for them. So shards are read bound to the clock at which all replicas
+meet: those that are behind are waited for and read again.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+
+import msgspec
+
+from adam_async.cluster_map import ClusterMap
+from adam_async.config import Waits
+from adam_async.errors import DeadlineExceeded, first_cause
+from adam_async.messages import (
+    Loaded,
+    LoadShards,
+    Pull,
+    ReadShards,
+    ShardState,
+    ShardStates,
+    Values,
+    pack,
+    unpack,
+)
+from adam_async.placement import ShardSpec, ShardTable, holders
+from adam_async.run_tensors import RunTensors
+from adam_async.traffic import Traffic
+from transport import Identity, Link, Message, Network, RemoteError, RemoteProtocolError, RetrySchedule
+
+MESSAGE_BYTES = 8 << 20
+"""Tensors of one message at most, or one shard."""
+
+META_BYTES = 12 << 10
+"""What describes the shards of one message; a frame's meta may hold a little more."""
+
+PAUSES = RetrySchedule(first_s=0.005, longest_s=0.2)
+"""Between two questions to a server that has not taken up the run."""
+
+
+NOT_YET = frozenset({"not-ready", "wrong-run"})
+"""Codes with which a server refuses shards before it has taken up their run."""
+
+
+class ShardCopies:
+    """Reads and loads shards.
+
+    Args:
+        network: How to reach the servers.
+        identity: Who we are; role ``driver``.
+        waits: Deadlines.
+        traffic: Where the links are counted.
+    """
+
+    def __init__(self, *, network: Network, identity: Identity, waits: Waits, traffic: Traffic) -> None:
+        self._network = network
+        self._identity = identity
+        self._waits = waits
+        self._traffic = traffic
+
+    async def read(
+        self, cluster: ClusterMap, table: ShardTable, tensors: RunTensors, *, clocks: Mapping[int, int]
+    ) -> tuple[ShardState, ...]:
+        """Copy all shards into `tensors`. Returns what travels with them, in the order of their numbers.
+
+        Args:
+            cluster: Where they are.
+            table: All shards.
+            tensors: Filled.
+            clocks: Shard to the clock that all its replicas must have reached; others are read as they are.
+
+        Raises:
+            DeadlineExceeded: The clocks were not reached within `clock_s`; names who is behind.
+            TransportError: A server did not answer.
+        """
+        found: dict[int, ShardState] = {}
+
+        async def read_server(link: Link, shards: Sequence[ShardSpec]) -> None:
+            left = shards
+            while left:
+                for some in self._chunks(cluster, tensors, left):
+                    for state in await self._read(link, cluster, some, tensors):
+                        found[state.shard] = state
+                left = [shard for shard in left if _behind(found[shard.id], clocks.get(shard.id, 0))]
+                for some in self._chunks(cluster, tensors, left):
+                    await self._wait_clock(link, cluster, some, max(clocks[shard.id] for shard in some))
+
+        await self._with_servers(cluster, table, read_server)
+        return tuple(found[shard.id] for shard in table.shards)
+
+    async def _read(
+        self, link: Link, cluster: ClusterMap, shards: Sequence[ShardSpec], tensors: RunTensors
+    ) -> tuple[ShardState, ...]:
+        assert cluster.run is not None
+        numbers = tuple(int(shard.id) for shard in shards)
+        ask = ReadShards(run=cluster.run.id, generation=cluster.generation, shards=numbers)
+        reply = await link.call(pack(ask), timeout_s=self._waits.call_s)
+        answer = unpack(reply, ShardStates)
+        if tuple(state.shard for state in answer.states) != numbers:
+            raise RemoteProtocolError("shards", f"asked for shards {numbers}, got others")
+        tensors.put(numbers, answer.arrays, reply.tensors)
+        return answer.states
+
+    async def _wait_clock(
+        self, link: Link, cluster: ClusterMap, shards: Sequence[ShardSpec], clock: int
+    ) -> None:
+        """Wait until all pushes up to a clock are in these shards."""
+        assert cluster.run is not None
+        ask = Pull(
+            run=cluster.run.id,
+            generation=cluster.generation,
+            shards=tuple(int(shard.id) for shard in shards),
+            clock=clock,
+            wait_s=self._waits.answer_s / 2,
+        )
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + self._waits.clock_s
+        while True:
+            answer = unpack(await link.call(pack(ask), timeout_s=self._waits.call_s), Values)
+            if answer.versions:
+                return
+            if loop.time() > ends_at:
+                who = ", ".join(f"replica {replica}" for replica in answer.behind)
+                raise DeadlineExceeded(f"{who} to reach clock {clock}", self._waits.clock_s)
+
+    async def load(
+        self, cluster: ClusterMap, table: ShardTable, tensors: RunTensors, states: Sequence[ShardState]
+    ) -> None:
+        """Set all shards of a run whose servers wait for them.
+
+        Args:
+            cluster: Where they are.
+            table: All shards.
+            tensors: What they hold.
+            states: What travels with each, in the order of their numbers.
+
+        Raises:
+            TransportError: A server refused them, or did not answer.
+        """
+        assert cluster.run is not None
+        run = cluster.run.id
+        # The sessions of the run before never push again.
+        states = [msgspec.structs.replace(state, numbers=()) for state in states]
+
+        async def load_server(link: Link, shards: Sequence[ShardSpec]) -> None:
+            for some in self._chunks(cluster, tensors, shards):
+                body = LoadShards(
+                    run=run,
+                    generation=cluster.generation,
+                    states=tuple(states[shard.id] for shard in some),
+                    arrays=tensors.arrays,
+                )
+                await self._load(link, pack(body, [array for s in some for array in tensors.cut(s.id)]))
+
+        await self._with_servers(cluster, table, load_server)
+
+    async def _load(self, link: Link, message: Message) -> None:
+        """Say it until the server has taken up the run; whoever waits for all servers has a deadline."""
+        for pause_s in PAUSES.waits():
+            try:
+                unpack(await link.call(message, timeout_s=self._waits.call_s), Loaded)
+            except RemoteError as error:
+                if error.code not in NOT_YET:
+                    raise
+                await asyncio.sleep(pause_s)
+            else:
+                return
+
+    async def _with_servers(
+        self,
+        cluster: ClusterMap,
+        table: ShardTable,
+        work: Callable[[Link, Sequence[ShardSpec]], Awaitable[None]],
+    ) -> None:
+        """Do something with each server that holds shards, all at once, over links of their own."""
+
+        async def work_with(server: str) -> None:
+            shards = [shard for shard in table.shards if cluster.buckets[shard.bucket] == server]
+            address = cluster.nodes[server].address
+            async with self._network.connect(address, self._identity, timeout_s=self._waits.dial_s) as link:
+                self._traffic.watch(link)
+                try:
+                    await work(link, shards)
+                finally:
+                    self._traffic.gone(link)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for server in holders(table, cluster.buckets):
+                    group.create_task(work_with(server), name=f"{self._identity.node}/copies-{server}")
+        except ExceptionGroup as errors:
+            raise first_cause(errors) from None
+
+    @staticmethod
+    def _chunks(
+        cluster: ClusterMap, tensors: RunTensors, shards: Sequence[ShardSpec]
+    ) -> Iterator[list[ShardSpec]]:
+        """Cut shards into those of one message."""
+        most = META_BYTES // (48 * (1 + len(cluster.live_replicas())))
+        some: list[ShardSpec] = []
+        room = MESSAGE_BYTES
+        for shard in shards:
+            if some and (tensors.bytes_of(shard) > room or len(some) >= most):
+                yield some
+                some, room = [], MESSAGE_BYTES
+            some.append(shard)
+            room -= tensors.bytes_of(shard)
+        if some:
+            yield some
+
+
+def _behind(state: ShardState, clock: int) -> bool:
+    return min(state.clocks.values(), default=clock) < clock
