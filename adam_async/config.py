@@ -69,7 +69,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     pin_threads: bool = False
     """Whether each compute thread of a worker keeps to one core; workers begin behind one another's cores."""
     in_flight: int = 0
-    """Groups in flight per worker; 0 is twice its threads."""
+    """Groups in flight per worker; 0 is twice its threads, or in place as many as keep them busy."""
     servers: int = 1
     """Parameter servers that share the shards."""
     processes: bool = False

@@ -411,13 +411,17 @@ class Engine:
     def _record(self, call: Call) -> None:
         """Trace the firings of `call`, those that were skipped because their tag was abandoned left out."""
         assert self._trace is not None
-        queued, started, finished, thread = call.queued, call.started, call.finished, call.thread
         results = call.result if isinstance(call, BatchCall) and call.error is None else None
         try:
             for place, firing in enumerate(call.firings):
                 if call.error is None and (call.result if results is None else results[place]) is None:
                     continue
-                self._trace(TraceRecord(call.node.name, firing.tag, queued, started, finished, thread))
+                timed = firing if results is not None and firing.finished else call
+                self._trace(
+                    TraceRecord(
+                        call.node.name, firing.tag, call.queued, timed.started, timed.finished, call.thread
+                    )
+                )
         except Exception as error:
             self._fail(error)
 

@@ -17,6 +17,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from queue import SimpleQueue
 from threading import Thread
 from types import TracebackType
@@ -68,6 +69,18 @@ def _tell_each(jobs: list[Job]) -> None:
             )
 
 
+def _settle(future: asyncio.Future[Any], job: Job) -> None:
+    """Give a future what a job came to, if anybody still waits for it."""
+    if future.done():
+        return
+    if job.error is None:
+        future.set_result(job.result)
+    elif isinstance(job.error, StopIteration):  # a future cannot hold one
+        future.set_exception(RuntimeError(f"{job.cost} raised StopIteration"))
+    else:
+        future.set_exception(job.error)
+
+
 def function_job(
     fn: Callable[..., Any],
     args: tuple[Any, ...],
@@ -84,11 +97,18 @@ def function_job(
 class _Worker:
     """One thread and what it alone writes."""
 
-    __slots__ = ("busy_s", "context", "cpus", "current", "jobs", "name", "thread", "wait_s")
+    __slots__ = ("busy_s", "context", "cpus", "current", "first", "jobs", "name", "thread", "wait_s")
 
-    def __init__(self, *, name: str, context: Any, cpus: frozenset[int] | None) -> None:
+    def __init__(
+        self,
+        *,
+        name: str,
+        context: Any,
+        cpus: frozenset[int] | None,
+    ) -> None:
         self.name = name
         self.context = context
+        self.first: Job | None = None
         self.cpus = cpus
         self.busy_s = 0.0
         self.wait_s = 0.0
@@ -102,7 +122,7 @@ class _Worker:
             os.sched_setaffinity(0, self.cpus)  # 0 is the calling thread
         clock = time.monotonic
         while True:
-            job = take()
+            job, self.first = self.first or take(), None
             if job is None:
                 return
             self.current = job.cost
@@ -124,6 +144,10 @@ class _Worker:
             del job  # an idle thread keeps no arrays alive
 
 
+def _make_for(worker: _Worker, make: Callable[[], Any]) -> None:
+    worker.context = make()
+
+
 class ComputePool:
     """Threads for heavy work, shared by as many engines and other users of one loop as like.
 
@@ -134,7 +158,8 @@ class ComputePool:
     Args:
         threads: How many.
         name: Threads are called "name/0", "name/1" and so on.
-        contexts: One object per thread, handed to jobs that ask for it; None gives each thread None.
+        contexts: One object per thread, handed to jobs that ask for it; or a function that each thread calls
+            for its own when it starts, so that what is made there lies near it. None gives each thread None.
         affinity: Per thread, the CPUs it may run on; None leaves that to the system.
         intake: Most jobs accepted and not yet finished.
         close_timeout_s: Seconds that leaving waits for accepted jobs.
@@ -149,13 +174,15 @@ class ComputePool:
         *,
         threads: int,
         name: str = "pool",
-        contexts: Sequence[Any] | None = None,
+        contexts: Sequence[Any] | Callable[[], Any] | None = None,
         affinity: Sequence[Sequence[int]] | None = None,
         intake: int = 1024,
         close_timeout_s: float = 30.0,
     ) -> None:
         if threads < 1 or intake < 1:
             raise ValueError(f"threads and intake must be at least 1, they are {threads} and {intake}")
+        self._make_context = contexts if callable(contexts) else None
+        contexts = None if callable(contexts) else contexts
         for label, given in (("contexts", contexts), ("affinity", affinity)):
             if given is not None and len(given) != threads:
                 raise ValueError(f"{label} has {len(given)} entries for {threads} threads")
@@ -191,6 +218,7 @@ class ComputePool:
         self._mailbox = Mailbox(asyncio.get_running_loop(), self._completed)
         self._opened_at = self.clock()
         self._open = True
+        makings = [] if self._make_context is None else self._first_jobs(self._make_context)
         for worker in self._workers:
             # A daemon: a job that never ends must not keep a second Ctrl-C from ending the process.
             worker.thread = Thread(
@@ -200,7 +228,31 @@ class ComputePool:
                 daemon=True,
             )
             worker.thread.start()
+        try:
+            for making in makings:
+                await making
+        except BaseException:
+            await self.__aexit__(None, None, None)
+            raise
         return self
+
+    def _first_jobs(self, make: Callable[[], Any]) -> list[asyncio.Future[None]]:
+        """Let each thread begin with making its context."""
+        loop = asyncio.get_running_loop()
+        self._accepted += len(self._workers)
+        makings = []
+        for worker in self._workers:
+            made: asyncio.Future[None] = loop.create_future()
+            worker.first = function_job(
+                partial(_make_for, worker, make),
+                (),
+                on_done=partial(_settle, made),
+                cost="context",
+                with_context=False,
+            )
+            worker.first.queued = self.clock()
+            makings.append(made)
+        return makings
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -285,16 +337,7 @@ class ComputePool:
         loop = asyncio.get_running_loop()
         result: asyncio.Future[R] = loop.create_future()
 
-        def settle(job: Job) -> None:
-            if result.done():
-                return
-            if job.error is None:
-                result.set_result(job.result)
-            elif isinstance(job.error, StopIteration):  # a future cannot hold one
-                result.set_exception(RuntimeError(f"{job.cost} raised StopIteration"))
-            else:
-                result.set_exception(job.error)
-
+        settle = partial(_settle, result)
         while not self.submit(fn, *args, on_done=settle, cost=cost, with_context=with_context):
             room: asyncio.Future[None] = loop.create_future()
             self.call_when_room(lambda room=room: room.done() or room.set_result(None))  # type: ignore[misc]

@@ -118,7 +118,11 @@ class Firing(Job):
 
 
 class BatchCall(Job):
-    """One call of a batching node for several tags."""
+    """One call of a batching node for several tags.
+
+    The function may set `started` and `finished` of its firings, in seconds of the pool's clock; otherwise
+    theirs are those of the call.
+    """
 
     __slots__ = ("firings", "node")
 
@@ -140,6 +144,7 @@ class BatchCall(Job):
             return [None] * len(self.firings)
         for firing in live:
             firing.scratch = context
+            firing.finished = 0.0
         columns = (list(column) for column in zip(*(firing.args for firing in live), strict=True))
         results = node.fn(live, *columns)
         if not node.outputs:

@@ -10,10 +10,9 @@ from numpy.typing import NDArray
 from adam_async.config import Config
 from adam_async.dice import Dice
 from adam_async.messages import Finished, Values
-from adam_async.model.context import Context
 from adam_async.model.network import Network as Model
 from adam_async.model.rules import make_rule
-from adam_async.model_worker.in_place import InPlaceTrainer, TrainedInPlace
+from adam_async.model_worker.in_place import InPlaceTrainer, ThreadMemory, TrainedInPlace
 from adam_async.model_worker.records import Recorder
 from adam_async.model_worker.training import replica_graph
 from adam_async.model_worker.updates import plan_pushes
@@ -22,6 +21,18 @@ from adam_async.parameter_server.client import ParameterClient
 from adam_async.placement import ShardTable
 from adam_async.shard_storage import ShardStorage
 from dataflow import Firing, Graph, Tag
+
+JOB_IMAGES = 64
+"""Images that one job of a compute thread trains, as so many groups as they make. Meanwhile the thread needs
+nothing of the loop. A group reads no weights before its turn comes, so waiting makes none stale."""
+
+JOB_GROUPS = range(2, 33)
+"""Bounds on these groups: two at least, so that there are jobs of several; no long jobs of tiny groups."""
+
+
+def groups_of_a_job(images_per_group: int) -> int:
+    """Groups that a compute thread trains in one job."""
+    return min(max(JOB_IMAGES // images_per_group, JOB_GROUPS[0]), JOB_GROUPS[-1])
 
 
 class Aliased:
@@ -34,6 +45,8 @@ class Aliased:
         buckets: Primary of each bucket.
         client: How to reach the servers.
         storage: Their memory.
+        threads: Compute threads of the worker.
+        clock: Times of groups, for a profile; None notes none.
     """
 
     def __init__(
@@ -45,6 +58,8 @@ class Aliased:
         buckets: Sequence[str],
         client: ParameterClient,
         storage: ShardStorage,
+        threads: int,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         self._table = table
         self._buckets = buckets
@@ -53,6 +68,8 @@ class Aliased:
         self._plan = plan_pushes(
             model, table, buckets, images=config.images_per_group, wanted=config.protocol
         )
+        self._job_groups = groups_of_a_job(config.images_per_group)
+        self._jobs = 2 * threads  # one that a thread is in, and one that waits for it
         rule = make_rule(config.rule, momentum=config.momentum, weight_decay=config.weight_decay)
         self._trainer = InPlaceTrainer(
             network=model,
@@ -61,6 +78,7 @@ class Aliased:
             rate=config.rate,
             group_images=config.images_per_group,
             dice=Dice(config.seed),
+            clock=clock,
         )
 
     async def prepare(self) -> None:
@@ -91,16 +109,27 @@ class Aliased:
             on_step=on_step,
         )
 
-    def new_context(self) -> Context:
-        """See `WayOfTraining.new_context`."""
-        return self._trainer.new_context()
+    @property
+    def in_flight(self) -> int:
+        """Groups in flight that keep the threads busy: full jobs."""
+        return self._jobs * self._job_groups
 
-    def new_scratch(self) -> None:
+    def new_context(self) -> None:
+        """See `WayOfTraining.new_context`."""
+
+    def new_scratch(self) -> ThreadMemory:
         """See `WayOfTraining.new_scratch`."""
+        return self._trainer.new_memory()
 
     def graph(self, landed: Callable[[Tag], None]) -> Graph:
         """See `WayOfTraining.graph`. No group waits for a pull: its step is in when it is trained."""
-        return replica_graph(self._trainer.train, self._on_trained, waits_for_pull=False)
+        return replica_graph(
+            self._trainer.train,
+            self._on_trained,
+            waits_for_pull=False,
+            batch=self._job_groups,
+            jobs=self._jobs,
+        )
 
     def _on_trained(self, firing: Firing, trained: TrainedInPlace) -> None:
         self._recorder.add(trained)

@@ -8,6 +8,7 @@ Staleness is measured at the memory itself: the steps that others applied betwee
 group began to read and the moment at which its own step was in.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,6 +36,14 @@ class TrainedInPlace:
     """Tensors whose gradient was not finite."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ThreadMemory:
+    """What one compute thread trains in. Groups of one thread follow one another, so they can share it."""
+
+    context: Context
+    buffers: StepBuffers
+
+
 class InPlaceTrainer:
     """Trains groups on the storage of a run; `train` runs on compute threads, several at once.
 
@@ -45,6 +54,7 @@ class InPlaceTrainer:
         rate: Learning rate.
         group_images: Most images of a group.
         dice: What layers that draw, such as dropout, draw with.
+        clock: What times of groups are taken from, in seconds; None takes none.
     """
 
     def __init__(
@@ -56,6 +66,7 @@ class InPlaceTrainer:
         rate: float,
         group_images: int,
         dice: Dice,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         self._network = network
         self._step = InPlaceStep(network, rule)
@@ -63,27 +74,33 @@ class InPlaceTrainer:
         self._rate = rate
         self._group_images = group_images
         self._dice = dice
-        self._buffers: dict[Context, StepBuffers] = {}
+        self._clock = clock
 
-    def new_context(self) -> Context:
-        """A training context, with buffers of its own: compiled steps remember where both of them lie."""
-        context = self._network.context(self._group_images)
-        self._buffers[context] = self._step.new_scratch()
-        return context
+    def new_memory(self) -> "ThreadMemory":
+        """What one compute thread trains in."""
+        return ThreadMemory(self._network.context(self._group_images), self._step.new_scratch())
 
     # A run that diverges is told by its loss and its refused steps; a warning per group says nothing more.
     @np.errstate(over="ignore", invalid="ignore", divide="ignore")
-    def train(self, firing: Firing, group: ImageGroup) -> TrainedInPlace:
-        """Forward, backward and rule, in place."""
-        context: Context = firing.context
-        storage = self._storage
+    def train(self, firings: Sequence[Firing], groups: Sequence[ImageGroup]) -> list[TrainedInPlace]:
+        """Forward, backward and rule, in place, one group after the other."""
+        memory: ThreadMemory = firings[0].scratch
+        clock = self._clock
+        if clock is None:
+            return [self._train_group(memory, group) for group in groups]
+        trained = []
+        for firing, group in zip(firings, groups, strict=True):
+            firing.started = clock()
+            trained.append(self._train_group(memory, group))
+            firing.finished = clock()
+        return trained
+
+    def _train_group(self, memory: "ThreadMemory", group: ImageGroup) -> TrainedInPlace:
+        storage, context, lease = self._storage, memory.context, group.lease
         steps = storage.steps
-        lease = group.lease
         context.load(group.images, group.labels, dice=self._dice, keys=(lease.epoch, lease.number))
         before = int(steps[0])
-        outcome = self._step.train(
-            storage.weights, storage.states, context, self._buffers[context], rate=self._rate
-        )
+        outcome = self._step.train(storage.weights, storage.states, context, memory.buffers, rate=self._rate)
         staleness = int(steps[0]) - before
-        np.add(steps, 1, out=steps)
+        steps[0] += 1
         return TrainedInPlace(lease, outcome.loss, staleness, outcome.refused)

@@ -71,7 +71,6 @@ class Participation:
         self._timeline = timeline
         self._waits = waits
         self._threads = threads
-        self._in_flight = in_flight
         self._group_images = config.images_per_group
         self._cpus = pinned_cpus(threads=threads, first=replica * threads) if config.pin_threads else None
         self.prepared = asyncio.Event()
@@ -99,14 +98,18 @@ class Participation:
         }
         self._way: WayOfTraining
         if storage is None:
-            self._way = Copied(buffers=buffers, in_flight=in_flight, **common)
+            self._in_flight = in_flight or 2 * threads
+            self._way = Copied(buffers=buffers, in_flight=self._in_flight, **common)
         else:
-            self._way = Aliased(storage=storage, **common)
+            clock = None if timeline is None else timeline.clock
+            aliased = Aliased(storage=storage, threads=threads, clock=clock, **common)
+            self._in_flight = in_flight or aliased.in_flight
+            self._way = aliased
         self._data = DataClient(
             address=cluster.nodes[cluster.live("data")[0]].address,
             run=run.id,
             replica=replica,
-            ahead=config.read_ahead,
+            ahead=max(config.read_ahead, self._in_flight),
             **reach,
         )
         self._pool: ComputePool | None = None
@@ -120,15 +123,14 @@ class Participation:
             stack.callback(group.create_task(self._client.run(), name=f"{node}/parameters").cancel)
             await self._way.prepare()
             with self._enough_memory():
-                scratch = [self._way.new_scratch() for _ in range(self._threads)]
-            self._pool = await stack.enter_async_context(
-                ComputePool(
-                    threads=self._threads,
-                    name=node,
-                    contexts=scratch,
-                    affinity=[(cpu,) for cpu in self._cpus] if self._cpus is not None else None,
+                self._pool = await stack.enter_async_context(
+                    ComputePool(
+                        threads=self._threads,
+                        name=node,
+                        contexts=self._way.new_scratch,
+                        affinity=[(cpu,) for cpu in self._cpus] if self._cpus is not None else None,
+                    )
                 )
-            )
             await self._pool.run(self._model.warm_up, self._on_compiled)
             timeline = self._timeline
             if timeline is None:
@@ -150,7 +152,7 @@ class Participation:
             self.prepared.set()
             await self._feed(self._engine)
 
-    async def _new_contexts(self, pool: ComputePool) -> list[Context]:
+    async def _new_contexts(self, pool: ComputePool) -> list[Context | None]:
         """Make a context for each group in flight, and a spare one, on compute threads in turn.
 
         Memory lies with the cores of the thread that first writes it. Contexts go from thread to thread, so

@@ -31,7 +31,7 @@ class ModelWorker(Role):
         waits: Deadlines.
         buffers: Memory for pulled values.
         threads: Compute threads.
-        in_flight: Groups in flight; 0 is twice the threads.
+        in_flight: Groups in flight; 0 is twice the threads, or in place as many as keep them busy.
         entropy: Dice for the session id.
         shelf: Memory of the servers of this process, for runs that train in place.
         timeline: Where the journey of each group, and messages, are noted.
@@ -68,7 +68,7 @@ class ModelWorker(Role):
         self._buffers = buffers
         self._layers = layers
         self._threads = threads
-        self._in_flight = in_flight or 2 * threads
+        self._in_flight = in_flight
         self._entropy = entropy
         self._shelf = shelf or StorageShelf()
         self._lag = LoopLag()

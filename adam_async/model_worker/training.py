@@ -152,20 +152,24 @@ class GroupTrainer:
 
 
 def replica_graph(
-    train: Callable[[Firing, Any], Any],
+    train: Callable[[Any, Any], Any],
     push: Callable[[Firing, Any], None],
     *,
     waits_for_pull: bool,
+    batch: int = 1,
+    jobs: int | None = None,
 ) -> Graph:
     """The dataflow graph of a replica that is one partition.
 
     Args:
         train: Forward, backward and gradients; on a compute thread.
         push: Takes what `train` made; on the loop.
+        batch: At most this many groups per call of `train`, which with more than one takes lists.
+        jobs: At most this many of these calls at once; see `dataflow.Node`.
         waits_for_pull: Whether a tag is complete only when token ``landed`` has come.
     """
     nodes = [
-        Node("train", train, inputs=("group",), outputs=("trained",), heavy=True),
+        Node("train", train, inputs=("group",), outputs=("trained",), heavy=True, batch=batch, jobs=jobs),
         Node("push", push, inputs=("trained",)),
     ]
     if not waits_for_pull:

@@ -27,12 +27,12 @@ class WayOfTraining(Protocol):
         """
         ...
 
-    def new_context(self) -> Context:
-        """Make a training context for one group in flight."""
+    def new_context(self) -> Context | None:
+        """Make a training context for one group in flight; None where threads have one each."""
         ...
 
     def new_scratch(self) -> Any:
-        """Make what one compute thread needs beside the group's context; None if it needs nothing."""
+        """Make what one compute thread needs beside the group's context. Called on that thread."""
         ...
 
     def graph(self, landed: Callable[[Tag], None]) -> Graph:

@@ -587,6 +587,24 @@ async def test_every_firing_that_ran_is_traced() -> None:
     assert light == ("increment", A, 2.0, 2.0, 2.0, "loop")
 
 
+async def test_a_batch_may_tell_the_times_of_each_of_its_firings() -> None:
+    def both(firings: list[Firing], values: list[int]) -> list[int]:
+        for place, firing in enumerate(firings):
+            firing.started, firing.finished = 2.0 + place, 2.5 + place
+        return values
+
+    node = Node("both", both, inputs=("x",), outputs=("y",), heavy=True, batch=2)
+    pool, recorder = ManualPool(), FiringRecorder()
+    async with Engine(Graph(inputs=("x",), nodes=(node,)), pool=pool, in_flight=3, trace=recorder) as engine:
+        for tag in (A, B, C):
+            await engine.admit(tag)
+            engine.deliver("x", tag, 1)
+        pool.run_all()
+
+    times = {record.tag: (record.started, record.finished) for record in recorder.records}
+    assert times == {A: (2.0, 2.5), B: (2.0, 2.5), C: (3.0, 3.5)}
+
+
 async def test_an_engine_says_what_it_is_doing() -> None:
     engine = Engine(HEAVY, pool=ManualPool(), in_flight=2)
     assert repr(engine) == "<Engine new 0/2 tags in flight 0 finished>"

@@ -47,6 +47,30 @@ async def test_each_thread_hands_out_its_own_context() -> None:
     assert sorted(results) == [("p/0", "first"), ("p/1", "second")]
 
 
+async def test_each_thread_makes_its_own_context_when_it_starts() -> None:
+    barrier = threading.Barrier(2)
+
+    def both(context: str) -> tuple[str, str]:
+        barrier.wait(timeout=10)
+        return thread_name(), context
+
+    async with ComputePool(threads=2, name="p", contexts=lambda: f"made by {thread_name()}") as pool:
+        assert pool.statistics().finished == 2
+        results = await asyncio.gather(*(pool.run(both, with_context=True) for _ in range(2)))
+
+    assert sorted(results) == [("p/0", "made by p/0"), ("p/1", "made by p/1")]
+
+
+async def test_a_context_that_cannot_be_made_ends_the_threads_and_is_raised() -> None:
+    def fail() -> None:
+        raise MemoryError("no room for it")
+
+    with pytest.raises(MemoryError, match="no room for it"):
+        async with ComputePool(threads=2, name="roomless", contexts=fail):
+            pass
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("roomless")]
+
+
 async def test_callbacks_run_on_the_loop_in_order_and_one_failing_spares_the_others() -> None:
     loop = asyncio.get_running_loop()
     complaints: list[dict[str, Any]] = []

@@ -83,6 +83,7 @@ async def test_a_replica_goes_on_where_the_slowest_clock_of_its_servers_stands()
             buckets=servers.map.buckets,
             client=client,
             storage=storage,
+            threads=1,
         )
         await way.prepare()
         way.begin(finished.append)

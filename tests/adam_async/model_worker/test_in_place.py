@@ -40,11 +40,15 @@ class Place:
             group_images=GROUP,
             dice=Dice(3),
         )
-        self.context = self.trainer.new_context()
+        self.memory = self.trainer.new_memory()
 
-    def train(self, number=0, *, context=None, **options):
-        firing = SimpleNamespace(context=context or self.context, scratch=None)
-        return self.trainer.train(firing, group_of(number, **options))
+    def train(self, number=0, *, memory=None, **options):
+        (trained,) = self.train_all(group_of(number, **options), memory=memory)
+        return trained
+
+    def train_all(self, *groups, memory=None):
+        firings = [SimpleNamespace(scratch=memory or self.memory) for _ in groups]
+        return self.trainer.train(firings, groups)
 
     def values(self):
         return {name: weights.copy() for name, weights in self.storage.weights.items()}
@@ -85,11 +89,11 @@ class Interrupted(Sgd):
 
 def test_staleness_is_the_steps_of_others_from_the_reading_to_the_own_step(monkeypatch):
     place = Place(Interrupted())
-    other = place.trainer.new_context()
+    other = place.trainer.new_memory()
     inner = []
 
     def others():
-        inner.extend(place.train(number, context=other) for number in (1, 2))
+        inner.extend(place.train(number, memory=other) for number in (1, 2))
 
     monkeypatch.setattr(Interrupted, "meanwhile", staticmethod(others))
     outer = place.train(0)
@@ -116,10 +120,10 @@ def test_a_gradient_that_is_not_finite_is_named_and_the_memory_stays_as_it_was()
 def test_threads_train_on_one_memory_and_every_step_is_counted(dtype):
     place, found = Place(dtype=dtype), []
 
-    def work(context, first):
-        found.extend(place.train(number, context=context) for number in range(first, 14, 2))
+    def work(memory, first):
+        found.extend(place.train(number, memory=memory) for number in range(first, 14, 2))
 
-    threads = [threading.Thread(target=work, args=(place.trainer.new_context(), n)) for n in (0, 1)]
+    threads = [threading.Thread(target=work, args=(place.trainer.new_memory(), n)) for n in (0, 1)]
     before = place.values()
     for thread in threads:
         thread.start()
@@ -130,3 +134,29 @@ def test_threads_train_on_one_memory_and_every_step_is_counted(dtype):
     for name, values in place.values().items():
         assert np.isfinite(values).all()
         assert not np.array_equal(values, before[name])
+
+
+def test_a_job_of_several_groups_is_those_groups_one_after_the_other():
+    one_by_one, at_once = Place(), Place()
+    expected = [one_by_one.train(number) for number in range(3)]
+    trained = at_once.train_all(*(group_of(number) for number in range(3)))
+    assert [t.lease for t in trained] == [t.lease for t in expected]
+    assert [t.loss for t in trained] == [t.loss for t in expected]
+    for name, values in at_once.storage.weights.items():
+        assert np.array_equal(values, one_by_one.storage.weights[name])
+
+
+def test_with_a_clock_each_group_of_a_job_has_times_of_its_own():
+    place, ticks = Place(), iter(range(100))
+    trainer = InPlaceTrainer(
+        network=place.model,
+        rule=place.rule,
+        storage=place.storage,
+        rate=0.01,
+        group_images=GROUP,
+        dice=Dice(3),
+        clock=lambda: float(next(ticks)),
+    )
+    firings = [SimpleNamespace(scratch=place.memory) for _ in range(2)]
+    trainer.train(firings, [group_of(0), group_of(1)])
+    assert [(f.started, f.finished) for f in firings] == [(0.0, 1.0), (2.0, 3.0)]
