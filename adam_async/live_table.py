@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 INTERVAL_S = 0.25
 """Between two looks at the progress."""
 
+WAITING_SHOWN = 2
+"""So many of those who wait are named in the table."""
+
 
 class LiveTable:
     """Shows one run, from `async with` to its end.
@@ -179,15 +182,15 @@ def why_not_one(report: Report, efficiency: float) -> str:
     """One sentence on where the time went: efficiency is the busy share times the speed while busy."""
     if efficiency > 1:
         return "above 1, so the machine was busier with other things while the kernels ran alone"
-    pushes = [worker.parameters for worker in report.workers if worker.parameters is not None]
-    fetches = [worker.data for worker in report.workers if worker.data is not None]
-    waited_s = sum(push.admission_wait_s for push in pushes)
-    blocked_s = sum(fetch.blocked_s for fetch in fetches)
+    waited_s = sum(waits.admission_wait_s for waits in report.waits)
+    blocked_s = sum(waits.blocked_s for waits in report.waits)
+    clock_s = sum(waits.clock_wait_s for waits in report.waits)
+    others = f", {clock_s:.1f} s for the clocks of others" if clock_s else ""
     share = busy_share(report)
     speed = min(efficiency / share, 1.0) if share else 0.0
     return (
         f"threads computed {share:.0%} of the time (workers waited {waited_s:.1f} s for servers, "
-        f"{blocked_s:.1f} s for images), at {speed:.0%} of that speed, because updates and messages "
+        f"{blocked_s:.1f} s for images{others}), at {speed:.0%} of that speed, because updates and messages "
         f"need the same {report.machine.cores} cores"
     )
 
@@ -210,6 +213,7 @@ def _new_live(stream: TextIO) -> "Live":
 
 def _table(progress: Progress, epochs: int) -> "Table":
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=None, pad_edge=False)
     total = int(progress.data.get("train_images", 0))
@@ -226,7 +230,20 @@ def _table(progress: Progress, epochs: int) -> "Table":
     for name in cells:
         table.add_column(name, justify="right" if name != "phase" else "left")
     table.add_row(*cells.values())
+    table.caption, table.caption_justify = Text(consistency_line(progress)), "left"
     return table
+
+
+def consistency_line(progress: Progress) -> str:
+    """How far replicas may be apart and are, and who waits for whom."""
+    line = f"{progress.consistency}, staleness at most {progress.staleness_max} so far"
+    if progress.consistency != "asp":
+        line += f", slowest clock {_count(progress.clock)}"
+    if progress.waiting_for:
+        more = len(progress.waiting_for) - WAITING_SHOWN
+        line += f"; waiting: {', '.join(progress.waiting_for[:WAITING_SHOWN])}"
+        line += f" and {more} more" if more > 0 else ""
+    return line
 
 
 def _count(number: float) -> str:

@@ -10,13 +10,14 @@ from adam_async.baseline import Baseline
 from adam_async.cluster import LocalCluster
 from adam_async.config import Config
 from adam_async.data_server.datasets import load
-from adam_async.live_table import LiveTable, busy_share, introduction, summary, why_not_one
+from adam_async.live_table import LiveTable, busy_share, consistency_line, introduction, summary, why_not_one
 from adam_async.machine import describe_machine
 from adam_async.model import Network, named_model
 from adam_async.ports import Disk
 from adam_async.progress import Progress
 from adam_async.report import Report, build_report
 from adam_async.run_result import EpochResult, RunResult
+from adam_async.waiting import WaitReport
 
 MODEL = Network(named_model("mnist-adam"))
 DATA = {
@@ -99,17 +100,33 @@ async def test_quiet_leaves_the_last_line_only() -> None:
 async def test_a_terminal_gets_a_table_that_is_gone_at_the_end_and_lines_that_stay() -> None:
     stream = Terminal()
     progress = Progress(data=DATA, model=MODEL, phase="training", epoch=2, images=1600, replicas=4)
+    progress.consistency, progress.clock = "bsp", 100
     async with LiveTable(progress, epochs=3, stream=stream) as table:
         table.on_epoch(EPOCH)
         shown = stream.getvalue()
         table.finish(small_report())
 
     assert CLEAR in shown
-    for cell in ("training", "2/3", "1 600/60 000", "replicas"):
+    for cell in ("training", "2/3", "1 600/60 000", "replicas", "bsp, staleness at most 0", "clock 100"):
         assert cell in shown
     assert "epoch 1/3: loss 0.2500" in shown
     assert "test accuracy 98.76% after 1 epoch" in stream.getvalue()
     assert "\x1b[?25h" in stream.getvalue(), "the cursor is shown again"
+
+
+def test_a_bounded_run_shows_its_mode_the_slowest_clock_and_who_waits_for_whom() -> None:
+    progress = Progress(consistency="ssp:4", clock=1234, staleness_max=17)
+    assert consistency_line(progress) == "ssp:4, staleness at most 17 so far, slowest clock 1 234"
+
+    progress.waiting_for = tuple(f"worker-{n} for replica 3 at clock 1234" for n in range(4))
+
+    assert consistency_line(progress).endswith(
+        "; waiting: worker-0 for replica 3 at clock 1234, worker-1 for replica 3 at clock 1234 and 2 more"
+    )
+
+
+def test_an_asynchronous_run_shows_no_clock() -> None:
+    assert consistency_line(Progress(clock=5)) == "asp, staleness at most 0 so far"
 
 
 async def test_the_table_goes_when_the_run_fails() -> None:
@@ -130,6 +147,22 @@ def test_the_summary_names_events_baseline_and_staleness() -> None:
         in text
     )
     assert "staleness mean 0.00, max 0" in text
+
+
+def test_waits_for_the_clocks_of_others_are_named_where_there_were_some() -> None:
+    waits = WaitReport(
+        worker="worker-0",
+        admission_waits=1,
+        admission_wait_s=1.0,
+        blocked_fetches=1,
+        blocked_s=2.0,
+        clock_waits=1,
+        clock_wait_s=3.0,
+    )
+    text = why_not_one(small_report(waits=[waits]), 0.5)
+
+    assert "(workers waited 1.0 s for servers, 2.0 s for images, 3.0 s for the clocks of others)" in text
+    assert "clocks" not in why_not_one(small_report(), 0.5)
 
 
 def test_an_efficiency_above_one_is_blamed_on_the_machine() -> None:
