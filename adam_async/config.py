@@ -203,8 +203,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def local_steps(self) -> bool:
-        """Whether workers step on their own copy until the next pull. With a pull at every step they do not:
-        the values that follow a push contain it, and arrive before a local step would have paid for itself."""
+        """Whether workers step on their own copy until the next pull.
+
+        With a pull at every step they do not: the values that follow a push contain it, and arrive before a
+        local step would have paid for itself.
+        """
         return self.rule == "sgd" and self.pull_every > 1 and not self.synchronous
 
     def _check_aliased(self) -> None:
