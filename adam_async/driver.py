@@ -20,18 +20,9 @@ from adam_async.config import Config
 from adam_async.controller.client import Membership
 from adam_async.errors import DeadlineExceeded, RoleDied, RunFailed
 from adam_async.evaluator import Evaluator
+from adam_async.inquiries import Inquiries
 from adam_async.machine import process_memory
-from adam_async.messages import (
-    PROFILED,
-    GetProfile,
-    GetStatistics,
-    Profile,
-    Statistics,
-    pack,
-    read_number,
-    read_text_tensor,
-    unpack,
-)
+from adam_async.messages import PROFILED, read_number
 from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.model.network import Network as Model
@@ -44,16 +35,12 @@ from adam_async.schedule import Schedule
 from adam_async.series import Series
 from adam_async.snapshot import pull_snapshot
 from adam_async.timeline import Timeline
-from adam_async.trace_events import Part
 from adam_async.traffic import Traffic
 from dataflow import ComputePool
 from transport import BufferPool, Identity, Network, TransportError
 
 LOOK_S = 1.0
 """How often the driver asks the roles how far they are while it waits for them."""
-
-PROFILE_CHUNK = 50_000
-"""Events of a profile read in one message: about 6 MB."""
 
 NO_RUN = "-"
 """No node is ready for this."""
@@ -106,6 +93,9 @@ class Driver:
         self._waits = config.waits
         self._timeline = timeline
         self._traffic = Traffic(identity.node, timeline=timeline)
+        self._inquiries = Inquiries(
+            network=network, identity=identity, waits=self._waits, traffic=self._traffic
+        )
         self._membership = Membership(
             network=network,
             controller=controller,
@@ -426,15 +416,7 @@ class Driver:
     async def _ask_statistics(self, address: str) -> tuple[str, dict[str, Any]]:
         """What the node at an address counted, by its node id."""
         run = self.map.run
-        body = GetStatistics(run=run.id if run is not None else "")
-        async with self._network.connect(address, self._identity, timeout_s=self._waits.dial_s) as link:
-            self._traffic.watch(link)
-            try:
-                reply = await link.call(pack(body), timeout_s=self._waits.call_s)
-            finally:
-                self._traffic.gone(link)
-            asked = unpack(reply, Statistics)
-            return asked.node, {"role": asked.role, **read_text_tensor(reply, dict[str, Any])}
+        return await self._inquiries.statistics(address, run.id if run is not None else "")
 
     def _addresses(self, *roles: str) -> list[str]:
         return [self.map.nodes[node].address for role in roles for node in self.map.live(role)]
@@ -474,21 +456,9 @@ class Driver:
         timeline.others.clear()
         for address in self._addresses(*PROFILED):
             try:
-                timeline.others += await self._read_profile(address)
+                timeline.others += await self._inquiries.profile(address)
             except TransportError as error:
                 self.note(f"the role at {address} did not say what it noted: {error}")
-
-    async def _read_profile(self, address: str) -> list[Part]:
-        parts: list[Part] = []
-        have, total = 0, 1
-        async with self._network.connect(address, self._identity, timeout_s=self._waits.dial_s) as link:
-            while have < total:
-                ask = pack(GetProfile(start=have, stop=have + PROFILE_CHUNK))
-                reply = await link.call(ask, timeout_s=self._waits.call_s)
-                total = unpack(reply, Profile).total
-                parts.append(read_text_tensor(reply, Part))
-                have += PROFILE_CHUNK
-        return parts
 
     async def _read_progress(self, *, train_s: float | None = None) -> None:
         """Ask the roles how far the epoch is, or with `train_s` how it ended, for live table and report."""

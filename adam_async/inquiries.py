@@ -1,0 +1,61 @@
+"""What a driver asks any role: how it is doing, and what it noted for the profile."""
+
+from typing import Any
+
+from adam_async.config import Waits
+from adam_async.messages import GetProfile, GetStatistics, Profile, Statistics, pack, read_text_tensor, unpack
+from adam_async.trace_events import Part
+from adam_async.traffic import Traffic
+from transport import Identity, Network
+
+PROFILE_CHUNK = 50_000
+"""Events of a profile read in one message: about 6 MB."""
+
+
+class Inquiries:
+    """Asks over a link of its own each time; roles come and go.
+
+    Args:
+        network: How to reach the roles.
+        identity: Who we are; role ``driver``.
+        waits: Deadlines.
+        traffic: Where links that ask for statistics are counted.
+    """
+
+    def __init__(self, *, network: Network, identity: Identity, waits: Waits, traffic: Traffic) -> None:
+        self._network = network
+        self._identity = identity
+        self._waits = waits
+        self._traffic = traffic
+
+    async def statistics(self, address: str, run: str) -> tuple[str, dict[str, Any]]:
+        """The id of the node at an address, and what it counted, with its role.
+
+        Raises:
+            TransportError: It cannot be reached, or did not answer.
+        """
+        async with self._network.connect(address, self._identity, timeout_s=self._waits.dial_s) as link:
+            self._traffic.watch(link)
+            try:
+                reply = await link.call(pack(GetStatistics(run=run)), timeout_s=self._waits.call_s)
+            finally:
+                self._traffic.gone(link)
+            asked = unpack(reply, Statistics)
+            return asked.node, {"role": asked.role, **read_text_tensor(reply, dict[str, Any])}
+
+    async def profile(self, address: str) -> list[Part]:
+        """What the role at an address noted.
+
+        Raises:
+            TransportError: It cannot be reached, or did not answer.
+        """
+        parts: list[Part] = []
+        have, total = 0, 1
+        async with self._network.connect(address, self._identity, timeout_s=self._waits.dial_s) as link:
+            while have < total:
+                ask = pack(GetProfile(start=have, stop=have + PROFILE_CHUNK))
+                reply = await link.call(ask, timeout_s=self._waits.call_s)
+                total = unpack(reply, Profile).total
+                parts.append(read_text_tensor(reply, Part))
+                have += PROFILE_CHUNK
+        return parts
