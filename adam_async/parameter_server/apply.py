@@ -9,6 +9,10 @@ that a block stays in the cache while the result is that of sequential applicati
 The one exception is plain SGD on factors: there the pushes' products add up to one product of the
 stacked factors, and one larger GEMM replaces several.
 
+In bsp the contributions of all replicas to one step are added up in a given order, and the rule is applied
+once to their sum: deltas one after the other, factors as one product of all of them side by side. The bits
+of a sum depend on its contributions and their order, on nothing else.
+
 Nothing that is not finite reaches the values. A delta is scanned before it is added. For factors the
 scan is over the factors; if K * max|x| * max|e| is far from overflow no product can overflow either,
 and only otherwise is the product itself formed and scanned first.
@@ -17,7 +21,7 @@ Letters: K images, I inputs (one row), R rows of the shard.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import inf, isfinite, sqrt
 from typing import Any
@@ -115,6 +119,28 @@ class PushGradients:
         """One gradient per shard of the push."""
         return [gradient for part in self.parts for gradient in part.each()]
 
+    def at(self, rates: Sequence[float]) -> list[Gradient]:
+        """One gradient per shard of the push, each with a rate of its own."""
+        return [replace(each, rate=rate) for each, rate in zip(self.each(), rates, strict=True)]
+
+    def only(self, places: Sequence[int]) -> "PushGradients":
+        """The same push, of the shards at these places only, each in a part of its own."""
+        each = self.each()
+        return PushGradients(tuple(_part_of(each[place]) for place in places))
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether it is known that every shard's gradient is finite, without looking at products."""
+        return all(
+            part.bound <= largest(part.x_IK.dtype) if isinstance(part, FactorPart) else part.finite
+            for part in self.parts
+        )
+
+
+def largest(dtype: np.dtype[Any]) -> float:
+    """Half of the largest number of a type: a sum that is bounded by it cannot overflow in its last bit."""
+    return float(np.finfo(dtype).max) / 2
+
 
 def is_finite(values: NDArray[Any]) -> bool:
     """Whether every value is finite. A finite sum of squares proves it; anything else is looked at."""
@@ -149,7 +175,7 @@ class Applier:
     ) -> None:
         self.rule = rule
         self._dtype = np.dtype(dtype)
-        self._limit = float(np.finfo(self._dtype).max) / 2
+        self._limit = largest(self._dtype)
         self._plain = isinstance(rule, Sgd) and not rule.momentum and not rule.weight_decay
         self._join = join
         self._product = np.empty(max((s.size for s in shards), default=0), self._dtype)
@@ -158,11 +184,23 @@ class Applier:
         self._stacks: dict[str, NDArray[Any]] = {}
 
     @np.errstate(over="ignore", invalid="ignore")
-    def apply_pushes(self, shards: Sequence[Shard], pushes: Sequence[PushGradients]) -> list[Sequence[bool]]:
+    def apply_pushes(
+        self,
+        shards: Sequence[Shard],
+        pushes: Sequence[PushGradients],
+        rates: Sequence[Sequence[float]] | None = None,
+    ) -> list[Sequence[bool]]:
         """Apply whole pushes for the same shards, in order.
+
+        Args:
+            rates: For each push its rate on each shard, where that is not simply its own.
 
         Returns, shard by shard, for each push whether it was finite and applied.
         """
+        if rates is not None:
+            each = [push.at(own) for push, own in zip(pushes, rates, strict=True)]
+            columns = zip(*each, strict=True)
+            return [self.apply(shard, batch) for shard, batch in zip(shards, columns, strict=True)]
         if len(pushes) > 1 and any(push.layout() != pushes[0].layout() for push in pushes):
             each = [push.each() for push in pushes]
             columns = zip(*each, strict=True)
@@ -196,11 +234,11 @@ class Applier:
         """Apply `batch` to `shard` in order. Returns, for each, whether it was finite and applied."""
         if len(batch) == 1:
             (gradient,) = batch
-            if not self._finite(shard, gradient):
+            if not self._finite(shard.spec, gradient):
                 return [False]
             self._apply_one(shard, gradient)
             return [True]
-        finite = [self._finite(shard, gradient) for gradient in batch]
+        finite = [self._finite(shard.spec, gradient) for gradient in batch]
         good = [gradient for gradient, ok in zip(batch, finite, strict=True) if ok]
         joined = self._joined(good)
         if joined is not None:
@@ -209,13 +247,96 @@ class Applier:
             self._apply_in_blocks(shard, good)
         return finite
 
-    def _finite(self, shard: Shard, gradient: Gradient) -> bool:
+    @np.errstate(over="ignore", invalid="ignore")
+    def look_at(self, specs: Sequence[ShardSpec], push: PushGradients) -> list[bool]:
+        """Whether each shard's gradient of a push is finite, before any of it is applied."""
+        if push.is_sure:
+            return [True] * len(specs)
+        return [self._finite(spec, gradient) for spec, gradient in zip(specs, push.each(), strict=True)]
+
+    def _finite(self, spec: ShardSpec, gradient: Gradient) -> bool:
         if isinstance(gradient, Delta):
             return gradient.finite or is_finite(gradient.values)
         if gradient.bound <= self._limit:
             return True
         # The bound is coarse, or was not taken: look at the product itself before adding any of it.
-        return is_finite(self._multiply(shard.spec, gradient, 0, shard.spec.size))
+        return is_finite(self._multiply(spec, gradient, 0, spec.size))
+
+    # --- sums (bsp) --------------------------------------------------------------------------
+
+    @np.errstate(over="ignore", invalid="ignore")
+    def apply_sum(
+        self, shards: Sequence[Shard], pushes: Sequence[PushGradients], *, scale: float, rate: float
+    ) -> list[bool]:
+        """Add up contributions to the same shards in this order, and apply the rule once to `scale` times it.
+
+        Args:
+            pushes: Of finite gradients; their own rates are not looked at.
+
+        Returns, shard by shard, whether the sum was finite and applied.
+        """
+        if any(push.layout() != pushes[0].layout() for push in pushes):
+            pushes = [push.only(range(len(shards))) for push in pushes]
+        done: list[bool] = []
+        for parts in zip(*(push.parts for push in pushes), strict=True):
+            mine = shards[len(done) : len(done) + len(parts[0].sizes)]
+            deltas = [part for part in parts if isinstance(part, DeltaPart)]
+            factors = [part for part in parts if isinstance(part, FactorPart)]
+            if len(deltas) == len(parts):
+                done += self._apply_deltas(mine, deltas, scale, rate)
+            elif len(factors) == len(parts):
+                done += self._apply_factors(mine, factors, scale, rate)
+            else:
+                (shard,) = mine
+                done += self._apply_deltas(mine, [self._as_delta(shard.spec, p) for p in parts], scale, rate)
+        return done
+
+    def _apply_deltas(
+        self, shards: Sequence[Shard], parts: Sequence[DeltaPart], scale: float, rate: float
+    ) -> list[bool]:
+        first, *others = parts
+        flat = first.flat
+        if others or scale != 1.0:
+            flat = self._room("sum", 1, flat.size).reshape(-1)
+            np.copyto(flat, first.flat)
+            for part in others:
+                np.add(flat, part.flat, out=flat)
+            if scale != 1.0:
+                np.multiply(flat, np.asarray(scale, self._dtype), out=flat)
+        whole = DeltaPart(flat, first.sizes, rate, squares(flat) < inf)
+        if self._plain and whole.finite:
+            self._step_all(shards, whole)
+            return [True] * len(shards)
+        return [self.apply(s, [delta])[0] for s, delta in zip(shards, whole.each(), strict=True)]
+
+    def _apply_factors(
+        self, shards: Sequence[Shard], parts: Sequence[FactorPart], scale: float, rate: float
+    ) -> list[bool]:
+        images = sum([part.x_IK.shape[1] for part in parts])
+        x_IK = self._room("sum x", len(parts[0].x_IK), images)
+        errors_RK = self._room("sum errors", len(parts[0].errors_RK), images)
+        at = 0
+        for part in parts:
+            end = at + part.x_IK.shape[1]
+            x_IK[:, at:end] = part.x_IK
+            errors_RK[:, at:end] = part.errors_RK
+            at = end
+        if scale != 1.0:
+            np.multiply(errors_RK, np.asarray(scale, self._dtype), out=errors_RK)
+        bound = sum([part.bound for part in parts]) * max(scale, 1.0)
+        whole = FactorPart(x_IK, errors_RK, parts[0].sizes, rate, bound)
+        return [self.apply(s, [factors])[0] for s, factors in zip(shards, whole.each(), strict=True)]
+
+    def _as_delta(self, spec: ShardSpec, part: DeltaPart | FactorPart) -> DeltaPart:
+        """A contribution of one shard as a delta, where others came as deltas."""
+        if isinstance(part, DeltaPart):
+            return part
+        product = self._multiply(
+            spec, Factors(part.x_IK, part.errors_RK, part.rate, part.bound), 0, spec.size
+        )
+        return DeltaPart(product.copy(), (spec.size,), part.rate, finite=True)
+
+    # --- pieces ------------------------------------------------------------------------------
 
     def _joined(self, batch: Sequence[Gradient]) -> Factors | None:
         """Stack the factors of a batch for one product, where that is the same sum."""
@@ -295,3 +416,11 @@ class Applier:
         with np.errstate(over="ignore", invalid="ignore"):
             np.matmul(errors_RK, gradient.x_IK.T, out=out.reshape(-1, row))
         return out
+
+
+def _part_of(gradient: Gradient) -> DeltaPart | FactorPart:
+    """A gradient of one shard as a part of a push."""
+    if isinstance(gradient, Delta):
+        return DeltaPart(gradient.values, (len(gradient.values),), gradient.rate, gradient.finite)
+    rows = len(gradient.errors_RK)
+    return FactorPart(gradient.x_IK, gradient.errors_RK, (rows,), gradient.rate, gradient.bound)

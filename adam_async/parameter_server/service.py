@@ -12,19 +12,25 @@ from collections.abc import Coroutine, Mapping, Sequence
 from math import inf
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.cluster_map import ClusterMap
-from adam_async.config import Waits
+from adam_async.config import Config, Waits
 from adam_async.dice import Dice
 from adam_async.ids import Replica
 from adam_async.messages import (
     Body,
+    GetRecord,
+    Loaded,
+    LoadShards,
     Pull,
     Push,
+    ReadShards,
     Record,
     Recorded,
+    RecordPart,
     Tick,
     Ticked,
     Values,
@@ -44,27 +50,36 @@ from adam_async.parameter_server.apply import (
     product_bound,
     squares,
 )
-from adam_async.parameter_server.shard import Shard
-from adam_async.parameter_server.state import (
+from adam_async.parameter_server.events import (
     Acknowledge,
     AcknowledgeRecord,
     AcknowledgeTick,
     Applied,
     Apply,
+    ApplySum,
     Effect,
+    EpochBegan,
     PullArrived,
     PushArrived,
+    ReadArrived,
     RecordArrived,
     Refuse,
     ReplicasChanged,
+    SendBehind,
+    SendStates,
     SendValues,
-    ServerState,
+    SumApplied,
     TickArrived,
 )
+from adam_async.parameter_server.order_log import OrderLog
+from adam_async.parameter_server.shard import Shard
+from adam_async.parameter_server.shard_states import load_states, read_states
+from adam_async.parameter_server.state import ServerState
 from adam_async.placement import ShardSpec, ShardTable, shard_table
 from adam_async.role import Role
 from adam_async.shard_storage import ShardStorage, StorageShelf, initial_values
 from adam_async.timeline import Timeline
+from adam_async.timer import Timer
 from transport import BufferPool, Identity, Link, Network, RemoteProtocolError, Request
 
 logger = logging.getLogger(__name__)
@@ -116,52 +131,63 @@ class ParameterServer(Role):
         self._storage: ShardStorage | None = None
         self._draining = False
         self._run = ""
+        self._resumed = False
         self._applier: Applier | None = None
         self._specs: tuple[ShardSpec, ...] = ()
         self._dtype: np.dtype[Any] = np.dtype(np.float32)
         self.state: ServerState | None = None
+        """The run it is on; None before it has taken up one with all its shards."""
+        self._preparing: ServerState | None = None
+        self._lacking: set[int] = set()
+        self._complete = asyncio.Event()
+        self._timer = Timer(self._next_deadline, self._due)
 
     def _tasks(self) -> Mapping[str, Coroutine[Any, Any, None]]:
-        return {"follow": self._follow()}
+        return {"follow": self._follow(), "timer": self._timer.run(), "ready": self._announce()}
 
     # --- the run -----------------------------------------------------------------------------
 
     async def _follow(self) -> None:
-        """Take up each run that places buckets here; follow who is live in it."""
-        live: tuple[int, ...] | None = None
+        """Take up each run that places buckets here; follow who is live in it, and its epochs."""
+        live: dict[Replica, int] | None = None
+        epoch = 0
         async for cluster in self._membership.changes():
             run = cluster.run
             if run is None or self._identity.node not in cluster.buckets:
                 continue
             if run.id != self._run:
                 await self._take_up(cluster)
-                live = None
-                await self._membership.set_node(ready=run.id)
-            if cluster.live_replicas() != live:
-                live = cluster.live_replicas()
-                assert self.state is not None
-                self.state.handle(ReplicasChanged(tuple(Replica(r) for r in live)))
+                live, epoch = None, 0
+            state = self.state or self._preparing
+            assert state is not None
+            now_live = _live_workers(cluster)
+            if now_live != live:
+                live = now_live
+                self._follow_up(state, state.handle(ReplicasChanged(live)))
+            begun = cluster.epoch
+            if begun is not None and begun.run == run.id and begun.number != epoch:
+                epoch = begun.number
+                self._follow_up(state, state.handle(EpochBegan(epoch, begun.first_clock)))
+
+    def _follow_up(self, state: ServerState, effects: Sequence[Effect]) -> None:
+        self._perform(effects)
+        self._drain_soon(state)
 
     async def _take_up(self, cluster: ClusterMap) -> None:
         """Allocate and initialise the shards of the buckets whose primary we are."""
         run = cluster.run
         assert run is not None
-        config = run.config
-        self._dtype = np.dtype(str(config["dtype"]))
+        self.state = None
+        config = msgspec.convert(run.config, Config)
+        self._dtype = np.dtype(config.dtype)
         model = Model(ModelSpec.from_dict(run.spec), dtype=self._dtype, layers=self._layers)
-        table = shard_table(
-            model.parameters, shard_bytes=int(config["shard_bytes"]), item_bytes=self._dtype.itemsize
-        )
-        rule = make_rule(
-            str(config["rule"]),
-            momentum=float(config["momentum"]),
-            weight_decay=float(config["weight_decay"]),
-        )
-        in_place = config["weights"] == "aliased"
+        table = shard_table(model.parameters, shard_bytes=config.shard_bytes, item_bytes=self._dtype.itemsize)
+        rule = make_rule(config.rule, momentum=config.momentum, weight_decay=config.weight_decay)
+        in_place = config.weights == "aliased"
         storage = self._storage = self._shelf.provide(
             run.id, lambda: ShardStorage(model.parameters, rule, self._dtype, in_place=in_place)
         )
-        dice = Dice(int(config["seed"]))
+        dice = Dice(config.seed)
         shards = []
         for spec in _ours(table, cluster.buckets, self._identity.node):
             values = storage.values(spec)
@@ -170,46 +196,129 @@ class ParameterServer(Role):
             await asyncio.sleep(0)
         self._specs = table.shards
         self._applier = Applier(rule, [shard.spec for shard in shards], self._dtype)
-        self.state = ServerState(run=run.id, generation=cluster.generation, shards=shards)
+        self._preparing = ServerState(
+            run=run.id,
+            generation=cluster.generation,
+            shards=shards,
+            clocked=config.slack is not None,
+            group_images=config.images_per_group if config.synchronous else 0,
+            scale_by_staleness=config.scale_by_staleness,
+            log=OrderLog([int(shard.spec.id) for shard in shards]) if config.record else None,
+        )
         self._run = run.id
+        self._resumed = run.resumed is not None
+        self._lacking = {shard.spec.id for shard in shards} if self._resumed else set()
         logger.info("%s holds %d shards of run %s", self._identity.node, len(shards), run.id)
+        self._begin_if_complete()
+
+    def _begin_if_complete(self) -> None:
+        """A run that is resumed begins when the driver has set all our shards; any other at once."""
+        if not self._lacking and self._preparing is not None:
+            self.state, self._preparing = self._preparing, None
+            self._complete.set()
+
+    async def _announce(self) -> None:
+        """Say that we are ready for each run that we have taken up."""
+        while True:
+            await self._complete.wait()
+            self._complete.clear()
+            await self._membership.set_node(ready=self._run)
 
     # --- questions ---------------------------------------------------------------------------
 
     def _answer(self, request: Request, body: Body) -> None:
         state, timeline = self.state, self._timeline
         if state is None:
-            request.fail("not-ready", f"{self._identity.node} has not taken up a run")
+            if isinstance(body, LoadShards):
+                self._load(request, body)
+                return
+            request.fail("not-ready", f"{self._identity.node} {self._what_lacks()}")
             return
         begin = timeline.clock() if timeline is not None else 0.0
         match body:
             case Push():
-                gradients = PushGradients()
+                gradients, finite = PushGradients(), None
                 if body.run == state.run:
                     gradients = read_gradients(body, request.message.tensors, self._specs, self._dtype)
-                effects = state.handle(PushArrived(request, body, gradients))
+                    if state.synchronous:
+                        finite = self._look_at(body, gradients)
+                effects = state.handle(PushArrived(request, body, gradients, finite))
             case Pull():
-                effects = state.handle(PullArrived(request, body))
+                deadline = self._loop.time() + body.wait_s if body.clock else 0.0
+                effects = state.handle(PullArrived(request, body, deadline))
+                self._timer.rearm()
+            case ReadShards():
+                deadline = self._loop.time() + self._waits.answer_s / 2
+                effects = state.handle(ReadArrived(request, body, deadline))
+                self._timer.rearm()
             case Record():
                 effects = state.handle(RecordArrived(request, body))
             case Tick():
                 effects = state.handle(TickArrived(request, body))
+            case LoadShards():
+                effects = []
+                self._load(request, body)
+            case GetRecord():
+                effects = []
+                self._send_record(request, body, state)
             case _:
                 super()._answer(request, body)
                 return
         self._perform(effects)
         if timeline is not None and isinstance(body, Record):
             timeline.recorded(self._identity.node, body, begin)
+        self._drain_soon(state)
+
+    def _what_lacks(self) -> str:
+        if self._preparing is None:
+            return "has not taken up a run"
+        return f"waits for {len(self._lacking)} shards of the resumed run {self._run}"
+
+    def _look_at(self, push: Push, gradients: PushGradients) -> list[bool]:
+        """Look whether what will be held is finite: it is acknowledged before it is applied."""
+        assert self._applier is not None
+        return self._applier.look_at([self._specs[number] for number in push.shards], gradients)
+
+    def _load(self, request: Request, body: LoadShards) -> None:
+        """Set shards of a resumed run; repeated when all are set, it changes nothing."""
+        state = self._preparing or self.state
+        if state is None or (body.run, body.generation) != (state.run, state.generation):
+            request.fail("wrong-run", f"{self._identity.node} is not preparing run {body.run}")
+        elif not self._resumed:
+            request.fail("not-resumed", f"run {body.run} began anew: its shards are not loaded")
+        else:
+            if self._preparing is not None:
+                self._lacking -= load_states(state.shards, body, request.message.tensors)
+                self._begin_if_complete()
+            request.reply(pack(Loaded(left=len(self._lacking))))
+
+    def _send_record(self, request: Request, body: GetRecord, state: ServerState) -> None:
+        if body.run != state.run or state.log is None:
+            request.fail("no-record", f"{self._identity.node} keeps no record of run {body.run}")
+            return
+        log = np.frombuffer(state.log.packed(), np.uint8)
+        request.reply(pack(RecordPart(total=len(log)), [log[body.start : body.stop]]))
+
+    def _next_deadline(self) -> float | None:
+        return self.state.next_deadline() if self.state is not None else None
+
+    def _due(self) -> None:
+        if self.state is not None:
+            self._perform(self.state.give_up(now=self._loop.time()))
+
+    # --- effects -----------------------------------------------------------------------------
+
+    def _drain_soon(self, state: ServerState) -> None:
         if not state.idle and not self._draining:
             self._draining = True
             self._loop.call_soon(self._drain)
 
-    # --- effects -----------------------------------------------------------------------------
-
     def _drain(self) -> None:
         """Apply about a shard's worth of what is queued; come back in the next turn while there is more."""
         state = self.state
-        assert state is not None
+        if state is None:  # another run is being taken up
+            self._draining = False
+            return
         room = TURN_VALUES
         while room > 0:
             batch, effects = state.take_batch()
@@ -217,7 +326,7 @@ class ParameterServer(Role):
             if batch is None:
                 self._draining = False
                 return
-            room -= self._apply(state, batch)
+            room -= self._apply(state, batch) if isinstance(batch, Apply) else self._apply_sum(state, batch)
         self._loop.call_soon(self._drain)
 
     def _apply(self, state: ServerState, batch: Apply) -> int:
@@ -228,17 +337,30 @@ class ParameterServer(Role):
         pushes = batch.pushes
         shards = batch.shards()
         if len(shards) == len(pushes[0].push.shards):
-            finite = applier.apply_pushes(shards, [queued.gradients for queued in pushes])
+            gradients = [queued.gradients for queued in pushes]
         else:
-            each = [queued.gradients.each() for queued in pushes]
-            finite = [
-                applier.apply(shard, [gradients[place] for gradients in each])
-                for place, shard in zip(pushes[0].accepted, shards, strict=True)
-            ]
+            gradients = [queued.gradients.only(queued.accepted) for queued in pushes]
+        finite = applier.apply_pushes(shards, gradients, batch.rates)
         self._perform(state.handle(Applied(batch, finite)))
         covered = sum([len(shard.values) for shard in shards])
         if timeline is not None:
             timeline.applied(self._identity.node, [queued.push for queued in pushes], covered, begin)
+        return covered
+
+    def _apply_sum(self, state: ServerState, batch: ApplySum) -> int:
+        """Apply the sum of a step. Returns how many values it covered."""
+        applier, timeline = self._applier, self._timeline
+        assert applier is not None
+        begin = timeline.clock() if timeline is not None else 0.0
+        gradients = [
+            queued.gradients if len(places) == len(queued.push.shards) else queued.gradients.only(places)
+            for queued, places in zip(batch.pushes, batch.places, strict=True)
+        ]
+        finite = applier.apply_sum(batch.shards, gradients, scale=batch.scale, rate=batch.rate)
+        self._perform(state.handle(SumApplied(batch, finite)))
+        covered = sum([len(shard.values) for shard in batch.shards])
+        if timeline is not None:
+            timeline.applied(self._identity.node, [queued.push for queued in batch.pushes], covered, begin)
         return covered
 
     def _perform(self, effects: Sequence[Effect]) -> None:
@@ -257,9 +379,15 @@ class ParameterServer(Role):
                 case SendValues():
                     body = Values(
                         versions=tuple([shard.version for shard in effect.shards]),
-                        clock=min((shard.slowest_clock() for shard in effect.shards), default=0),
+                        clock=min((shard.applied_clock() for shard in effect.shards), default=0),
                     )
                     effect.request.reply(pack(body, [self._copy(effect.shards)]))
+                case SendBehind():
+                    behind = tuple([int(replica) for replica in effect.behind])
+                    effect.request.reply(pack(Values(versions=(), clock=effect.clock, behind=behind)))
+                case SendStates():
+                    assert self._applier is not None
+                    effect.request.reply(pack(*read_states(effect.shards, self._applier.rule)))
                 case AcknowledgeRecord():
                     effect.request.reply(pack(Recorded()))
                 case AcknowledgeTick():
@@ -279,11 +407,20 @@ class ParameterServer(Role):
         return copy
 
     def statistics(self) -> dict[str, Any]:
-        """Versions, staleness, clocks, refused pushes, and the traffic of each link."""
+        """Versions, staleness, clocks, refused pushes, who waits, and the traffic of each link."""
         return {**(self.state.statistics() if self.state is not None else {}), **super().statistics()}
 
     def __repr__(self) -> str:
         return f"<ParameterServer {self._identity.node} at {self.address} run {self._run or 'none'}>"
+
+
+def _live_workers(cluster: ClusterMap) -> dict[Replica, int]:
+    """The live replicas, and the incarnations of their workers."""
+    return {
+        Replica(node.replica): node.incarnation
+        for node in cluster.nodes.values()
+        if node.role == "worker" and node.live and node.replica >= 0
+    }
 
 
 def _ours(table: ShardTable, buckets: Sequence[str], node: str) -> list[ShardSpec]:

@@ -1,18 +1,20 @@
 """Pure: one shard: its values, its rule state, and everything that travels with it.
 
 Whatever is needed to serve the shard elsewhere lives here and nowhere else: values, rule state,
-version, the dedup table (last push number per session) and the clock table (step of each live
-replica). Replication and storage will move this record as a whole (I2 in the words of the
-reliability rules: dedup state kept apart from the values is how a retry is applied twice).
+version, the dedup table (last push number per session), the clock table (step of each live
+replica) and, in bsp, the contributions that are held. Replication and storage will move this record
+as a whole (I2 in the words of the reliability rules: dedup state kept apart from the values is how a
+retry is applied twice).
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
 from numpy.typing import NDArray
 
 from adam_async.ids import Replica, Version
+from adam_async.parameter_server.barrier import Held
 from adam_async.placement import ShardSpec
 
 Session = tuple[int, int]
@@ -33,20 +35,41 @@ class Shard:
     """Dedup table: number of the last push ordered, per session."""
     clocks: dict[Replica, int] = field(default_factory=dict)
     """Clock table: the step that each live replica has finished, on this shard."""
-    staleness: Counter[int] = field(default_factory=Counter)
-    """How many pushes were applied at each staleness; its total equals `version`."""
+    held: Held | None = None
+    """In bsp: contributions to sums that are not complete."""
+    staleness_of: defaultdict[int, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
+    """By replica: how many of its pushes were applied at each staleness."""
+    loaded: Version = Version(0)  # noqa: RUF009 - a NewType call is the identity
+    """Version that a resumed run began with: what was applied before is counted there."""
     refused: int = 0
-    """Pushes that were not finite. They consumed their number and ticked the clock."""
+    """Pushes that were not finite, or too late for their sum. They consumed their number and ticked."""
     duplicates: int = 0
     """Pushes answered again without being applied."""
+
+    @property
+    def staleness(self) -> Counter[int]:
+        """How many pushes were applied at each staleness, of all replicas together."""
+        total: Counter[int] = Counter()
+        for counts in self.staleness_of.values():
+            total.update(counts)
+        return total
 
     def slowest_clock(self) -> int:
         """The clock of the slowest live replica; 0 when none is known."""
         return min(self.clocks.values(), default=0)
 
+    def applied_clock(self) -> int:
+        """All pushes of live replicas up to this clock are in the values."""
+        return self.slowest_clock() if self.held is None else self.held.clock
+
     def check_invariants(self) -> None:
         """Assert what must hold at any moment between two events."""
-        assert self.staleness.total() == self.version, (self.staleness, self.version)
+        pushes, versions = self.staleness.total(), self.version - self.loaded
+        if self.held is None:
+            assert pushes == versions, (self.staleness, self.version)
+        else:
+            assert pushes >= versions, (self.staleness, self.version)  # a sum of several is one version
+            self.held.check_invariants()
         assert len(self.values) == self.spec.size
         assert self.version >= 0
         assert self.refused >= 0

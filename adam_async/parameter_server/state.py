@@ -6,21 +6,29 @@ Pushes and pulls wait in one queue, in the order in which they came. For each sh
 the server *orders* it if the number is the session's last one + 1, answers again for lower numbers, and
 answers a gap with the number it wants. `take_batch` hands over the push at the head of the queue and
 those right behind it that are for the same shards (opportunistic batching, AD-42); the shell applies
-them and reports `Applied`; a push is acknowledged once it is applied. Between ordering and applying lies
-the place where replication and synchronous sums will *hold* a push; nothing is held yet.
+them and reports `Applied`; a push is acknowledged once it is applied. In bsp an ordered push does not
+queue: it is *held* and acknowledged at once, and what queues is the sum of a step, once it is complete
+(`barrier.py`).
 
 Because there is one queue, a pull contains what its client pushed before it, and a duplicate of a push
-that is still queued is not acknowledged before that push is applied.
+that is still queued is not acknowledged before that push is applied. A tick waits there too, so that a
+clock never says that a push was applied which was not.
+
+A pull may want a *clock*: values in which all pushes of live replicas up to it are applied. It is *parked*
+until they are, or until its deadline. Whom to wait for the server hears from the controllers, perhaps later
+than a worker does: pushes and ticks of an epoch that it has not heard of wait until it has, for with the
+epoch it hears of all replicas that take part. A replica that nobody has named yet, but that ticks already,
+is remembered until it is.
 
 Staleness of a push on a shard is the number of pushes applied since the oldest version that its
 groups read, less the client's own ones that a local step had already put into the copy they read.
 
-Nothing here waits, sends, reads a clock or touches a value; gradients pass through unopened.
+Nothing here waits, sends, reads a clock or touches a value; gradients pass through unopened. Deadlines are
+absolute seconds on the caller's clock.
 """
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, assert_never
 
 from adam_async.ids import Replica, ShardId, Version
@@ -31,154 +39,40 @@ from adam_async.messages import (
     REFUSED,
     Problem,
     Pull,
-    Push,
     Pushed,
+    ReadShards,
     Record,
     Tick,
 )
-from adam_async.parameter_server.apply import PushGradients
+from adam_async.parameter_server.barrier import Contribution, Held
+from adam_async.parameter_server.counts import count_shards
+from adam_async.parameter_server.events import (
+    Acknowledge,
+    AcknowledgeRecord,
+    AcknowledgeTick,
+    Applied,
+    Apply,
+    ApplySum,
+    Effect,
+    EpochBegan,
+    Event,
+    PullArrived,
+    PushArrived,
+    QueuedPull,
+    QueuedPush,
+    QueuedRead,
+    QueuedTick,
+    ReadArrived,
+    RecordArrived,
+    Refuse,
+    ReplicasChanged,
+    Request,
+    SumApplied,
+    TickArrived,
+)
+from adam_async.parameter_server.order_log import JOINED, NOT_APPLIED, SUMMED, OrderLog
+from adam_async.parameter_server.parked import Parked
 from adam_async.parameter_server.shard import Session, Shard
-
-Request = Any
-"""The shell's handle on a question; passed back in the effect that answers it."""
-
-
-# --- events ----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PushArrived:
-    """A push came in."""
-
-    request: Request
-    push: Push
-    gradients: PushGradients
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class RecordArrived:
-    """Steps were applied to the shards' memory by compute threads of this process."""
-
-    request: Request
-    record: Record
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class TickArrived:
-    """A replica ended a step without pushing some shards."""
-
-    request: Request
-    tick: Tick
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PullArrived:
-    """A client wants the values of shards."""
-
-    request: Request
-    pull: Pull
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Applied:
-    """The shell applied a batch; `finite` says, shard by shard, for each push whether it was applied."""
-
-    batch: "Apply"
-    finite: Sequence[Sequence[bool]]
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicasChanged:
-    """The controllers decided which replicas are live."""
-
-    live: tuple[Replica, ...]
-
-
-Event = PushArrived | RecordArrived | TickArrived | PullArrived | Applied | ReplicasChanged
-
-
-# --- effects ---------------------------------------------------------------------------------
-
-
-@dataclass(slots=True, eq=False)
-class QueuedPush:
-    """A push that waits to be applied, or is being applied."""
-
-    request: Request
-    push: Push
-    shards: tuple[Shard | None, ...]
-    """Shard of each place of the push; None where it is not ours."""
-    gradients: PushGradients
-    accepted: Sequence[int]
-    """Places whose number was the next one; the others are in `problems`."""
-    problems: list[Problem]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class QueuedPull:
-    """A pull that waits for the pushes before it."""
-
-    request: Request
-    shards: tuple[Shard, ...]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Apply:
-    """Apply these pushes, shard by shard and per shard in this order, then report `Applied`.
-
-    All of them have the same accepted places and the same shards there.
-    """
-
-    pushes: tuple[QueuedPush, ...]
-
-    def shards(self) -> list[Shard]:
-        """The shards to apply to, one for each accepted place."""
-        first = self.pushes[0]
-        found = [first.shards[place] for place in first.accepted]
-        return [shard for shard in found if shard is not None]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Acknowledge:
-    """Answer a push; with the values of `shards`, if there are any."""
-
-    request: Request
-    body: Pushed
-    shards: tuple[Shard, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class AcknowledgeRecord:
-    """Answer a record."""
-
-    request: Request
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class AcknowledgeTick:
-    """Answer a tick."""
-
-    request: Request
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SendValues:
-    """Answer a pull with a copy of these shards as they are now."""
-
-    request: Request
-    shards: tuple[Shard, ...]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Refuse:
-    """Answer with an error: code and a sentence."""
-
-    request: Request
-    code: str
-    text: str
-
-
-Effect = Acknowledge | AcknowledgeRecord | AcknowledgeTick | SendValues | Refuse
 
 MAX_BATCH = 32
 """Pushes applied together at most, so that the first of them is not acknowledged too late."""
@@ -191,16 +85,43 @@ class ServerState:
         run: Id of the run.
         generation: Version of the bucket assignment that made this server a primary.
         shards: The shards whose primary this server is.
+        clocked: Whether workers wait for one another (ssp, bsp), so that answers to pushes carry a clock.
+        group_images: In bsp, where pushes are added up: the images of a whole group. 0 in other modes.
+        scale_by_staleness: Whether a push's rate is divided by 1 + its staleness.
+        log: Where the order of what is applied is noted.
     """
 
-    def __init__(self, *, run: str, generation: int, shards: Iterable[Shard]) -> None:
+    def __init__(
+        self,
+        *,
+        run: str,
+        generation: int,
+        shards: Iterable[Shard],
+        clocked: bool = False,
+        group_images: int = 0,
+        scale_by_staleness: bool = False,
+        log: OrderLog | None = None,
+    ) -> None:
         self.run = run
         self.generation = generation
         self.shards: Mapping[ShardId, Shard] = {shard.spec.id: shard for shard in shards}
-        self._queue: deque[QueuedPush | QueuedPull] = deque()
-        self._live: tuple[Replica, ...] = ()
+        self._clocked = clocked
+        self._group_images = group_images
+        self._scales = scale_by_staleness
+        self.log = log
+        self._queue: deque[QueuedPush | QueuedPull | QueuedRead | QueuedTick | ApplySum] = deque()
+        self._parked = Parked()
+        self._gated: list[PushArrived | TickArrived] = []
+        self._epoch = 0
+        self._first_clock = 0
+        self._live: Mapping[Replica, int] = {}
+        self._known: Mapping[Replica, int] = {}
+        self._early: dict[tuple[Replica, int], dict[ShardId, int]] = {}
         self.batches = 0
         self.batched_pushes = 0
+        if group_images:
+            for shard in self.shards.values():
+                shard.held = Held(reached=shard.slowest_clock())
 
     def handle(self, event: Event) -> list[Effect]:
         """Take one event; return what is to be done about it now."""
@@ -211,38 +132,71 @@ class ServerState:
                 return self._pull(event)
             case Applied():
                 return self._applied(event)
+            case SumApplied():
+                return self._sum_applied(event)
             case RecordArrived():
                 return self._record(event)
             case TickArrived():
                 return self._tick(event)
+            case ReadArrived():
+                return self._read(event)
             case ReplicasChanged():
                 return self._replicas_changed(event)
+            case EpochBegan():
+                return self._epoch_began(event)
         assert_never(event)
 
-    def take_batch(self) -> tuple[Apply | None, list[Effect]]:
-        """Take the head of the queue: a batch to apply, and what can be answered without it."""
+    def take_batch(self) -> tuple[Apply | ApplySum | None, list[Effect]]:
+        """Take the head of the queue: a batch or a sum to apply, and what can be answered without it."""
         queue = self._queue
         effects: list[Effect] = []
         while queue:
             head = queue.popleft()
-            if isinstance(head, QueuedPull):
-                effects.append(SendValues(head.request, head.shards))
-            elif not head.accepted:
+            if isinstance(head, QueuedPush):
+                if head.accepted:
+                    return self._batch(head), effects
                 effects.append(self._acknowledgement(head))
-            else:
-                pushes = [head]
-                while queue and len(pushes) < MAX_BATCH and _joins(queue[0], head):
-                    follower = queue.popleft()
-                    assert isinstance(follower, QueuedPush)
-                    pushes.append(follower)
+            elif isinstance(head, ApplySum):
                 self.batches += 1
-                self.batched_pushes += len(pushes)
-                return Apply(tuple(pushes)), effects
+                self.batched_pushes += len(head.pushes)
+                return head, effects
+            elif isinstance(head, QueuedTick):
+                effects += self._ticked(head.request, head.tick)
+            else:
+                effects += self._parked.take(head)
         return None, effects
+
+    def _batch(self, head: QueuedPush) -> Apply:
+        queue, pushes = self._queue, [head]
+        while queue and len(pushes) < MAX_BATCH:
+            follower = queue[0]
+            if not isinstance(follower, QueuedPush) or not self._joins(follower, head):
+                break
+            queue.popleft()
+            pushes.append(follower)
+        self.batches += 1
+        self.batched_pushes += len(pushes)
+        return Apply(tuple(pushes), _scaled_rates(pushes) if self._scales else None)
+
+    def _joins(self, follower: QueuedPush, head: QueuedPush) -> bool:
+        """Whether a push may be applied in one batch with `head`.
+
+        Where staleness decides about rates, each push has to know which of those before it are applied.
+        """
+        return (
+            follower.push.shards == head.push.shards
+            and follower.accepted == head.accepted
+            and not (self._scales and not (head.gradients.is_sure and follower.gradients.is_sure))
+        )
+
+    @property
+    def synchronous(self) -> bool:
+        """Whether pushes are held and added up, so that they have to be looked at when they come."""
+        return self._group_images > 0
 
     @property
     def idle(self) -> bool:
-        """Whether nothing waits."""
+        """Whether there is nothing to apply, and nothing waits for it."""
         return not self._queue
 
     # --- order -------------------------------------------------------------------------------
@@ -251,6 +205,9 @@ class ServerState:
         push = event.push
         if push.run != self.run:
             return [Refuse(event.request, "wrong-run", f"this server is on run {self.run}, not {push.run}")]
+        if push.epoch > self._epoch or self._gated:
+            self._gated.append(event)
+            return []
         session: Session = (push.session, push.incarnation)
         ours = self.shards if push.generation == self.generation else {}
         shards = tuple([ours.get(ShardId(number)) for number in push.shards])
@@ -270,10 +227,75 @@ class ServerState:
             else:
                 problems.append(Problem(place, GAP, last + 1))
         queued = QueuedPush(event.request, push, shards, event.gradients, accepted, problems)
+        if self._group_images:
+            assert event.finite is not None
+            return self._hold(queued, event.finite)
         if not accepted and not self._queue:
             return [self._acknowledgement(queued)]
         self._queue.append(queued)
         return []
+
+    # --- hold (bsp) --------------------------------------------------------------------------
+
+    def _hold(self, queued: QueuedPush, finite: Sequence[bool]) -> list[Effect]:
+        push = queued.push
+        replica = Replica(push.replica)
+        shards: list[Shard] = []
+        for place in queued.accepted:
+            shard = queued.shards[place]
+            assert shard is not None
+            assert shard.held is not None
+            shards.append(shard)
+            contribution = Contribution(replica, queued, place)
+            if not (finite[place] and shard.held.contribute(push.clock, contribution)):
+                shard.refused += 1
+                queued.problems.append(Problem(place, REFUSED))
+                self._note(shard, queued, SUMMED | NOT_APPLIED)
+        effects: list[Effect] = [self._acknowledgement(queued)]
+        self._advance(shards, replica, push.incarnation, push.clock)
+        self._reach(shards)
+        return effects + self._parked.answer()
+
+    def _reach(self, shards: Iterable[Shard]) -> None:
+        """Queue the sums that wait for nobody any more; shards of the same pushes are summed together."""
+        if not self._live:
+            return
+        due: dict[tuple[int, ...], tuple[int, list[Contribution], list[tuple[Shard, list[int]]]]] = {}
+        for shard in shards:
+            if shard.held is None:
+                continue
+            for clock, contributions in shard.held.reach(shard.slowest_clock()):
+                key = (clock, *(id(each.push) for each in contributions))
+                _, _, members = due.setdefault(key, (clock, contributions, []))
+                members.append((shard, [each.place for each in contributions]))
+        for clock, contributions, members in sorted(due.values(), key=lambda each: each[0]):
+            pushes = tuple(each.push for each in contributions)
+            self._queue.append(
+                ApplySum(
+                    clock=clock,
+                    shards=tuple(shard for shard, _ in members),
+                    pushes=pushes,
+                    places=tuple(zip(*(places for _, places in members), strict=True)),
+                    scale=self._group_images / sum(queued.push.images for queued in pushes),
+                )
+            )
+
+    def _sum_applied(self, event: SumApplied) -> list[Effect]:
+        done = event.sum
+        for at, (shard, finite) in enumerate(zip(done.shards, event.finite, strict=True)):
+            assert shard.held is not None
+            shard.held.applied(done.clock)
+            for number, (queued, places) in enumerate(zip(done.pushes, done.places, strict=True)):
+                push, place = queued.push, places[at]
+                if finite:
+                    since = shard.version - push.versions[place] - push.own[place]
+                    shard.staleness_of[push.replica][max(since, 0)] += 1
+                else:
+                    shard.refused += 1
+                flags = SUMMED | (JOINED if number else 0) | (0 if finite else NOT_APPLIED)
+                self._note(shard, queued, flags)
+            shard.version = Version(shard.version + finite)
+        return self._parked.answer()
 
     # --- acknowledge -------------------------------------------------------------------------
 
@@ -282,25 +304,39 @@ class ServerState:
         shards = event.batch.shards()
         for place, shard, finite in zip(pushes[0].accepted, shards, event.finite, strict=True):
             for queued, ok in zip(pushes, finite, strict=True):
-                push = queued.push
                 if ok:
+                    push = queued.push
                     since = shard.version - push.versions[place] - push.own[place]
-                    shard.staleness[since if since > 0 else 0] += 1
+                    shard.staleness_of[push.replica][since if since > 0 else 0] += 1
                     shard.version = Version(shard.version + 1)
                 else:
                     shard.refused += 1
                     queued.problems.append(Problem(place, REFUSED))
-                self._advance(shard, Replica(push.replica), push.clock)
-        return [self._acknowledgement(queued) for queued in pushes]
+        for queued in pushes:
+            push = queued.push
+            self._advance(shards, Replica(push.replica), push.incarnation, push.clock)
+        if self.log is not None:
+            for shard, finite in zip(shards, event.finite, strict=True):
+                for number, (queued, ok) in enumerate(zip(pushes, finite, strict=True)):
+                    self._note(shard, queued, (JOINED if number else 0) | (0 if ok else NOT_APPLIED))
+        effects: list[Effect] = [self._acknowledgement(queued) for queued in pushes]
+        return effects + self._parked.answer() if self._parked else effects
 
-    @staticmethod
-    def _acknowledgement(queued: QueuedPush) -> Acknowledge:
+    def _note(self, shard: Shard, queued: QueuedPush, flags: int) -> None:
+        if self.log is not None:
+            push = queued.push
+            life = self.log.life(push.replica, push.session, push.incarnation)
+            self.log.note(shard.spec.id, push.clock, life, flags)
+
+    def _acknowledgement(self, queued: QueuedPush) -> Acknowledge:
         """Answer as things stand now; values go along only if nothing of the push is open."""
         versions = tuple([0 if shard is None else shard.version for shard in queued.shards])
-        body = Pushed(versions=versions, problems=tuple(queued.problems))
+        problems = tuple(queued.problems)
         if not queued.push.pull or any(p.status in (GAP, NOT_PRIMARY) for p in queued.problems):
-            return Acknowledge(queued.request, body)
+            return Acknowledge(queued.request, Pushed(versions=versions, problems=problems))
         shards = tuple([shard for shard in queued.shards if shard is not None])
+        clock = min([shard.applied_clock() for shard in shards], default=0) if self._clocked else 0
+        body = Pushed(versions=versions, problems=problems, clock=clock)
         return Acknowledge(queued.request, body, shards)
 
     # --- records of steps applied in place ---------------------------------------------------
@@ -330,52 +366,116 @@ class ServerState:
                     shard.refused += 1
                 else:
                     shard.version = Version(shard.version + 1)
-                    shard.staleness[step.staleness] += 1
-            self._advance(shard, Replica(record.replica), clock)
+                    shard.staleness_of[record.replica][step.staleness] += 1
+        self._advance(ours, Replica(record.replica), record.incarnation, clock)
         return [AcknowledgeRecord(event.request)]
 
     # --- clocks ------------------------------------------------------------------------------
 
-    def _advance(self, shard: Shard, replica: Replica, clock: int) -> None:
-        if replica in self._live or not self._live:
-            shard.clocks[replica] = max(shard.clocks.get(replica, 0), clock)
+    def _advance(self, shards: Sequence[Shard], replica: Replica, incarnation: int, clock: int) -> None:
+        if self._live.get(replica) == incarnation or not self._live:
+            for shard in shards:
+                clocks = shard.clocks
+                if clocks.get(replica, 0) < clock:
+                    clocks[replica] = clock
+        elif self._clocked:
+            early = self._early.setdefault((replica, incarnation), {})
+            for shard in shards:
+                early[shard.spec.id] = max(early.get(shard.spec.id, 0), clock)
 
     def _tick(self, event: TickArrived) -> list[Effect]:
         tick = event.tick
         if tick.run != self.run or tick.generation != self.generation:
             return [self._wrong_run(event.request, tick)]
-        for number in tick.shards:
+        if tick.epoch > self._epoch or self._gated:
+            self._gated.append(event)
+            return []
+        if tick.numbers and len(tick.numbers) != len(tick.shards):
+            return [Refuse(event.request, "malformed", "shards and numbers of a Tick differ in length")]
+        session: Session = (tick.session, tick.incarnation)
+        for number, last in zip(tick.shards, tick.numbers, strict=False):
             shard = self.shards.get(ShardId(number))
-            if shard is not None:
-                self._advance(shard, Replica(tick.replica), tick.clock)
-        return [AcknowledgeTick(event.request)]
+            if shard is not None and shard.last_number.get(session, 0) < last:
+                text = f"push {last} on shard {number} has not come, and a tick behind it cannot count"
+                return [Refuse(event.request, "gap", text)]
+        if self._queue and not self._group_images:
+            self._queue.append(QueuedTick(event.request, tick))
+            return []
+        return self._ticked(event.request, tick)
+
+    def _ticked(self, request: Request, tick: Tick) -> list[Effect]:
+        found = [self.shards.get(ShardId(number)) for number in tick.shards]
+        shards = [shard for shard in found if shard is not None]
+        self._advance(shards, Replica(tick.replica), tick.incarnation, tick.clock)
+        self._reach(shards)
+        return [AcknowledgeTick(request), *self._parked.answer()]
 
     def _replicas_changed(self, event: ReplicasChanged) -> list[Effect]:
-        self._live = event.live
-        if not event.live:
-            return []  # the table stays, for whoever joins next starts where the last ones were
-        for shard in self.shards.values():
-            staying = [shard.clocks[replica] for replica in event.live if replica in shard.clocks]
-            slowest = min(staying or shard.clocks.values(), default=0)
-            shard.clocks = {replica: shard.clocks.get(replica, slowest) for replica in event.live}
-        return []
+        self._live = live = dict(event.live)
+        if not live:
+            return []  # the tables stay, for whoever joins next starts where the last ones were
+        reborn = {replica for replica, life in live.items() if self._known.get(replica, life) != life}
+        self._known = live
+        early = {replica: self._early.pop((replica, life), {}) for replica, life in live.items()}
+        self._early = {key: clocks for key, clocks in self._early.items() if key[0] not in live}
+        for number, shard in self.shards.items():
+            staying = {r: c for r, c in shard.clocks.items() if r in live and r not in reborn}
+            slowest = min((staying or shard.clocks).values(), default=self._first_clock)
+            shard.clocks = {r: max(staying.get(r, slowest), early[r].get(number, 0)) for r in live}
+        self._reach(self.shards.values())
+        return self._parked.answer()
 
-    # --- pulls -------------------------------------------------------------------------------
+    def _epoch_began(self, event: EpochBegan) -> list[Effect]:
+        """All groups of the epoch before are trained and acknowledged: no clock is behind any more."""
+        self._epoch, self._first_clock = event.number, event.first_clock
+        for shard in self.shards.values():
+            for replica, clock in shard.clocks.items():
+                shard.clocks[replica] = max(clock, event.first_clock)
+        self._reach(self.shards.values())
+        gated, self._gated = self._gated, []
+        effects = [effect for waiting in gated for effect in self.handle(waiting)]
+        return effects + self._parked.answer()
+
+    # --- pulls and readings ------------------------------------------------------------------
 
     def _pull(self, event: PullArrived) -> list[Effect]:
         pull = event.pull
-        if pull.run != self.run or pull.generation != self.generation:
-            return [self._wrong_run(event.request, pull)]
-        unknown = [number for number in pull.shards if ShardId(number) not in self.shards]
-        if unknown:
-            return [Refuse(event.request, "not-primary", f"not the primary of shards {unknown[:8]}")]
-        shards = tuple([self.shards[ShardId(number)] for number in pull.shards])
+        shards = self._asked_for(event.request, pull)
+        if isinstance(shards, Refuse):
+            return [shards]
+        queued = QueuedPull(event.request, shards, pull.clock, event.deadline)
         if not self._queue:
-            return [SendValues(event.request, shards)]
-        self._queue.append(QueuedPull(event.request, shards))
+            return self._parked.take(queued)
+        self._queue.append(queued)
         return []
 
-    def _wrong_run(self, request: Request, asked: Record | Tick | Pull) -> Refuse:
+    def _read(self, event: ReadArrived) -> list[Effect]:
+        shards = self._asked_for(event.request, event.read)
+        if isinstance(shards, Refuse):
+            return [shards]
+        queued = QueuedRead(event.request, shards, event.deadline)
+        if not self._queue:
+            return self._parked.take(queued)
+        self._queue.append(queued)
+        return []
+
+    def _asked_for(self, request: Request, asked: Pull | ReadShards) -> tuple[Shard, ...] | Refuse:
+        if asked.run != self.run or asked.generation != self.generation:
+            return self._wrong_run(request, asked)
+        unknown = [number for number in asked.shards if ShardId(number) not in self.shards]
+        if unknown:
+            return Refuse(request, "not-primary", f"not the primary of shards {unknown[:8]}")
+        return tuple([self.shards[ShardId(number)] for number in asked.shards])
+
+    def give_up(self, *, now: float) -> list[Effect]:
+        """Answer what is parked and whose time is up, without what it wants."""
+        return self._parked.give_up(now)
+
+    def next_deadline(self) -> float | None:
+        """When `give_up` may next have something to answer; None while nothing is parked."""
+        return self._parked.next_deadline()
+
+    def _wrong_run(self, request: Request, asked: Record | Tick | Pull | ReadShards) -> Refuse:
         here = f"{self.run} generation {self.generation}"
         there = f"{asked.run} generation {asked.generation}"
         return Refuse(request, "wrong-run", f"this server is on run {here}, not {there}")
@@ -392,27 +492,25 @@ class ServerState:
                 assert len(queued.accepted) + len(queued.problems) == len(queued.push.shards)
 
     def statistics(self) -> dict[str, Any]:
-        """What the report says of this server: versions, staleness, clocks, refused, duplicates."""
-        histogram: dict[int, int] = {}
-        for shard in self.shards.values():
-            for staleness, count in shard.staleness.items():
-                histogram[staleness] = histogram.get(staleness, 0) + count
+        """What the report says of this server: what its shards counted, who waits, and for whom."""
         return {
-            "shards": len(self.shards),
-            "versions": {str(n): int(s.version) for n, s in self.shards.items()},
-            "staleness": {str(k): v for k, v in sorted(histogram.items())},
-            "clocks": {str(n): {str(r): c for r, c in s.clocks.items()} for n, s in self.shards.items()},
-            "refused": sum(shard.refused for shard in self.shards.values()),
-            "duplicates": sum(shard.duplicates for shard in self.shards.values()),
+            **count_shards(self.shards.values()),
+            "parked": len(self._parked),
+            "waiting_for": [int(replica) for replica in self._parked.waiting_for()],
             "batches": self.batches,
             "batched_pushes": self.batched_pushes,
         }
 
 
-def _joins(queued: QueuedPush | QueuedPull, head: QueuedPush) -> bool:
-    """Whether a queue entry may be applied in one batch with `head`."""
-    return (
-        isinstance(queued, QueuedPush)
-        and queued.push.shards == head.push.shards
-        and queued.accepted == head.accepted
-    )
+def _scaled_rates(pushes: Sequence[QueuedPush]) -> tuple[tuple[float, ...], ...]:
+    """For each push its rate on each accepted place, divided by 1 + the staleness that it will have there."""
+    rates = []
+    for before, queued in enumerate(pushes):
+        push, mine = queued.push, []
+        for place in queued.accepted:
+            shard = queued.shards[place]
+            assert shard is not None
+            since = shard.version + before - push.versions[place] - push.own[place]
+            mine.append(push.rate / (1 + max(since, 0)))
+        rates.append(tuple(mine))
+    return tuple(rates)

@@ -21,9 +21,7 @@ from adam_async.messages import (
     Tick,
 )
 from adam_async.parameter_server.apply import PushGradients
-from adam_async.parameter_server.shard import Shard
-from adam_async.parameter_server.state import (
-    MAX_BATCH,
+from adam_async.parameter_server.events import (
     Acknowledge,
     AcknowledgeRecord,
     AcknowledgeTick,
@@ -34,12 +32,18 @@ from adam_async.parameter_server.state import (
     Refuse,
     ReplicasChanged,
     SendValues,
-    ServerState,
     TickArrived,
 )
+from adam_async.parameter_server.shard import Shard
+from adam_async.parameter_server.state import MAX_BATCH, ServerState
 from adam_async.placement import ShardSpec
 
 ZERO, ONE, TWO = Replica(0), Replica(1), Replica(2)
+
+
+def lives(*replicas, **incarnations):
+    """Who is live, each in incarnation 1 unless told otherwise."""
+    return ReplicasChanged({replica: incarnations.get(f"of_{replica}", 1) for replica in replicas})
 
 
 def shard_of(number):
@@ -71,7 +75,7 @@ class Server:
     def __init__(self, shards=(0, 1), live=(ZERO,)):
         self.state = ServerState(run="run", generation=1, shards=[shard_of(number) for number in shards])
         if live is not None:
-            self.tell(ReplicasChanged(live))
+            self.tell(lives(*live))
 
     def tell(self, event):
         effects = self.state.handle(event)
@@ -319,7 +323,7 @@ def test_clocks_advance_with_pushes_and_ticks_and_never_go_back():
 def test_a_lost_replica_leaves_the_minimum_and_moves_no_clock_any_more():
     server = Server(live=(ZERO, ONE))
     server.tick("t", (0,), 7)
-    server.tell(ReplicasChanged((ZERO,)))
+    server.tell(lives(ZERO))
     assert server.shard().slowest_clock() == 7
     server.tick("late", (0,), 3, replica=1)
     assert server.shard().clocks == {ZERO: 7}
@@ -329,10 +333,10 @@ def test_a_joining_replica_starts_at_the_slowest_clock_of_those_who_stay():
     server = Server(live=(ZERO, ONE))
     server.tick("t", (0,), 10)
     server.tick("t", (0,), 4, replica=1)
-    server.tell(ReplicasChanged((ZERO, ONE, TWO)))
+    server.tell(lives(ZERO, ONE, TWO))
     assert server.shard().clocks[TWO] == 4
-    server.tell(ReplicasChanged((ZERO,)))
-    server.tell(ReplicasChanged((ZERO, ONE)))
+    server.tell(lives(ZERO))
+    server.tell(lives(ZERO, ONE))
     assert server.shard().clocks == {ZERO: 10, ONE: 10}
 
 
@@ -340,8 +344,8 @@ def test_who_joins_when_nobody_is_left_starts_where_the_last_ones_were():
     server = Server(live=(ZERO, ONE))
     server.tick("t", (0,), 10)
     server.tick("t", (0,), 8, replica=1)
-    server.tell(ReplicasChanged(()))
-    server.tell(ReplicasChanged((TWO,)))
+    server.tell(lives())
+    server.tell(lives(TWO))
     assert server.shard().clocks == {TWO: 8}
 
 
@@ -404,9 +408,12 @@ def test_records_of_other_sessions_and_lives_have_numbers_of_their_own():
     server = Server(live=(ZERO, ONE))
     server.record("a", 1, [(1, 0)])
     server.record("b", 1, [(1, 1)], session=2, replica=1)
-    server.record("c", 1, [(2, 2)], incarnation=2)
+    server.record("c", 1, [(2, 2)], incarnation=2)  # a life that the controllers have not named yet
     assert counted(server) == (3, {(1, 1): 1, (2, 1): 1, (1, 2): 1}, {0: 1, 1: 1, 2: 1}, 0, 0)
-    assert server.shard().clocks == {ZERO: 2, ONE: 1}
+    assert server.shard().clocks == {ZERO: 1, ONE: 1}
+    server.tell(lives(ZERO, ONE, of_0=2))
+    server.record("d", 2, [(3, 0)], incarnation=2)
+    assert server.shard().clocks == {ZERO: 3, ONE: 1}
 
 
 def test_a_refused_step_consumes_its_number_and_ticks_but_is_no_version_of_that_shard():
@@ -423,7 +430,7 @@ def test_a_refused_step_consumes_its_number_and_ticks_but_is_no_version_of_that_
 
 def test_the_record_of_a_replica_that_was_given_up_moves_no_clock():
     server = Server(live=(ZERO, ONE))
-    server.tell(ReplicasChanged((ZERO,)))
+    server.tell(lives(ZERO))
     server.record("late", 1, [(9, 0)], replica=1)
     assert server.shard().clocks == {ZERO: 0}
     assert server.shard().version == 1

@@ -1,0 +1,87 @@
+"""Pure: shards with all that travels with them, as one message: written from a server, set in another.
+
+Beside `ShardState` travel, for each shard, its values (flat) and the rule's arrays: the elementwise ones, as
+long as the values, then those of one number per shard. Whoever reads gets copies.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adam_async.ids import Replica, ShardId, Version
+from adam_async.messages import LoadShards, ShardState, ShardStates, check_tensor
+from adam_async.model.rules import Rule
+from adam_async.parameter_server.shard import Shard
+from transport import RemoteProtocolError
+
+
+def read_states(shards: Sequence[Shard], rule: Rule) -> tuple[ShardStates, list[NDArray[Any]]]:
+    """Copy shards, with the arrays that their rule keeps."""
+    names = (*rule.state_names, *rule.scalar_names)
+    tensors = [
+        array.copy() for shard in shards for array in (shard.values, *(shard.rule_state[n] for n in names))
+    ]
+    states = tuple(
+        ShardState(
+            shard=shard.spec.id,
+            version=shard.version,
+            clocks={str(replica): clock for replica, clock in shard.clocks.items()},
+            numbers=tuple((*session, number) for session, number in shard.last_number.items()),
+        )
+        for shard in shards
+    )
+    return ShardStates(states=states, arrays=names), tensors
+
+
+def load_states(
+    shards: Mapping[ShardId, Shard], body: LoadShards, tensors: Sequence[NDArray[Any]]
+) -> set[ShardId]:
+    """Set shards as a message says; all of it, or nothing if anything of it does not fit.
+
+    Args:
+        shards: The shards of this server. Their rule says which arrays must come.
+
+    Returns the numbers of the shards set.
+
+    Raises:
+        RemoteProtocolError: A shard is not ours, or an array is missing or of another shape or type.
+    """
+    arrays = len(body.arrays) + 1
+    if len(tensors) != arrays * len(body.states):
+        raise RemoteProtocolError(
+            "tensors",
+            f"{len(body.states)} shards of {arrays} arrays each need {arrays * len(body.states)} tensors, "
+            f"not {len(tensors)}",
+        )
+    copies: list[tuple[NDArray[Any], NDArray[Any]]] = []
+    for at, state in enumerate(body.states):
+        shard = shards.get(ShardId(state.shard))
+        if shard is None:
+            raise RemoteProtocolError("shards", f"shard {state.shard} is not held here")
+        if set(body.arrays) != set(shard.rule_state):
+            raise RemoteProtocolError(
+                "arrays", f"this run's rule keeps {sorted(shard.rule_state)}, not {sorted(body.arrays)}"
+            )
+        mine = [shard.values, *(shard.rule_state[name] for name in body.arrays)]
+        for name, target, source in zip(
+            ("values", *body.arrays), mine, tensors[at * arrays : (at + 1) * arrays], strict=True
+        ):
+            check_tensor(source, f"{name} of shard {state.shard}", target.shape, target.dtype)
+            copies.append((target, source))
+    for target, source in copies:
+        np.copyto(target, source)
+    return {_set(shards[ShardId(state.shard)], state) for state in body.states}
+
+
+def _set(shard: Shard, state: ShardState) -> ShardId:
+    shard.version = shard.loaded = Version(state.version)
+    shard.last_number = {(session, life): number for session, life, number in state.numbers}
+    loaded = {Replica(int(replica)): clock for replica, clock in state.clocks.items()}
+    slowest = min(loaded.values(), default=0)
+    # Replicas that are known to be live take the place of those that were.
+    shard.clocks = {r: loaded.get(r, slowest) for r in shard.clocks} if shard.clocks else loaded
+    if shard.held is not None:
+        shard.held.reached = slowest
+    return shard.spec.id
