@@ -97,6 +97,24 @@ def evaluate(model: Path, *, data: str = "auto", threads: int = 0, loop: LoopNam
 
 
 @app.command
+def report(*files: Path, plot: Path | None = None, loop: LoopName = "uvloop") -> int:
+    """Show reports that `train --report` wrote side by side, and draw them over one another.
+
+    Parameters
+    ----------
+    files
+        The reports.
+    plot
+        Draw accuracy, loss, rate, staleness, bytes and waits over time into this PNG; needs extra `plot`.
+    loop
+        The event loop.
+    """
+    from adam_async.cli_report import run_report
+
+    return _run(lambda terminal: run_report(files, plot, terminal), loop=loop, verbose=False)
+
+
+@app.command
 def doctor(*, model: str = "mnist-adam", images_per_group: int = 16, loop: LoopName = "uvloop") -> int:
     """Look at this machine: what a run needs, what is slower without something, what is broken.
 

@@ -115,6 +115,13 @@ def test_a_role_is_told_where_its_controller_is() -> None:
     assert arguments["options"] == MemberOptions(controller="tcp://10.0.0.1:7070")
 
 
+def test_reports_are_named_one_after_the_other() -> None:
+    command, arguments = parsed("report", "a.json", "b.json", "--plot", "runs.png")
+
+    assert command == "report"
+    assert (arguments["files"], arguments["plot"]) == ((Path("a.json"), Path("b.json")), Path("runs.png"))
+
+
 @pytest.mark.parametrize(
     ("words", "claim"),
     [

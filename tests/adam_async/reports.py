@@ -1,0 +1,33 @@
+"""What tests of reports share: the report of a real run, a short one."""
+
+import io
+from typing import Any
+
+from adam_async.cluster import LocalCluster
+from adam_async.config import Config
+from adam_async.machine import describe_machine
+from adam_async.report import Report, build_report
+from tests.adam_async.runs import tiny_dataset
+
+
+def read_fonts() -> None:
+    """Let matplotlib open the files of its fonts: it keeps them open, for good."""
+    from matplotlib.figure import Figure
+
+    figure = Figure()
+    figure.text(0, 0, "1")
+    figure.savefig(io.BytesIO())
+
+
+async def real_report(**options: Any) -> Report:
+    """Train a little, and report it."""
+    asked = Config(model="digits", threads=1, images_per_group=4, **options)
+    async with LocalCluster(asked, dataset=tiny_dataset()) as cluster:
+        return build_report(
+            await cluster.train(),
+            config=cluster.driver.config,
+            command=["adam-async", "train"],
+            machine=describe_machine(loop="asyncio"),
+            baseline=None,
+            asked=asked,
+        )
