@@ -15,7 +15,7 @@ servers than it did in the run. A version of a shard is kept, when the next batc
 long as there is a group left that read it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -73,7 +73,12 @@ class Playback:
         self._needs = {
             replica: self._batches_behind(reads, tensors) for replica, reads in self._reads.items()
         }
-        self._readers = [_count_readers(shard, self._reads) for shard in range(len(self._orders))]
+        evaluated = np.array([epoch.versions for epoch in recording.header.epochs], np.int64)
+        evaluated = evaluated.reshape(-1, len(self._orders))
+        self._readers = [
+            _count_readers([evaluated[:, shard], *(r.versions[:, shard] for r in self._reads.values())])
+            for shard in range(len(self._orders))
+        ]
         self.kept = 0
         """Versions of shards that are copied now."""
         self.most_kept = 0
@@ -111,8 +116,13 @@ class Playback:
 
     # --- doing it ----------------------------------------------------------------------------
 
-    def advance(self, versions: Numbers | None = None) -> None:
+    def advance(self, versions: Numbers | None = None) -> Iterator[None]:
         """Go on until each shard has come to a version, or with None to the end of the record.
+
+        A shard may come further, where another asked for that. Versions that the record says were evaluated
+        are kept until they are released.
+
+        Whoever iterates sets the pace: between two batches of a shard the iterator rests.
 
         Args:
             versions: Shape (shards,).
@@ -132,7 +142,8 @@ class Playback:
                     )
         while (behind := np.flatnonzero(self._applied < goals)).size:
             for shard in behind.tolist():
-                self._ask((SHARD, shard, int(self._applied[shard]) + 1))
+                self._ask((SHARD, shard, min(int(self._applied[shard]) + 1, int(goals[shard]))))
+                yield
 
     def _ask(self, asked: Asked) -> None:
         """Do what is asked for, and before it all that it needs."""
@@ -185,7 +196,11 @@ class Playback:
     def _train(self, replica: int, group: int) -> None:
         self._player.train(replica, group)
         self._trained[replica] += 1
-        for shard, version in enumerate(self._reads[replica].versions[group].tolist()):
+        self.release(self._reads[replica].versions[group])
+
+    def release(self, versions: Numbers) -> None:
+        """One who read these versions, one of each shard, has done so."""
+        for shard, version in enumerate(versions.tolist()):
             readers = self._readers[shard]
             readers[version] -= 1
             if readers[version]:
@@ -235,10 +250,9 @@ def _groups_behind(order: Order, reads: Mapping[int, Reads]) -> Numbers:
     return behind
 
 
-def _count_readers(shard: int, reads: Mapping[int, Reads]) -> dict[int, int]:
-    """Groups that read each version of a shard."""
-    columns = [each.versions[:, shard] for each in reads.values()]
-    versions, counts = np.unique(np.concatenate(columns or [np.zeros(0, np.int64)]), return_counts=True)
+def _count_readers(read: Sequence[Numbers]) -> dict[int, int]:
+    """How often each version of a shard is read."""
+    versions, counts = np.unique(np.concatenate(read), return_counts=True)
     return dict(zip(versions.tolist(), counts.tolist(), strict=True))
 
 

@@ -1,15 +1,17 @@
 """A recorded run is repeated in an order in which everyone finds the versions that they once found."""
 
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from adam_async.replay.playback import Playback
-from adam_async.replay.recording import Header, Order, Reads, RecordError, Recording
+from adam_async.replay.recording import Header, Order, Reads, RecordedEpoch, RecordError, Recording
 
 HEADER = Header(
     config={}, spec={}, data={}, buckets=(), kernels="numpy", machine={}, epochs=(), weights="none"
@@ -139,6 +141,11 @@ def playback_of(recording: Recording, player: CheckingPlayer) -> Playback:
     return Playback(recording, player, np.zeros(len(recording.orders), np.int64))
 
 
+def run(steps: Iterator[None]) -> None:
+    for _ in steps:
+        pass
+
+
 @given(
     seed=st.integers(0, 10**6),
     replicas=st.integers(1, 4),
@@ -155,7 +162,7 @@ def test_everyone_finds_the_versions_that_they_read_and_nothing_is_kept_in_the_e
     player = CheckingPlayer(recording)
     playback = playback_of(recording, player)
 
-    playback.advance()
+    run(playback.advance())
 
     assert player.applied == [len(order.versions) for order in recording.orders]
     never = {
@@ -182,7 +189,7 @@ def test_what_is_kept_is_bounded_by_how_stale_the_reads_were_not_by_the_length_o
     recording = Recording(header=HEADER, reads=reads, orders=(order,))
     playback = playback_of(recording, CheckingPlayer(recording))
 
-    playback.advance()
+    run(playback.advance())
 
     assert playback.most_kept == late
 
@@ -193,9 +200,27 @@ def test_it_stops_at_the_versions_that_were_evaluated() -> None:
     playback = playback_of(recording, player)
     middle = np.array([order.versions[len(order.versions) // 2] for order in recording.orders])
 
-    playback.advance(middle)
+    run(playback.advance(middle))
 
-    assert player.version == middle.tolist()
+    assert all(came >= wanted for came, wanted in zip(player.version, middle.tolist(), strict=True))
+    assert player.applied != [len(order.versions) for order in recording.orders]
+
+
+def test_values_that_were_evaluated_while_others_went_on_are_kept_until_they_are_released() -> None:
+    recording = simulate(random.Random(8), replicas=3, shards=3, rounds=60, local=False)
+    middle = tuple(int(order.versions[len(order.versions) // 2]) for order in recording.orders)
+    epoch = RecordedEpoch(epoch=1, images=1, train_loss=0.0, test_accuracy=0.0, versions=middle)
+    header = msgspec.structs.replace(HEADER, epochs=(epoch,))
+    recording = Recording(header=header, reads=recording.reads, orders=recording.orders)
+    player = CheckingPlayer(recording)
+    playback = playback_of(recording, player)
+
+    run(playback.advance(np.array(middle)))
+    run(playback.advance())
+
+    assert all((shard, version) in player.kept for shard, version in enumerate(middle))
+    playback.release(np.array(middle))
+    assert not any((shard, version) in player.kept for shard, version in enumerate(middle))
 
 
 def test_a_record_that_goes_in_a_circle_is_refused_with_the_names_of_shard_and_push() -> None:
@@ -204,7 +229,7 @@ def test_a_record_that_goes_in_a_circle_is_refused_with_the_names_of_shard_and_p
     recording = Recording(header=HEADER, reads=reads, orders=orders)
 
     with pytest.raises(RecordError, match=r"circle: shard 0 at push 0 \(clock 1 of replica 1\), which waits"):
-        playback_of(recording, CheckingPlayer(recording)).advance()
+        run(playback_of(recording, CheckingPlayer(recording)).advance())
 
 
 @pytest.mark.parametrize(
