@@ -1,15 +1,30 @@
-"""What a driver asks any role: how it is doing, and what it noted for the profile."""
+"""What a driver asks any role: how it is doing, and what it noted for the profile or for a replay."""
 
 from typing import Any
 
+import numpy as np
+
 from adam_async.config import Waits
-from adam_async.messages import GetProfile, GetStatistics, Profile, Statistics, pack, read_text_tensor, unpack
+from adam_async.messages import (
+    GetProfile,
+    GetRecord,
+    GetStatistics,
+    Profile,
+    RecordPart,
+    Statistics,
+    pack,
+    read_text_tensor,
+    unpack,
+)
 from adam_async.trace_events import Part
 from adam_async.traffic import Traffic
-from transport import Identity, Network
+from transport import Identity, Network, RemoteProtocolError
 
 PROFILE_CHUNK = 50_000
 """Events of a profile read in one message: about 6 MB."""
+
+RECORD_CHUNK = 4 << 20
+"""Bytes of a record read in one message."""
 
 
 class Inquiries:
@@ -59,3 +74,25 @@ class Inquiries:
                 parts.append(read_text_tensor(reply, Part))
                 have += PROFILE_CHUNK
         return parts
+
+    async def record(self, address: str, run: str) -> bytes:
+        """What the server or worker at an address noted for a replay of a run.
+
+        Raises:
+            TransportError: It cannot be reached, did not answer, or keeps no record of this run.
+        """
+        parts: list[bytes] = []
+        have, total = 0, 1
+        async with self._network.connect(address, self._identity, timeout_s=self._waits.dial_s) as link:
+            while have < total:
+                ask = pack(GetRecord(run=run, start=have, stop=have + RECORD_CHUNK))
+                reply = await link.call(ask, timeout_s=self._waits.call_s)
+                total = unpack(reply, RecordPart).total
+                if len(reply.tensors) != 1 or reply.tensors[0].dtype != np.uint8:
+                    raise RemoteProtocolError("tensors", "RecordPart must carry one tensor of bytes")
+                part = reply.tensors[0].tobytes()
+                if not part and have < total:
+                    raise RemoteProtocolError("tensors", f"a record of {total} bytes ended after {have}")
+                parts.append(part)
+                have += len(part)
+        return b"".join(parts)
