@@ -4,6 +4,9 @@ A `DataClient` holds a few groups ahead, so that a compute thread never waits fo
 (AD-06); it counts the times that one did. Two conversations share its link: one asks for groups when
 there is room and may be parked at the server, the other reports what is finished. When the link breaks
 both begin again on a new one, and the first question names what is still held.
+
+Where replicas' clocks may not drift apart, the data server says with the groups at which clock they begin,
+and with the last ones where all replicas meet then; both go on to whoever trains the groups, who ticks.
 """
 
 import asyncio
@@ -34,6 +37,10 @@ class ImageGroup:
     lease: Lease
     images: NDArray[Any]
     labels: NDArray[Any]
+    clock: int = 0
+    """It begins no earlier than this clock; 0 where that was not said."""
+    met: int = 0
+    """Where all replicas met before it; 0 where they did not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +98,7 @@ class DataClient:
         self._blocked_fetches = 0
         self._blocked_s = 0.0
         self._last = False
+        self._end = 0
         self._answered = False
 
     async def run(self) -> None:
@@ -167,11 +175,15 @@ class DataClient:
             answer = unpack(reply, Groups)
             if len(reply.tensors) != 2 * len(answer.leases):
                 raise RemoteProtocolError("groups", "a Groups needs images and labels for each lease")
+            clock, met = answer.clock, self._end
             for index, lease in enumerate(answer.leases):
                 images, labels = reply.tensors[2 * index : 2 * index + 2]
                 self._held[lease.number] = None
-                self._groups.append(ImageGroup(lease, images, labels))
+                self._groups.append(ImageGroup(lease, images, labels, clock, met))
+                clock = met = 0
             self._last = answer.last
+            if answer.leases or answer.last:
+                self._end = answer.end if answer.last else 0
             if answer.last:
                 self._has_reports.set()
             if answer.leases or answer.last:
@@ -196,6 +208,11 @@ class DataClient:
         """Whether everything that waited for this replica has been taken."""
         return self._last and not self._groups
 
+    @property
+    def end(self) -> int:
+        """Where all replicas meet when everything that waited for this one is pushed; 0 if not said."""
+        return self._end
+
     async def wait_group(self) -> None:
         """Wait for a group to take, or for word that none waits for this replica: look which it is.
 
@@ -217,6 +234,11 @@ class DataClient:
     def has_group(self) -> bool:
         """Whether there is a group to take."""
         return bool(self._groups)
+
+    @property
+    def first(self) -> ImageGroup:
+        """The next group; there must be one."""
+        return self._groups[0]
 
     def take(self) -> ImageGroup:
         """Take the next group; there must be one."""

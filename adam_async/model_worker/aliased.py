@@ -19,6 +19,7 @@ from adam_async.model_worker.updates import plan_pushes
 from adam_async.model_worker.way import OnStep
 from adam_async.parameter_server.client import ParameterClient
 from adam_async.placement import ShardTable
+from adam_async.schedule import Schedule
 from adam_async.shard_storage import ShardStorage
 from dataflow import Firing, Graph, Tag
 
@@ -64,6 +65,7 @@ class Aliased:
         self._table = table
         self._buckets = buckets
         self._client = client
+        self._frozen = model.frozen
         self._clock = 0
         self._plan = plan_pushes(
             model, table, buckets, images=config.images_per_group, wanted=config.protocol
@@ -75,7 +77,7 @@ class Aliased:
             network=model,
             rule=rule,
             storage=storage,
-            rate=config.rate,
+            schedule=Schedule.of(config),
             group_images=config.images_per_group,
             dice=Dice(config.seed),
             clock=clock,
@@ -107,6 +109,7 @@ class Aliased:
             clock=self._clock,
             on_finished=on_finished,
             on_step=on_step,
+            frozen=self._frozen,
         )
 
     @property
@@ -133,6 +136,15 @@ class Aliased:
 
     def _on_trained(self, firing: Firing, trained: TrainedInPlace) -> None:
         self._recorder.add(trained)
+
+    @property
+    def gate(self) -> None:
+        """See `WayOfTraining.gate`. Nobody waits for anybody."""
+
+    @property
+    def record(self) -> bytes:
+        """See `WayOfTraining.record`. Nothing can be noted where steps have no order."""
+        return b""
 
     def flush(self) -> None:
         """See `WayOfTraining.flush`."""

@@ -53,11 +53,8 @@ class ReplicaClock:
         """Where replicas met last."""
 
     def meet(self, clock: int) -> bool:
-        """All replicas meet at this clock. Returns whether the step that was being filled ends short by it.
-
-        What was met before is no news.
-        """
-        short = self.groups > 0 and self.step < clock
+        """All replicas meet at this clock. Returns whether a step was being filled, which ends short."""
+        short = self.groups > 0
         if short:
             self.step += 1
             self.groups = 0
@@ -65,15 +62,11 @@ class ReplicaClock:
         self.base = max(self.base, clock)
         return short
 
-    def needs(self, step: int) -> int:
-        """Clock of the values that a step reads; with `synchronous` exactly this one, otherwise at least."""
-        needed = step - self._slack
+    @property
+    def needs(self) -> int:
+        """Clock of the values that the next step reads: with `synchronous` exactly, else at least."""
+        needed = self.step - self._slack
         return max(needed, self.base) if self._synchronous else needed
-
-    def fits(self, step: int, clock: int) -> bool:
-        """Whether values of this clock are what a step may read."""
-        needed = self.needs(step)
-        return clock == needed if self._synchronous else clock >= needed
 
     def join(self) -> Place:
         """Give the next group its place."""

@@ -9,17 +9,23 @@ import msgspec
 
 from adam_async.config import Config
 from adam_async.dice import Dice
+from adam_async.ids import ShardId
 from adam_async.messages import Finished
 from adam_async.model.context import Context
 from adam_async.model.network import Network as Model
+from adam_async.model_worker.clocked import ClockedStepper
+from adam_async.model_worker.clocks import ReplicaClock
 from adam_async.model_worker.pulls import Puller
-from adam_async.model_worker.steps import Stepper
+from adam_async.model_worker.read_log import Reader, ReadLog
+from adam_async.model_worker.scaling import Scaling
+from adam_async.model_worker.steps import Pusher, Stepper
 from adam_async.model_worker.training import GroupTrainer, ThreadScratch, Trained, replica_graph
-from adam_async.model_worker.updates import plan_pushes
+from adam_async.model_worker.updates import cut_shards, plan_pushes
 from adam_async.model_worker.way import OnStep
 from adam_async.model_worker.weights import WorkerWeights
-from adam_async.parameter_server.client import ParameterClient
+from adam_async.parameter_server.client import ParameterClient, SessionIdentity
 from adam_async.placement import ShardTable
+from adam_async.schedule import Schedule
 from dataflow import Firing, Graph, Tag
 from transport import BufferPool
 
@@ -33,6 +39,7 @@ class Copied:
         table: Shards of the model.
         buckets: Primary of each bucket.
         client: How to reach the servers.
+        session: Who we are to them.
         buffers: Memory for pulled values.
         in_flight: Groups in flight; with one, each waits for its pull, otherwise pulls run in the background.
     """
@@ -45,6 +52,7 @@ class Copied:
         table: ShardTable,
         buckets: Sequence[str],
         client: ParameterClient,
+        session: SessionIdentity,
         buffers: BufferPool,
         in_flight: int,
     ) -> None:
@@ -52,11 +60,17 @@ class Copied:
         self._config = config
         self._table = table
         self._client = client
-        self._background = in_flight > 1
+        self._in_flight = in_flight
+        # In lockstep no group begins before its values are there: none has to wait for those that follow.
+        self._background = in_flight > 1 or config.synchronous
+        self._buckets = buckets
+        self._session = session
+        self._clocked: ClockedStepper | None = None
+        self._log: ReadLog | None = None
         self._plan = plan_pushes(
             model, table, buckets, images=config.images_per_group * config.push_every, wanted=config.protocol
         )
-        self._weights = WorkerWeights()
+        self._weights = WorkerWeights(recorded=config.record)
         self._puller = Puller(
             network=model,
             table=table,
@@ -64,19 +78,24 @@ class Copied:
             client=client,
             weights=self._weights,
             buffers=buffers,
+            clocked=config.slack is not None,
         )
         # A local step fills the steps between two pulls. With a pull at every step there are none: the
         # values that follow a push contain it, and arrive before a local step would have paid for itself.
-        local = config.rule == "sgd" and config.pull_every > 1
+        self._schedule = Schedule.of(config)
+        self._scaling = Scaling.of(config)
         self._trainer = GroupTrainer(
             network=model,
             weights=self._weights,
             plan=self._plan,
-            rate=config.rate if local else 0.0,
+            schedule=self._schedule,
+            local=config.local_steps,
             group_images=config.images_per_group,
             push_every=config.push_every,
             buffers=in_flight + 2,
             dice=Dice(config.seed),
+            scaling=self._scaling,
+            by_images=config.synchronous,
         )
         self._landed: Callable[[Tag], None] = _nothing
 
@@ -89,19 +108,63 @@ class Copied:
 
     def begin(self, on_finished: Callable[[Finished], None], on_step: OnStep | None = None) -> None:
         """See `WayOfTraining.begin`."""
-        self._stepper = Stepper(
+        config = self._config
+        if config.record:
+            shards = {name: len(specs) for name, specs in self._table.by_tensor.items()}
+            who = Reader(self._session.replica, self._session.session, self._session.incarnation)
+            rated = config.schedule != "constant" or config.warm_up > 0
+            self._log = ReadLog(who, shards, local=config.local_steps, rated=rated)
+        pusher = Pusher(
             table=self._table,
             plan=self._plan,
             client=self._client,
             puller=self._puller,
             trainer=self._trainer,
             weights=self._weights,
-            rate=self._config.rate,
-            push_every=self._config.push_every,
-            pull_every=self._config.pull_every,
-            clock=self._puller.clock,
+            schedule=self._schedule,
             on_finished=on_finished,
             on_step=on_step,
+            scaling=self._scaling if config.push_every > 1 else None,
+            unit=config.images_per_group if config.synchronous else None,
+            log=self._log,
+        )
+        if config.slack is not None:
+            self._clocked = self._new_clocked(pusher, config.slack)
+            return
+        self._stepper = Stepper(
+            pusher=pusher,
+            trainer=self._trainer,
+            push_every=config.push_every,
+            pull_every=config.pull_every,
+            clock=self._puller.clock,
+        )
+
+    def _new_clocked(self, pusher: Pusher, slack: int) -> ClockedStepper:
+        config = self._config
+        by_server: dict[str, list[ShardId]] = {}
+        for spec in self._table.shards:
+            by_server.setdefault(self._buckets[spec.bucket], []).append(spec.id)
+        clock = ReplicaClock(
+            start=self._weights.clock,
+            push_every=config.push_every,
+            slack=slack,
+            synchronous=config.synchronous,
+        )
+        return ClockedStepper(
+            pusher=pusher,
+            client=self._client,
+            puller=self._puller,
+            trainer=self._trainer,
+            weights=self._weights,
+            clock=clock,
+            replica=self._session.replica,
+            push_every=config.push_every,
+            pull_every=config.pull_every,
+            synchronous=config.synchronous,
+            most_steps=self._in_flight + 2,
+            shards=cut_shards(by_server),
+            silent=self._plan.silent,
+            timeout_s=config.waits.clock_s,
         )
 
     def new_context(self) -> Context:
@@ -115,20 +178,33 @@ class Copied:
     def graph(self, landed: Callable[[Tag], None]) -> Graph:
         """See `WayOfTraining.graph`."""
         self._landed = landed
-        return replica_graph(self._trainer.train, self._on_trained, waits_for_pull=not self._background)
+        train = self._trainer.train if self._config.slack is None else self._trainer.train_admitted
+        return replica_graph(train, self._on_trained, waits_for_pull=not self._background)
 
     def _on_trained(self, firing: Firing, trained: Trained) -> None:
-        self._stepper.add(trained, _nothing if self._background else partial(self._landed, firing.tag))
+        stepper = self._stepper if self._clocked is None else self._clocked
+        stepper.add(trained, _nothing if self._background else partial(self._landed, firing.tag))
+
+    @property
+    def gate(self) -> ClockedStepper | None:
+        """See `WayOfTraining.gate`."""
+        return self._clocked
 
     def flush(self) -> None:
         """See `WayOfTraining.flush`."""
-        self._stepper.close(_nothing)
+        self._stepper.close()
+
+    @property
+    def record(self) -> bytes | bytearray:
+        """See `WayOfTraining.record`."""
+        return b"" if self._log is None else self._log.data
 
     def statistics(self) -> dict[str, Any]:
         """Protocol of each tensor, and how many push buffers there are."""
         return {
             "protocols": [msgspec.to_builtins(choice) for choice in self._plan.protocols.values()],
             "push_buffers": self._trainer.buffers_made,
+            **({} if self._clocked is None else self._clocked.statistics()),
         }
 
 

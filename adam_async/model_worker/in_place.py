@@ -20,6 +20,7 @@ from adam_async.model import InPlaceStep, StepBuffers
 from adam_async.model.context import Context
 from adam_async.model.network import Network
 from adam_async.model.rules import Rule
+from adam_async.schedule import Schedule
 from adam_async.shard_storage import ShardStorage
 from dataflow import Firing
 
@@ -51,7 +52,7 @@ class InPlaceTrainer:
         network: The model.
         rule: The run's update rule.
         storage: The memory of the run's servers.
-        rate: Learning rate.
+        schedule: Learning rate of a group.
         group_images: Most images of a group.
         dice: What layers that draw, such as dropout, draw with.
         clock: What times of groups are taken from, in seconds; None takes none.
@@ -63,7 +64,7 @@ class InPlaceTrainer:
         network: Network,
         rule: Rule,
         storage: ShardStorage,
-        rate: float,
+        schedule: Schedule,
         group_images: int,
         dice: Dice,
         clock: Callable[[], float] | None = None,
@@ -71,7 +72,7 @@ class InPlaceTrainer:
         self._network = network
         self._step = InPlaceStep(network, rule)
         self._storage = storage
-        self._rate = rate
+        self._schedule = schedule
         self._group_images = group_images
         self._dice = dice
         self._clock = clock
@@ -100,7 +101,8 @@ class InPlaceTrainer:
         steps = storage.steps
         context.load(group.images, group.labels, dice=self._dice, keys=(lease.epoch, lease.number))
         before = int(steps[0])
-        outcome = self._step.train(storage.weights, storage.states, context, memory.buffers, rate=self._rate)
+        rate = self._schedule.rate(lease.progress)
+        outcome = self._step.train(storage.weights, storage.states, context, memory.buffers, rate=rate)
         staleness = int(steps[0]) - before
         steps[0] += 1
         return TrainedInPlace(lease, outcome.loss, staleness, outcome.refused)

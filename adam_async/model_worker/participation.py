@@ -28,7 +28,7 @@ from adam_async.model.network import Network as Model
 from adam_async.model.spec import ModelSpec
 from adam_async.model_worker.aliased import Aliased
 from adam_async.model_worker.copied import Copied
-from adam_async.model_worker.way import WayOfTraining
+from adam_async.model_worker.way import Gate, WayOfTraining
 from adam_async.parameter_server.client import ParameterClient, SessionIdentity
 from adam_async.placement import holders, shard_table
 from adam_async.shard_storage import ShardStorage
@@ -98,8 +98,13 @@ class Participation:
         }
         self._way: WayOfTraining
         if storage is None:
+            if config.record and threads > 1:
+                raise ConfigError(
+                    f"record needs one compute thread per worker, for a replay has to know in which order "
+                    f"groups were trained; this worker has threads={threads}: set threads to 1"
+                )
             self._in_flight = in_flight or 2 * threads
-            self._way = Copied(buffers=buffers, in_flight=self._in_flight, **common)
+            self._way = Copied(session=pushing, buffers=buffers, in_flight=self._in_flight, **common)
         else:
             clock = None if timeline is None else timeline.clock
             aliased = Aliased(storage=storage, threads=threads, clock=clock, **common)
@@ -183,16 +188,20 @@ class Participation:
         While groups are there and servers keep up, `_fill` does it within the engine's own turns; this task
         only waits for whatever else it may lack.
         """
+        gate = self._way.gate
         while True:
             if not self._data.has_group:
                 if self._data.exhausted:
-                    await engine.drain()
-                    self._flush()
+                    if gate is None:
+                        await engine.drain()
+                    self._flush(gate)
                 await self._data.wait_group()
             elif not self._client.may_push:
                 await self._client.admit()
             elif not engine.has_room:
                 await self._wait_room(engine)
+            elif gate is not None and not gate.opens_for(self._data.first):
+                await gate.wait()
             self._fill()
 
     async def _wait_room(self, engine: Engine) -> None:
@@ -211,22 +220,28 @@ class Participation:
                     raise
 
     def _fill(self) -> None:
-        """Admit groups, while there are some, there is room and servers keep up. Never waits."""
+        """Admit groups, while there are some, there is room, and servers and others keep up. Never waits."""
         engine, data, client, timeline = self._engine, self._data, self._client, self._timeline
+        gate = self._way.gate
         assert engine is not None
         while data.has_group and engine.has_room and client.may_push:
+            if gate is not None and not gate.opens_for(data.first):
+                break
             begin = timeline.clock() if timeline is not None else 0.0
             group = data.take()
             tag = Tag(group.lease.epoch, group.lease.number, group.lease.attempt)
             engine.admit_nowait(tag)
-            engine.deliver("group", tag, group)
+            engine.deliver("group", tag, group if gate is None else gate.admit(group))
             if timeline is not None:
                 timeline.delivered(self._identity.node, self._run, tag, begin)
 
-    def _flush(self) -> None:
+    def _flush(self, gate: Gate | None) -> None:
         """Nothing more waits for us: what was collected leaves."""
         begin = self._timeline.clock() if self._timeline is not None else 0.0
-        self._way.flush()
+        if gate is None:
+            self._way.flush()
+        else:
+            gate.meet(self._data.end)
         if self._timeline is not None:
             self._timeline.flushed(self._identity.node, begin)
 
@@ -241,6 +256,11 @@ class Participation:
     def _landed(self, tag: Tag) -> None:
         assert self._engine is not None
         self._engine.deliver("landed", tag, None)
+
+    @property
+    def record(self) -> bytes | bytearray:
+        """What was noted for a replay; grows while it trains."""
+        return self._way.record
 
     def statistics(self) -> dict[str, Any]:
         """Counts of this run on this worker."""

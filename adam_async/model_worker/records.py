@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from adam_async.ids import ShardId
 from adam_async.messages import Finished, StepRecord
 from adam_async.model_worker.in_place import TrainedInPlace
-from adam_async.model_worker.updates import MESSAGE_SHARDS
+from adam_async.model_worker.updates import cut_shards
 from adam_async.model_worker.way import OnStep
 from adam_async.parameter_server.client import ParameterClient
 from adam_async.placement import ShardTable
@@ -54,6 +54,7 @@ class Recorder:
         clock: Steps that the replica has behind it.
         on_finished: Called for each group that all servers have counted.
         on_step: Called with each step, before the record that it is in leaves.
+        frozen: Tensors that steps leave as they are: servers hear nothing of them.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Recorder:
         clock: int,
         on_finished: Callable[[Finished], None],
         on_step: OnStep | None = None,
+        frozen: frozenset[str] = frozenset(),
     ) -> None:
         self._client = client
         self._on_finished = on_finished
@@ -74,13 +76,11 @@ class Recorder:
         tensors = [spec.tensor for spec in table.shards]
         by_server: dict[str, list[ShardId]] = {}
         for spec in table.shards:
-            by_server.setdefault(buckets[spec.bucket], []).append(ShardId(spec.id))
+            if spec.tensor not in frozen:
+                by_server.setdefault(buckets[spec.bucket], []).append(ShardId(spec.id))
         self._parts = [
             _Part(server, shards, tuple(tensors[shard] for shard in shards))
-            for server, ours in sorted(by_server.items())
-            for shards in (
-                tuple(ours[at : at + MESSAGE_SHARDS]) for at in range(0, len(ours), MESSAGE_SHARDS)
-            )
+            for server, shards in cut_shards(by_server)
         ]
 
     def add(self, trained: TrainedInPlace) -> None:
@@ -104,7 +104,7 @@ class Recorder:
         def answered() -> None:
             open_.unanswered -= 1
             if not open_.unanswered:
-                self._settled(open_.groups)
+                self._settled(open_.groups, begin)
 
         for part in self._parts:
             steps = [
@@ -113,7 +113,9 @@ class Recorder:
             ]
             self._client.record(part.server, part.shards, tuple(steps), on_answer=answered)
 
-    def _settled(self, groups: Sequence[TrainedInPlace]) -> None:
-        for group in groups:
+    def _settled(self, groups: Sequence[TrainedInPlace], begin: int) -> None:
+        for clock, group in enumerate(groups, start=begin):
             lease = group.lease
-            self._on_finished(Finished(lease.epoch, lease.number, lease.attempt, lease.images, group.loss))
+            self._on_finished(
+                Finished(lease.epoch, lease.number, lease.attempt, lease.images, group.loss, clock)
+            )

@@ -4,6 +4,9 @@ A step is `push_every` consecutive groups, as they finish. Its gradients are add
 in that order; with one group per step the group's own push buffer is what travels. The push of a step
 names, for each shard, the oldest version that its groups read, and how many of our own pushes a local
 step had already put into the copy they read; that is what staleness is counted from.
+
+Where replicas keep within a bound of one another groups have their places in steps before they are trained
+(`clocked.py`); how a step leaves is the same.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,25 +15,32 @@ from functools import partial
 
 from adam_async.messages import Finished
 from adam_async.model_worker.pulls import Landing, Puller
+from adam_async.model_worker.read_log import ReadLog
+from adam_async.model_worker.scaling import Scaling
 from adam_async.model_worker.training import GroupTrainer, Trained
 from adam_async.model_worker.updates import PushBuffer, PushMessage, PushPlan
 from adam_async.model_worker.way import OnStep
 from adam_async.model_worker.weights import TensorCopy, WorkerWeights
 from adam_async.parameter_server.client import ParameterClient, StepPush
 from adam_async.placement import ShardTable
+from adam_async.schedule import Schedule
 
 
 @dataclass(slots=True, eq=False)
-class _Step:
+class Step:
     """A step that is being collected, or is on its way."""
 
     buffer: PushBuffer
     groups: list[Trained] = field(default_factory=list)
+    clock: int = 0
+    """Clock that its push carries."""
+    epoch: int = 0
+    """Its groups' epoch where servers wait to hear of it; 0 in asp."""
     unsettled: int = 0
 
 
-class Stepper:
-    """Collects groups into steps, pushes them, and says when a pull is due.
+class Pusher:
+    """Sends steps that are complete, and pulls what follows them.
 
     Args:
         table: Shards of the model.
@@ -39,12 +49,12 @@ class Stepper:
         puller: How values come back.
         trainer: Whose push buffers they travel in.
         weights: The worker's copy, whose local steps are counted.
-        rate: Learning rate that the pushes carry.
-        push_every: Groups per step.
-        pull_every: Steps per pull.
-        clock: Steps that the replica has behind it.
+        schedule: Learning rate that the pushes carry, that of the step's first group.
         on_finished: Called for each group whose push is acknowledged.
         on_step: Called with each step, before its pushes leave.
+        scaling: Limits of the gradient, for steps of several groups; those of one have kept them.
+        unit: What the rule sees is the step's gradient times this over its images; None: it sees the sum.
+        log: Where the reads of groups are noted.
     """
 
     def __init__(
@@ -56,12 +66,12 @@ class Stepper:
         puller: Puller,
         trainer: GroupTrainer,
         weights: WorkerWeights,
-        rate: float,
-        push_every: int,
-        pull_every: int,
-        clock: int,
+        schedule: Schedule,
         on_finished: Callable[[Finished], None],
         on_step: OnStep | None = None,
+        scaling: Scaling | None = None,
+        unit: int | None = None,
+        log: ReadLog | None = None,
     ) -> None:
         self._plan = plan
         self._client = client
@@ -71,62 +81,43 @@ class Stepper:
         self._answers = len(self._rest) + sum(message.pulls for message in plan.messages)
         self._trainer = trainer
         self._weights = weights
-        self._rate = rate
-        self._push_every = push_every
-        self._pull_every = pull_every
+        self._schedule = schedule
         self._on_finished = on_finished
         self._on_step = on_step
-        self._open: _Step | None = None
-        self.clock = clock
+        self._scaling = scaling
+        self._unit = unit
+        self._log = log
         places = {spec.id: place for shards in table.by_tensor.values() for place, spec in enumerate(shards)}
         self._places = [[places[spec.id] for spec in message.specs] for message in plan.messages]
 
-    def add(self, trained: Trained, on_landed: Callable[[], None]) -> None:
-        """Take a trained group. Never waits.
+    def send(self, step: Step, on_landed: Callable[[], None] | None) -> None:
+        """Push a step. Never waits.
 
-        `on_landed` is called when the values that follow the group's step are installed; at once, if
-        the group ends no step or no pull is due with it.
+        Args:
+            on_landed: Called when the values that follow it are installed; None: nothing is pulled.
         """
-        if self._push_every == 1:
-            self._push(_Step(trained.buffer, [trained]), on_landed)
-            return
-        step = self._open
-        if step is None:
-            step = self._open = _Step(self._trainer.step_buffers.take())
-            step.buffer.clear()
-        step.groups.append(trained)
-        step.buffer.add(trained.buffer)
-        self._trainer.group_buffers.give_back(trained.buffer)
-        if len(step.groups) < self._push_every:
-            on_landed()
-            return
-        self._open = None
-        self._push(step, on_landed)
-
-    def close(self, on_landed: Callable[[], None]) -> None:
-        """Push the step that is being collected, short as it is: there are no more groups for us."""
-        step, self._open = self._open, None
-        if step is not None:
-            self._push(step, on_landed)
-
-    def _push(self, step: _Step, on_landed: Callable[[], None]) -> None:
-        self.clock += 1
         if self._on_step is not None:
-            self._on_step(self.clock, [group.lease for group in step.groups])
+            self._on_step(step.clock, [group.lease for group in step.groups])
+        if self._log is not None:
+            for group in step.groups:
+                self._log.note(group.lease, step.clock, group.read)
         self._weights.count_local_steps(_stepped_by_all(step.groups))
+        first = step.groups[0]
+        rate = self._schedule.rate(first.lease.progress)
+        if self._scaling is not None:
+            unit = 1.0 if self._unit is None else self._unit / step.buffer.images
+            self._scaling.apply(step.buffer, first.read.arrays, rate=rate, unit=unit)
         step.unsettled = len(self._plan.messages)
-        landing = None
-        if self.clock % self._pull_every == 0:
-            landing = Landing(self._puller, self._answers, on_landed)
+        landing = None if on_landed is None else Landing(self._puller, self._answers, on_landed)
         for index, message in enumerate(self._plan.messages):
-            self._push_message(step, index, message, landing)
-        if landing is None:
-            on_landed()
-            return
-        for server, specs in self._rest:
-            self._puller.ask(landing, server, specs)
+            self._push_message(step, index, message, landing, rate)
+        if landing is not None:
+            for server, specs in self._rest:
+                self._puller.ask(landing, server, specs)
 
-    def _push_message(self, step: _Step, index: int, message: PushMessage, landing: Landing | None) -> None:
+    def _push_message(
+        self, step: Step, index: int, message: PushMessage, landing: Landing | None, rate: float
+    ) -> None:
         versions, own = self._read_versions(step.groups, message, self._places[index])
         pulls = landing is not None and message.pulls
         push = StepPush(
@@ -135,10 +126,11 @@ class Stepper:
             tensors=step.buffer.tensors(index),
             versions=versions,
             own=own,
-            clock=self.clock,
+            clock=step.clock,
             images=step.buffer.images,
-            rate=self._rate,
+            rate=rate,
             pull=pulls,
+            epoch=step.epoch,
         )
         self._client.push(
             message.server,
@@ -148,7 +140,7 @@ class Stepper:
             into=landing.into(message.specs) if landing is not None and pulls else None,
         )
 
-    def _free(self, step: _Step) -> None:
+    def _free(self, step: Step) -> None:
         step.unsettled -= 1
         if not step.unsettled:
             self._settled(step)
@@ -169,11 +161,75 @@ class Stepper:
         ]
         return tuple([version for version, _ in oldest]), tuple([own for _, own in oldest])
 
-    def _settled(self, step: _Step) -> None:
+    def _settled(self, step: Step) -> None:
         self._trainer.step_buffers.give_back(step.buffer)
         for group in step.groups:
             lease = group.lease
-            self._on_finished(Finished(lease.epoch, lease.number, lease.attempt, lease.images, group.loss))
+            self._on_finished(
+                Finished(lease.epoch, lease.number, lease.attempt, lease.images, group.loss, step.clock)
+            )
+
+
+class Stepper:
+    """Collects groups into steps as they finish, and says when a pull is due.
+
+    Args:
+        pusher: What sends them.
+        trainer: Whose push buffers they are added up in.
+        push_every: Groups per step.
+        pull_every: Steps per pull.
+        clock: Steps that the replica has behind it.
+    """
+
+    def __init__(
+        self, *, pusher: Pusher, trainer: GroupTrainer, push_every: int, pull_every: int, clock: int
+    ) -> None:
+        self._pusher = pusher
+        self._trainer = trainer
+        self._push_every = push_every
+        self._pull_every = pull_every
+        self._open: Step | None = None
+        self.clock = clock
+
+    def add(self, trained: Trained, on_landed: Callable[[], None]) -> None:
+        """Take a trained group. Never waits.
+
+        `on_landed` is called when the values that follow the group's step are installed; at once, if
+        the group ends no step or no pull is due with it.
+        """
+        if self._push_every == 1:
+            self._push(Step(trained.buffer, [trained]), on_landed)
+            return
+        step = self._open
+        if step is None:
+            step = self._open = Step(self._trainer.step_buffers.take())
+            step.buffer.clear()
+        step.groups.append(trained)
+        step.buffer.add(trained.buffer)
+        self._trainer.group_buffers.give_back(trained.buffer)
+        if len(step.groups) < self._push_every:
+            on_landed()
+            return
+        self._open = None
+        self._push(step, on_landed)
+
+    def close(self) -> None:
+        """Push the step that is being collected, short as it is: there are no more groups for us."""
+        step, self._open = self._open, None
+        if step is not None:
+            self._push(step, _nothing)
+
+    def _push(self, step: Step, on_landed: Callable[[], None]) -> None:
+        self.clock += 1
+        step.clock = self.clock
+        pulls = self.clock % self._pull_every == 0
+        self._pusher.send(step, on_landed if pulls else None)
+        if not pulls:
+            on_landed()
+
+
+def _nothing() -> None:
+    """A pull has landed for which nobody waits."""
 
 
 def _stepped_by_all(groups: Sequence[Trained]) -> dict[str, TensorCopy]:

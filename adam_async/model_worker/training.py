@@ -11,7 +11,7 @@ serial SGD, exactly. With more groups in flight pulls run in the background.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,9 +24,24 @@ from adam_async.messages import Lease
 from adam_async.model.context import Context
 from adam_async.model.network import Network
 from adam_async.model.rules import new_scratch, plain_step
+from adam_async.model_worker.scaling import Scaling
 from adam_async.model_worker.updates import PushBuffer, PushPlan
 from adam_async.model_worker.weights import Snapshot, TensorCopy, WorkerWeights
+from adam_async.schedule import Schedule
 from dataflow import Firing, Graph, Node
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Admitted:
+    """A group that has its place in a step before it is trained."""
+
+    group: ImageGroup
+    step: Any
+    """Whatever collects the groups of the step."""
+    index: int
+    """Its position among them."""
+    read: Snapshot | None
+    """What it shall read; None for what is current when it is trained."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,6 +55,8 @@ class Trained:
     read: Snapshot
     stepped: dict[str, TensorCopy]
     """Copies that the local step went into; empty without one."""
+    admitted: Admitted | None = None
+    """Its place, where groups have one from their admission on."""
 
 
 class ThreadScratch:
@@ -79,11 +96,14 @@ class GroupTrainer:
         network: The model.
         weights: The worker's copy.
         plan: How gradients travel.
-        rate: Learning rate of the local step; 0 for none.
+        schedule: Learning rate of a group.
+        local: Whether a group makes a local step.
         group_images: Most images of a group.
         push_every: Groups of a step; with more than one, groups are added up in step buffers.
         buffers: Buffers made ahead of each kind; more are made while all are on their way.
         dice: What layers that draw, such as dropout, draw with.
+        scaling: Limits of a step's gradient.
+        by_images: Whether a group counts by its images, because servers average over those of a step.
     """
 
     def __init__(
@@ -92,16 +112,24 @@ class GroupTrainer:
         network: Network,
         weights: WorkerWeights,
         plan: PushPlan,
-        rate: float,
+        schedule: Schedule,
+        local: bool,
         group_images: int,
         push_every: int,
         buffers: int,
         dice: Dice,
+        scaling: Scaling | None = None,
+        by_images: bool = False,
     ) -> None:
         self._network = network
         self._weights = weights
-        self._rate = rate
+        self._schedule = schedule
+        self._local = local
         self._dice = dice
+        self._group_images = group_images
+        self._by_images = by_images
+        self._scaling = scaling
+        self._scales_steps = push_every == 1
         self.group_buffers = BufferShelf(lambda: PushBuffer(network, plan, group_images), buffers)
         self.step_buffers = self.group_buffers
         if push_every > 1:
@@ -112,12 +140,19 @@ class GroupTrainer:
         """Push buffers that exist, of both kinds."""
         return sum(shelf.made for shelf in {self.group_buffers, self.step_buffers})
 
+    def train(self, firing: Firing, group: ImageGroup) -> Trained:
+        """Forward, backward, gradients, local step; on what is current."""
+        return self._train(firing, group, self._weights.snapshot(), None)
+
+    def train_admitted(self, firing: Firing, admitted: Admitted) -> Trained:
+        """The same for a group that has its place, on what it shall read."""
+        read = self._weights.snapshot() if admitted.read is None else admitted.read
+        return self._train(firing, admitted.group, read, admitted)
+
     # A run that diverges is told by its loss and its refused pushes; a warning per group says nothing more.
     @np.errstate(over="ignore", invalid="ignore", divide="ignore")
-    def train(self, firing: Firing, group: ImageGroup) -> Trained:
-        """Forward, backward, gradients, local step."""
+    def _train(self, firing: Firing, group: ImageGroup, read: Snapshot, admitted: Admitted | None) -> Trained:
         context: Context = firing.context
-        read = self._weights.snapshot()
         lease = group.lease
         context.load(group.images, group.labels, dice=self._dice, keys=(lease.epoch, lease.number))
         arrays = read.arrays
@@ -125,21 +160,41 @@ class GroupTrainer:
         self._network.backward(arrays, context)
         buffer = self.group_buffers.take()
         buffer.fill(context)
-        stepped = self._local_step(context, buffer, firing.scratch) if self._rate else {}
-        return Trained(lease, loss, buffer, read, stepped)
+        if self._by_images and buffer.images < self._group_images:
+            buffer.scale_all(buffer.images / self._group_images)
+        scaled = self._scale(buffer, read, lease) if self._scaling is not None else {}
+        stepped = self._local_step(context, buffer, firing.scratch, lease, scaled) if self._local else {}
+        return Trained(lease, loss, buffer, read, stepped, admitted)
+
+    def _scale(self, buffer: PushBuffer, read: Snapshot, lease: Lease) -> dict[str, float]:
+        """Keep the limits, where the group is a step; otherwise only find what its local step is to keep."""
+        assert self._scaling is not None
+        limit = self._scaling.apply if self._scales_steps else self._scaling.factors
+        unit = self._group_images / buffer.images if self._by_images else 1.0
+        return limit(buffer, read.arrays, rate=self._schedule.rate(lease.progress), unit=unit)
 
     def _local_step(
-        self, context: Context, buffer: PushBuffer, scratch: ThreadScratch
+        self,
+        context: Context,
+        buffer: PushBuffer,
+        scratch: ThreadScratch,
+        lease: Lease,
+        scaled: Mapping[str, float],
     ) -> dict[str, TensorCopy]:
         """Apply the group's plain step to what is current now, without locks (AD-14)."""
         stepped = {}
+        rate = self._schedule.rate(lease.progress)
         for parameter in self._network.trained:
             name = parameter.name
             copy = self._weights.current(name)
+            factor = scaled.get(name, 1.0)
             delta = buffer.delta(name)
             if delta is None:
                 delta = self._multiply(context, name, scratch)
-            plain_step(copy.array, delta, rate=self._rate, scratch=scratch.rule)
+            elif self._scales_steps:
+                factor = 1.0  # the buffer holds it as it leaves
+            plain_step(copy.array, delta, rate=rate * factor, scratch=scratch.rule)
+            copy.local += 1
             stepped[name] = copy
         return stepped
 

@@ -238,16 +238,18 @@ class PushBuffer:
         self._tensors: list[list[NDArray[Any]]] = []
         self._shares: list[tuple[str, NDArray[Any]]] = []
         """Tensor and memory of each shard that goes as a delta."""
-        apart: dict[str, NDArray[Any]] = {}
+        self._apart: dict[str, NDArray[Any]] = {}
+        """Whole deltas of tensors whose shards travel apart."""
         for message in plan.messages:
             self._tensors.append([])
             for part in message.parts:
                 if part.factors:
                     self._add_factors(part)
                 else:
-                    self._add_deltas(part, apart)
+                    self._add_deltas(part)
 
-    def _add_deltas(self, part: PushPart, apart: dict[str, NDArray[Any]]) -> None:
+    def _add_deltas(self, part: PushPart) -> None:
+        apart = self._apart
         flat = np.zeros(sum(shard.size for shard in part.shards), self._dtype)
         self._flat.append(flat)
         self._tensors[-1].append(flat)
@@ -315,13 +317,21 @@ class PushBuffer:
 
     def scale(self, factors: Mapping[str, float]) -> None:
         """Multiply the gradients of these tensors."""
-        for name, share in self._shares:
+        for name, share in (*self._shares, *self._apart.items()):
             if name in factors:
                 np.multiply(share, factors[name], out=share)
         for name, errors, _ in self._errors:
             if name in factors:
                 used = errors[:, : self.images]
                 np.multiply(used, factors[name], out=used)
+
+    def scale_all(self, factor: float) -> None:
+        """Multiply all gradients."""
+        for flat in self._flat:
+            np.multiply(flat, factor, out=flat)
+        for _, errors, _ in self._errors:
+            used = errors[:, : self.images]
+            np.multiply(used, factor, out=used)
 
     def deltas(self) -> Iterator[tuple[str, NDArray[Any]]]:
         """What goes as deltas: each shard's tensor and its gradient, flat."""

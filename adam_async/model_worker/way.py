@@ -3,12 +3,38 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from adam_async.data_server.client import ImageGroup
 from adam_async.messages import Finished, Lease
 from adam_async.model.context import Context
 from dataflow import Graph, Tag
 
 OnStep = Callable[[int, Sequence[Lease]], None]
 """Told of a step that is about to leave for the servers: its clock, and the groups in it."""
+
+
+class Gate(Protocol):
+    """What lets groups through only when the values that they may read are here."""
+
+    def opens_for(self, group: ImageGroup) -> bool:
+        """Whether the next group may be admitted; what it tells of meetings is heard in any case."""
+        ...
+
+    def admit(self, group: ImageGroup) -> Any:
+        """Let it through; returns what is trained in its place."""
+        ...
+
+    def meet(self, clock: int) -> None:
+        """No group waits for us, and when all are pushed all replicas meet at this clock."""
+        ...
+
+    async def wait(self) -> None:
+        """Wait for anything that may open the gate. Cancelling it loses nothing.
+
+        Raises:
+            DeadlineExceeded: The slowest clock has not advanced for `waits.clock_s`; names who is behind.
+            RunFailed: Servers sent the values of another clock.
+        """
+        ...
 
 
 class WayOfTraining(Protocol):
@@ -43,8 +69,18 @@ class WayOfTraining(Protocol):
         """
         ...
 
+    @property
+    def gate(self) -> Gate | None:
+        """What groups come through, after `begin`; None where nobody waits for the clocks of others."""
+        ...
+
     def flush(self) -> None:
-        """No group waits for us: send what is being collected."""
+        """No group waits for us: send what is being collected. Where there is a gate, it `meet`s instead."""
+        ...
+
+    @property
+    def record(self) -> bytes | bytearray:
+        """What was noted for a replay; `read_log.py`."""
         ...
 
     def statistics(self) -> dict[str, Any]:

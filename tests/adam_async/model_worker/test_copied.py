@@ -18,6 +18,7 @@ def way_of(servers, client, *, in_flight=1, **options):
         table=servers.table,
         buckets=servers.map.buckets,
         client=client,
+        session=client._session,
         buffers=BufferPool(),
         in_flight=in_flight,
     )
@@ -46,19 +47,20 @@ async def test_only_the_one_group_in_flight_waits_for_its_pull(network):
 
 
 @pytest.mark.parametrize(
-    ("options", "rate"),
+    ("options", "made"),
     [
-        ({"pull_every": 1}, 0.0),
-        ({"pull_every": 4}, 0.25),
-        ({"pull_every": 4, "rule": "adam"}, 0.0),
-        ({"pull_every": 4, "rule": "adagrad"}, 0.0),
+        ({"pull_every": 1}, False),
+        ({"pull_every": 4}, True),
+        ({"pull_every": 4, "consistency": "ssp:2"}, True),
+        ({"pull_every": 4, "rule": "adam"}, False),
+        ({"pull_every": 4, "rule": "adagrad"}, False),
     ],
     ids=str,
 )
-async def test_local_steps_are_made_between_pulls_under_sgd_and_never_else(network, options, rate):
+async def test_local_steps_are_made_between_pulls_under_sgd_and_never_else(network, options, made):
     async with servers_of(network) as servers:
         way = way_of(servers, servers.client().client, rate=0.25, **options)
-        assert way._trainer._rate == rate
+        assert way._trainer._local == made
 
 
 @pytest.mark.parametrize("push_every", [1, 3])

@@ -6,11 +6,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from adam_async.config import Config
 from adam_async.data_server.client import ImageGroup
 from adam_async.dice import Dice
 from adam_async.messages import Lease
 from adam_async.model import Adam, InPlaceStep, Network, Sgd, named_model, new_rule_state
 from adam_async.model_worker.in_place import InPlaceTrainer
+from adam_async.schedule import Schedule
 from adam_async.shard_storage import ShardStorage
 from tests.adam_async.runs import tiny_dataset
 
@@ -36,7 +38,7 @@ class Place:
             network=self.model,
             rule=self.rule,
             storage=self.storage,
-            rate=0.01,
+            schedule=Schedule.of(Config(rate=0.01)),
             group_images=GROUP,
             dice=Dice(3),
         )
@@ -152,7 +154,7 @@ def test_with_a_clock_each_group_of_a_job_has_times_of_its_own():
         network=place.model,
         rule=place.rule,
         storage=place.storage,
-        rate=0.01,
+        schedule=Schedule.of(Config(rate=0.01)),
         group_images=GROUP,
         dice=Dice(3),
         clock=lambda: float(next(ticks)),

@@ -3,7 +3,7 @@
 import pytest
 
 from adam_async.messages import Finished, Lease
-from adam_async.model_worker import records
+from adam_async.model_worker import updates
 from adam_async.model_worker.in_place import TrainedInPlace
 from adam_async.model_worker.records import STEPS, Recorder
 from tests.adam_async.runs import NETWORKS, PATIENT, SHARDED, Rough, servers_of, turns, until
@@ -41,7 +41,9 @@ async def test_every_step_is_counted_on_every_shard_and_its_group_finished(netwo
         for number in range(2 * STEPS):
             recorder.add(trained(number, staleness=number % 3))
         await client.flush()
-        assert finished == [Finished(1, number, 1, 4, number / 8) for number in range(2 * STEPS)]
+        assert finished == [
+            Finished(1, number, 1, 4, number / 8, clock=11 + number) for number in range(2 * STEPS)
+        ]
         assert recorder.clock == 10 + 2 * STEPS
         for shard in servers.shards().values():
             shard.check_invariants()
@@ -98,7 +100,7 @@ async def test_refused_tensors_are_refused_in_each_of_their_shards_and_no_others
 
 
 async def test_shards_that_are_too_many_for_one_message_go_in_several(monkeypatch):
-    monkeypatch.setattr(records, "MESSAGE_SHARDS", 5)
+    monkeypatch.setattr(updates, "MESSAGE_SHARDS", 5)
     async with servers_of(NETWORKS["local"](), **ALIASED, servers=2, shard_bytes=1 << 10) as servers:
         recorder, client, finished = recorder_of(servers)
         recorder.add(trained(1))
