@@ -257,10 +257,9 @@ class Participation:
         assert self._engine is not None
         self._engine.deliver("landed", tag, None)
 
-    @property
-    def record(self) -> bytes | bytearray:
-        """What was noted for a replay; grows while it trains."""
-        return self._way.record
+    def record(self, run: str) -> bytes | bytearray:
+        """What was noted for a replay of a run; empty if nothing is. It grows while the run lasts."""
+        return self._way.record if run == self._run else b""
 
     def statistics(self) -> dict[str, Any]:
         """Counts of this run on this worker."""

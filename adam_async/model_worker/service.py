@@ -5,17 +5,20 @@ import logging
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
+import numpy as np
+
 from adam_async.cluster_map import ClusterMap, RunRecord
 from adam_async.config import Waits
 from adam_async.errors import RunFailed
 from adam_async.loop_lag import LoopLag
+from adam_async.messages import Body, GetRecord, RecordPart, pack
 from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.model_worker.participation import Participation
 from adam_async.role import Role
 from adam_async.shard_storage import ShardStorage, StorageShelf
 from adam_async.timeline import Timeline
-from transport import BufferPool, Identity, Network
+from transport import BufferPool, Identity, Network, Request
 
 logger = logging.getLogger(__name__)
 
@@ -125,6 +128,21 @@ class ModelWorker(Role):
             for task in tasks:
                 task.cancel()
         logger.info("%s is done with run %s", self._identity.node, run.id)
+
+    def _answer(self, request: Request, body: Body) -> None:
+        if isinstance(body, GetRecord):
+            self._send_record(request, body)
+        else:
+            super()._answer(request, body)
+
+    def _send_record(self, request: Request, body: GetRecord) -> None:
+        data = self._part.record(body.run) if self._part is not None else b""
+        if not data:
+            request.fail("no-record", f"{self._identity.node} keeps no record of run {body.run}")
+            return
+        # A copy, for the log grows while the answer is on its way.
+        part = np.frombuffer(bytes(data[body.start : body.stop]), np.uint8)
+        request.reply(pack(RecordPart(total=len(data)), [part]))
 
     def _storage(self, run: RunRecord) -> ShardStorage | None:
         """The servers' memory, for a run that trains in place; None if they have already left the run.
