@@ -63,7 +63,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     replicas: int = 1
     """Model replicas, each a full copy of the model in training."""
     threads: int = 0
-    """Compute threads per worker; 0 is max(1, cores // replicas)."""
+    """Compute threads per worker; 0 is max(1, cores // replicas), or 1 in a run that is recorded."""
     images_per_group: int = 16
     """Training images that flow through the graph as one group; 1 is the paper's per-image flow."""
     pin_threads: bool = False
@@ -147,6 +147,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         self._check_rates()
         if self.weights == "aliased":
             self._check_aliased()
+        if self.record:
+            self._check_record()
         if not 0 <= self.until_accuracy <= 1:
             raise ConfigError(f"until_accuracy is a share between 0 and 1, not {self.until_accuracy}")
 
@@ -210,6 +212,20 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """
         return self.rule == "sgd" and self.pull_every > 1 and not self.synchronous
 
+    def _check_record(self) -> None:
+        if self.threads > 1:
+            raise ConfigError(
+                f"a run is recorded with one compute thread per worker, because no record holds how several "
+                f"write to one copy; set threads to 1, not {self.threads}"
+            )
+        late = {"scale_by_staleness": self.scale_by_staleness, "layer_rate": self.push_every > 1}
+        for name, timed in late.items():
+            if timed and self.local_steps and getattr(self, name):
+                raise ConfigError(
+                    f"{name} depends on how far local steps are when a push leaves, which no record holds: "
+                    f"record with pull_every=1, or without {name}"
+                )
+
     def _check_aliased(self) -> None:
         if self.processes:
             raise ConfigError("weights=aliased needs all roles in one process: leave processes off")
@@ -247,7 +263,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Raises:
             ConfigError: More threads, those of all replicas together, than make sense.
         """
-        threads = self.threads or max(1, cores // self.replicas)
+        threads = self.threads or (1 if self.record else max(1, cores // self.replicas))
         most = MAX_THREADS_PER_CORE * cores
         if threads * self.replicas > most:
             raise ConfigError(

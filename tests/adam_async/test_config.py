@@ -220,3 +220,20 @@ def test_a_bound_on_clocks_bounds_how_stale_a_gradient_can_be():
 def test_known_keys_are_the_fields_and_the_waits():
     assert {"epochs", "seed", "waits.dial_s"} <= set(known_keys())
     assert len(known_keys()) == len(set(known_keys()))
+
+
+def test_a_recorded_run_has_one_thread_per_worker() -> None:
+    assert Config(record=True).threads_per_worker(cores=8) == 1
+    with pytest.raises(ConfigError, match="set threads to 1, not 2"):
+        Config(record=True, threads=2)
+
+
+def test_what_depends_on_more_than_a_record_holds_is_not_recorded() -> None:
+    local = {"record": True, "pull_every": 4, "push_every": 2}
+
+    with pytest.raises(ConfigError, match="layer_rate depends on how far local steps are"):
+        Config(**local, layer_rate=0.1)
+    with pytest.raises(ConfigError, match="scale_by_staleness depends on how far local steps are"):
+        Config(**local, scale_by_staleness=True)
+    assert Config(**local, clip=1.0).record
+    assert Config(record=True, push_every=2, layer_rate=0.1, scale_by_staleness=True).record
