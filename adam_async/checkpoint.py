@@ -31,6 +31,7 @@ from adam_async.cluster_map import ResumeRecord
 from adam_async.config import FIELDS, Config, make_config
 from adam_async.errors import ConfigError
 from adam_async.messages import ShardState, read_number
+from adam_async.model.spec import ModelSpec
 from adam_async.run_result import EpochResult
 
 FORMAT = "adam-async/checkpoint/1"
@@ -316,6 +317,25 @@ def resumed_config(manifest: Manifest, wanted: Config) -> Config:
             f"{manifest.name} has all of epochs={wanted.epochs} behind it; to train on, give more than {done}"
         )
     return wanted
+
+
+def resumed_spec(manifest: Manifest, spec: ModelSpec | None) -> ModelSpec:
+    """The model of a checkpoint.
+
+    Args:
+        manifest: Of the checkpoint.
+        spec: What the caller brings, if it brings one.
+
+    Raises:
+        CheckpointError: That is another model.
+    """
+    there = ModelSpec.from_dict(manifest.spec)
+    if spec is not None and spec.to_dict() != there.to_dict():
+        raise CheckpointError(
+            f"{manifest.name} holds a model {there.name!r} whose layers are not those of {spec.name!r}: "
+            "leave the model out, it is in the checkpoint"
+        )
+    return there
 
 
 DATA_IDENTITY = ("name", "shape", "classes", "train_images", "test_images")

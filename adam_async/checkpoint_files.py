@@ -58,7 +58,7 @@ class CheckpointFolder:
         self.latest = ""
         """Name of the newest checkpoint; empty before there is one."""
 
-    async def open(self, resumed: Checkpoint | None) -> None:
+    async def take_up(self, resumed: Checkpoint | None) -> None:
         """Make the folder ready for a run: nothing in it but the checkpoints that the run continues.
 
         Args:

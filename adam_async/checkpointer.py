@@ -16,16 +16,21 @@ import msgspec
 
 from adam_async.checkpoint import Checkpoint, Manifest, ProgressNote, epoch_values
 from adam_async.checkpoint_files import CheckpointFolder
-from adam_async.cluster_map import ClusterMap, ResumeRecord
+from adam_async.cluster_map import ClusterMap, ResumeRecord, RunRecord
+from adam_async.config import Config
 from adam_async.errors import DeadlineExceeded
-from adam_async.messages import ShardState
-from adam_async.placement import ShardTable
+from adam_async.messages import ShardState, read_number
+from adam_async.model.network import Network as Model
+from adam_async.model.rules import make_rule
+from adam_async.placement import shard_table
 from adam_async.run_result import CheckpointResult, EpochResult
 from adam_async.run_tensors import RunTensors
 from adam_async.shard_copies import ShardCopies
 from transport import TransportError
 
 logger = logging.getLogger(__name__)
+
+NOT_FINITE = "no checkpoint was written: the loss is not finite, and the one before is worth more"
 
 Spawn = Callable[[str, Coroutine[Any, Any, None]], asyncio.Task[None]]
 """Start a task of the owner's group under a name."""
@@ -47,13 +52,11 @@ class Checkpointer:
     Args:
         folder: Where they go, opened for this run.
         copies: Reads the shards.
+        config: The run's options.
+        model: The network.
+        common: A manifest with what is the same in all of them.
         spawn: Starts what goes on beside training.
         note: Adds an incident to the run's events.
-        common: A manifest with what is the same in all of them.
-        table: All shards.
-        make_tensors: Memory for all of them.
-        bound: Shards that must have reached the clock at which they are read.
-        timeout_s: How long a write may be waited for.
     """
 
     def __init__(
@@ -61,23 +64,20 @@ class Checkpointer:
         *,
         folder: CheckpointFolder,
         copies: ShardCopies,
+        config: Config,
+        model: Model,
+        common: Manifest,
         spawn: Spawn,
         note: Callable[[str], None],
-        common: Manifest,
-        table: ShardTable,
-        make_tensors: Callable[[], RunTensors],
-        bound: frozenset[int],
-        timeout_s: float,
     ) -> None:
         self._folder = folder
         self._copies = copies
         self._spawn = spawn
         self._note = note
         self._common = common
-        self._table = table
-        self._make_tensors = make_tensors
-        self._bound = bound
-        self._timeout_s = timeout_s
+        self._config = config
+        self._model = model
+        self._timeout_s = config.waits.checkpoint_s
         self._writing: asyncio.Task[None] | None = None
         self._noting: asyncio.Task[None] | None = None
         self._noted: ProgressNote | None = None
@@ -88,7 +88,8 @@ class Checkpointer:
 
         Args:
             cluster: Where they are.
-            clock: What the shards in `bound` must have reached.
+            clock: With ssp and bsp, where all replicas meet: what all shards that are trained must have
+                reached.
 
         Returns:
             None if they could not be read, which the events then say.
@@ -96,47 +97,77 @@ class Checkpointer:
         await self.settle()
         loop = asyncio.get_running_loop()
         begin = loop.time()
-        tensors = self._make_tensors()
+        tensors = make_tensors(self._model, self._config)
+        clocked = self._config.slack is not None
+        table, frozen = tensors.table, self._model.frozen
+        bound = {int(shard.id): clock for shard in table.shards if clocked and shard.tensor not in frozen}
         try:
-            states = await self._copies.read(
-                cluster, self._table, tensors, clocks=dict.fromkeys(self._bound, clock)
-            )
+            states = await self._copies.read(cluster, table, tensors, clocks=bound)
         except (TransportError, DeadlineExceeded) as error:
             self._note(f"no checkpoint was taken, the servers could not be read: {error}")
             return None
         return Reading(tensors=tensors, states=states, read_s=loop.time() - begin)
 
-    def write(
+    def write_end(self, reading: Reading, cluster: ClusterMap, epochs: Sequence[EpochResult]) -> None:
+        """Begin to write what was read at the end of an epoch; training goes on meanwhile.
+
+        Args:
+            reading: All shards.
+            cluster: The map in which the epoch has ended.
+            epochs: What the epochs came to, up to this one.
+        """
+        ended = cluster.epoch
+        assert ended is not None
+        resume = ResumeRecord(epoch=ended.number + 1, finished=(), clock=0, results=cluster.results)
+        if isfinite(epochs[-1].train_loss):
+            self._begin(reading, (ended.number, ended.groups), resume, epochs, reading.read_s)
+        else:
+            self._note(NOT_FINITE)
+
+    def write_within(
         self,
         reading: Reading,
-        *,
-        epoch: int,
-        groups: int,
+        cluster: ClusterMap,
+        data: Mapping[str, Any],
+        epochs: Sequence[EpochResult],
+        paused_s: float,
+    ) -> None:
+        """Begin to write what was read at a pause within an epoch; training goes on meanwhile.
+
+        Args:
+            reading: All shards.
+            cluster: The map of the pause.
+            data: What the data server said during the pause.
+            epochs: What the epochs before this one came to.
+            paused_s: How long training stood still.
+        """
+        epoch, groups = int(data["epoch"]), int(data["finished"])
+        resume = ResumeRecord(
+            epoch=epoch,
+            finished=tuple((int(start), int(stop)) for start, stop in data["trained_ranges"]),
+            clock=0,
+            results=cluster.results,
+            images=int(data["images"]),
+            loss=read_number(data["loss"]),
+        )
+        if isfinite(resume.loss):
+            self._begin(reading, (epoch, groups), resume, epochs, paused_s)
+        else:
+            self._note(NOT_FINITE)
+
+    def _begin(
+        self,
+        reading: Reading,
+        place: tuple[int, int],
         resume: ResumeRecord,
         epochs: Sequence[EpochResult],
         paused_s: float,
     ) -> None:
-        """Begin to write a checkpoint; training goes on meanwhile.
-
-        A state that has no finite loss does not replace one that has.
-
-        Args:
-            reading: All shards.
-            epoch: The epoch it is taken in.
-            groups: Groups of it that are trained.
-            resume: Where a run that continues this one takes up; its clock is filled in here.
-            epochs: What the epochs that have ended came to.
-            paused_s: How long training stood still for it.
-        """
-        loss = epochs[-1].train_loss if epochs and not resume.finished else resume.loss
-        if not isfinite(loss):
-            self._note("no checkpoint was written: the loss is not finite")
-            return
         clocks = [clock for state in reading.states for clock in state.clocks.values()]
         manifest = msgspec.structs.replace(
             self._common,
-            epoch=epoch,
-            groups=groups,
+            epoch=place[0],
+            groups=place[1],
             resume=msgspec.structs.replace(resume, clock=max(clocks, default=0)),
             epochs=epoch_values(epochs),
             arrays=reading.tensors.arrays,
@@ -205,3 +236,30 @@ class Checkpointer:
 
     def __repr__(self) -> str:
         return f"<Checkpointer {self._folder!r} {len(self.written)} written>"
+
+
+def make_tensors(model: Model, config: Config) -> RunTensors:
+    """Memory for all tensors of a run with their rule state."""
+    table = shard_table(model.parameters, shard_bytes=config.shard_bytes, item_bytes=model.dtype.itemsize)
+    rule = make_rule(config.rule, momentum=config.momentum, weight_decay=config.weight_decay)
+    return RunTensors(model, table, rule)
+
+
+def common_manifest(run: RunRecord, data: Mapping[str, Any], resumed: Checkpoint | None) -> Manifest:
+    """What the manifests of a run's checkpoints have in common.
+
+    Args:
+        run: As it was submitted.
+        data: What the data server says of its data.
+        resumed: What the run continues.
+    """
+    return Manifest(
+        run=run.id,
+        config=run.config,
+        spec=run.spec,
+        data=dict(data),
+        epoch=0,
+        groups=0,
+        resume=ResumeRecord(epoch=1, finished=(), clock=0),
+        trained_again=resumed.trained_again if resumed is not None else 0,
+    )

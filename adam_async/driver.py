@@ -5,7 +5,7 @@ code drives a cluster in its own event loop, child processes, or roles started b
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager
 from types import TracebackType
 from typing import Any, Self
@@ -14,11 +14,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from adam_async.checkpoint import Checkpoint, CheckpointError, check_data, resumed_config, resumed_spec
+from adam_async.checkpoint_files import CheckpointFolder
+from adam_async.checkpointer import Checkpointer, Spawn, common_manifest, make_tensors
 from adam_async.choose_model import check_fits, choose_model
-from adam_async.cluster_map import ClusterMap, NodeRecord, RunRecord
+from adam_async.cluster_map import ClusterMap, EpochRecord, NodeRecord, RunRecord
 from adam_async.config import Config
 from adam_async.controller.client import Membership
-from adam_async.errors import DeadlineExceeded, RoleDied, RunFailed
+from adam_async.errors import DeadlineExceeded, RunFailed
 from adam_async.evaluator import Evaluator
 from adam_async.inquiries import Inquiries
 from adam_async.machine import process_memory
@@ -27,23 +30,19 @@ from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.model.network import Network as Model
 from adam_async.model.spec import ModelSpec
+from adam_async.muster import LOOK_S, Muster, check_failed
 from adam_async.parameter_server.client import ParameterClient, SessionIdentity
 from adam_async.placement import holders, shard_table
 from adam_async.progress import Progress
-from adam_async.run_result import EpochResult, RunResult
+from adam_async.run_result import CheckpointResult, EpochResult, RunResult
 from adam_async.schedule import Schedule
 from adam_async.series import Series
+from adam_async.shard_copies import ShardCopies
 from adam_async.snapshot import pull_snapshot
 from adam_async.timeline import Timeline
 from adam_async.traffic import Traffic
 from dataflow import ComputePool
 from transport import BufferPool, Identity, Network, TransportError
-
-LOOK_S = 1.0
-"""How often the driver asks the roles how far they are while it waits for them."""
-
-NO_RUN = "-"
-"""No node is ready for this."""
 
 
 class Driver:
@@ -60,6 +59,8 @@ class Driver:
         model_text: What the TOML file that `config.model` names holds; the caller has read it.
         layers: Kinds of layers that the model may use; every role must know the same.
         timeline: Where epochs and messages are noted.
+        checkpoints: Where checkpoints go; without it none are taken.
+        resume: What the first training continues; its model and rate are in force.
 
     `config` is what is run: what the caller left open is decided there. Cancelling `train` ends the run in
     good order: phase `finished` is set if the controller can be reached within `drain_s`.
@@ -78,12 +79,25 @@ class Driver:
         model_text: str | None = None,
         layers: Mapping[str, type[Layer]] = BUILTIN_LAYERS,
         timeline: Timeline | None = None,
+        checkpoints: CheckpointFolder | None = None,
+        resume: Checkpoint | None = None,
     ) -> None:
         self._network = network
         self._controller = controller
         self._identity = identity
         if config.weights == "auto":  # who owns the whole cluster would have decided otherwise
             config = msgspec.structs.replace(config, weights="copy")
+        if resume is not None:
+            config, spec = resumed_config(resume.manifest, config), resumed_spec(resume.manifest, spec)
+        if checkpoints is None:
+            config = msgspec.structs.replace(config, checkpoint_every=0)
+        elif config.evaluation == "concurrent":
+            raise CheckpointError(
+                "evaluation=concurrent does not pause at the end of an epoch, where checkpoints are taken: "
+                "leave it at wait, or take none"
+            )
+        self._folder = checkpoints
+        self._resume = resume
         self._asked = self.config = config
         self._buffers = buffers
         self._threads = threads
@@ -96,6 +110,10 @@ class Driver:
         self._inquiries = Inquiries(
             network=network, identity=identity, waits=self._waits, traffic=self._traffic
         )
+        self._copies = ShardCopies(
+            network=network, identity=identity, waits=self._waits, traffic=self._traffic
+        )
+        self._checkpointer: Checkpointer | None = None
         self._membership = Membership(
             network=network,
             controller=controller,
@@ -111,6 +129,9 @@ class Driver:
         self._alive: dict[str, int] = {}
         self._ever: set[str] = set()
         self.progress = Progress(consistency=config.consistency)
+        self._muster = Muster(
+            config=config, membership=self._membership, inquiries=self._inquiries, progress=self.progress
+        )
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
@@ -147,10 +168,14 @@ class Driver:
     async def train(self, on_epoch: Callable[[EpochResult], None] | None = None) -> RunResult:
         """Run all epochs. May be called again: each call is a run of its own, from the beginning.
 
+        With a checkpoint to resume, the first call continues its run. Epochs that are over are in the result,
+        and not told again.
+
         Args:
             on_epoch: Called after each epoch's evaluation.
 
         Raises:
+            CheckpointError: The folder for checkpoints has those of another run, or the data are others.
             DeadlineExceeded: The roles were not there or not ready within `prepare_s`; names them.
             RoleDied: A role that the run needs was lost; says which.
             RunFailed: It ended early for another reason, such as a controller that was started again.
@@ -159,98 +184,84 @@ class Driver:
             self._events.clear()
         self._runs += 1
         self._run_begin = asyncio.get_running_loop().time()
+        resumed, self._resume = self._resume, None
+        if self._folder is not None:
+            await self._folder.take_up(resumed)
         data = await self.wait_for_data()
+        if resumed is not None:
+            check_data(resumed.manifest, data)
         if self._spec is not None:
             check_fits(self._spec, data, layers=self._layers)
         spec = self._spec or choose_model(self.config.model, data, text=self._model_text)
         model = Model(spec, dtype=self.config.dtype, kernels=self.config.kernels, layers=self._layers)
         self.progress.data, self.progress.model = data, model
-        run = self._submit(spec, await self._wait_for_workers())
+        run = self._submit(spec, await self._muster.wait_for_workers(), resumed)
         self.progress.begin(Series(Schedule.of(self.config), epoch_images=data["train_images"]))
         await self._membership.submit_run(run)
         try:
-            return await self._drive(run.id, model, data, on_epoch)
+            return await self._drive(run, model, data, resumed, on_epoch)
         finally:
             await self._end(run.id)
 
-    def _submit(self, spec: ModelSpec, groups_in_flight: int) -> RunRecord:
+    def _submit(self, spec: ModelSpec, groups_in_flight: int, resumed: Checkpoint | None) -> RunRecord:
         self.config = msgspec.structs.replace(self._asked, rate=self._asked.default_rate(groups_in_flight))
         config = msgspec.to_builtins(self.config)
         run = f"{self._identity.node}-{self._identity.incarnation:x}-{self._runs}"
-        return RunRecord(id=run, driver=self._identity.node, config=config, spec=spec.to_dict())
+        return RunRecord(
+            id=run,
+            driver=self._identity.node,
+            config=config,
+            spec=spec.to_dict(),
+            resumed=resumed.manifest.resume if resumed is not None else None,
+        )
 
     async def wait_for_data(self) -> dict[str, Any]:
-        """Wait for a data server, and return what it says of its data: name, source, shape, sizes.
-
-        Raises:
-            DeadlineExceeded: None joined within `prepare_s`.
-        """
-        self.progress.phase = "waiting for a data server"
-        cluster = await self._membership.wait_for(
-            lambda m: bool(m.live("data")) and self._membership.seated,
-            "a data server to join",
-            self._waits.prepare_s,
-        )
-        return cluster.nodes[cluster.live("data")[0]].info
-
-    async def _wait_for_workers(self) -> int:
-        """Wait until as many workers are there as there are replicas; returns their groups in flight.
-
-        Raises:
-            DeadlineExceeded: They were not there within `prepare_s`; names who is missing and who is here.
-        """
-        config = self.config
-        self.progress.phase = f"waiting for {config.replicas} worker(s)"
-        try:
-            cluster = await self._membership.wait_for(
-                lambda m: len(m.live("worker")) >= config.replicas, self._wanted(), self._waits.prepare_s
-            )
-        except DeadlineExceeded as error:
-            raise DeadlineExceeded(
-                f"{self._wanted()}; {_who_is_here(self.map, NO_RUN)}", error.timeout_s
-            ) from None
-        chosen = cluster.live("worker")[: config.replicas]
-        at_once = [int(cluster.nodes[worker].info.get("in_flight", 1)) for worker in chosen]
-        return sum(max(groups, config.push_every) for groups in at_once)
-
-    def _wanted(self) -> str:
-        config = self.config
-        return f"{config.servers} parameter server(s), a data server and {config.replicas} worker(s)"
+        """Wait for a data server, and return what it says of its data. See `Muster.wait_for_data`."""
+        return await self._muster.wait_for_data()
 
     async def _drive(
         self,
-        run: str,
+        run: RunRecord,
         model: Model,
         data: dict[str, Any],
+        resumed: Checkpoint | None,
         on_epoch: Callable[[EpochResult], None] | None,
     ) -> RunResult:
-        cluster = await self._wait_training(run)
+        first = 1
         async with AsyncExitStack() as stack:
             group = await stack.enter_async_context(asyncio.TaskGroup())
+
+            def spawn(name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+                return group.create_task(work, name=f"{self._identity.node}/{name}")
+
+            stack.callback(spawn("failure", self._raise_failure(run.id)).cancel)
+            if resumed is not None:
+                first = resumed.manifest.resume.epoch
+                self.progress.epochs.extend(resumed.manifest.epoch_results)
+                await self._load(run.id, model, resumed)
+            cluster = await self._muster.wait_training(run.id)
             client = self._client(cluster, model)
-            for name, work in (("parameters", client.run()), ("failure", self._raise_failure(run))):
-                stack.callback(group.create_task(work, name=f"{self._identity.node}/{name}").cancel)
-            weights: dict[str, NDArray[Any]] = {}
-            for epoch in range(1, self.config.epochs + 1):
+            stack.callback(spawn("parameters", client.run()).cancel)
+            self._checkpointer = self._take_checkpoints(run, model, data, resumed, spawn)
+            weights: Mapping[str, NDArray[Any]] = {}
+            for epoch in range(first, self.config.epochs + 1):
                 self.progress.begin_epoch(epoch, now=asyncio.get_running_loop().time())
                 with self._phase(f"epoch {epoch}"):
-                    cluster = await self._wait_epoch(run, epoch)
+                    cluster = await self._wait_epoch(run.id, epoch)
                 await self._read_progress(train_s=float(cluster.results[epoch - 1]["train_s"]))
-                self.progress.phase = "evaluating"
                 with self._phase(f"evaluate {epoch}"):
-                    weights = await pull_snapshot(model, self._table(model), cluster, client)
-                    result = await self._evaluate_epoch(model, weights, epoch, cluster.results[epoch - 1])
-                self.progress.epochs.append(result)
-                self.progress.images, self.progress.loss = result.images, result.train_loss
-                self.progress.replicas = len(self.map.live_replicas())
+                    result, weights = await self._end_epoch(model, cluster, client, epoch)
                 if on_epoch is not None:
                     on_epoch(result)
                 reached = 0 < self.config.until_accuracy <= result.test_accuracy
                 if reached or epoch == self.config.epochs:
                     break
-                await self._next_epoch(run, epoch)
-            statistics = await self._gather_statistics(run)
+                await self._next_epoch(run.id, epoch)
+            statistics = await self._gather_statistics(run.id)
             self._note_divergence(statistics)
+            if self._checkpointer is not None:
+                self.progress.phase = "waiting for the checkpoint to be written"
+                await self._checkpointer.settle()
         return RunResult(
             epochs=tuple(self.progress.epochs),
             weights=weights,
@@ -259,7 +270,35 @@ class Driver:
             statistics=statistics,
             events=tuple(self._events),
             series=tuple(self.progress.series),
+            checkpoints=self._written(),
         )
+
+    def _written(self) -> tuple[CheckpointResult, ...]:
+        return tuple(self._checkpointer.written) if self._checkpointer is not None else ()
+
+    async def _end_epoch(
+        self, model: Model, cluster: ClusterMap, client: ParameterClient, epoch: int
+    ) -> tuple[EpochResult, Mapping[str, NDArray[Any]]]:
+        """Evaluate what an epoch came to, and begin to write its checkpoint."""
+        came_to, taken = cluster.results[epoch - 1], self._checkpointer
+        clock = int(came_to.get("clock", 0)) if self.config.slack is not None else 0
+        reading = None
+        if taken is not None:
+            self.progress.phase = "taking a checkpoint"
+            reading = await taken.read(cluster, clock)
+        self.progress.phase = "evaluating"
+        weights: Mapping[str, NDArray[Any]]
+        if reading is not None:
+            weights = reading.tensors.weights
+        else:
+            weights = await pull_snapshot(model, self._table(model), cluster, client, clock=clock)
+        result = await self._evaluate_epoch(model, weights, epoch, came_to)
+        self.progress.epochs.append(result)
+        self.progress.images, self.progress.loss = result.images, result.train_loss
+        self.progress.replicas = len(self.map.live_replicas())
+        if taken is not None and reading is not None:
+            taken.write_end(reading, cluster, self.progress.epochs)
+        return result, weights
 
     def so_far(self) -> RunResult | None:
         """What a run that was cut short has come to, as its roles were last seen; None if it never began."""
@@ -274,6 +313,7 @@ class Driver:
             statistics={**progress.roles, self._identity.node: self._own_statistics()},
             events=tuple(self._events),
             series=tuple(progress.series),
+            checkpoints=self._written(),
         )
 
     @contextmanager
@@ -284,43 +324,10 @@ class Driver:
         if self._timeline is not None:
             self._timeline.phase(self._identity.node, name, begin)
 
-    async def _wait_training(self, run: str) -> ClusterMap:
-        self.progress.phase = "preparing"
-        what = self._wanted()
-        loop = asyncio.get_running_loop()
-        ends_at = loop.time() + self._waits.prepare_s
-        while (left := ends_at - loop.time()) > 0:
-            try:
-                cluster = await self._membership.wait_for(
-                    lambda m: m.run is None or m.run.id != run or m.run.phase != "preparing",
-                    what,
-                    min(left, LOOK_S),
-                )
-            except DeadlineExceeded:
-                await self._read_preparation()
-            else:
-                _check_failed(cluster, run)
-                return cluster
-        raise DeadlineExceeded(f"{what}; {_who_is_here(self.map, run)}", self._waits.prepare_s)
-
-    async def _read_preparation(self) -> None:
-        """Ask the workers how far their kernels are compiled, for the live table."""
-        try:
-            answers = [await self._ask_statistics(address) for address in self._addresses("worker")]
-        except TransportError:
-            return
-        kernels = [values["kernels"] for _, values in answers if "kernels" in values]
-        done, total = min(
-            ((each["compiled"], each["of"]) for each in kernels),
-            key=lambda each: each[0] - each[1],
-            default=(0, 0),
-        )
-        self.progress.phase = f"compiling {done}/{total}" if done < total else "preparing"
-
     async def _raise_failure(self, run: str) -> None:
         """End what the driver is at as soon as the controller says that the run has failed."""
         async for cluster in self._membership.changes():
-            _check_failed(cluster, run)
+            check_failed(cluster, run)
 
     async def _wait_epoch(self, run: str, epoch: int) -> ClusterMap:
         """Wait for the end of an epoch, however long it takes, as long as the run is alive.
@@ -331,9 +338,13 @@ class Driver:
         empty_since: float | None = None
         while True:
             cluster = self.map
-            _check_failed(cluster, run)
+            check_failed(cluster, run)
             if len(cluster.results) >= epoch:
                 return cluster
+            record = cluster.epoch
+            if record is not None and (record.run, record.number) == (run, epoch) and record.paused:
+                await self._end_pause(cluster, record)
+                continue
             if cluster.live_replicas():
                 empty_since = None
             elif empty_since is None:
@@ -348,6 +359,30 @@ class Driver:
                 )
             except DeadlineExceeded:
                 await self._read_progress()
+
+    async def _end_pause(self, cluster: ClusterMap, paused: EpochRecord) -> None:
+        """Take a checkpoint within an epoch, and let training go on."""
+
+        def go_on(record: EpochRecord) -> EpochRecord | None:
+            if (record.run, record.number) != (paused.run, paused.number) or not record.paused:
+                return None
+            return msgspec.structs.replace(record, paused=0)
+
+        loop = asyncio.get_running_loop()
+        begin, taken = loop.time(), self._checkpointer
+        reading = None
+        data: dict[str, Any] = {}
+        self.progress.phase = "taking a checkpoint"
+        if taken is not None:
+            try:
+                _, data = await self._ask_statistics(self._addresses("data")[0])
+                reading = await taken.read(cluster, int(data["clock"]))
+            except TransportError as error:
+                self.note(f"no checkpoint was taken, the data server could not be asked: {error}")
+        await self._membership.update_epoch(go_on)
+        self.progress.phase = "training"
+        if taken is not None and reading is not None:
+            taken.write_within(reading, cluster, data, self.progress.epochs, loop.time() - begin)
 
     async def _next_epoch(self, run: str, epoch: int) -> None:
         def begin(record: RunRecord) -> RunRecord | None:
@@ -368,6 +403,39 @@ class Driver:
                 await self._membership.update_run(finish)
         except (TimeoutError, DeadlineExceeded):
             self.note("the controller could not be told that the run has ended")
+
+    # --- checkpoints -------------------------------------------------------------------------
+
+    async def _load(self, run: str, model: Model, resumed: Checkpoint) -> None:
+        """Give the servers the shards of a checkpoint; they wait for them before they are ready."""
+        self.progress.phase = f"loading {resumed.manifest.name}"
+        for problem in resumed.problems:
+            self.note(f"an older checkpoint is resumed: {problem}")
+        again = resumed.trained_again - resumed.manifest.trained_again
+        self.note(f"resumed from {resumed.manifest.name}; {again} groups or a few more are trained again")
+        tensors = make_tensors(model, self.config)
+        tensors.fill(resumed)
+        cluster = await self._muster.wait_placed(run)
+        try:
+            async with asyncio.timeout(self._waits.prepare_s):
+                await self._copies.load(cluster, self._table(model), tensors, resumed.manifest.shards)
+        except TimeoutError:
+            raise DeadlineExceeded("the servers to take up their shards", self._waits.prepare_s) from None
+
+    def _take_checkpoints(
+        self, run: RunRecord, model: Model, data: dict[str, Any], resumed: Checkpoint | None, spawn: Spawn
+    ) -> Checkpointer | None:
+        if self._folder is None:
+            return None
+        return Checkpointer(
+            folder=self._folder,
+            copies=self._copies,
+            config=self.config,
+            model=model,
+            common=common_manifest(run, data, resumed),
+            spawn=spawn,
+            note=self.note,
+        )
 
     # --- evaluation --------------------------------------------------------------------------
 
@@ -471,6 +539,10 @@ class Driver:
             return
         self.progress.look(dict(answers), now=asyncio.get_running_loop().time(), train_s=train_s)
         self.progress.replicas = len(self.map.live_replicas())
+        if self._checkpointer is not None:
+            for values in self.progress.roles.values():
+                if values["role"] == "data":
+                    self._checkpointer.look(values)
 
     async def _note_events(self) -> None:
         """Note deaths and returns for the report."""
@@ -493,23 +565,3 @@ class Driver:
 
     def __repr__(self) -> str:
         return f"<Driver {self._identity.node} {self.progress.phase} epoch {self.progress.epoch}>"
-
-
-def _check_failed(cluster: ClusterMap, run: str) -> None:
-    if cluster.run is None:
-        raise RunFailed(f"run {run} was replaced by none: the controller was started again; train once more")
-    if cluster.run.id != run:
-        raise RunFailed(f"run {run} was replaced by {cluster.run.id}")
-    if cluster.run.phase == "failed" and cluster.run.lost:
-        raise RoleDied(cluster.run.lost, cluster.run.reason.removeprefix(f"{cluster.run.lost} died: "))
-    if cluster.run.phase == "failed":
-        raise RunFailed(f"the run failed: {cluster.run.reason}")
-
-
-def _who_is_here(cluster: ClusterMap, run: str) -> str:
-    nodes = [
-        f"{name} ({'ready' if node.ready == run else 'not ready'})"
-        for name, node in sorted(cluster.nodes.items())
-        if node.live and node.role != "driver"
-    ]
-    return f"joined so far: {', '.join(nodes) or 'nobody'}"

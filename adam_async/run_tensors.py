@@ -25,7 +25,7 @@ class RunTensors:
     """
 
     def __init__(self, network: Network, table: ShardTable, rule: Rule) -> None:
-        self._table = table
+        self.table = table
         self._rule = rule
         self._dtype = network.dtype
         self.arrays = (*rule.state_names, *rule.scalar_names)
@@ -57,7 +57,7 @@ class RunTensors:
 
     def cut(self, number: int) -> list[NDArray[Any]]:
         """One shard as it travels: its values, then the rule's arrays in their order; views, flat."""
-        shard = self._table.shards[number]
+        shard = self.table.shards[number]
         part = slice(shard.start, shard.stop)
         place = self._place[shard.id]
         return [

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from adam_async.cluster_map import ClusterMap
 from adam_async.model.network import Network
-from adam_async.model_worker.pulls import Puller
+from adam_async.model_worker.pulls import Landing, Puller
 from adam_async.model_worker.weights import WorkerWeights
 from adam_async.parameter_server.client import ParameterClient
 from adam_async.placement import ShardTable
@@ -15,11 +15,19 @@ from transport import BufferPool
 
 
 async def pull_snapshot(
-    network: Network, table: ShardTable, cluster: ClusterMap, client: ParameterClient
+    network: Network, table: ShardTable, cluster: ClusterMap, client: ParameterClient, *, clock: int = 0
 ) -> dict[str, NDArray[Any]]:
     """Pull every tensor once. Each shard is one version; different shards may be of different moments.
 
     Cancelling it loses nothing.
+
+    Args:
+        network: The model.
+        table: Its shards.
+        cluster: Where they are.
+        client: How to reach them.
+        clock: Wait for values in which all pushes of live replicas up to this clock are; those of frozen
+            tensors are as they are.
 
     Raises:
         ShardUnavailable: A server did not answer in time.
@@ -34,7 +42,13 @@ async def pull_snapshot(
         weights=weights,
         buffers=BufferPool(),
     )
-    puller.pull(landed.set)
+    frozen = [shard for shard in table.shards if shard.tensor in network.frozen]
+    trained = [shard for shard in table.shards if shard.tensor not in network.frozen]
+    questions = [(0, *question) for question in puller.questions(frozen)]
+    questions += [(clock, *question) for question in puller.questions(trained)]
+    landing = Landing(puller, len(questions), landed.set)
+    for bound, server, shards in questions:
+        puller.ask(landing, server, shards, clock=bound)
     await client.flush()
     await landed.wait()
     return {name: array.copy() for name, array in weights.snapshot().arrays.items()}

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 async def written(disk, path, *groups):
     """A folder into which checkpoints were written."""
     folder = CheckpointFolder(path, disk)
-    await folder.open(None)
+    await folder.take_up(None)
     for number in groups:
         await folder.write(checkpoint_of(number))
     return folder
@@ -31,7 +31,7 @@ async def written(disk, path, *groups):
 async def test_a_checkpoint_is_read_back_whole(tmp_path):
     async with Disk() as disk:
         folder = CheckpointFolder(tmp_path / "new" / "folder", disk)
-        await folder.open(None)
+        await folder.take_up(None)
         size = await folder.write(checkpoint_of(3))
         found = await load_checkpoint(folder.path, disk)
         files = await disk.names(folder.path / "checkpoint-0002-000003")
@@ -66,8 +66,8 @@ async def test_a_folder_of_another_run_is_refused_and_one_that_is_continued_is_n
         folder = CheckpointFolder(tmp_path, disk)
         for resumed in (None, checkpoint_of(1, run="another")):
             with pytest.raises(CheckpointError, match=f"another run: .* --resume {tmp_path}"):
-                await folder.open(resumed)
-        await folder.open(found)
+                await folder.take_up(resumed)
+        await folder.take_up(found)
         assert folder.latest == found.manifest.name
         await folder.write(checkpoint_of(2))
         assert (await load_checkpoint(tmp_path, disk)).manifest.groups == 2
@@ -81,7 +81,7 @@ async def test_what_a_killed_writer_left_is_removed_at_the_next_start(tmp_path):
             await disk.write_down(tmp_path / name / "model-00001-of-00001.safetensors", [b"half of it"])
         for name in ("latest.123.aside", "progress.json.123.aside", "notes-of-mine.aside"):
             await disk.write_down(tmp_path / name, [b"half of it"])
-        await folder.open(await load_checkpoint(tmp_path, disk))
+        await folder.take_up(await load_checkpoint(tmp_path, disk))
         assert await disk.names(tmp_path) == ["checkpoint-0002-000001", "latest", "notes-of-mine.aside"]
 
 
@@ -91,7 +91,7 @@ async def test_a_whole_checkpoint_that_latest_does_not_name_yet_is_overwritten_i
         await disk.write_atomic(tmp_path / "latest", [b"checkpoint-0002-000001"])
         found = await load_checkpoint(tmp_path, disk)
         assert found.manifest.groups == 1
-        await folder.open(found)
+        await folder.take_up(found)
         again = checkpoint_of(2, trained_again=1)
         await folder.write(again)
         assert (await load_checkpoint(tmp_path, disk)).manifest.trained_again == 1
@@ -197,7 +197,7 @@ async def test_a_folder_that_cannot_be_written_to_is_named(tmp_path):
     (tmp_path / "file").write_bytes(b"")
     async with Disk() as disk:
         with pytest.raises(CheckpointError, match=r"checkpoints cannot be written to .*file/in"):
-            await CheckpointFolder(tmp_path / "file" / "in", disk).open(None)
+            await CheckpointFolder(tmp_path / "file" / "in", disk).take_up(None)
 
 
 WRITER = """
@@ -212,7 +212,7 @@ async def main(path):
         written = [file for file in path.glob("checkpoint-*")]
         found = await load_checkpoint(path, disk) if written else None
         folder = CheckpointFolder(path, disk)
-        await folder.open(found)
+        await folder.take_up(found)
         groups = found.manifest.groups if found else 0
         while True:
             print(groups, flush=True)

@@ -13,11 +13,12 @@ from adam_async.cluster_map import ClusterMap, NodeRecord
 from adam_async.config import Config, Waits
 from adam_async.controller.service import Controller
 from adam_async.data_server.service import DataServer
-from adam_async.driver import Driver, _who_is_here
+from adam_async.driver import Driver
 from adam_async.errors import DeadlineExceeded, RoleDied, RunFailed, first_cause
 from adam_async.model.named import digits
 from adam_async.model.network import Network as Model
 from adam_async.model_worker.service import ModelWorker
+from adam_async.muster import who_is_here
 from adam_async.parameter_server.service import ParameterServer
 from tests.adam_async.runs import (
     NETWORKS,
@@ -93,8 +94,8 @@ def test_who_is_here_is_told_from_who_is_gone_and_who_is_ready_from_who_is_not()
             "driver": node("driver"),
         }
     )
-    assert _who_is_here(here, "run") == "joined so far: data-0 (ready), worker-0 (not ready)"
-    assert _who_is_here(ClusterMap(), "run") == "joined so far: nobody"
+    assert who_is_here(here, "run") == "joined so far: data-0 (ready), worker-0 (not ready)"
+    assert who_is_here(ClusterMap(), "run") == "joined so far: nobody"
 
 
 @pytest.mark.parametrize("network", NETWORKS)

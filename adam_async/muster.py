@@ -1,0 +1,163 @@
+"""How a driver gets its roles together: who must be there, who is ready, who is missing."""
+
+import asyncio
+from typing import Any
+
+from adam_async.cluster_map import ClusterMap
+from adam_async.config import Config
+from adam_async.controller.client import Membership
+from adam_async.errors import DeadlineExceeded, RoleDied, RunFailed
+from adam_async.inquiries import Inquiries
+from adam_async.progress import Progress
+from transport import TransportError
+
+LOOK_S = 1.0
+"""How often the roles are asked how far they are."""
+
+NO_RUN = "-"
+"""No node is ready for this."""
+
+
+class Muster:
+    """Waits for the roles of one configuration, each wait at most `prepare_s`.
+
+    Args:
+        config: How many of each role.
+        membership: Where they join.
+        inquiries: How they are asked.
+        progress: Says what is waited for.
+    """
+
+    def __init__(
+        self, *, config: Config, membership: Membership, inquiries: Inquiries, progress: Progress
+    ) -> None:
+        self._config = config
+        self._waits = config.waits
+        self._membership = membership
+        self._inquiries = inquiries
+        self._progress = progress
+        self._wanted = f"{config.servers} parameter server(s), a data server and {config.replicas} worker(s)"
+
+    async def wait_for_data(self) -> dict[str, Any]:
+        """Wait for a data server, and return what it says of its data: name, source, shape, sizes.
+
+        Raises:
+            DeadlineExceeded: None joined within `prepare_s`.
+        """
+        self._progress.phase = "waiting for a data server"
+        cluster = await self._membership.wait_for(
+            lambda m: bool(m.live("data")) and self._membership.seated,
+            "a data server to join",
+            self._waits.prepare_s,
+        )
+        return cluster.nodes[cluster.live("data")[0]].info
+
+    async def wait_for_workers(self) -> int:
+        """Wait until as many workers are there as there are replicas; returns their groups in flight.
+
+        Raises:
+            DeadlineExceeded: They were not there within `prepare_s`; names who is missing and who is here.
+        """
+        config = self._config
+        self._progress.phase = f"waiting for {config.replicas} worker(s)"
+        try:
+            cluster = await self._membership.wait_for(
+                lambda m: len(m.live("worker")) >= config.replicas, self._wanted, self._waits.prepare_s
+            )
+        except DeadlineExceeded as error:
+            raise self._missing(NO_RUN) from error
+        chosen = cluster.live("worker")[: config.replicas]
+        at_once = [int(cluster.nodes[worker].info.get("in_flight", 1)) for worker in chosen]
+        return sum(max(groups, config.push_every) for groups in at_once)
+
+    async def wait_placed(self, run: str) -> ClusterMap:
+        """Wait until it is known which servers hold the shards of a run.
+
+        Raises:
+            DeadlineExceeded: Too few servers joined; names who is missing and who is here.
+            RunFailed, RoleDied: The run is over.
+        """
+        try:
+            cluster = await self._membership.wait_for(
+                lambda m: _is_over(m, run) or bool(m.buckets), self._wanted, self._waits.prepare_s
+            )
+        except DeadlineExceeded as error:
+            raise self._missing(run) from error
+        check_failed(cluster, run)
+        return cluster
+
+    async def wait_training(self, run: str) -> ClusterMap:
+        """Wait until all roles are ready and training begins.
+
+        Raises:
+            DeadlineExceeded: They were not ready; names who is missing and who is here.
+            RunFailed, RoleDied: The run is over.
+        """
+        self._progress.phase = "preparing"
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + self._waits.prepare_s
+        while (left := ends_at - loop.time()) > 0:
+            try:
+                cluster = await self._membership.wait_for(
+                    lambda m: m.run is None or m.run.id != run or m.run.phase != "preparing",
+                    self._wanted,
+                    min(left, LOOK_S),
+                )
+            except DeadlineExceeded:
+                await self._read_preparation(run)
+            else:
+                check_failed(cluster, run)
+                return cluster
+        raise self._missing(run)
+
+    async def _read_preparation(self, run: str) -> None:
+        """Ask the workers how far their kernels are compiled, for the live table."""
+        cluster = self._membership.map
+        addresses = [cluster.nodes[worker].address for worker in cluster.live("worker")]
+        try:
+            answers = [await self._inquiries.statistics(address, run) for address in addresses]
+        except TransportError:
+            return
+        kernels = [values["kernels"] for _, values in answers if "kernels" in values]
+        done, total = min(
+            ((each["compiled"], each["of"]) for each in kernels),
+            key=lambda each: each[0] - each[1],
+            default=(0, 0),
+        )
+        self._progress.phase = f"compiling {done}/{total}" if done < total else "preparing"
+
+    def _missing(self, run: str) -> DeadlineExceeded:
+        return DeadlineExceeded(
+            f"{self._wanted}; {who_is_here(self._membership.map, run)}", self._waits.prepare_s
+        )
+
+
+def check_failed(cluster: ClusterMap, run: str) -> None:
+    """Raise why a run is over, if it is.
+
+    Raises:
+        RoleDied: By the loss of a role; names it.
+        RunFailed: For another reason.
+    """
+    if cluster.run is None:
+        raise RunFailed(f"run {run} was replaced by none: the controller was started again; train once more")
+    if cluster.run.id != run:
+        raise RunFailed(f"run {run} was replaced by {cluster.run.id}")
+    if cluster.run.phase == "failed" and cluster.run.lost:
+        raise RoleDied(cluster.run.lost, cluster.run.reason.removeprefix(f"{cluster.run.lost} died: "))
+    if cluster.run.phase == "failed":
+        raise RunFailed(f"the run failed: {cluster.run.reason}")
+
+
+def _is_over(cluster: ClusterMap, run: str) -> bool:
+    return cluster.run is None or cluster.run.id != run or cluster.run.phase == "failed"
+
+
+def who_is_here(cluster: ClusterMap, run: str) -> str:
+    """Say which roles joined, and which of them are ready for a run."""
+    nodes = [
+        f"{name} ({'ready' if node.ready == run else 'not ready'})"
+        for name, node in sorted(cluster.nodes.items())
+        if node.live and node.role != "driver"
+    ]
+    return f"joined so far: {', '.join(nodes) or 'nobody'}"
