@@ -1,6 +1,6 @@
 """Pure: what a run is at, as its driver last saw it."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,7 +30,7 @@ class Progress:
     replicas: int = 0
     """Live ones."""
     clock: int = 0
-    """The slowest that a server knows of."""
+    """All pushes of live replicas up to it are applied."""
     waiting_for: tuple[str, ...] = ()
     """Who waits for the clocks of others, and for whose."""
     staleness_mean: float = 0.0
@@ -76,11 +76,12 @@ class Progress:
             self.images_per_s = (self.images - before) / (now - self._looked)
         self._looked = now
         self.loss = next((read_number(each["loss"]) for each in values if "loss" in each), 0.0)
-        self.clock = min(_clocks(values), default=0)
+        holders = [each for each in values if each.get("role") == "ps" and each.get("shards")]
+        self.clock = min((each["clock"] for each in holders), default=0)
         self.waiting_for = tuple(
             f"{node} for {each['waiting_for']}"
             for node, each in sorted(roles.items())
-            if each.get("waiting_for")
+            if each.get("role") == "worker" and each.get("waiting_for")
         )
         staleness = add_up(each.get("staleness", {}) for each in values)
         self.staleness_mean, self.staleness_max = staleness.mean, staleness.max
@@ -96,8 +97,3 @@ class Progress:
                 images_before=sum(epoch.images for epoch in self.epochs),
                 loss=self.loss,
             )
-
-
-def _clocks(values: Iterable[Mapping[str, Any]]) -> list[int]:
-    """Every replica's clock on every shard."""
-    return [clock for each in values for shard in each.get("clocks", {}).values() for clock in shard.values()]

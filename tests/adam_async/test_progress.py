@@ -16,14 +16,18 @@ EPOCH = EpochResult(epoch=1, images=100, skipped=0, train_loss=0.5, test_accurac
 def roles(*, images: int, loss: float | None = 0.5) -> dict[str, dict[str, Any]]:
     return {
         "data-0": {"images": images, "loss": loss},
-        "ps-0": {"staleness": {"1": 3, "5": 1}, "clocks": {"0": {"0": 9, "1": 4}, "1": {"0": 9, "1": 5}}},
+        "ps-0": {"role": "ps", "shards": 2, "staleness": {"1": 3, "5": 1}, "clock": 4, "waiting_for": [1]},
+        "ps-1": {"role": "ps", "shards": 1, "staleness": {}, "clock": 5, "waiting_for": []},
+        "ps-2": {"role": "ps", "shards": 0, "clock": 0},
         "worker-0": {
+            "role": "worker",
+            "clock": 9,
             "parameters": {"admission_waits": 1, "admission_wait_s": 1.0},
             "data": {"blocked_fetches": 1, "blocked_s": 0.5},
             "clock_wait_s": 2.0,
             "waiting_for": "replica 1 at clock 4",
         },
-        "worker-1": {"waiting_for": ""},
+        "worker-1": {"role": "worker", "waiting_for": ""},
     }
 
 
