@@ -26,6 +26,7 @@ from adam_async.model import Network, named_model
 from adam_async.ports import Disk, system_entropy
 from adam_async.report import Report, build_report, to_json, write
 from adam_async.run_result import EpochResult, RunResult
+from adam_async.staleness import add_up
 from transport import Identity, Link, TcpNetwork
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "report.md"
@@ -99,6 +100,15 @@ async def test_versions_are_pushes_applied_are_the_total_of_the_staleness_histog
     assert sum(acknowledged) == report.staleness.pushes
     groups = sum(epoch.images for epoch in report.epochs) // config.images_per_group
     assert report.staleness.pushes == groups * sum(server.shards for server in report.servers)
+
+
+async def test_pushes_counted_by_replica_and_by_tensor_are_those_counted_by_shard() -> None:
+    staleness = (await trained(Config(epochs=1, replicas=2, threads=1, weights="copy"))).staleness
+
+    assert list(staleness.by_replica) == ["0", "1"]
+    assert set(staleness.by_tensor) == {p.name for p in Network(named_model("digits")).parameters}
+    for parts in (staleness.by_replica, staleness.by_tensor):
+        assert add_up(part.histogram for part in parts.values()).histogram == staleness.histogram
 
 
 async def test_workers_with_pinned_threads_say_which_cores_they_keep_to() -> None:
