@@ -119,6 +119,7 @@ class Participation:
         )
         self._pool: ComputePool | None = None
         self._engine: Engine | None = None
+        self._filling = False
 
     async def run(self) -> None:
         """Prepare, then train until cancelled."""
@@ -224,6 +225,9 @@ class Participation:
         engine, data, client, timeline = self._engine, self._data, self._client, self._timeline
         gate = self._way.gate
         assert engine is not None
+        if self._filling:
+            return  # the engine asks within a turn that an admission of ours began: groups stay in order
+        self._filling = True
         while data.has_group and engine.has_room and client.may_push:
             if gate is not None and not gate.opens_for(data.first):
                 break
@@ -234,6 +238,7 @@ class Participation:
             engine.deliver("group", tag, group if gate is None else gate.admit(group))
             if timeline is not None:
                 timeline.delivered(self._identity.node, self._run, tag, begin)
+        self._filling = False
 
     def _flush(self, gate: Gate | None) -> None:
         """Nothing more waits for us: what was collected leaves."""
