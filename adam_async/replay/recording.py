@@ -86,6 +86,8 @@ class Order:
     """(B + 1,) where batches begin: batch b holds the pushes `bounds[b]` to `bounds[b + 1]`."""
     versions: Numbers
     """(B,) version of the shard after each batch."""
+    summed: bool = False
+    """Whether the pushes of a batch were added up and applied once, as in bsp."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -7,13 +7,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from adam_async.config import Config
 from adam_async.dice import Dice
 from adam_async.ids import Version
 from adam_async.model.network import Network
 from adam_async.model.rules import Rule
-from adam_async.parameter_server.apply import Applier, Gradient
+from adam_async.parameter_server.apply import Applier
 from adam_async.parameter_server.shard import Shard
 from adam_async.placement import ShardTable
+from adam_async.replay.pushes import ShardPush
 from adam_async.shard_storage import ShardStorage, initial_values
 
 
@@ -24,14 +26,17 @@ class ReplayedShards:
         network: The model.
         table: Its shards.
         rule: The run's update rule.
-        dice: Of the run.
+        config: The run.
     """
 
-    def __init__(self, network: Network, table: ShardTable, rule: Rule, dice: Dice) -> None:
+    def __init__(self, network: Network, table: ShardTable, rule: Rule, config: Config) -> None:
         self._table = table
         self._storage = ShardStorage(network.parameters, rule, network.dtype)
         self._shapes = {p.name: p.shape for p in network.parameters}
         self._applier = Applier(rule, table.shards, network.dtype)
+        self._scale_by_staleness = config.scale_by_staleness
+        self._group_images = config.images_per_group
+        dice = Dice(config.seed)
         self._kept: dict[tuple[int, int], NDArray[Any]] = {}
         self.shards: list[Shard] = []
         for spec in table.shards:
@@ -39,12 +44,31 @@ class ReplayedShards:
             values[:] = initial_values(network, dice, spec)
             self.shards.append(Shard(spec=spec, values=values, rule_state=self._storage.rule_state(spec)))
 
-    def apply(self, shard: int, batch: Sequence[Gradient]) -> list[bool]:
-        """Apply a batch of gradients to a shard. Returns, for each, whether it was finite and applied."""
+    def apply(self, shard: int, batch: Sequence[ShardPush]) -> list[bool]:
+        """Apply a batch of pushes to a shard. Returns, for each, whether it was finite and applied."""
         changed = self.shards[shard]
-        finite = self._applier.apply(changed, batch)
+        rates = None
+        if self._scale_by_staleness:
+            stale = [changed.version + n - push.version - push.own for n, push in enumerate(batch)]
+            rates = [(push.rate / (1 + max(since, 0)),) for push, since in zip(batch, stale, strict=True)]
+        (finite,) = self._applier.apply_pushes([changed], [push.gradients for push in batch], rates)
         changed.version = Version(changed.version + sum(finite))
-        return finite
+        return list(finite)
+
+    def apply_sum(self, shard: int, contributions: Sequence[ShardPush]) -> list[bool]:
+        """Apply the sum of contributions, if each is finite and their sum is too. Returns that, for each.
+
+        A contribution that is not finite was refused when it came, and is here alone.
+        """
+        changed = self.shards[shard]
+        gradients = [each.gradients for each in contributions]
+        looked = [ok for each in gradients for ok in self._applier.look_at([changed.spec], each)]
+        if not all(looked):
+            return looked
+        scale = self._group_images / sum(each.images for each in contributions)
+        (finite,) = self._applier.apply_sum([changed], gradients, scale=scale, rate=contributions[0].rate)
+        changed.version = Version(changed.version + finite)
+        return [finite] * len(contributions)
 
     def keep(self, shard: int) -> None:
         """Copy a shard as it is now."""
