@@ -2,10 +2,11 @@
 
     OPENBLAS_NUM_THREADS=1 python -m benchmarks.networks --json networks.json --torch PYTHON
 
-Two questions, with compiled kernels, plain SGD and two threads:
+Three questions, with compiled kernels, plain SGD and two threads:
 
     networks   images per second of `cifar-conv` and of an MLP 784-2048-2048-10, all threads sharing one set
                of weights; the peer is PyTorch's Hogwild: processes of one thread each that share theirs
+    variants   the same of `mnist-adam`, beside PyTorch plain, channels_last and torch.compile
     shapes     multiply-adds per second (forward, of all images trained on) of the MNIST network under another
                name, from TOML, and with 12 and 24 maps, each thread with weights of its own; the peer is
                `mnist-adam` itself
@@ -139,10 +140,12 @@ def ours(spec: ModelSpec, group: int, *, threads: int, seconds: float, shared: b
     return sum(trainer.images_per_s for trainer in trainers)
 
 
-def torchs(spec: ModelSpec, group: int, *, python: str, processes: int, seconds: float) -> float:
+def torchs(
+    spec: ModelSpec, group: int, *, python: str, processes: int, seconds: float, variant: str = "plain"
+) -> float:
     """The same of PyTorch's Hogwild."""
     command = [python, "-m", "benchmarks.networks_torch", "--group", str(group)]
-    command += ["--processes", str(processes), "--seconds", str(seconds)]
+    command += ["--processes", str(processes), "--seconds", str(seconds), "--variant", variant]
     text = json.dumps(spec.to_dict())
     found = subprocess.run(command, input=text, cwd=ROOT, capture_output=True, text=True, check=True)
     return float(json.loads(found.stdout)["images_per_s"])
@@ -189,6 +192,30 @@ def network_rows(options: argparse.Namespace) -> list[dict[str, Any]]:
     return found
 
 
+def variant_rows(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """The named network beside each way that PyTorch has of running it."""
+    spec, found = named_model("mnist-adam"), []
+    for group in options.groups:
+        for variant in ("plain", "channels_last", "compile"):
+
+            def mine(group: int = group) -> float:
+                return ours(spec, group, threads=options.threads, seconds=options.seconds, shared=True)
+
+            def peer(group: int = group, variant: str = variant) -> float:
+                return torchs(
+                    spec,
+                    group,
+                    python=options.torch,
+                    processes=options.threads,
+                    seconds=options.seconds,
+                    variant=variant,
+                )
+
+            case = f"{spec.name}, {options.threads} threads, group {group}, beside PyTorch {variant}"
+            found.append(row(case, "images/s", (mine, peer), options.repeats))
+    return found
+
+
 def shape_rows(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Specs of the MNIST network's kind, beside it."""
     specs = (with_maps("of-my-own", 10, 20), with_maps("more-maps", 12, 24))
@@ -223,6 +250,8 @@ def main() -> None:
     options = parser.parse_args()
     use_kernel_cache()
     found = network_rows(options) + shape_rows(options)
+    if options.torch:
+        found += variant_rows(options)
     if options.json:
         report = {
             "benchmark": "networks",

@@ -1,7 +1,8 @@
 """PyTorch's side of `benchmarks.networks`: Hogwild, as in its own example. Needs nothing but torch.
 
 Reads a model as JSON. Processes of one thread each train one network in shared memory, without locks, by
-plain SGD; prints their images per second, added up.
+plain SGD; prints their images per second, added up. Variants: `channels_last` lays images and convolution
+weights out with the channels innermost; `compile` lets torch.compile make the network's kernels.
 """
 
 import argparse
@@ -19,18 +20,29 @@ WARM_UP_GROUPS = 5
 
 
 def train(
-    network: torch.nn.Module, shape: list[int], group: int, seconds: float, line: Any, told: Any
+    network: torch.nn.Module,
+    shape: list[int],
+    group: int,
+    seconds: float,
+    variant: str,
+    line: Any,
+    told: Any,
 ) -> None:
     """One process: warm up, wait for the others, train for the given time, tell images per second."""
     torch.set_num_threads(1)
     rule = torch.optim.SGD(network.parameters(), lr=RATE)
     images = torch.rand(POOL_IMAGES, *shape)
     labels = torch.randint(0, 10, (POOL_IMAGES,))
+    run = network
+    if variant == "channels_last":
+        images = images.to(memory_format=torch.channels_last)
+    if variant == "compile":
+        run = torch.compile(network)  # type: ignore[assignment]
 
     def step(number: int) -> None:
         start = number * group % (POOL_IMAGES - group + 1)
         loss = torch.nn.functional.cross_entropy(
-            network(images[start : start + group]), labels[start : start + group]
+            run(images[start : start + group]), labels[start : start + group]
         )
         rule.zero_grad(set_to_none=True)
         loss.backward()
@@ -38,7 +50,7 @@ def train(
 
     for number in range(WARM_UP_GROUPS):
         step(number)
-    line.wait()
+    line.wait(timeout=300.0)
     done, began = 0, time.perf_counter()
     while (spent := time.perf_counter() - began) < seconds:
         step(done)
@@ -52,14 +64,17 @@ def main() -> None:
     parser.add_argument("--group", type=int, required=True)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=1.5)
+    parser.add_argument("--variant", choices=["plain", "channels_last", "compile"], default="plain")
     options = parser.parse_args()
     spec = json.load(sys.stdin)
     _, modules = build(spec)
     network = torch.nn.Sequential(*modules)
+    if options.variant == "channels_last":
+        network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     network.share_memory()
     spawning = torch.multiprocessing.get_context("spawn")
     line, told = spawning.Barrier(options.processes), spawning.Queue()
-    arguments = (network, spec["input"], options.group, options.seconds, line, told)
+    arguments = (network, spec["input"], options.group, options.seconds, options.variant, line, told)
     processes = [spawning.Process(target=train, args=arguments) for _ in range(options.processes)]
     for process in processes:
         process.start()
