@@ -249,6 +249,8 @@ class Epoch:
     def _pass_on(self) -> None:
         """Give what waits for those who take no part to those who do."""
         if not self._members:
+            self._members = set(self._live)  # all that are left joined in the middle of it
+        if not self._members:
             return
         first = min(self._members)
         for queues in (self.queues, self._later):

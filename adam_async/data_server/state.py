@@ -145,7 +145,7 @@ class DataState:
         self._epoch: Epoch | None = None
         self._images = 0
         self._loss_sum = 0.0
-        self._started = 0.0
+        self._started: float | None = None
         self._clock = 0
         self._live: tuple[Replica, ...] = ()
         self._incarnations: dict[Replica, int] = {}
@@ -162,11 +162,7 @@ class DataState:
             case EpochBegan():
                 return self._begin(event, now)
             case ReplicasChanged():
-                joined = set(event.live).difference(self._live)
-                self._unheard = (self._unheard | joined) & set(event.live)
-                self._live = event.live
-                if self._epoch is not None:
-                    self.trained_again += self._epoch.replicas_changed(event.live)
+                return self._replicas_changed(event, now)
             case LeaseAsked():
                 return self._asked(event, now)
             case GroupsReported():
@@ -178,8 +174,20 @@ class DataState:
                 assert_never(event)
         return self._answer_parked(now)
 
+    def _replicas_changed(self, event: ReplicasChanged, now: float) -> list[Effect]:
+        joined = set(event.live).difference(self._live)
+        lost = set(self._live).difference(event.live)
+        self._unheard = (self._unheard | joined) & set(event.live)
+        self._live = event.live
+        # Questions of the lost must not be answered with groups should their number be given again.
+        void = [asked for asked in self._parked if asked.replica in lost]
+        self._parked = [asked for asked in self._parked if asked.replica not in lost]
+        if self._epoch is not None:
+            self.trained_again += self._epoch.replicas_changed(event.live)
+        return [Grant(asked.request, 0, (), last=False) for asked in void] + self._answer_parked(now)
+
     def _begin(self, event: EpochBegan, now: float) -> list[Effect]:
-        self._images, self._loss_sum, self._started = event.images, event.loss * event.images, 0.0
+        self._images, self._loss_sum, self._started = event.images, event.loss * event.images, None
         self._clock = max(self._clock, event.first_clock)
         self._epoch = Epoch(
             number=event.number,
@@ -244,7 +252,7 @@ class DataState:
 
     def _ended(self, epoch: Epoch, now: float) -> list[Effect]:
         loss = self._loss_sum / max(self._images, 1)
-        started = self._started or now
+        started = self._started if self._started is not None else now
         return [EpochEnded(epoch.number, self._images, loss, started, now, self._meet(epoch))]
 
     def _meet(self, epoch: Epoch) -> int:
@@ -282,7 +290,7 @@ class DataState:
             return ()
         granted = self._epoch.lease(asked.replica, asked.count)
         if granted:
-            self._started = self._started or now
+            self._started = self._started if self._started is not None else now
             self.leased += len(granted)
         return granted
 
