@@ -8,6 +8,7 @@ where the newest has been damaged since.
 """
 
 from collections.abc import Iterable, Sequence
+from contextlib import AsyncExitStack
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -169,6 +170,28 @@ class CheckpointFolder:
 
     def __repr__(self) -> str:
         return f"<CheckpointFolder {self.path} {self.latest or 'empty'}>"
+
+
+async def open_checkpoints(
+    stack: AsyncExitStack, checkpoint: Path | None, resume: Path | Checkpoint | None
+) -> tuple[CheckpointFolder | None, Checkpoint | None]:
+    """The folder into which a cluster writes checkpoints, and the checkpoint that it continues.
+
+    Args:
+        stack: Closes the disk that the folder is written with.
+        checkpoint: The folder; without it that of `resume`.
+        resume: What is continued, or the folder in which it is.
+
+    Raises:
+        CheckpointError: There is nothing to resume, or it is damaged.
+    """
+    if checkpoint is None and resume is None:
+        return None, None
+    disk = await stack.enter_async_context(Disk(name="checkpoints"))
+    found = await load_checkpoint(resume, disk) if isinstance(resume, Path) else resume
+    if checkpoint is None and isinstance(resume, Path):
+        checkpoint = resume
+    return CheckpointFolder(checkpoint, disk) if checkpoint is not None else None, found
 
 
 async def load_checkpoint(folder: Path, disk: Disk) -> Checkpoint:

@@ -8,11 +8,14 @@ may live side by side.
 
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import msgspec
 
+from adam_async.checkpoint import Checkpoint
+from adam_async.checkpoint_files import open_checkpoints
 from adam_async.config import Config
 from adam_async.controller.service import Controller
 from adam_async.data_server.dataset import Dataset
@@ -46,6 +49,8 @@ class LocalCluster:
         address: Where every role listens: one that lets the network choose, such as ``tcp://127.0.0.1:0``.
         entropy: Dice for incarnations and session ids.
         timeline: Notes what all roles do; see docs/profile.md.
+        checkpoint: Folder for checkpoints; without it that of `resume`, or none are taken.
+        resume: Folder of checkpoints, or a checkpoint, whose run the first training continues.
 
     `async with` starts the roles; leaving the block ends them, whatever they are doing, and waits for
     compute threads to finish the group that they are in. A role that fails cancels the block and
@@ -64,6 +69,8 @@ class LocalCluster:
         address: str = "",
         entropy: Callable[[int], bytes] = system_entropy,
         timeline: Timeline | None = None,
+        checkpoint: Path | None = None,
+        resume: Path | Checkpoint | None = None,
     ) -> None:
         one_process = network is None or isinstance(network, LocalNetwork)
         self.config = msgspec.structs.replace(config, weights=config.weights_in(one_process=one_process))
@@ -77,15 +84,25 @@ class LocalCluster:
         self._model_text = model_text
         self._entropy = entropy
         self.timeline = timeline
+        self._checkpoint = checkpoint
+        self._resume = resume
         self._stack = AsyncExitStack()
         self._shelf = StorageShelf()
         self.servers: list[ParameterServer] = []
         self.workers: list[ModelWorker] = []
 
     async def __aenter__(self) -> Self:
+        try:
+            await self._open()
+        except ExceptionGroup as errors:  # a role's task group has wrapped it
+            raise first_cause(errors) from None
+        return self
+
+    async def _open(self) -> None:
         config, waits = self.config, self.config.waits
         threads = config.threads_per_worker(usable_cores())
         async with AsyncExitStack() as stack:
+            folder, resume = await open_checkpoints(stack, self._checkpoint, self._resume)
             self.controller = await stack.enter_async_context(
                 Controller(
                     network=self.network,
@@ -144,10 +161,11 @@ class LocalCluster:
                     layers=self._layers,
                     model_text=self._model_text,
                     timeline=self.timeline,
+                    checkpoints=folder,
+                    resume=resume,
                 )
             )
             self._stack = stack.pop_all()
-        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

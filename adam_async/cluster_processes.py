@@ -12,11 +12,14 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import msgspec
 
+from adam_async.checkpoint import Checkpoint
+from adam_async.checkpoint_files import open_checkpoints
 from adam_async.child_process import ChildProcess, how_it_ended
 from adam_async.cli_parent import Orders
 from adam_async.config import Config
@@ -55,6 +58,8 @@ class ProcessCluster:
         say: Told of deaths, and of each line that a child writes to stderr; without it they are logged.
         entropy: Dice for the cluster's token and the driver's incarnation.
         timeline: Notes what the driver does; what the children noted is added when a training has ended.
+        checkpoint: Folder for checkpoints; without it that of `resume`, or none are taken.
+        resume: Folder of checkpoints, or a checkpoint, whose run the first training continues.
 
     `async with` starts the children and waits for their addresses; leaving the block ends them in good
     order, and kills what is still there after `drain_s`.
@@ -70,6 +75,8 @@ class ProcessCluster:
         say: Callable[[str], None] = logger.warning,
         entropy: Callable[[int], bytes] = system_entropy,
         timeline: Timeline | None = None,
+        checkpoint: Path | None = None,
+        resume: Path | Checkpoint | None = None,
     ) -> None:
         self.config = config
         self.children: dict[str, ChildProcess] = {}
@@ -81,6 +88,8 @@ class ProcessCluster:
         self._say = say
         self._entropy = entropy
         self.timeline = timeline
+        self._checkpoint = checkpoint
+        self._resume = resume
         self._stack = AsyncExitStack()
         self._stopping = False
         self._death: asyncio.Future[None] | None = None
@@ -109,6 +118,7 @@ class ProcessCluster:
         self._death = asyncio.get_running_loop().create_future()
         await self._warm_up()
         async with AsyncExitStack() as stack:
+            folder, resume = await open_checkpoints(stack, self._checkpoint, self._resume)
             self._group = await stack.enter_async_context(asyncio.TaskGroup())
             stack.push_async_callback(self._stop)
             controller = await self._address(self._start("controller", "controller", "--bind", LOOPBACK))
@@ -137,6 +147,8 @@ class ProcessCluster:
                     spec=self._spec,
                     model_text=self._model_text,
                     timeline=self.timeline,
+                    checkpoints=folder,
+                    resume=resume,
                 )
             )
             self._stack = stack.pop_all()

@@ -45,6 +45,10 @@ NOT_YET = frozenset({"not-ready", "wrong-run"})
 """Codes with which a server refuses shards before it has taken up their run."""
 
 
+NOT_SETTLED = "not-settled"
+"""With which it refuses to show shards while it holds contributions to their sums for too long."""
+
+
 class ShardCopies:
     """Reads and loads shards.
 
@@ -81,12 +85,14 @@ class ShardCopies:
         async def read_server(link: Link, shards: Sequence[ShardSpec]) -> None:
             left = shards
             while left:
+                behind: list[ShardSpec] = []
                 for some in self._chunks(cluster, tensors, left):
-                    for state in await self._read(link, cluster, some, tensors):
-                        found[state.shard] = state
-                left = [shard for shard in left if _behind(found[shard.id], clocks.get(shard.id, 0))]
+                    states = await self._read(link, cluster, some, tensors)
+                    found.update((state.shard, state) for state in states)
+                    behind += [s for s in some if _behind(found.get(s.id), clocks.get(s.id, 0))]
+                left = behind
                 for some in self._chunks(cluster, tensors, left):
-                    await self._wait_clock(link, cluster, some, max(clocks[shard.id] for shard in some))
+                    await self._wait_clock(link, cluster, some, max(clocks.get(s.id, 0) for s in some))
 
         await self._with_servers(cluster, table, read_server)
         return tuple(found[shard.id] for shard in table.shards)
@@ -94,10 +100,16 @@ class ShardCopies:
     async def _read(
         self, link: Link, cluster: ClusterMap, shards: Sequence[ShardSpec], tensors: RunTensors
     ) -> tuple[ShardState, ...]:
+        """Read the shards of one message; nothing comes back while sums of theirs are waited for."""
         assert cluster.run is not None
         numbers = tuple(int(shard.id) for shard in shards)
         ask = ReadShards(run=cluster.run.id, generation=cluster.generation, shards=numbers)
-        reply = await link.call(pack(ask), timeout_s=self._waits.call_s)
+        try:
+            reply = await link.call(pack(ask), timeout_s=self._waits.call_s)
+        except RemoteError as error:
+            if error.code != NOT_SETTLED:
+                raise
+            return ()
         answer = unpack(reply, ShardStates)
         if tuple(state.shard for state in answer.states) != numbers:
             raise RemoteProtocolError("shards", f"asked for shards {numbers}, got others")
@@ -212,5 +224,5 @@ class ShardCopies:
             yield some
 
 
-def _behind(state: ShardState, clock: int) -> bool:
-    return min(state.clocks.values(), default=clock) < clock
+def _behind(state: ShardState | None, clock: int) -> bool:
+    return state is None or min(state.clocks.values(), default=clock) < clock

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -55,6 +56,8 @@ class LocalCluster:
         spec: The model; without it `config.model` says.
         layers: Kinds of layers that it may use; ``{**BUILTIN_LAYERS, "mine": Mine}`` adds one.
         loop_factory: Makes the thread's event loop.
+        checkpoint: Folder for checkpoints; without it that of `resume`, or none are taken.
+        resume: Folder of checkpoints whose run the first training continues.
 
     Methods are for one thread at a time.
     """
@@ -67,12 +70,16 @@ class LocalCluster:
         spec: ModelSpec | None = None,
         layers: Mapping[str, type[Layer]] = BUILTIN_LAYERS,
         loop_factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop,
+        checkpoint: Path | None = None,
+        resume: Path | None = None,
     ) -> None:
         self.config = config
         self._dataset = dataset
         self._spec = spec
         self._layers = layers
         self._loop_factory = loop_factory
+        self._checkpoint = checkpoint
+        self._resume = resume
         self._heard = _Heard()
         self._thread = threading.Thread(target=self._run, name="adam-cluster", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -87,6 +94,7 @@ class LocalCluster:
 
         Raises:
             DataError: `config.data` cannot be loaded.
+            CheckpointError: There is nothing to resume, or it is of another run.
             ConfigError: More threads than make sense.
             DeadlineExceeded: It took longer than `prepare_s`.
         """
@@ -186,7 +194,14 @@ class LocalCluster:
                 async with Disk() as disk:
                     dataset = await load(self.config.data, disk)
             self._cluster = await stack.enter_async_context(
-                cluster.LocalCluster(self.config, dataset=dataset, spec=self._spec, layers=self._layers)
+                cluster.LocalCluster(
+                    self.config,
+                    dataset=dataset,
+                    spec=self._spec,
+                    layers=self._layers,
+                    checkpoint=self._checkpoint,
+                    resume=self._resume,
+                )
             )
             self._group = await stack.enter_async_context(asyncio.TaskGroup())
             self._heard.put(_Outcome())
