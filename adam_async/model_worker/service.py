@@ -39,8 +39,9 @@ class ModelWorker(Role):
         shelf: Memory of the servers of this process, for runs that train in place.
         timeline: Where the journey of each group, and messages, are noted.
 
-    Cancelling the block ends it after the jobs that compute threads are in; pushes on their way may or
-    may not take effect, once at most, and the data server leases their groups again.
+    Leaving the block says goodbye to the controller: others take over at once what is leased to it, and with
+    `ssp` and `bsp` wait for it no longer. It ends after the jobs that compute threads are in; pushes on their
+    way may or may not take effect, once at most, and the data server leases their groups again.
     """
 
     def __init__(
@@ -79,6 +80,9 @@ class ModelWorker(Role):
 
     def _tasks(self) -> Mapping[str, Coroutine[Any, Any, None]]:
         return {"lag": self._lag.run(), "work": self._work()}
+
+    async def _goodbye(self) -> None:
+        await self._membership.leave()
 
     # --- the run -----------------------------------------------------------------------------
 
