@@ -34,6 +34,7 @@ from adam_async.muster import LOOK_S, Muster, check_failed
 from adam_async.parameter_server.client import ParameterClient, SessionIdentity
 from adam_async.placement import holders, shard_table
 from adam_async.progress import Progress
+from adam_async.recorder import Recorder
 from adam_async.run_result import CheckpointResult, EpochResult, RunResult
 from adam_async.schedule import Schedule
 from adam_async.series import Series
@@ -114,6 +115,7 @@ class Driver:
             network=network, identity=identity, waits=self._waits, traffic=self._traffic
         )
         self._checkpointer: Checkpointer | None = None
+        self._recorder: Recorder | None = None
         self._membership = Membership(
             network=network,
             controller=controller,
@@ -139,7 +141,7 @@ class Driver:
             for name, work in (("membership", self._membership.run()), ("events", self._note_events())):
                 task = group.create_task(work, name=f"{self._identity.node}/{name}")
                 stack.callback(task.cancel)
-            pool = await stack.enter_async_context(
+            pool = self._pool = await stack.enter_async_context(
                 ComputePool(threads=self._threads, name=f"{self._identity.node}-evaluate")
             )
             self._evaluator = Evaluator(
@@ -196,6 +198,7 @@ class Driver:
         model = Model(spec, dtype=self.config.dtype, kernels=self.config.kernels, layers=self._layers)
         self.progress.data, self.progress.model = data, model
         run = self._submit(spec, await self._muster.wait_for_workers(), resumed)
+        self._recorder = self._record(run, model, data)
         self.progress.begin(Series(Schedule.of(self.config), epoch_images=data["train_images"]))
         await self._membership.submit_run(run)
         try:
@@ -214,6 +217,11 @@ class Driver:
             spec=spec.to_dict(),
             resumed=resumed.manifest.resume if resumed is not None else None,
         )
+
+    def _record(self, run: RunRecord, model: Model, data: dict[str, Any]) -> Recorder | None:
+        if not self.config.record:
+            return None
+        return Recorder(run=run, model=model, data=data, inquiries=self._inquiries, pool=self._pool)
 
     async def wait_for_data(self) -> dict[str, Any]:
         """Wait for a data server, and return what it says of its data. See `Muster.wait_for_data`."""
@@ -259,6 +267,9 @@ class Driver:
                 await self._next_epoch(run.id, epoch)
             statistics = await self._gather_statistics(run.id)
             self._note_divergence(statistics)
+            record = None
+            if self._recorder is not None:
+                record = await self._recorder.gather(self.map, weights, statistics)
             if self._checkpointer is not None:
                 self.progress.phase = "waiting for the checkpoint to be written"
                 await self._checkpointer.settle()
@@ -271,6 +282,7 @@ class Driver:
             events=tuple(self._events),
             series=tuple(self.progress.series),
             checkpoints=self._written(),
+            record=record,
         )
 
     def _written(self) -> tuple[CheckpointResult, ...]:
@@ -290,9 +302,13 @@ class Driver:
         weights: Mapping[str, NDArray[Any]]
         if reading is not None:
             weights = reading.tensors.weights
+            versions = tuple(state.version for state in reading.states)
         else:
-            weights = await pull_snapshot(model, self._table(model), cluster, client, clock=clock)
+            pulled = await pull_snapshot(model, self._table(model), cluster, client, clock=clock)
+            weights, versions = pulled.weights, pulled.versions
         result = await self._evaluate_epoch(model, weights, epoch, came_to)
+        if self._recorder is not None:
+            self._recorder.evaluated(result, versions)
         self.progress.epochs.append(result)
         self.progress.images, self.progress.loss = result.images, result.train_loss
         self.progress.replicas = len(self.map.live_replicas())
@@ -550,7 +566,7 @@ class Driver:
             for name, node in cluster.nodes.items():
                 known = self._alive.get(name)
                 if not node.live and known == node.incarnation:
-                    self.note(f"{name} died")
+                    self.note(f"{name} {'left' if node.left else 'died'}")
                     del self._alive[name]
                 elif node.live and known != node.incarnation:
                     if name in self._ever:

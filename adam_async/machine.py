@@ -86,6 +86,20 @@ def describe_machine(*, loop: str) -> Machine:
     )
 
 
+def numerics() -> dict[str, str]:
+    """What last bits of a computation depend on: libraries, how many threads BLAS has, and the processor."""
+    threads = blas_threads()
+    return {
+        "adam-async": installed_version("adam-async") or "",
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "numba": installed_version("numba") or "",
+        "blas": blas_name(),
+        "blas threads": "" if threads is None else str(threads),
+        "processor": processor_name(),
+    }
+
+
 def process_memory() -> ProcessMemory:
     """Say which process this is and what it has held at most. Every role's statistics hold it."""
     return ProcessMemory(host=platform.node(), pid=os.getpid(), peak_rss_mb=round(peak_rss_mb(), 1))

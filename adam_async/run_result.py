@@ -7,6 +7,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from adam_async.model.network import Network as Model
+from adam_async.replay.recording import RecordError
 from adam_async.series import Sample
 
 
@@ -62,6 +63,8 @@ class RunResult:
     """How it went, sampled about once per second of training."""
     checkpoints: tuple[CheckpointResult, ...] = ()
     """Those that were written, in their order."""
+    record: bytes | RecordError | None = None
+    """Of a run with `Config.record`: what its replay needs, as a file's bytes; or why there is none."""
 
     @property
     def test_accuracy(self) -> float:

@@ -1,6 +1,7 @@
 """A copied snapshot of all parameters, for evaluation and for saving."""
 
 import asyncio
+from dataclasses import dataclass
 from typing import Any
 
 from numpy.typing import NDArray
@@ -14,9 +15,19 @@ from adam_async.placement import ShardTable
 from transport import BufferPool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ModelSnapshot:
+    """A copy of all parameters."""
+
+    weights: dict[str, NDArray[Any]]
+    """By tensor, in its shape."""
+    versions: tuple[int, ...]
+    """Version of each shard, in the order of the table."""
+
+
 async def pull_snapshot(
     network: Network, table: ShardTable, cluster: ClusterMap, client: ParameterClient, *, clock: int = 0
-) -> dict[str, NDArray[Any]]:
+) -> ModelSnapshot:
     """Pull every tensor once. Each shard is one version; different shards may be of different moments.
 
     Cancelling it loses nothing.
@@ -51,4 +62,8 @@ async def pull_snapshot(
         puller.ask(landing, server, shards, clock=bound)
     await client.flush()
     await landed.wait()
-    return {name: array.copy() for name, array in weights.snapshot().arrays.items()}
+    copies = weights.snapshot().copies
+    return ModelSnapshot(
+        weights={name: copy.array.copy() for name, copy in copies.items()},
+        versions=tuple(version for name in table.by_tensor for version in copies[name].versions),
+    )

@@ -15,12 +15,15 @@ async def test_a_snapshot_holds_the_keyed_initial_values_then_what_was_pushed(ne
         client = servers.client()
         initial = servers.model.initial_weights(Dice(11))
         first = await pull_snapshot(servers.model, servers.table, servers.map, client.client)
-        assert first.keys() == initial.keys()
+        assert first.weights.keys() == initial.keys()
+        assert first.versions == (0,) * len(servers.table.shards)
         for name, values in initial.items():
-            assert first[name].shape == values.shape
-            np.testing.assert_array_equal(first[name], values)
+            assert first.weights[name].shape == values.shape
+            np.testing.assert_array_equal(first.weights[name], values)
         client.push(0.25)
         second = await pull_snapshot(servers.model, servers.table, servers.map, client.client)
+        assert second.versions == (1,) * len(servers.table.shards)
         for name, values in initial.items():
-            np.testing.assert_array_equal(first[name], values)  # a copy: what follows does not change it
-            np.testing.assert_array_equal(second[name], values - np.float32(0.25))
+            # A copy: what follows does not change it.
+            np.testing.assert_array_equal(first.weights[name], values)
+            np.testing.assert_array_equal(second.weights[name], values - np.float32(0.25))
