@@ -25,7 +25,7 @@ def explain_defaults(asked: Config, decided: Config, *, kernels: str) -> dict[st
     if asked.protocol == "auto":
         found["protocol"] = "fewer bytes, tensor by tensor"
     if asked.kernels == "auto":
-        found["kernels"] = f"{kernels}: numba where it is installed, else numpy"
+        found["kernels"] = f"{kernels}; numba is taken where it is installed"
     return found
 
 

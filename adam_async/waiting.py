@@ -7,7 +7,7 @@ import msgspec
 
 
 class WaitReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Waits of one worker, counted and summed in seconds; each group in flight waits for itself."""
+    """What kept one worker from admitting its next group: waits, and their seconds summed."""
 
     worker: str
     """Node id."""
