@@ -59,11 +59,11 @@ class CheckpointFolder:
         self.latest = ""
         """Name of the newest checkpoint; empty before there is one."""
 
-    async def take_up(self, resumed: Checkpoint | None) -> None:
+    async def take_up(self, resumed: Manifest | None) -> None:
         """Make the folder ready for a run: nothing in it but the checkpoints that the run continues.
 
         Args:
-            resumed: What the run takes up, wherever that was read from.
+            resumed: Of the checkpoint that the run takes up, wherever that was read from.
 
         Raises:
             CheckpointError: The folder has checkpoints of another run, or cannot be written to.
@@ -82,16 +82,16 @@ class CheckpointFolder:
                 f"checkpoints cannot be written to {self.path}: {error.strerror or error}"
             ) from None
 
-    async def _continued(self, resumed: Checkpoint | None) -> str:
+    async def _continued(self, resumed: Manifest | None) -> str:
         """The name of the checkpoint here that is resumed."""
         if resumed is not None:
-            manifest = self.path / resumed.manifest.name / MANIFEST_FILE
+            manifest = self.path / resumed.name / MANIFEST_FILE
             try:
                 there = read_manifest(await self._disk.read_bytes(manifest), str(manifest))
             except (OSError, CheckpointError):
                 there = None
-            if there == resumed.manifest:
-                return resumed.manifest.name
+            if there == resumed:
+                return resumed.name
         raise CheckpointError(
             f"{self.path} has checkpoints of another run: continue that one with --resume {self.path}, "
             "or give another folder"
@@ -173,25 +173,24 @@ class CheckpointFolder:
 
 
 async def open_checkpoints(
-    stack: AsyncExitStack, checkpoint: Path | None, resume: Path | Checkpoint | None
+    stack: AsyncExitStack, checkpoint: Path | None, resume: Path | None
 ) -> tuple[CheckpointFolder | None, Checkpoint | None]:
     """The folder into which a cluster writes checkpoints, and the checkpoint that it continues.
 
     Args:
         stack: Closes the disk that the folder is written with.
         checkpoint: The folder; without it that of `resume`.
-        resume: What is continued, or the folder in which it is.
+        resume: The folder of what is continued.
 
     Raises:
         CheckpointError: There is nothing to resume, or it is damaged.
     """
-    if checkpoint is None and resume is None:
+    path = checkpoint or resume
+    if path is None:
         return None, None
     disk = await stack.enter_async_context(Disk(name="checkpoints"))
-    found = await load_checkpoint(resume, disk) if isinstance(resume, Path) else resume
-    if checkpoint is None and isinstance(resume, Path):
-        checkpoint = resume
-    return CheckpointFolder(checkpoint, disk) if checkpoint is not None else None, found
+    found = await load_checkpoint(resume, disk) if resume is not None else None
+    return CheckpointFolder(path, disk), found
 
 
 async def load_checkpoint(folder: Path, disk: Disk) -> Checkpoint:
@@ -204,19 +203,7 @@ async def load_checkpoint(folder: Path, disk: Disk) -> Checkpoint:
     Raises:
         CheckpointError: There is none, or none is whole; says what is wrong with each.
     """
-    try:
-        names = await disk.names(folder)
-    except OSError as error:
-        raise CheckpointError(f"no checkpoint in {folder}: {error.strerror or error}") from None
-    candidates = sorted(filter(is_folder_name, names), key=age_order, reverse=True)
-    problems: list[str] = []
-    if LATEST_FILE in names:
-        latest = (await disk.read_bytes(folder / LATEST_FILE)).decode(errors="replace").strip()
-        if latest in candidates:
-            candidates.remove(latest)
-            candidates.insert(0, latest)
-        else:
-            problems.append(f"{folder / LATEST_FILE} names {latest[:40]!r}, which is not there")
+    candidates, problems = await _candidates(folder, disk)
     for name in candidates:
         try:
             manifest, weights, state = await _read_one(folder / name, disk)
@@ -230,16 +217,49 @@ async def load_checkpoint(folder: Path, disk: Disk) -> Checkpoint:
                 problems=tuple(problems),
                 trained_again=trained_again(manifest, await _read_progress(folder, disk)),
             )
+    raise _none_whole(folder, problems)
+
+
+async def newest_manifest(folder: Path, disk: Disk) -> Manifest:
+    """Read what the newest checkpoint of a folder says of its run, without its tensors.
+
+    Raises:
+        CheckpointError: There is none, or none can be read; says what is wrong with each.
+    """
+    candidates, problems = await _candidates(folder, disk)
+    for name in candidates:
+        try:
+            return await _read_manifest(folder / name, disk)
+        except CheckpointError as error:
+            problems.append(str(error))
+    raise _none_whole(folder, problems)
+
+
+def _none_whole(folder: Path, problems: Sequence[str]) -> CheckpointError:
     why = "; ".join(problems) or "train --checkpoint writes them"
-    raise CheckpointError(f"no checkpoint in {folder} can be read: {why}")
+    return CheckpointError(f"no checkpoint in {folder} can be read: {why}")
+
+
+async def _candidates(folder: Path, disk: Disk) -> tuple[list[str], list[str]]:
+    """The checkpoints of a folder, the one to be read first, and what is wrong with the folder itself."""
+    try:
+        names = await disk.names(folder)
+    except OSError as error:
+        raise CheckpointError(f"no checkpoint in {folder}: {error.strerror or error}") from None
+    candidates = sorted(filter(is_folder_name, names), key=age_order, reverse=True)
+    if LATEST_FILE not in names:
+        return candidates, []
+    latest = (await _read(folder / LATEST_FILE, disk)).decode(errors="replace").strip()
+    if latest not in candidates:
+        return candidates, [f"{folder / LATEST_FILE} names {latest[:40]!r}, which is not there"]
+    candidates.remove(latest)
+    return [latest, *candidates], []
 
 
 async def _read_one(
     folder: Path, disk: Disk
 ) -> tuple[Manifest, dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
-    manifest = read_manifest(await _read(folder / MANIFEST_FILE, disk), str(folder / MANIFEST_FILE))
-    if manifest.name != folder.name:
-        raise CheckpointError(f"{folder} holds {manifest.name}: it was renamed")
+    manifest = await _read_manifest(folder, disk)
     tensors: dict[str, dict[str, NDArray[Any]]] = {MODEL: {}, STATE: {}}
     for record in manifest.files:
         path = folder / record.name
@@ -256,6 +276,14 @@ async def _read_one(
             raise CheckpointError(f"{path} cannot be read: {error}") from None
         tensors[record.name.partition("-")[0]].update(found)
     return manifest, tensors[MODEL], tensors[STATE]
+
+
+async def _read_manifest(folder: Path, disk: Disk) -> Manifest:
+    path = folder / MANIFEST_FILE
+    manifest = read_manifest(await _read(path, disk), str(path))
+    if manifest.name != folder.name:
+        raise CheckpointError(f"{folder} holds {manifest.name}: it was renamed")
+    return manifest
 
 
 async def _read(path: Path, disk: Disk) -> bytes:

@@ -245,13 +245,13 @@ def make_tensors(model: Model, config: Config) -> RunTensors:
     return RunTensors(model, table, rule)
 
 
-def common_manifest(run: RunRecord, data: Mapping[str, Any], resumed: Checkpoint | None) -> Manifest:
+def common_manifest(run: RunRecord, data: Mapping[str, Any], *, trained_again: int) -> Manifest:
     """What the manifests of a run's checkpoints have in common.
 
     Args:
         run: As it was submitted.
         data: What the data server says of its data.
-        resumed: What the run continues.
+        trained_again: Groups that the run has to train a second time.
     """
     return Manifest(
         run=run.id,
@@ -261,5 +261,5 @@ def common_manifest(run: RunRecord, data: Mapping[str, Any], resumed: Checkpoint
         epoch=0,
         groups=0,
         resume=ResumeRecord(epoch=1, finished=(), clock=0),
-        trained_again=resumed.trained_again if resumed is not None else 0,
+        trained_again=trained_again,
     )

@@ -14,7 +14,6 @@ from typing import Any, Self
 
 import msgspec
 
-from adam_async.checkpoint import Checkpoint
 from adam_async.checkpoint_files import open_checkpoints
 from adam_async.config import Config
 from adam_async.controller.service import Controller
@@ -50,7 +49,7 @@ class LocalCluster:
         entropy: Dice for incarnations and session ids.
         timeline: Notes what all roles do; see docs/profile.md.
         checkpoint: Folder for checkpoints; without it that of `resume`, or none are taken.
-        resume: Folder of checkpoints, or a checkpoint, whose run the first training continues.
+        resume: Folder of checkpoints whose run the first training continues.
 
     `async with` starts the roles; leaving the block ends them, whatever they are doing, and waits for
     compute threads to finish the group that they are in. A role that fails cancels the block and
@@ -70,7 +69,7 @@ class LocalCluster:
         entropy: Callable[[int], bytes] = system_entropy,
         timeline: Timeline | None = None,
         checkpoint: Path | None = None,
-        resume: Path | Checkpoint | None = None,
+        resume: Path | None = None,
     ) -> None:
         one_process = network is None or isinstance(network, LocalNetwork)
         self.config = msgspec.structs.replace(config, weights=config.weights_in(one_process=one_process))

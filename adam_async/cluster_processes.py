@@ -18,7 +18,6 @@ from typing import Self
 
 import msgspec
 
-from adam_async.checkpoint import Checkpoint
 from adam_async.checkpoint_files import open_checkpoints
 from adam_async.child_process import ChildProcess, how_it_ended
 from adam_async.cli_parent import Orders
@@ -59,7 +58,7 @@ class ProcessCluster:
         entropy: Dice for the cluster's token and the driver's incarnation.
         timeline: Notes what the driver does; what the children noted is added when a training has ended.
         checkpoint: Folder for checkpoints; without it that of `resume`, or none are taken.
-        resume: Folder of checkpoints, or a checkpoint, whose run the first training continues.
+        resume: Folder of checkpoints whose run the first training continues.
 
     `async with` starts the children and waits for their addresses; leaving the block ends them in good
     order, and kills what is still there after `drain_s`.
@@ -76,7 +75,7 @@ class ProcessCluster:
         entropy: Callable[[int], bytes] = system_entropy,
         timeline: Timeline | None = None,
         checkpoint: Path | None = None,
-        resume: Path | Checkpoint | None = None,
+        resume: Path | None = None,
     ) -> None:
         self.config = config
         self.children: dict[str, ChildProcess] = {}

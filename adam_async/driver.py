@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from adam_async.checkpoint import Checkpoint, CheckpointError, check_data, resumed_config, resumed_spec
 from adam_async.checkpoint_files import CheckpointFolder
-from adam_async.checkpointer import Checkpointer, Spawn, common_manifest, make_tensors
+from adam_async.checkpointer import Checkpointer, common_manifest, make_tensors
 from adam_async.choose_model import check_fits, choose_model
 from adam_async.cluster_map import ClusterMap, EpochRecord, NodeRecord, RunRecord
 from adam_async.config import Config
@@ -186,27 +186,26 @@ class Driver:
             self._events.clear()
         self._runs += 1
         self._run_begin = asyncio.get_running_loop().time()
-        resumed, self._resume = self._resume, None
         if self._folder is not None:
-            await self._folder.take_up(resumed)
+            await self._folder.take_up(self._resume.manifest if self._resume is not None else None)
         data = await self.wait_for_data()
-        if resumed is not None:
-            check_data(resumed.manifest, data)
+        if self._resume is not None:
+            check_data(self._resume.manifest, data)
         if self._spec is not None:
             check_fits(self._spec, data, layers=self._layers)
         spec = self._spec or choose_model(self.config.model, data, text=self._model_text)
         model = Model(spec, dtype=self.config.dtype, kernels=self.config.kernels, layers=self._layers)
         self.progress.data, self.progress.model = data, model
-        run = self._submit(spec, await self._muster.wait_for_workers(), resumed)
+        run = self._submit(spec, await self._muster.wait_for_workers())
         self._recorder = self._record(run, model, data)
         self.progress.begin(Series(Schedule.of(self.config), epoch_images=data["train_images"]))
         await self._membership.submit_run(run)
         try:
-            return await self._drive(run, model, data, resumed, on_epoch)
+            return await self._drive(run, model, data, on_epoch)
         finally:
             await self._end(run.id)
 
-    def _submit(self, spec: ModelSpec, groups_in_flight: int, resumed: Checkpoint | None) -> RunRecord:
+    def _submit(self, spec: ModelSpec, groups_in_flight: int) -> RunRecord:
         self.config = msgspec.structs.replace(self._asked, rate=self._asked.default_rate(groups_in_flight))
         config = msgspec.to_builtins(self.config)
         run = f"{self._identity.node}-{self._identity.incarnation:x}-{self._runs}"
@@ -215,7 +214,7 @@ class Driver:
             driver=self._identity.node,
             config=config,
             spec=spec.to_dict(),
-            resumed=resumed.manifest.resume if resumed is not None else None,
+            resumed=self._resume.manifest.resume if self._resume is not None else None,
         )
 
     def _record(self, run: RunRecord, model: Model, data: dict[str, Any]) -> Recorder | None:
@@ -232,10 +231,10 @@ class Driver:
         run: RunRecord,
         model: Model,
         data: dict[str, Any],
-        resumed: Checkpoint | None,
         on_epoch: Callable[[EpochResult], None] | None,
     ) -> RunResult:
-        first = 1
+        first = 1 if run.resumed is None else run.resumed.epoch
+        again = 0 if self._resume is None else self._resume.trained_again
         async with AsyncExitStack() as stack:
             group = await stack.enter_async_context(asyncio.TaskGroup())
 
@@ -243,14 +242,20 @@ class Driver:
                 return group.create_task(work, name=f"{self._identity.node}/{name}")
 
             stack.callback(spawn("failure", self._raise_failure(run.id)).cancel)
-            if resumed is not None:
-                first = resumed.manifest.resume.epoch
-                self.progress.epochs.extend(resumed.manifest.epoch_results)
-                await self._load(run.id, model, resumed)
+            await self._load(run.id, model)
             cluster = await self._muster.wait_training(run.id)
             client = self._client(cluster, model)
             stack.callback(spawn("parameters", client.run()).cancel)
-            self._checkpointer = self._take_checkpoints(run, model, data, resumed, spawn)
+            if self._folder is not None:
+                self._checkpointer = Checkpointer(
+                    folder=self._folder,
+                    copies=self._copies,
+                    config=self.config,
+                    model=model,
+                    common=common_manifest(run, data, trained_again=again),
+                    spawn=spawn,
+                    note=self.note,
+                )
             weights: Mapping[str, NDArray[Any]] = {}
             for epoch in range(first, self.config.epochs + 1):
                 self.progress.begin_epoch(epoch, now=asyncio.get_running_loop().time())
@@ -422,8 +427,12 @@ class Driver:
 
     # --- checkpoints -------------------------------------------------------------------------
 
-    async def _load(self, run: str, model: Model, resumed: Checkpoint) -> None:
-        """Give the servers the shards of a checkpoint; they wait for them before they are ready."""
+    async def _load(self, run: str, model: Model) -> None:
+        """Give the servers the shards of the checkpoint, if there is one; they are not ready before."""
+        resumed, self._resume = self._resume, None  # its memory is not kept, nor is a run continued twice
+        if resumed is None:
+            return
+        self.progress.epochs.extend(resumed.manifest.epoch_results)
         self.progress.phase = f"loading {resumed.manifest.name}"
         for problem in resumed.problems:
             self.note(f"an older checkpoint is resumed: {problem}")
@@ -437,21 +446,6 @@ class Driver:
                 await self._copies.load(cluster, self._table(model), tensors, resumed.manifest.shards)
         except TimeoutError:
             raise DeadlineExceeded("the servers to take up their shards", self._waits.prepare_s) from None
-
-    def _take_checkpoints(
-        self, run: RunRecord, model: Model, data: dict[str, Any], resumed: Checkpoint | None, spawn: Spawn
-    ) -> Checkpointer | None:
-        if self._folder is None:
-            return None
-        return Checkpointer(
-            folder=self._folder,
-            copies=self._copies,
-            config=self.config,
-            model=model,
-            common=common_manifest(run, data, resumed),
-            spawn=spawn,
-            note=self.note,
-        )
 
     # --- evaluation --------------------------------------------------------------------------
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from adam_async.checkpoint import CheckpointError, ProgressNote
-from adam_async.checkpoint_files import CheckpointFolder, load_checkpoint
+from adam_async.checkpoint_files import CheckpointFolder, load_checkpoint, newest_manifest
 from adam_async.ports import Disk
-from tests.adam_async.checkpoints import checkpoint_of
+from tests.adam_async.checkpoints import checkpoint_of, manifest_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -64,10 +64,10 @@ async def test_a_folder_of_another_run_is_refused_and_one_that_is_continued_is_n
         await written(disk, tmp_path, 1)
         found = await load_checkpoint(tmp_path, disk)
         folder = CheckpointFolder(tmp_path, disk)
-        for resumed in (None, checkpoint_of(1, run="another")):
+        for resumed in (None, manifest_of(1, run="another")):
             with pytest.raises(CheckpointError, match=f"another run: .* --resume {tmp_path}"):
                 await folder.take_up(resumed)
-        await folder.take_up(found)
+        await folder.take_up(found.manifest)
         assert folder.latest == found.manifest.name
         await folder.write(checkpoint_of(2))
         assert (await load_checkpoint(tmp_path, disk)).manifest.groups == 2
@@ -81,7 +81,7 @@ async def test_what_a_killed_writer_left_is_removed_at_the_next_start(tmp_path):
             await disk.write_down(tmp_path / name / "model-00001-of-00001.safetensors", [b"half of it"])
         for name in ("latest.123.aside", "progress.json.123.aside", "notes-of-mine.aside"):
             await disk.write_down(tmp_path / name, [b"half of it"])
-        await folder.take_up(await load_checkpoint(tmp_path, disk))
+        await folder.take_up(await newest_manifest(tmp_path, disk))
         assert await disk.names(tmp_path) == ["checkpoint-0002-000001", "latest", "notes-of-mine.aside"]
 
 
@@ -91,7 +91,7 @@ async def test_a_whole_checkpoint_that_latest_does_not_name_yet_is_overwritten_i
         await disk.write_atomic(tmp_path / "latest", [b"checkpoint-0002-000001"])
         found = await load_checkpoint(tmp_path, disk)
         assert found.manifest.groups == 1
-        await folder.take_up(found)
+        await folder.take_up(found.manifest)
         again = checkpoint_of(2, trained_again=1)
         await folder.write(again)
         assert (await load_checkpoint(tmp_path, disk)).manifest.trained_again == 1
@@ -209,10 +209,10 @@ from tests.adam_async.checkpoints import checkpoint_of
 
 async def main(path):
     async with Disk() as disk:
-        written = [file for file in path.glob("checkpoint-*")]
+        written = list(path.glob("checkpoint-*"))
         found = await load_checkpoint(path, disk) if written else None
         folder = CheckpointFolder(path, disk)
-        await folder.take_up(found)
+        await folder.take_up(found.manifest if found else None)
         groups = found.manifest.groups if found else 0
         while True:
             print(groups, flush=True)
