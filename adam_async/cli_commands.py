@@ -64,10 +64,13 @@ def _run(
 @app.command
 def train(options: TrainOptions = TrainOptions()) -> int:  # noqa: B008 - frozen
     """Train a model, here or in a cluster of roles that were started by hand."""
-    from adam_async.cli_train import run_training
+    if options.replay is not None:
+        from adam_async.cli_replay import run_replay as work
+    else:
+        from adam_async.cli_train import run_training as work
 
     return _run(
-        lambda terminal: run_training(options, os.environ, terminal),
+        lambda terminal: work(options, os.environ, terminal),
         loop=options.loop,
         verbose=options.verbose,
         quiet=options.quiet,

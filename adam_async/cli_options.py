@@ -92,6 +92,10 @@ class TrainOptions:
     """Write the run's report to this file, as JSON; adds about 6 s for its baseline."""
     profile: Path | None = None
     """Write a timeline of the run to this file, as Trace Event JSON; ui.perfetto.dev opens it."""
+    record: Path | None = None
+    """Write what a replay of the run needs to this file; workers then have one compute thread each."""
+    replay: Path | None = None
+    """Repeat the run that this file is the record of, to the last bit, in this process; nothing is new."""
     out: Path | None = None
     """Write the trained model to model.safetensors in this folder."""
     controller: str | None = None
@@ -107,7 +111,8 @@ class TrainOptions:
 
     def layer(self) -> dict[str, Any]:
         """What the command line says of the run's configuration."""
-        return {field.name: getattr(self, field.name) for field in fields(self) if field.name in FIELDS}
+        said = {field.name: getattr(self, field.name) for field in fields(self) if field.name in FIELDS}
+        return {**said, "record": None if self.record is None else True}
 
 
 @Parameter(name="*")

@@ -26,6 +26,7 @@ from adam_async.errors import ConfigError
 from adam_async.live_table import LiveTable
 from adam_async.machine import describe_machine, usable_cores
 from adam_async.ports import Disk, system_entropy
+from adam_async.replay.recording import RecordError
 from adam_async.report import Report, build_report, write
 from adam_async.run_result import EpochResult, RunResult
 from adam_async.saved_model import save_model
@@ -156,10 +157,11 @@ async def _report_cut_short(
 async def write_results(
     options: TrainOptions, result: RunResult, report: Report, disk: Disk, timeline: Timeline | None = None
 ) -> None:
-    """Write the model, the report and the profile where the options say.
+    """Write the model, the report, the profile and the record where the options say.
 
     Raises:
         ConfigError: It cannot be written there.
+        RecordError: There is no record of the run; everything else is written.
     """
     try:
         if options.out is not None:
@@ -168,8 +170,12 @@ async def write_results(
             await write(report, options.report, disk)
         if options.profile is not None and timeline is not None:
             await disk.write_atomic(options.profile, [await disk.run(timeline.trace)])
+        if options.record is not None and isinstance(result.record, bytes):
+            await disk.write_atomic(options.record, [result.record])
     except OSError as error:
         raise ConfigError(f"{error.filename} cannot be written: {error.strerror or error}") from None
+    if options.record is not None and isinstance(result.record, RecordError):
+        raise result.record
 
 
 def make_folder(folder: Path) -> None:
@@ -187,7 +193,7 @@ def make_folder(folder: Path) -> None:
 
 
 def _files(options: TrainOptions) -> list[Path]:
-    return [file for file in (options.report, options.profile) if file is not None]
+    return [file for file in (options.report, options.profile, options.record) if file is not None]
 
 
 def check_no_folder(file: Path) -> None:

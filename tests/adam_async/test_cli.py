@@ -80,7 +80,7 @@ async def test_without_options_the_defaults_hold() -> None:
 
 
 def test_every_option_of_a_run_is_on_the_command_line_but_those_of_tests() -> None:
-    assert set(FIELDS) - set(TrainOptions().layer()) == {"dtype", "read_ahead", "waits", "record"}
+    assert set(FIELDS) - set(TrainOptions().layer()) == {"dtype", "read_ahead", "waits"}
 
 
 def test_options_are_written_with_dashes() -> None:
