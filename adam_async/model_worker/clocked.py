@@ -290,7 +290,7 @@ class ClockedStepper:
             head = self._queue[0]
             if isinstance(head, Jump):
                 self._jump(head)
-            elif head.complete and (not self._synchronous or self._landed >= head.number):
+            elif head.complete and self._clock.leaves(head.number, self._landed):
                 self._send(head)
             else:
                 return

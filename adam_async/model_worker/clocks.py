@@ -68,6 +68,10 @@ class ReplicaClock:
         needed = self.step - self._slack
         return max(needed, self.base) if self._synchronous else needed
 
+    def leaves(self, step: int, landed: int) -> bool:
+        """Whether a step that is complete may be pushed, when values of clock `landed` are here."""
+        return landed >= step if self._synchronous else True
+
     def join(self) -> Place:
         """Give the next group its place."""
         place = Place(self.step, self.groups)

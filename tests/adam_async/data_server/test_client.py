@@ -37,7 +37,7 @@ class Server:
             assert isinstance(body, LeaseGroups)
             self.asked.append((body, request))
 
-    async def grant(self, count=None, *, last=False):
+    async def grant(self, count=None, *, last=False, clock=0, end=0):
         """Answer the oldest question, when there is one, with as many groups as it asks for."""
         await until(lambda: bool(self.asked))
         body, request = self.asked.pop(0)
@@ -47,7 +47,7 @@ class Server:
         for number in numbers:
             tensors += [np.full((2, 1, 3, 3), number, np.uint8), np.full(2, number)]
         leases = tuple(Lease(1, number, 1, 2) for number in numbers)
-        request.reply(pack(Groups(leases=leases, last=last), tensors))
+        request.reply(pack(Groups(leases=leases, last=last, clock=clock, end=end), tensors))
         return body
 
 
@@ -248,3 +248,28 @@ async def test_a_server_that_is_not_there_is_given_up_by_name(network):
     )
     with pytest.raises(RoleDied, match="the data server"):
         await gone.run()
+
+
+async def test_where_groups_begin_and_where_all_meet_comes_with_the_first_of_them(network):
+    async with client_of(network) as (client, server):
+        await server.grant(3, clock=5)
+        groups = await take(client, 3)
+        assert [(group.clock, group.met) for group in groups] == [(5, 0), (0, 0), (0, 0)]
+        await server.grant(2, last=True, end=9)
+        assert [(group.clock, group.met) for group in await take(client, 2)] == [(0, 0), (0, 0)]
+        assert client.exhausted
+        assert client.end == 9
+        await server.grant(0)
+        await server.grant(2, clock=11)
+        assert [(group.clock, group.met) for group in await take(client, 2)] == [(11, 9), (0, 0)]
+        assert client.end == 0
+
+
+async def test_a_later_meeting_is_heard_by_who_has_nothing_to_do(network):
+    async with client_of(network) as (client, server):
+        await server.grant(0, last=True, end=4)
+        await client.wait_group()
+        assert (client.exhausted, client.end) == (True, 4)
+        await server.grant(0, last=True, end=6)
+        await client.wait_group()
+        assert (client.exhausted, client.end) == (True, 6)

@@ -1,8 +1,8 @@
-"""Whatever order things happen in, replicas stay within their bound, read what they may, and never wait in vain.
+"""In whatever order things happen: replicas stay within their bound, read what they may, never wait in vain.
 
-The world of these tests is a model: some replicas with a real `ReplicaClock` each, and one shard whose server
-is a table of their clocks. What is enabled in a moment is listed, and the test draws what happens next: groups
-end in any order, pushes arrive in any order, an answer is written at any time after it was due.
+The world of these tests is a model: some replicas with a real `ReplicaClock` each, and one shard whose
+server is a table of their clocks. What is enabled in a moment is listed, and the test draws what happens
+next: groups end in any order, pushes arrive in any order, an answer is written at any time after it was due.
 """
 
 from dataclasses import dataclass, field
@@ -72,7 +72,7 @@ class World:
                 yield self.meet, replica
             head = replica.steps.get(replica.said)
             if head is not None and head.closed and head.trained == head.groups:
-                if not self.synchronous or replica.values >= replica.said:
+                if clock.leaves(replica.said, replica.values):
                     yield self.push, replica
             if head is None and replica.met and replica.said < clock.base:
                 yield self.jump, replica
