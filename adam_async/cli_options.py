@@ -95,7 +95,7 @@ class TrainOptions:
     record: Path | None = None
     """Write what a replay of the run needs to this file; workers then have one compute thread each."""
     replay: Path | None = None
-    """Repeat the run that this file is the record of, to the last bit, in this process; nothing is new."""
+    """Repeat the run that this file is the record of, in this process, to the last bit."""
     out: Path | None = None
     """Write the trained model to model.safetensors in this folder."""
     controller: str | None = None
