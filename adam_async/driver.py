@@ -261,7 +261,7 @@ class Driver:
                 self.progress.begin_epoch(epoch, now=asyncio.get_running_loop().time())
                 with self._phase(f"epoch {epoch}"):
                     cluster = await self._wait_epoch(run.id, epoch)
-                await self._read_progress(train_s=float(cluster.results[epoch - 1]["train_s"]))
+                await self._read_progress(cluster.results[epoch - 1])
                 with self._phase(f"evaluate {epoch}"):
                     result, weights = await self._end_epoch(model, cluster, client, epoch)
                 if on_epoch is not None:
@@ -538,16 +538,15 @@ class Driver:
             except TransportError as error:
                 self.note(f"the role at {address} did not say what it noted: {error}")
 
-    async def _read_progress(self, *, train_s: float | None = None) -> None:
-        """Ask the roles how far the epoch is, or with `train_s` how it ended, for live table and report."""
+    async def _read_progress(self, ended: Mapping[str, Any] | None = None) -> None:
+        """Ask the roles how far the epoch is, for live table and report; `ended` is what came of it."""
         try:
-            async with asyncio.timeout(
-                LOOK_S
-            ):  # who is about to leave may not answer, and nobody waits for it
+            # Who is about to leave may not answer, and nobody waits for it.
+            async with asyncio.timeout(LOOK_S):
                 answers = [await self._ask_statistics(a) for a in self._addresses("data", "ps", "worker")]
         except (TransportError, TimeoutError):
             return
-        self.progress.look(dict(answers), now=asyncio.get_running_loop().time(), train_s=train_s)
+        self.progress.look(dict(answers), now=asyncio.get_running_loop().time(), ended=ended)
         self.progress.replicas = len(self.map.live_replicas())
         if self._checkpointer is not None:
             for values in self.progress.roles.values():

@@ -61,21 +61,24 @@ class Progress:
         """The samples of the run so far."""
         return self._series.samples if self._series is not None else ()
 
-    def look(self, roles: Mapping[str, dict[str, Any]], *, now: float, train_s: float | None = None) -> None:
+    def look(
+        self, roles: Mapping[str, dict[str, Any]], *, now: float, ended: Mapping[str, Any] | None = None
+    ) -> None:
         """Take in what the roles counted while, or just after, an epoch was trained.
 
         Args:
             roles: By node id.
             now: In seconds of the loop's clock.
-            train_s: How long the epoch took, once it has ended.
+            ended: What came of the epoch, once it has: the data server may be at the next one by then.
         """
         self.roles = dict(roles)
         values = list(roles.values())
-        before, self.images = self.images, sum(each.get("images", 0) for each in values)
+        at_data = ended or next((each for each in values if "loss" in each), {"images": 0, "loss": 0.0})
+        before, self.images = self.images, int(at_data["images"])
         if self.images > before and now > self._looked:
             self.images_per_s = (self.images - before) / (now - self._looked)
         self._looked = now
-        self.loss = next((read_number(each["loss"]) for each in values if "loss" in each), 0.0)
+        self.loss = read_number(at_data["loss"])
         holders = [each for each in values if each.get("role") == "ps" and each.get("shards")]
         self.clock = min((each["clock"] for each in holders), default=0)
         self.waiting_for = tuple(
@@ -91,7 +94,7 @@ class Progress:
             self._series.take(
                 roles,
                 s=sum(epoch.train_s for epoch in self.epochs)
-                + (now - self._began if train_s is None else train_s),
+                + (now - self._began if ended is None else float(ended["train_s"])),
                 epoch=self.epoch,
                 images=self.images,
                 images_before=sum(epoch.images for epoch in self.epochs),

@@ -52,13 +52,15 @@ def test_a_look_takes_in_rate_staleness_clocks_and_waits() -> None:
 
 def test_the_time_of_a_sample_is_training_only() -> None:
     progress = begun()
-    progress.look(roles(images=100), now=104.5, train_s=4.0)
+    ended = {"images": 100, "loss": 0.25, "train_s": 4.0}
+    progress.look(roles(images=7), now=104.5, ended=ended)  # the data server is at the next one
     progress.epochs.append(EPOCH)
     progress.begin_epoch(2, now=200.0)
 
     progress.look(roles(images=10), now=201.0)
 
     assert [(sample.s, sample.images) for sample in progress.series] == [(4.0, 100), (5.0, 110)]
+    assert [sample.loss for sample in progress.series] == [0.25, 0.5]
 
 
 def test_a_diverged_loss_is_shown_and_left_out_of_the_series() -> None:
