@@ -1,0 +1,727 @@
+"""Replicas that wait for one another: clocks, what a pull for one contains, and the sums of bsp."""
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from adam_async.ids import BucketId, Replica, ShardId
+from adam_async.messages import DUPLICATE, GAP, REFUSED, Part, Problem, Pull, Push, ReadShards, Tick
+from adam_async.parameter_server.apply import PushGradients
+from adam_async.parameter_server.events import (
+    Acknowledge,
+    AcknowledgeTick,
+    Applied,
+    Apply,
+    ApplySum,
+    EpochBegan,
+    PullArrived,
+    PushArrived,
+    ReadArrived,
+    Refuse,
+    ReplicasChanged,
+    SendBehind,
+    SendStates,
+    SendValues,
+    SumApplied,
+    TickArrived,
+)
+from adam_async.parameter_server.order_log import JOINED, NOT_APPLIED, SUMMED, OrderLog, read_order_log
+from adam_async.parameter_server.shard import Shard
+from adam_async.parameter_server.state import ServerState
+from adam_async.placement import ShardSpec
+
+GROUP = 4
+"""Images of a whole group."""
+
+
+def shard_of(number):
+    spec = ShardSpec(id=ShardId(number), tensor=f"t{number}", start=0, stop=2, row_size=1, bucket=BucketId(0))
+    return Shard(spec=spec, values=np.zeros(2), rule_state={})
+
+
+def push_of(replica, clock, numbers, *, images=GROUP, pull=False, life=1, epoch=0, read=0):
+    """A push on the shards that are the keys of `numbers`."""
+    return Push(
+        run="run",
+        generation=1,
+        session=replica,
+        incarnation=life,
+        replica=replica,
+        clock=clock,
+        images=images,
+        rate=0.5,
+        parts=(Part(False, len(numbers)),),
+        shards=tuple(numbers),
+        numbers=tuple(numbers.values()),
+        versions=(read,) * len(numbers),
+        own=(0,) * len(numbers),
+        pull=pull,
+        epoch=epoch,
+    )
+
+
+def tick_of(replica, clock, shards, *, numbers=(), life=1, epoch=0):
+    return Tick(
+        run="run",
+        generation=1,
+        session=replica,
+        incarnation=life,
+        replica=replica,
+        clock=clock,
+        shards=tuple(shards),
+        numbers=tuple(numbers),
+        epoch=epoch,
+    )
+
+
+class Server:
+    """A state, and by hand what the shell does: it applies when told, and notes what is in each shard."""
+
+    def __init__(self, *, synchronous, shards=(0, 1), live=(0, 1), record=False, **options):
+        self.state = ServerState(
+            run="run",
+            generation=1,
+            shards=[shard_of(number) for number in shards],
+            clocked=True,
+            group_images=GROUP if synchronous else 0,
+            log=OrderLog(shards) if record else None,
+            **options,
+        )
+        self.applied = {number: [] for number in shards}
+        self.sums = {number: [] for number in shards}
+        self.now = 0.0
+        self.bad = set()
+        self.lives(*live)
+
+    def tell(self, event):
+        effects = self.state.handle(event)
+        self.state.check_invariants()
+        return effects
+
+    def lives(self, *live, **incarnations):
+        return self.tell(ReplicasChanged({Replica(r): incarnations.get(f"of_{r}", 1) for r in live}))
+
+    def push(self, request, *args, finite=True, **fields):
+        push = push_of(*args, **fields)
+        if not finite:
+            self.bad.add(request)
+        return self.tell(PushArrived(request, push, PushGradients(), [finite] * len(push.shards)))
+
+    def tick(self, request, *args, **fields):
+        return self.tell(TickArrived(request, tick_of(*args, **fields)))
+
+    def pull(self, request, clock, *, shards=(0, 1), wait_s=1.0):
+        pull = Pull(run="run", generation=1, shards=shards, clock=clock, wait_s=wait_s)
+        return self.tell(PullArrived(request, pull, self.now + wait_s))
+
+    def read(self, request, *, shards=(0, 1), wait_s=1.0):
+        body = ReadShards(run="run", generation=1, shards=shards)
+        return self.tell(ReadArrived(request, body, self.now + wait_s))
+
+    def later(self, seconds):
+        self.now += seconds
+        return self.state.give_up(now=self.now)
+
+    def apply(self):
+        batch, effects = self.state.take_batch()
+        if isinstance(batch, Apply):
+            finite = [queued.request not in self.bad for queued in batch.pushes]
+            for place, shard in zip(batch.pushes[0].accepted, batch.shards(), strict=True):
+                assert batch.pushes[0].shards[place] is shard
+                told = [q.push for q, ok in zip(batch.pushes, finite, strict=True) if ok]
+                self.applied[shard.spec.id] += [(push.replica, push.incarnation, push.clock) for push in told]
+            effects += self.tell(Applied(batch, [finite] * len(batch.shards())))
+        elif isinstance(batch, ApplySum):
+            for at, shard in enumerate(batch.shards):
+                parts = [q.push for q in batch.pushes]
+                assert all(
+                    push.shards[places[at]] == shard.spec.id
+                    for push, places in zip(parts, batch.places, strict=True)
+                )
+                self.applied[shard.spec.id] += [
+                    (push.replica, push.incarnation, push.clock) for push in parts
+                ]
+                self.sums[shard.spec.id].append((batch.clock, [push.replica for push in parts], batch.scale))
+            effects += self.tell(SumApplied(batch, [True] * len(batch.shards)))
+        return effects
+
+    def drain(self):
+        effects = []
+        while not self.state.idle:
+            effects += self.apply()
+        return effects
+
+    def shard(self, number=0):
+        return self.state.shards[ShardId(number)]
+
+
+def requests(effects):
+    return [effect.request for effect in effects]
+
+
+MODES = pytest.mark.parametrize("synchronous", [False, True], ids=["ssp", "bsp"])
+
+
+# --- pulls for a clock -----------------------------------------------------------------------
+
+
+@MODES
+def test_a_pull_for_a_clock_is_answered_when_the_last_replica_gets_there(synchronous):
+    server = Server(synchronous=synchronous)
+    server.push("a", 0, 1, {0: 1, 1: 1})
+    server.drain()
+    assert server.pull("p", 1) == []
+    server.push("b", 1, 1, {0: 1})
+    assert "p" not in requests(server.drain())  # shard 1 still waits for replica 1
+    effects = server.tick("t", 1, 1, [1], numbers=[0]) + server.drain()
+    (values,) = [effect for effect in effects if isinstance(effect, SendValues)]
+    assert values.request == "p"
+    assert server.applied[0] == [(0, 1, 1), (1, 1, 1)]
+
+
+@MODES
+def test_a_pull_whose_time_is_up_says_how_far_the_clock_is_and_who_is_behind(synchronous):
+    server = Server(synchronous=synchronous, live=(0, 1, 2))
+    server.tick("t", 0, 5, [0, 1])
+    server.tick("t", 1, 2, [0, 1])
+    server.tick("t", 2, 3, [0, 1])
+    assert server.pull("p", 3, wait_s=0.5) == []
+    assert server.state.next_deadline() == 0.5
+    assert server.state.statistics()["parked"] == 1
+    assert server.state.statistics()["waiting_for"] == [1]
+    assert server.later(0.4) == []
+    (answer,) = server.later(0.1)
+    assert isinstance(answer, SendBehind)
+    assert (answer.request, answer.clock, answer.behind) == ("p", 2, (1,))
+    assert server.state.next_deadline() is None
+
+
+@MODES
+def test_a_pull_for_a_clock_that_has_come_is_answered_at_once(synchronous):
+    server = Server(synchronous=synchronous)
+    server.tick("t", 0, 2, [0, 1])
+    server.tick("t", 1, 2, [0, 1])
+    (answer,) = server.pull("p", 2)
+    assert isinstance(answer, SendValues)
+
+
+@MODES
+def test_a_dead_replica_holds_nobody_up(synchronous):
+    server = Server(synchronous=synchronous)
+    server.push("a", 0, 1, {0: 1, 1: 1})
+    server.drain()
+    assert server.pull("p", 1) == []
+    effects = server.lives(0) + server.drain()
+    assert requests(effects) == ["p"]
+    assert server.applied == {0: [(0, 1, 1)], 1: [(0, 1, 1)]}
+
+
+def test_a_tick_does_not_overtake_a_push_that_waits_to_be_applied():
+    server = Server(synchronous=False, live=(0,))
+    server.push("a", 0, 1, {0: 1})
+    assert server.tick("t", 0, 2, [0], numbers=[1]) == []
+    assert server.shard().applied_clock() == 0
+    assert requests(server.drain()) == ["a", "t"]
+    assert server.shard().applied_clock() == 2
+
+
+@MODES
+def test_a_tick_behind_a_push_that_was_lost_is_refused_until_the_push_has_come(synchronous):
+    server = Server(synchronous=synchronous, live=(0,))
+    (refusal,) = server.tick("t", 0, 2, [1, 0], numbers=[0, 1])
+    assert isinstance(refusal, Refuse)
+    assert (refusal.code, refusal.text) == (
+        "gap",
+        "push 1 on shard 0 has not come, and a tick behind it cannot count",
+    )
+    assert [server.shard(number).applied_clock() for number in (0, 1)] == [0, 0]
+    server.push("a", 0, 1, {0: 1})
+    server.drain()
+    (answer,) = server.tick("t", 0, 2, [1, 0], numbers=[0, 1])
+    assert isinstance(answer, AcknowledgeTick)
+    assert [server.shard(number).applied_clock() for number in (0, 1)] == [2, 2]
+
+
+def test_a_tick_whose_numbers_do_not_fit_its_shards_is_refused():
+    (refusal,) = Server(synchronous=False).tick("t", 0, 2, [0, 1], numbers=[0])
+    assert (refusal.code, refusal.text) == ("malformed", "shards and numbers of a Tick differ in length")
+
+
+def test_under_ssp_the_values_of_a_push_say_up_to_which_clock_they_are_complete():
+    server = Server(synchronous=False)
+    server.push("a", 0, 1, {0: 1, 1: 1}, pull=True)
+    (answer,) = server.drain()
+    assert answer.body.clock == 0
+    server.tick("t", 1, 3, [0, 1])
+    server.push("a", 0, 2, {0: 2, 1: 2}, pull=True)
+    (answer,) = server.drain()
+    assert answer.body.clock == 2
+
+
+# --- who takes part --------------------------------------------------------------------------
+
+
+@MODES
+def test_who_joins_starts_at_the_slowest_clock_and_is_waited_for(synchronous):
+    server = Server(synchronous=synchronous)
+    for replica, clock in ((0, 4), (1, 3)):
+        server.tick("t", replica, clock, [0, 1])
+    server.lives(0, 1, 2)
+    assert server.shard().clocks == {0: 4, 1: 3, 2: 3}
+    server.tick("t", 1, 4, [0, 1])
+    assert server.shard().applied_clock() == 3
+    assert server.pull("p", 4) == []
+    assert requests(server.tick("t", 2, 4, [0, 1])) == ["t", "p"]
+
+
+@MODES
+def test_who_ticks_before_the_server_has_heard_of_it_is_remembered(synchronous):
+    server = Server(synchronous=synchronous)
+    (answer,) = server.tick("early", 2, 9, [0, 1], life=7)
+    assert isinstance(answer, AcknowledgeTick)
+    assert server.shard().clocks == {0: 0, 1: 0}
+    server.lives(0, 1, 2, of_2=7)
+    assert server.shard().clocks == {0: 0, 1: 0, 2: 9}
+
+
+@MODES
+def test_ticks_of_another_life_do_not_count_for_the_one_that_is_live(synchronous):
+    server = Server(synchronous=synchronous)
+    server.tick("late", 1, 9, [0, 1], life=6)
+    server.lives(0, 1, of_1=7)
+    assert server.shard().clocks == {0: 0, 1: 0}
+    server.tick("still late", 1, 9, [0, 1], life=6)
+    assert server.shard().clocks == {0: 0, 1: 0}
+
+
+@MODES
+def test_a_new_life_of_a_replica_starts_at_the_slowest_clock_of_the_others(synchronous):
+    server = Server(synchronous=synchronous)
+    server.tick("t", 0, 3, [0, 1])
+    server.tick("t", 1, 5, [0, 1])
+    server.lives(0, 1, of_1=2)
+    assert server.shard().clocks == {0: 3, 1: 3}
+
+
+@MODES
+def test_pushes_and_ticks_of_an_epoch_wait_until_the_server_has_heard_of_it(synchronous):
+    server = Server(synchronous=synchronous, live=(0,))
+    assert server.push("a", 0, 1, {0: 1}, epoch=1) == []
+    assert server.tick("t", 0, 1, [1]) == []  # it stays behind what came before it
+    assert server.state.idle
+    server.lives(0, 1)
+    effects = server.tell(EpochBegan(1, 0)) + server.drain()
+    assert sorted(requests(effects)) == ["a", "t"]
+    assert server.shard().clocks == {0: 1, 1: 0}
+    assert server.shard(1).applied_clock() == 0  # with the epoch it heard of replica 1, and waits for it
+
+
+@MODES
+def test_when_an_epoch_begins_nobody_is_behind_its_first_clock(synchronous):
+    server = Server(synchronous=synchronous)
+    server.push("a", 0, 1, {0: 1, 1: 1})
+    server.drain()
+    assert server.pull("p", 3) == []
+    effects = server.tell(EpochBegan(2, 3)) + server.drain()
+    assert requests(effects) == ["p"]
+    assert server.shard().clocks == {0: 3, 1: 3}
+    assert server.applied[0] == [(0, 1, 1)]
+
+
+@MODES
+def test_who_is_first_to_join_starts_at_the_first_clock_of_the_epoch(synchronous):
+    server = Server(synchronous=synchronous, live=())
+    server.tell(EpochBegan(4, 30))
+    server.lives(0)
+    assert server.shard().clocks == {0: 30}
+    assert server.shard().applied_clock() == 30
+
+
+# --- sums ------------------------------------------------------------------------------------
+
+
+def test_a_contribution_is_acknowledged_at_once_and_applied_with_the_last_one():
+    server = Server(synchronous=True)
+    (answer,) = server.push("a", 0, 1, {0: 1, 1: 1})
+    assert isinstance(answer, Acknowledge)
+    assert (answer.body.versions, answer.body.problems) == ((0, 0), ())
+    assert server.state.idle
+    assert server.state.statistics()["held"] == 2
+    server.push("b", 1, 1, {0: 1, 1: 1})
+    assert server.applied == {0: [], 1: []}
+    server.drain()
+    assert server.applied == {0: [(0, 1, 1), (1, 1, 1)], 1: [(0, 1, 1), (1, 1, 1)]}
+    shard = server.shard()
+    assert (shard.version, shard.staleness, shard.applied_clock()) == (1, {0: 2}, 1)
+    assert server.state.statistics()["held"] == 0
+    assert (server.state.batches, server.state.batched_pushes) == (1, 2)
+
+
+def test_a_sum_is_in_the_order_of_replicas_whoever_came_first():
+    server = Server(synchronous=True, live=(0, 1, 2))
+    for replica in (2, 0, 1):
+        server.push(replica, replica, 1, {0: 1, 1: 1})
+    server.drain()
+    assert server.sums == {number: [(1, [0, 1, 2], 1 / 3)] for number in (0, 1)}
+
+
+def test_a_sum_is_scaled_to_the_mean_over_the_images_of_those_who_contributed():
+    server = Server(synchronous=True, live=(0, 1, 2))
+    server.push("a", 0, 1, {0: 1, 1: 1}, images=GROUP)
+    server.push("b", 1, 1, {0: 1, 1: 1}, images=3)
+    server.tick("t", 2, 1, [0, 1], numbers=[0, 0])
+    server.drain()
+    assert server.sums[0] == [(1, [0, 1], GROUP / (GROUP + 3))]
+
+
+def test_what_is_not_finite_is_refused_counts_no_images_and_ticks():
+    server = Server(synchronous=True)
+    (answer,) = server.push("bad", 0, 1, {0: 1, 1: 1}, finite=False)
+    assert answer.body.problems == (Problem(0, REFUSED), Problem(1, REFUSED))
+    server.push("good", 1, 1, {0: 1, 1: 1}, images=2)
+    server.drain()
+    assert server.sums[0] == [(1, [1], GROUP / 2)]
+    assert (server.shard().refused, server.shard().clocks) == (1, {0: 1, 1: 1})
+
+
+def test_a_clock_to_which_nobody_contributed_passes_without_a_sum():
+    server = Server(synchronous=True)
+    for replica in (0, 1):
+        server.tick("t", replica, 4, [0, 1])
+    assert server.state.idle
+    assert (server.shard().applied_clock(), server.shard().version) == (4, 0)
+
+
+def test_a_retry_of_what_is_held_is_answered_again_and_summed_once():
+    server = Server(synchronous=True)
+    server.push("a", 0, 1, {0: 1, 1: 1})
+    (again,) = server.push("a again", 0, 1, {0: 1, 1: 1})
+    assert again.body.problems == (Problem(0, DUPLICATE), Problem(1, DUPLICATE))
+    server.push("b", 1, 1, {0: 1, 1: 1})
+    server.drain()
+    assert server.applied[0] == [(0, 1, 1), (1, 1, 1)]
+
+
+def test_sums_are_applied_clock_after_clock_when_one_replica_runs_ahead():
+    server = Server(synchronous=True, live=(0, 1))
+    for clock in (1, 2):
+        server.push(clock, 0, clock, {0: clock, 1: clock})
+    server.push("b", 1, 1, {0: 1, 1: 1})
+    server.push("c", 1, 2, {0: 2, 1: 2})
+    assert server.shard().applied_clock() == 0
+    server.apply()
+    assert server.shard().applied_clock() == 1
+    server.drain()
+    assert [clock for clock, _, _ in server.sums[0]] == [1, 2]
+    assert server.shard().applied_clock() == 2
+
+
+def test_a_contribution_of_a_replica_that_died_after_it_is_used():
+    server = Server(synchronous=True, live=(0, 1))
+    server.push("a", 0, 1, {0: 1, 1: 1})
+    server.lives(1)
+    server.push("b", 1, 1, {0: 1, 1: 1})
+    server.drain()
+    assert server.sums[0] == [(1, [0, 1], 1 / 2)]
+
+
+def test_a_contribution_that_comes_after_its_sum_is_refused():
+    server = Server(synchronous=True, live=(0, 1))
+    server.push("b", 1, 1, {0: 1, 1: 1})
+    server.lives(1)
+    server.drain()
+    (late,) = server.push("late", 0, 1, {0: 1, 1: 1})
+    assert late.body.problems == (Problem(0, REFUSED), Problem(1, REFUSED))
+    assert server.applied[0] == [(1, 1, 1)]
+
+
+def test_shards_of_one_step_that_came_in_different_messages_are_summed_each_when_complete():
+    server = Server(synchronous=True, live=(0, 1))
+    server.push("a", 0, 1, {0: 1, 1: 1})
+    server.push("b0", 1, 1, {0: 1})
+    server.drain()
+    assert (server.applied[0], server.applied[1]) == ([(0, 1, 1), (1, 1, 1)], [])
+    server.push("b1", 1, 1, {1: 1})
+    server.drain()
+    assert server.applied[1] == [(0, 1, 1), (1, 1, 1)]
+
+
+def test_shards_are_read_when_nothing_is_held_for_them():
+    server = Server(synchronous=True, live=(0, 1))
+    server.push("a", 0, 2, {0: 1, 1: 1})
+    assert server.read("r", wait_s=0.5) == []
+    server.push("b", 1, 2, {0: 1, 1: 1})
+    (answer,) = server.drain()
+    assert isinstance(answer, SendStates)
+    assert [shard.version for shard in answer.shards] == [1, 1]
+    server.push("a", 0, 3, {0: 2, 1: 2})
+    assert server.read("r", wait_s=0.5) == []
+    (refusal,) = server.later(0.5)
+    assert (refusal.code, refusal.text) == (
+        "not-settled",
+        "contributions are held until those of all replicas have come; behind: 1",
+    )
+
+
+def test_shards_are_read_behind_the_pushes_before():
+    server = Server(synchronous=False)
+    server.push("a", 0, 1, {0: 1})
+    assert server.read("r") == []
+    assert requests(server.drain()) == ["a", "r"]
+
+
+# --- scaling and records ---------------------------------------------------------------------
+
+
+def test_rates_are_divided_by_one_plus_the_staleness_that_is_counted():
+    server = Server(synchronous=False, live=(0,), scale_by_staleness=True)
+    for clock in range(1, 4):
+        server.push(clock, 0, clock, {0: clock, 1: clock}, read=0)
+    batch, _ = server.state.take_batch()
+    assert batch.rates == ((0.5, 0.5), (0.25, 0.25), (0.5 / 3, 0.5 / 3))
+    server.tell(Applied(batch, [[True] * 3] * 2))
+    assert server.shard().staleness == {0: 1, 1: 1, 2: 1}
+    server.push("elsewhere", 0, 4, {1: 4}, read=3)
+    server.drain()
+    server.push("d", 0, 5, {0: 4, 1: 5}, read=2)
+    batch, _ = server.state.take_batch()
+    assert batch.rates == ((0.25, 0.5 / 3),)
+
+
+def entries_of(server, number):
+    lives, found = read_order_log(server.state.log.packed())
+    return [
+        (lives[entry["life"]].replica, int(entry["clock"]), int(entry["flags"])) for entry in found[number]
+    ]
+
+
+def test_the_log_names_pushes_in_order_batches_and_what_was_refused():
+    server = Server(synchronous=False, record=True)
+    server.push("a", 0, 1, {0: 1, 1: 1})
+    server.push("bad", 1, 1, {0: 1, 1: 1}, finite=False)
+    server.push("c", 0, 2, {0: 2, 1: 2})
+    server.drain()
+    server.push("d", 1, 2, {0: 2})
+    server.drain()
+    first = [(0, 1, 0), (1, 1, JOINED | NOT_APPLIED), (0, 2, JOINED)]
+    assert entries_of(server, 0) == [*first, (1, 2, 0)]
+    assert entries_of(server, 1) == first
+
+
+def test_the_log_names_who_was_in_each_sum():
+    server = Server(synchronous=True, record=True)
+    server.push("b", 1, 1, {0: 1, 1: 1})
+    server.push("a", 0, 1, {0: 1, 1: 1})
+    server.push("bad", 0, 2, {0: 2, 1: 2}, finite=False)
+    server.push("c", 1, 2, {0: 2, 1: 2})
+    server.drain()
+    assert entries_of(server, 0) == [
+        (0, 2, SUMMED | NOT_APPLIED),
+        (0, 1, SUMMED),
+        (1, 1, SUMMED | JOINED),
+        (1, 2, SUMMED),
+    ]
+
+
+def test_a_sum_that_is_not_finite_changes_no_version_and_passes_its_clock():
+    server = Server(synchronous=True, record=True)
+    server.push("a", 0, 1, {0: 1, 1: 1})
+    server.push("b", 1, 1, {0: 1, 1: 1})
+    batch, _ = server.state.take_batch()
+    server.tell(SumApplied(batch, [False, True]))
+    assert (server.shard(0).version, server.shard(0).refused) == (0, 2)
+    assert (server.shard(1).version, server.shard(1).refused) == (1, 0)
+    assert [server.shard(number).applied_clock() for number in (0, 1)] == [1, 1]
+    assert [flags for _, _, flags in entries_of(server, 0)] == [
+        SUMMED | NOT_APPLIED,
+        SUMMED | JOINED | NOT_APPLIED,
+    ]
+
+
+# --- any interleaving ------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class Worker:
+    """One life of a replica: its counters, and what it said that is not answered."""
+
+    replica: int
+    life: int
+    clock: int
+    live: bool = True
+    numbers: dict = field(default_factory=lambda: {0: 0, 1: 0})
+    open: list = field(default_factory=list)
+    said: list = field(default_factory=list)
+    """(clock, shards, whether finite) of each push."""
+
+
+class Replicas(RuleBasedStateMachine):
+    """Replicas push, tick, pull, lose messages, repeat them, die and join; batches apply when they like."""
+
+    SHARDS = (0, 1)
+    synchronous = False
+    replica = st.integers(0, 2)
+
+    def __init__(self):
+        super().__init__()
+        self.server = Server(synchronous=self.synchronous, live=(0, 1, 2))
+        self.workers = {replica: Worker(replica, 1, 0) for replica in range(3)}
+        self.dead = []
+        self.requests = 0
+        self.pulls = {}
+        self.reached = dict.fromkeys(self.SHARDS, 0)
+
+    # What a worker says, and how it hears answers.
+
+    def say(self, worker, event, *, lost):
+        worker.open.append(event)
+        if not lost:
+            self.take(self.server.tell(event))
+
+    def say_again(self, worker):
+        for event in list(worker.open):
+            self.take(self.server.tell(event))
+
+    def take(self, effects):
+        for effect in effects:
+            if isinstance(effect, SendValues):
+                self.check_pulled(effect)
+                continue
+            worker, number = effect.request
+            if isinstance(effect, Acknowledge):
+                settled = all(problem.status != GAP for problem in effect.body.problems)
+            else:
+                settled = isinstance(effect, AcknowledgeTick)
+                assert settled or effect.code == "gap"
+            if settled:
+                worker.open = [event for event in worker.open if event.request[1] != number]
+
+    def check_pulled(self, effect):
+        worker, clock = self.pulls.pop(effect.request)
+        for other in self.workers.values():
+            for at, shards, finite in other.said:
+                for number in shards:
+                    if other.live and finite and at <= clock:
+                        assert (other.replica, other.life, at) in self.server.applied[number], (worker, clock)
+
+    # What happens.
+
+    @rule(replica=replica, pushed=st.sets(st.sampled_from(SHARDS)), finite=st.booleans(), lost=st.booleans())
+    def steps(self, replica, pushed, finite, lost):
+        worker = self.workers[replica]
+        worker.clock += 1
+        if pushed:
+            for shard in pushed:
+                worker.numbers[shard] += 1
+            self.requests += 1
+            request = (worker, self.requests)
+            if not finite:
+                self.server.bad.add(request)
+            numbers = {shard: worker.numbers[shard] for shard in sorted(pushed)}
+            push = push_of(replica, worker.clock, numbers, life=worker.life)
+            if worker.live:
+                worker.said.append((worker.clock, sorted(pushed), finite))
+            event = PushArrived(request, push, PushGradients(), [finite] * len(pushed))
+            self.say(worker, event, lost=lost)
+        rest = sorted(set(self.SHARDS) - pushed)
+        if rest:
+            self.ticks(worker, rest, lost=lost)
+
+    def ticks(self, worker, shards, *, lost):
+        self.requests += 1
+        numbers = [worker.numbers[shard] for shard in shards]
+        tick = tick_of(worker.replica, worker.clock, shards, numbers=numbers, life=worker.life)
+        self.say(worker, TickArrived((worker, self.requests), tick), lost=lost)
+
+    @rule(replica=replica)
+    def says_again(self, replica):
+        self.say_again(self.workers[replica])
+
+    @rule(replica=replica, ahead=st.integers(-1, 1))
+    def pulls_for_a_clock(self, replica, ahead):
+        worker = self.workers[replica]
+        self.requests += 1
+        clock = max(worker.clock + ahead, 1)
+        self.pulls[self.requests] = (worker, clock)
+        self.take(self.server.pull(self.requests, clock, wait_s=1e9))
+
+    @rule()
+    def applies(self):
+        self.take(self.server.apply())
+
+    @rule(replica=replica)
+    def dies(self, replica):
+        worker = self.workers[replica]
+        if worker.live and sum(other.live for other in self.workers.values()) > 1:
+            worker.live = False
+            self.tell_lives()
+
+    @rule(replica=replica)
+    def joins_in_a_new_life(self, replica):
+        old = self.workers[replica]
+        if not old.live:
+            self.dead.append(old)
+            worker = self.workers[replica] = Worker(replica, old.life + 1, 0)
+            self.tell_lives()
+            clocks = [self.server.shard(number).clocks[replica] for number in self.SHARDS]
+            worker.clock = max(clocks)
+            self.ticks(worker, self.SHARDS, lost=False)
+
+    @precondition(lambda self: self.dead)
+    @rule(which=st.integers(0, 9))
+    def the_dead_say_again_what_was_open(self, which):
+        self.say_again(self.dead[which % len(self.dead)])
+
+    def tell_lives(self):
+        live = {Replica(w.replica): w.life for w in self.workers.values() if w.live}
+        self.take(self.server.tell(ReplicasChanged(live)))
+
+    # What always holds.
+
+    @invariant()
+    def nothing_is_applied_twice_and_clocks_never_go_back(self):
+        self.server.state.check_invariants()
+        for number in self.SHARDS:
+            applied = self.server.applied[number]
+            assert len(set(applied)) == len(applied)
+            clock = self.server.shard(number).applied_clock()
+            assert clock >= self.reached[number]
+            self.reached[number] = clock
+            clocks = [each for each, _, _ in self.server.sums[number]]
+            assert all(a < b for a, b in pairwise(clocks))
+            assert all(replicas == sorted(replicas) for _, replicas, _ in self.server.sums[number])
+
+    def teardown(self):
+        """All say again what was lost and tick to where the first one is: then nothing is open any more."""
+        clocks = [worker.clock for worker in (*self.workers.values(), *self.dead)]
+        last = max([*clocks, *(clock for _, clock in self.pulls.values())]) + 1
+        for worker in self.workers.values():
+            self.say_again(worker)
+            if worker.live:
+                worker.clock = last
+                self.ticks(worker, self.SHARDS, lost=False)
+        self.take(self.server.drain())
+        self.nothing_is_applied_twice_and_clocks_never_go_back()
+        assert not [worker for worker in self.workers.values() if worker.open]
+        assert not self.pulls
+        assert self.server.state.statistics()["held"] == 0
+        for worker in self.workers.values():
+            for clock, shards, finite in worker.said:
+                if worker.live and finite:
+                    for number in shards:
+                        assert (worker.replica, worker.life, clock) in self.server.applied[number]
+
+
+class SynchronousReplicas(Replicas):
+    synchronous = True
+
+
+for machine in (Replicas, SynchronousReplicas):
+    machine.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestReplicas = Replicas.TestCase
+TestSynchronousReplicas = SynchronousReplicas.TestCase
