@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from adam_async.dice import Dice
 from adam_async.ids import BucketId, ShardId
-from adam_async.model.rules import Adagrad, Adam, Sgd
+from adam_async.model.rules import Adagrad, Adam, Sgd, new_scratch
 from adam_async.parameter_server import apply as module
 from adam_async.parameter_server.apply import (
     Applier,
@@ -231,3 +231,154 @@ def test_no_element_of_a_product_is_beyond_its_bound(x, e):
     bound = product_bound(x_IK, errors_RK)
     # Squares of tiny values vanish in float32: the bound is short by less than the smallest normal there.
     assert np.abs(product).max() <= bound * (1 + 1e-5) + 1e-2 * np.sqrt(np.finfo(np.float32).tiny) * 1e18
+
+
+# --- rates per shard -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+@pytest.mark.parametrize("protocol", ["delta", "factors"])
+def test_every_shard_of_every_push_has_the_rate_that_is_given_for_it(rule, protocol):
+    row, rows, rates = 4, (3, 2), ((0.5, 0.25), (0.125, 1.0), (0.5, 0.5))
+    pushes = [PushGradients((part_of(protocol, number, rows, row),)) for number in range(3)]
+    together = [new_shard(rule, count * row, row, number=n) for n, count in enumerate(rows)]
+    single = [new_shard(rule, count * row, row, number=n) for n, count in enumerate(rows)]
+    applier = Applier(rule, [shard.spec for shard in together], np.float64)
+    assert applier.apply_pushes(together, pushes, rates) == [[True] * 3] * 2
+    for push, mine in zip(pushes, rates, strict=True):
+        for shard, gradient, rate in zip(single, push.each(), mine, strict=True):
+            own = {"delta": Delta, "factors": Factors}[protocol]
+            fields = {name: getattr(gradient, name) for name in own.__dataclass_fields__}
+            applier.apply(shard, [own(**{**fields, "rate": rate})])
+    for one, other in zip(together, single, strict=True):
+        for a, b in zip(state_of(one), state_of(other), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-14, atol=1e-14)  # plain sgd joins factors
+
+
+def test_a_push_is_sure_if_no_product_of_it_can_overflow():
+    x_IK, errors_RK = np.ones((2, 1), np.float32), np.ones((2, 1), np.float32)
+    sure = FactorPart(x_IK, errors_RK, (2,), 1.0, 2.0)
+    assert PushGradients((sure, DeltaPart(np.ones(2), (2,), 1.0, finite=True))).is_sure
+    assert not PushGradients((FactorPart(x_IK, errors_RK, (2,), 1.0, MAX32),)).is_sure
+    assert not PushGradients((sure, DeltaPart(np.ones(2), (2,), 1.0, finite=False))).is_sure
+
+
+def test_what_is_to_be_held_is_looked_at_shard_by_shard():
+    applier = Applier(Sgd(), [spec_of(8, 2)], np.float32)
+    specs = [spec_of(4, 2), spec_of(4, 2, 1)]
+    flat = np.array([1, 2, 3, 4, 5, np.nan, 7, 8], np.float32)
+    assert applier.look_at(specs, PushGradients((DeltaPart(flat, (4, 4), 1.0, finite=False),))) == [
+        True,
+        False,
+    ]
+    x_IK = np.ones((2, 1), np.float32)
+    errors_RK = np.array([[1], [2], [3], [np.inf]], np.float32)
+    push = PushGradients((FactorPart(x_IK, errors_RK, (2, 2), 1.0, np.inf),))
+    assert applier.look_at(specs, push) == [True, False]
+    assert applier.look_at(specs, PushGradients((DeltaPart(flat, (4, 4), 1.0, finite=True),))) == [True, True]
+
+
+# --- sums ------------------------------------------------------------------------------------
+
+
+def drawn(purpose, *shape, dtype=np.float64):
+    """Values whose sums do depend on their order, in the last bits."""
+    return Dice(5).normal(purpose, count=int(np.prod(shape)), dtype=dtype).reshape(shape)
+
+
+def part_of(protocol, number, rows, row, *, dtype=np.float64, images=3, make=sixteenths):
+    if protocol == "delta":
+        flat = make(f"d{number}", sum(rows) * row, dtype=dtype)
+        return DeltaPart(flat, tuple(count * row for count in rows), 0.5, finite=True)
+    x_IK = make(f"x{number}", row, images, dtype=dtype)
+    errors_RK = make(f"e{number}", sum(rows), images, dtype=dtype)
+    return FactorPart(x_IK, errors_RK, rows, 0.5, product_bound(x_IK, errors_RK))
+
+
+def dense(part):
+    return part.flat if isinstance(part, DeltaPart) else (part.errors_RK @ part.x_IK.T).reshape(-1)
+
+
+MIXES = [("delta",) * 3, ("factors",) * 3, ("delta", "factors", "delta"), ("factors", "factors", "delta")]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+@pytest.mark.parametrize("protocols", MIXES)
+@pytest.mark.parametrize("scale", [1.0, 0.3])
+def test_a_sum_equals_the_rule_on_the_scaled_sum_of_the_gradients(rule, protocols, scale):
+    row, rows = 4, (3, 2)
+    parts = [part_of(p, n, rows, row, make=drawn, images=n + 1) for n, p in enumerate(protocols)]
+    shards = [new_shard(rule, count * row, row, number=n) for n, count in enumerate(rows)]
+    whole = [new_shard(rule, count * row, row, number=n) for n, count in enumerate(rows)]
+    applier = Applier(rule, [shard.spec for shard in shards], np.float64)
+    scratch = new_scratch(np.float64)
+    for _ in range(2):
+        pushes = [PushGradients((part,)) for part in parts]
+        assert applier.apply_sum(shards, pushes, scale=scale, rate=0.25) == [True, True]
+        mean = scale * sum(dense(part) for part in parts)
+        for shard, gradient in zip(whole, (mean[:12], mean[12:]), strict=True):
+            rule.apply(shard.values, shard.rule_state, gradient.copy(), rate=0.25, scratch=scratch)
+    for one, other in zip(shards, whole, strict=True):
+        for a, b in zip(state_of(one), state_of(other), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+@pytest.mark.parametrize("protocols", MIXES)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_the_bits_of_a_sum_depend_on_its_contributions_and_their_order_only(rule, protocols, dtype):
+    row, rows = 40, (30, 21)
+    options = {"dtype": dtype, "make": drawn, "images": 5}
+    pushes = [PushGradients((part_of(p, n, rows, row, **options),)) for n, p in enumerate(protocols)]
+
+    def summed(order, *, apart):
+        shards = [new_shard(rule, count * row, row, dtype, number=n) for n, count in enumerate(rows)]
+        applier = Applier(rule, [shard.spec for shard in shards], dtype)
+        told = [pushes[number] for number in order]
+        if apart:
+            for place, shard in enumerate(shards):
+                applier.apply_sum([shard], [push.only([place]) for push in told], scale=1 / 3, rate=0.1)
+        else:
+            applier.apply_sum(shards, told, scale=1 / 3, rate=0.1)
+        return b"".join(array.tobytes() for shard in shards for array in state_of(shard))
+
+    once = summed((0, 1, 2), apart=False)
+    assert summed((0, 1, 2), apart=True) == once
+    assert summed((0, 1, 2), apart=False) == once
+    assert dtype is np.float64 or summed((2, 0, 1), apart=False) != once
+
+
+def test_a_sum_that_overflows_is_refused_and_touches_nothing():
+    for part in (
+        DeltaPart(np.full(4, MAX32, np.float32), (2, 2), 1.0, finite=True),
+        FactorPart(
+            np.full((1, 1), MAX32, np.float32),
+            np.array([[1], [1], [0], [0]], np.float32),
+            (2, 2),
+            1.0,
+            np.inf,
+        ),
+    ):
+        row = 1
+        shards = [new_shard(Adam(), 2, row, np.float32, number=n) for n in range(2)]
+        before = [shard.values.copy() for shard in shards]
+        applier = Applier(Adam(), [shard.spec for shard in shards], np.float32)
+        push = PushGradients((part,))
+        told = applier.apply_sum(shards, [push, push], scale=1.0, rate=0.1)
+        assert told == ([False, False] if isinstance(part, DeltaPart) else [False, True])
+        for shard, was, ok in zip(shards, before, told, strict=True):
+            assert ok or (shard.values.tobytes() == was.tobytes() and not shard.rule_state["steps"].any())
+
+
+def test_contributions_are_not_changed_by_the_sum_of_them():
+    rows, row = (2, 1), 3
+    for protocol in ("delta", "factors"):
+        parts = [part_of(protocol, number, rows, row, make=drawn) for number in range(2)]
+        before = [dense(part).copy() for part in parts]
+        shards = [new_shard(Sgd(momentum=0.9), count * row, row, number=n) for n, count in enumerate(rows)]
+        applier = Applier(Sgd(momentum=0.9), [shard.spec for shard in shards], np.float64)
+        for scale in (1.0, 0.5):
+            applier.apply_sum(shards, [PushGradients((part,)) for part in parts], scale=scale, rate=1.0)
+            applier.apply_sum(shards, [PushGradients((parts[0],))], scale=scale, rate=1.0)
+        for part, was in zip(parts, before, strict=True):
+            np.testing.assert_array_equal(dense(part), was)
