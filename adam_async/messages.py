@@ -113,7 +113,8 @@ class Lease(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Groups(Body, frozen=True, kw_only=True):
-    """Leased groups. Tensors: for each lease its images (n, C, H, W) and its labels (n,)."""
+    """Leased groups. Tensors, unless there are none: the images of all of them, one group after the other,
+    (n, C, H, W), and their labels (n,)."""
 
     leases: tuple[Lease, ...] = ()
     last: bool = False

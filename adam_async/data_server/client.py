@@ -12,8 +12,9 @@ and with the last ones where all replicas meet then; both go on to whoever train
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from numpy.typing import NDArray
@@ -173,13 +174,11 @@ class DataClient:
             self._answered = True
             holding = None
             answer = unpack(reply, Groups)
-            if len(reply.tensors) != 2 * len(answer.leases):
-                raise RemoteProtocolError("groups", "a Groups needs images and labels for each lease")
+            images = _images_of(answer.leases, reply.tensors)
             clock, met = answer.clock, self._end
-            for index, lease in enumerate(answer.leases):
-                images, labels = reply.tensors[2 * index : 2 * index + 2]
+            for lease, (pictures, labels) in zip(answer.leases, images, strict=True):
                 self._held[lease.number] = None
-                self._groups.append(ImageGroup(lease, images, labels, clock, met))
+                self._groups.append(ImageGroup(lease, pictures, labels, clock, met))
                 clock = met = 0
             self._last = answer.last
             if answer.leases or answer.last:
@@ -262,3 +261,22 @@ class DataClient:
 
     def __repr__(self) -> str:
         return f"<DataClient of replica {self._replica}, {len(self._groups)} groups ahead>"
+
+
+def _images_of(
+    leases: Sequence[Lease], tensors: Sequence[NDArray[Any]]
+) -> list[tuple[NDArray[Any], NDArray[Any]]]:
+    """Cut what rides beside leases into the images and labels of each; views.
+
+    Raises:
+        RemoteProtocolError: There are not as many images and labels as the leases say.
+    """
+    stops = list(accumulate(lease.images for lease in leases))
+    if [len(tensor) for tensor in tensors] != ([stops[-1]] * 2 if leases else []):
+        raise RemoteProtocolError(
+            "groups", f"a Groups needs {stops[-1] if leases else 'no'} images and as many labels"
+        )
+    return [
+        (tensors[0][stop - lease.images : stop], tensors[1][stop - lease.images : stop])
+        for lease, stop in zip(leases, stops, strict=True)
+    ]

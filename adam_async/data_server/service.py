@@ -225,13 +225,16 @@ class DataServer(Role):
     def _send_groups(self, grant: Grant) -> None:
         timeline = self._timeline
         begin = timeline.clock() if timeline is not None else 0.0
-        leases, tensors = [], []
-        for number, attempt in grant.groups:
+        leases: list[Lease] = []
+        tensors: tuple[NDArray[Any], ...] = ()
+        if grant.groups:
             assert self._stock is not None
-            images, labels = self._stock.take(number)
-            progress = self.state.progress(number)
-            leases.append(Lease(grant.epoch, number, attempt, len(labels), progress))
-            tensors += [images, labels]
+            stock, progress = self._stock, self.state.progress
+            leases = [
+                Lease(grant.epoch, number, attempt, stock.count(number), progress(number))
+                for number, attempt in grant.groups
+            ]
+            tensors = stock.take([number for number, _ in grant.groups])
         groups = Groups(leases=tuple(leases), last=grant.last, clock=grant.clock, end=grant.end)
         grant.request.reply(pack(groups, tensors))
         if timeline is not None and leases:

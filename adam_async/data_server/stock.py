@@ -1,11 +1,13 @@
-"""Pure: groups gathered ahead of need, many at a time.
+"""Pure: groups gathered ahead of need, many at a time, and handed out many at a time.
 
-Gathering one small group costs more in calls, and in waits for the interpreter's lock, than in copied bytes.
-So neighbouring groups of the epoch's order are gathered together, as a *block*; a group is then a view of it.
-A block is let go when its groups are taken, and lives on for as long as somebody reads one of them.
+Gathering one small group costs more in calls, and in waits for the interpreter's lock, than in copied
+bytes; so does sending it as tensors of its own. So neighbouring groups of the epoch's order are gathered
+together, as a *block*, and neighbours that are taken together are one slice of it. A block is let go when
+all its groups are taken, and lives on for as long as somebody reads one of them.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -15,11 +17,19 @@ from numpy.typing import NDArray
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.order import EpochOrder
 
-Group = tuple[NDArray[np.uint8], NDArray[Any]]
+Pictures = tuple[NDArray[np.uint8], NDArray[Any]]
 """Images (n, C, H, W) and labels (n,)."""
 
 BLOCK_BYTES = 1 << 19
 """Images of a block at most, unless one group alone has more: half of a common second-level cache."""
+
+
+@dataclass(slots=True, eq=False)
+class _Block:
+    images: NDArray[np.uint8]
+    labels: NDArray[Any]
+    left: set[int]
+    """Groups that were not taken yet."""
 
 
 class Stock:
@@ -35,7 +45,8 @@ class Stock:
         self._order = order
         group_bytes = order.images_per_group * prod(dataset.image_shape)
         self._block_groups = max(BLOCK_BYTES // group_bytes, 1)
-        self._blocks: dict[int, dict[int, Group]] = {}
+        self._blocks: dict[int, _Block | None] = {}
+        """By number; None once its groups were taken."""
 
     def prepare(self, numbers: Iterable[int]) -> None:
         """Gather the blocks of these groups, unless they are there or were there before."""
@@ -43,28 +54,58 @@ class Stock:
             if block not in self._blocks:
                 self._blocks[block] = self._gather(block)
 
-    def take(self, number: int) -> Group:
-        """Take a group out; one that was taken before is gathered once more.
+    def count(self, number: int) -> int:
+        """Images of a group. Raises IndexError if the epoch has no such group."""
+        return len(self._order.group(number))
+
+    def take(self, numbers: Sequence[int]) -> Pictures:
+        """Take groups out, at least one; those that were taken before are gathered once more.
+
+        Returns their images and labels, one group after the other: a slice where they are neighbours, else a
+        copy.
 
         Raises:
             IndexError: The epoch has no such group.
         """
-        self.prepare((number,))
-        group = self._blocks[number // self._block_groups].pop(number, None)
-        if group is not None:
-            return group
-        chosen = self._order.group(number)
-        return self._dataset.train_images[chosen], self._dataset.train_labels[chosen]
+        self.prepare(numbers)
+        pieces = [self._piece(first, last) for first, last in self._runs(numbers)]
+        if len(pieces) == 1:
+            return pieces[0]
+        return np.concatenate([images for images, _ in pieces]), np.concatenate(
+            [marks for _, marks in pieces]
+        )
 
-    def _gather(self, block: int) -> dict[int, Group]:
+    def _runs(self, numbers: Sequence[int]) -> list[tuple[int, int]]:
+        """First and last of each run of neighbours within a block."""
+        runs: list[tuple[int, int]] = []
+        for number in numbers:
+            if runs and number == runs[-1][1] + 1 and number % self._block_groups:
+                runs[-1] = (runs[-1][0], number)
+            else:
+                runs.append((number, number))
+        return runs
+
+    def _piece(self, first: int, last: int) -> Pictures:
+        size = self._order.images_per_group
+        number = first // self._block_groups
+        block = self._blocks[number]
+        wanted = range(first, last + 1)
+        if block is None or not block.left.issuperset(wanted):
+            chosen = np.concatenate([self._order.group(group) for group in wanted])
+            return self._dataset.train_images[chosen], self._dataset.train_labels[chosen]
+        block.left.difference_update(wanted)
+        if not block.left:
+            self._blocks[number] = None
+        at, end = ((place - number * self._block_groups) * size for place in (first, last + 1))
+        return block.images[at:end], block.labels[at:end]
+
+    def _gather(self, block: int) -> _Block:
         size, first = self._order.images_per_group, block * self._block_groups
         stop = min(first + self._block_groups, self._order.num_groups)
         chosen = self._order.indices[first * size : stop * size]
         images, labels = self._dataset.train_images[chosen], self._dataset.train_labels[chosen]
-        return {
-            number: (images[at : at + size], labels[at : at + size])
-            for number, at in zip(range(first, stop), range(0, len(chosen), size), strict=True)
-        }
+        return _Block(images, labels, set(range(first, stop)))
 
     def __repr__(self) -> str:
-        return f"<Stock of epoch {self._order.epoch}, {sum(map(len, self._blocks.values()))} groups>"
+        left = sum(len(block.left) for block in self._blocks.values() if block is not None)
+        return f"<Stock of epoch {self._order.epoch}, {left} groups>"

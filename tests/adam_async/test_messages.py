@@ -305,7 +305,7 @@ def test_the_largest_answers_fit_into_the_meta_of_a_frame():
     numbers = (LARGE,) * MESSAGE_SHARDS
     problems = tuple(Problem(n, messages.GAP, LARGE) for n in range(MESSAGE_SHARDS))
     leases = tuple(Lease(1 << 31, 1 << 31, 1 << 31, 1 << 31) for _ in range(64))
-    images = [np.zeros((300, 3, 9, 9), np.uint8), np.zeros(300, np.int64)] * 64
+    images = [np.zeros((19_200, 3, 9, 9), np.uint8), np.zeros(19_200, np.int64)]
     for message in (
         pack(Pushed(versions=numbers, problems=problems), [np.zeros(9, np.float32)]),
         pack(Values(versions=numbers, clock=LARGE), [np.zeros(9, np.float32)]),

@@ -33,32 +33,42 @@ def order_of(images: int, group: int):
     images=st.integers(1, 300),
     group=st.integers(1, 40),
     pixels=st.sampled_from([1, 4, 20_000]),
-    picks=st.lists(st.integers(0, 299), max_size=20),
+    picks=st.lists(st.lists(st.integers(0, 299), min_size=1, max_size=5), max_size=8),
+    neighbours=st.booleans(),
 )
-def test_a_group_is_that_of_the_order_however_often_it_is_taken(images, group, pixels, picks):
+def test_groups_are_those_of_the_order_however_they_are_taken(images, group, pixels, picks, neighbours):
     data, order = dataset(images, pixels), order_of(images, group)
     stock = Stock(data, order)
     for pick in picks:
-        number = pick % order.num_groups
-        stock.prepare(range(number, min(number + 3, order.num_groups)))
-        pictures, labels = stock.take(number)
-        chosen = order.group(number)
+        first = pick[0] % order.num_groups
+        numbers = [number % order.num_groups for number in pick]
+        if neighbours:
+            numbers = list(range(first, min(first + len(pick), order.num_groups)))
+        stock.prepare(numbers[:2])
+        pictures, labels = stock.take(numbers)
+        chosen = np.concatenate([order.group(number) for number in numbers])
         assert np.array_equal(pictures, data.train_images[chosen])
         assert np.array_equal(labels, data.train_labels[chosen])
+        assert sum(stock.count(number) for number in numbers) == len(labels)
 
 
-def test_neighbours_are_gathered_together_and_their_memory_is_let_go_with_the_last_of_them():
+def test_neighbours_are_slices_of_one_block_whose_memory_is_let_go_with_the_last_of_them():
     data, order = dataset(1000, pixels=BLOCK_BYTES // 64), order_of(1000, 16)
     stock = Stock(data, order)
-    groups = [stock.take(number)[0] for number in range(8)]
-    first, second = groups[0].base, groups[4].base
-    assert all(group.base is first for group in groups[:4])
-    assert all(group.base is second for group in groups[4:])
-    assert first is not second
+    first, labels = stock.take([0, 1])
+    second, _ = stock.take([2, 3])
+    assert first.base is second.base
+    assert first.ctypes.data + first.nbytes == second.ctypes.data
+    assert len(labels) == 32
     assert repr(stock) == "<Stock of epoch 1, 0 groups>"
+    across, _ = stock.take([7, 8])
+    assert across.base is None
+    assert repr(stock) == "<Stock of epoch 1, 6 groups>"
 
 
 def test_what_the_epoch_does_not_have_is_refused():
     stock = Stock(dataset(10), order_of(10, 4))
     with pytest.raises(IndexError, match="groups 0 to 2"):
-        stock.take(9)
+        stock.take([9])
+    with pytest.raises(IndexError, match="groups 0 to 2"):
+        stock.count(3)
