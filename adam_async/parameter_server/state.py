@@ -269,6 +269,7 @@ class ServerState:
                 _, _, members = due.setdefault(key, (clock, contributions, []))
                 members.append((shard, [each.place for each in contributions]))
         for clock, contributions, members in sorted(due.values(), key=lambda each: each[0]):
+            members.sort(key=lambda member: member[1])  # in the order of the pushes, whoever completes them
             pushes = tuple(each.push for each in contributions)
             self._queue.append(
                 ApplySum(

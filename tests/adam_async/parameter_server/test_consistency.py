@@ -451,6 +451,15 @@ def test_shards_of_one_step_that_came_in_different_messages_are_summed_each_when
     assert server.applied[1] == [(0, 1, 1), (1, 1, 1)]
 
 
+def test_a_sum_is_in_the_order_of_its_pushes_whatever_order_its_last_tick_has():
+    server = Server(synchronous=True, live=(0, 1))
+    server.push("a", 0, 1, {1: 1, 0: 1})
+    server.tick("t", 1, 1, (0, 1))
+    batch, _ = server.state.take_batch()
+    assert [shard.spec.id for shard in batch.shards] == [1, 0]
+    assert batch.places == ((0, 1),)
+
+
 def test_shards_are_read_when_nothing_is_held_for_them():
     server = Server(synchronous=True, live=(0, 1))
     server.push("a", 0, 2, {0: 1, 1: 1})
