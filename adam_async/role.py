@@ -77,6 +77,7 @@ class Role:
                 stack.callback(self._spawn("membership", self._membership.run()).cancel)
             for name, work in self._tasks().items():
                 stack.callback(self._spawn(name, work).cancel)
+            stack.push_async_callback(self._goodbye)
             self._stack = stack.pop_all()
         return self
 
@@ -102,6 +103,9 @@ class Role:
     def _tasks(self) -> Mapping[str, Coroutine[Any, Any, None]]:
         """What runs from the beginning to the end of the block, by name."""
         return {}
+
+    async def _goodbye(self) -> None:
+        """What is said before anything is ended, and soon."""
 
     def _spawn(self, name: str, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         """Start a task of the block."""

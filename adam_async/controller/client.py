@@ -35,6 +35,9 @@ from transport import (
 
 logger = logging.getLogger(__name__)
 
+GOODBYE_S = 1.0
+"""How long who leaves waits for the controller to hear of it; without that it is missed after the grace."""
+
 WATCH_S = 300.0
 """A watch without news is asked again after this long; a dead controller is noticed by its silent link."""
 
@@ -133,7 +136,7 @@ class Membership:
             except CallTimeout:
                 continue
             after = self.map.version
-            if not self.seated:
+            if not self.seated and not self._record.left:
                 await self._sit(link)
 
     async def _sit(self, link: Link) -> None:
@@ -194,6 +197,24 @@ class Membership:
         """Change fields of our own node record, such as ``ready=run_id``."""
         self._record = msgspec.structs.replace(self._record, **changes)
         await self._update(f"nodes/{self.node}", lambda _: self._record)
+
+    async def leave(self) -> None:
+        """Say goodbye, for `GOODBYE_S` at most: others need not wait to see whether we come back.
+
+        It is not said where there is no link to say it on.
+        """
+        link = self._link
+        if link is None or not self.seated:
+            return
+        self._record = msgspec.structs.replace(self._record, live=False, left=True)
+        try:
+            async with asyncio.timeout(GOODBYE_S):
+                while not await self._was_set(
+                    await self._ask_to_set(link, f"nodes/{self.node}", self._record)
+                ):
+                    pass
+        except (TimeoutError, TransportError, RunFailed) as error:
+            logger.info("%s leaves without a goodbye: %r", self.node, error)
 
     async def submit_run(self, record: RunRecord) -> None:
         """Begin a run, as its driver."""
