@@ -117,11 +117,13 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True):
 
     def live_replicas(self) -> tuple[int, ...]:
         """Replicas that have a live worker which is ready for the run: those that others wait for."""
+        return tuple(sorted(self.live_workers()))
+
+    def live_workers(self) -> dict[int, int]:
+        """For each live replica the incarnation of its worker."""
         run = self.run.id if self.run is not None else ""
-        return tuple(
-            sorted(
-                node.replica
-                for node in self.nodes.values()
-                if node.role == "worker" and node.live and node.replica >= 0 and node.ready == run
-            )
-        )
+        return {
+            node.replica: node.incarnation
+            for node in self.nodes.values()
+            if node.role == "worker" and node.live and node.replica >= 0 and node.ready == run
+        }

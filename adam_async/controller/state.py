@@ -324,8 +324,9 @@ class ControllerState:
 
     def check_invariants(self) -> None:
         """Assert what must hold after every command."""
-        replicas = self.map.live_replicas()
-        assert len(set(replicas)) == len(replicas), f"two live workers share a replica: {replicas}"
+        replicas = [self.map.nodes[name].replica for name in self.map.live("worker")]
+        numbered = [replica for replica in replicas if replica >= 0]
+        assert len(set(numbered)) == len(numbered), f"two live workers share a replica: {numbered}"
         run, epoch = self.map.run, self.map.epoch
         if run is not None and run.phase == "training":
             assert epoch is not None

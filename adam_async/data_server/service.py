@@ -110,7 +110,7 @@ class DataServer(Role):
 
     async def _follow(self) -> None:
         """Take up each run and each of its epochs; follow who is live."""
-        live: tuple[int, ...] = ()
+        live: dict[int, int] = {}
         epoch = 0
         async for cluster in self._membership.changes():
             run = cluster.run
@@ -118,11 +118,13 @@ class DataServer(Role):
                 continue
             if run.id != self._run:
                 self._take_up(cluster)
-                epoch, live = 0, ()
+                epoch, live = 0, {}
                 await self._membership.set_node(ready=run.id)
-            if cluster.live_replicas() != live:
-                live = cluster.live_replicas()
-                self._tell(ReplicasChanged(tuple(Replica(r) for r in live)))
+            before, live = live, cluster.live_workers()
+            staying = {replica: life for replica, life in live.items() if before.get(replica, life) == life}
+            for members in (staying, live) if len(staying) < len(live) else (live,):
+                if members != before:
+                    self._tell(ReplicasChanged(tuple(Replica(replica) for replica in sorted(members))))
             if cluster.epoch is not None and cluster.epoch.run == run.id and cluster.epoch.number > epoch:
                 epoch = cluster.epoch.number
                 self._begin_epoch(run, cluster.epoch)

@@ -160,7 +160,7 @@ class ParameterServer(Role):
                 live, epoch = None, 0
             state = self.state or self._preparing
             assert state is not None
-            now_live = _live_workers(cluster)
+            now_live = {Replica(replica): life for replica, life in cluster.live_workers().items()}
             if now_live != live:
                 live = now_live
                 self._follow_up(state, state.handle(ReplicasChanged(live)))
@@ -412,15 +412,6 @@ class ParameterServer(Role):
 
     def __repr__(self) -> str:
         return f"<ParameterServer {self._identity.node} at {self.address} run {self._run or 'none'}>"
-
-
-def _live_workers(cluster: ClusterMap) -> dict[Replica, int]:
-    """The live replicas, and the incarnations of their workers."""
-    return {
-        Replica(node.replica): node.incarnation
-        for node in cluster.nodes.values()
-        if node.role == "worker" and node.live and node.replica >= 0
-    }
 
 
 def _ours(table: ShardTable, buckets: Sequence[str], node: str) -> list[ShardSpec]:
