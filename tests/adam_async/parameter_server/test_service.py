@@ -6,17 +6,25 @@ import msgspec
 import numpy as np
 import pytest
 
+from adam_async.cluster_map import NodeRecord, ResumeRecord
+from adam_async.controller.client import Membership
 from adam_async.messages import (
     APPLIED,
     NOT_PRIMARY,
     REFUSED,
+    GetRecord,
     GetStatistics,
+    Loaded,
+    LoadShards,
     Part,
     Pull,
     Push,
     Pushed,
+    ReadShards,
     Record,
     Recorded,
+    RecordPart,
+    ShardStates,
     StepRecord,
     Tick,
     Values,
@@ -24,6 +32,9 @@ from adam_async.messages import (
     read_text_tensor,
     unpack,
 )
+from adam_async.parameter_server.events import ReplicasChanged
+from adam_async.parameter_server.order_log import read_order_log
+from adam_async.traffic import Traffic
 from tests.adam_async.runs import NETWORKS, SHARDED, servers_of, until
 from transport import Message, RemoteError
 
@@ -263,3 +274,199 @@ async def test_a_server_without_a_run_is_not_ready():
         async with talk(servers) as link:
             pull = pack(Pull(run="run", generation=1, shards=(0,)))
             await refused(link, pull, "not-ready", "ps-0 has not taken up a run")
+
+
+# --- clocks and sums -------------------------------------------------------------------------
+
+
+def step_of(servers, values, number, clock=1, *, images=4, rate=0.5):
+    """What a worker says to the only server: all shards, as deltas."""
+    shards = list(servers.shards())
+    return push_of(
+        servers,
+        shards,
+        session=10 + number,
+        replica=number,
+        clock=clock,
+        numbers=(clock,) * len(shards),
+        images=images,
+        rate=rate,
+    ), [np.concatenate([np.full(servers.table.shards[s].size, values, np.float32) for s in shards])]
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+async def test_contributions_are_held_whoever_comes_first_and_summed_once_all_have_come(network):
+    async with servers_of(NETWORKS[network](), consistency="bsp", images_per_group=4) as servers:
+        for server in servers.servers:
+            server.state.handle(ReplicasChanged({0: 1, 1: 1}))
+        before = {number: shard.values.copy() for number, shard in servers.shards().items()}
+        every = tuple(servers.shards())
+        async with talk(servers) as link:
+            for number, gradient, images in ((1, 3.0, 4), (0, 0.5, 2)):
+                push, tensors = step_of(servers, gradient, number, images=images)
+                told = unpack(await link.call(pack(push, tensors), timeout_s=50.0), Pushed)
+                assert (set(told.versions), told.problems) == ({0}, ())
+            pull = Pull(run="run", generation=servers.map.generation, shards=every, clock=1, wait_s=50.0)
+            answer = await link.call(pack(pull), timeout_s=50.0)
+        assert unpack(answer, Values).clock == 1
+        after = np.split(answer.tensors[0], np.cumsum([len(values) for values in before.values()])[:-1])
+        mean = (np.float32(0.5) + np.float32(3.0)) * np.float32(4 / 6)
+        for values, was in zip(after, before.values(), strict=True):
+            np.testing.assert_array_equal(values, was - np.float32(0.5) * mean)
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+async def test_a_contribution_that_is_not_finite_is_refused_at_once_and_the_others_are_summed(network, bad):
+    async with servers_of(NETWORKS[network](), consistency="bsp", images_per_group=4) as servers:
+        servers.servers[0].state.handle(ReplicasChanged({0: 1, 1: 1}))
+        async with talk(servers) as link:
+            push, tensors = step_of(servers, bad, 0)
+            told = unpack(await link.call(pack(push, tensors), timeout_s=50.0), Pushed)
+            assert {problem.status for problem in told.problems} == {REFUSED}
+            push, tensors = step_of(servers, 1.0, 1)
+            await link.call(pack(push, tensors), timeout_s=50.0)
+        await until(lambda: all(shard.version == 1 for shard in servers.shards().values()))
+        assert all(np.isfinite(shard.values).all() for shard in servers.shards().values())
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+async def test_a_pull_for_a_clock_that_does_not_come_is_answered_in_time_with_who_is_behind(network):
+    async with servers_of(NETWORKS[network](), consistency="ssp:1") as servers, talk(servers) as link:
+        servers.servers[0].state.handle(ReplicasChanged({0: 1, 1: 1}))
+        push, tensors = step_of(servers, 1.0, 1)
+        await link.call(pack(push, tensors), timeout_s=50.0)
+        every = tuple(servers.shards())
+        pull = Pull(run="run", generation=servers.map.generation, shards=every, clock=1, wait_s=0.01)
+        answer = await link.call(pack(pull), timeout_s=50.0)
+        assert unpack(answer, Values) == Values(versions=(), clock=0, behind=(0,))
+        assert answer.tensors == ()
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+async def test_rates_are_divided_by_one_plus_the_staleness_of_the_push(network):
+    options = {"scale_by_staleness": True, "dtype": "float64"}
+    async with servers_of(NETWORKS[network](), **options) as servers, talk(servers) as link:
+        bias = shard_named(servers, "fc2.bias")
+        values = servers.shards()[bias.id].values
+        expected = values.copy()
+        for number in range(1, 4):
+            delta = np.full(bias.size, 0.3)
+            push = push_of(servers, [bias.id], numbers=(number,), clock=number, rate=0.5)
+            await link.call(pack(push, [delta]), timeout_s=50.0)
+            expected -= 0.5 / number * delta
+            np.testing.assert_allclose(values, expected, rtol=1e-15, atol=1e-15)
+        assert servers.shards()[bias.id].staleness == {0: 1, 1: 1, 2: 1}
+
+
+# --- reading, loading, records ---------------------------------------------------------------
+
+
+async def resume(servers):
+    """Have another driver begin a run that takes up what the servers' first one came to."""
+    identity = servers.identity("driver", 1)
+    member = Membership(
+        network=servers.network,
+        controller=servers.controller.address,
+        identity=identity,
+        record=NodeRecord(role="driver", address="", incarnation=identity.incarnation),
+        waits=servers.waits,
+        traffic=Traffic(identity.node),
+    )
+    servers.tasks.append(servers._group.create_task(member.run(), name="another driver"))
+    await member.wait_for(lambda m: "driver-1" in m.nodes and m.run is not None, "the driver to join", 30.0)
+    await member.update_run(
+        lambda record: (
+            None if record.phase == "finished" else msgspec.structs.replace(record, phase="finished")
+        )
+    )
+    again = msgspec.structs.replace(
+        member.map.run,
+        phase="preparing",
+        id="again",
+        driver="driver-1",
+        resumed=ResumeRecord(epoch=1, finished=(), clock=7),
+    )
+    await member.submit_run(again)
+    await until(lambda: all(server._run == "again" for server in servers.servers))
+    return member
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("rule", ["sgd", "adam"])
+async def test_a_resumed_run_is_ready_when_all_shards_are_set_and_then_is_what_was_read(network, rule):
+    options = {"rule": rule, "servers": 1}
+    async with servers_of(NETWORKS[network](), **options) as servers, talk(servers) as worker:
+        push, tensors = step_of(servers, 0.5, 3, clock=1)
+        await worker.call(pack(push, tensors), timeout_s=50.0)
+        address = servers.map.nodes["ps-0"].address
+        driver = servers.identity("driver", 1)
+        every = list(servers.shards())
+        async with servers.network.connect(address, driver, timeout_s=50.0) as link:
+            generation = servers.map.generation
+            read = pack(ReadShards(run="run", generation=generation, shards=tuple(every)))
+            answer = await link.call(read, timeout_s=50.0)
+            states = unpack(answer, ShardStates)
+            kept = [tensor.copy() for tensor in answer.tensors]
+            member = await resume(servers)
+            generation = member.map.generation
+            pull = pack(Pull(run="again", generation=generation, shards=tuple(every)))
+            waits = f"ps-0 waits for {len(every)} shards of the resumed run again"
+            await refused(worker, pull, "not-ready", waits)
+            assert member.map.nodes["ps-0"].ready != "again"
+            arrays = 1 + len(states.arrays)
+            for at, state in enumerate(states.states):
+                load = LoadShards(run="again", generation=generation, states=(state,), arrays=states.arrays)
+                message = pack(load, kept[at * arrays : (at + 1) * arrays])
+                for _ in range(2):  # the second time as if the answer had been lost
+                    told = unpack(await link.call(message, timeout_s=50.0), Loaded)
+                    assert told.left == len(every) - at - 1
+            await member.wait_for(lambda m: m.nodes["ps-0"].ready == "again", "the server to be ready", 30.0)
+            again = await link.call(
+                pack(ReadShards(run="again", generation=generation, shards=tuple(every))), timeout_s=50.0
+            )
+            assert unpack(again, ShardStates) == states
+            for one, other in zip(again.tensors, kept, strict=True):
+                assert one.tobytes() == other.tobytes()
+            assert unpack(await worker.call(pull, timeout_s=50.0), Values).versions == (1,) * len(every)
+
+
+async def test_shards_of_a_run_that_is_not_resumed_cannot_be_set():
+    async with servers_of(NETWORKS["local"](), servers=1) as servers:
+        address = servers.map.nodes["ps-0"].address
+        async with servers.network.connect(address, servers.identity("driver", 1), timeout_s=50.0) as link:
+            load = LoadShards(run="run", generation=servers.map.generation, states=(), arrays=())
+            await refused(link, pack(load), "not-resumed", "run run began anew")
+            load = msgspec.structs.replace(load, run="old")
+            await refused(link, pack(load), "wrong-run", "ps-0 is not preparing run old")
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+async def test_what_a_server_noted_is_read_in_pieces(network):
+    async with servers_of(NETWORKS[network](), record=True) as servers, talk(servers) as worker:
+        for clock in (1, 2):
+            push, tensors = step_of(servers, 0.5, 3, clock=clock)
+            await worker.call(pack(push, tensors), timeout_s=50.0)
+        address = servers.map.nodes["ps-0"].address
+        async with servers.network.connect(address, servers.identity("driver", 1), timeout_s=50.0) as link:
+            data, total = b"", 1
+            while len(data) < total:
+                ask = GetRecord(run="run", start=len(data), stop=len(data) + 50)
+                answer = await link.call(pack(ask), timeout_s=50.0)
+                data, total = data + answer.tensors[0].tobytes(), unpack(answer, RecordPart).total
+            await refused(
+                link, pack(GetRecord(run="old", start=0, stop=9)), "no-record", "no record of run old"
+            )
+        (life,), entries = read_order_log(data)
+        assert (life.replica, life.session) == (3, 13)
+        assert sorted(entries) == list(servers.shards())
+        for found in entries.values():
+            assert found["clock"].tolist() == [1, 2]
+
+
+async def test_a_server_that_keeps_no_record_says_so():
+    async with servers_of(NETWORKS["local"](), servers=1) as servers:
+        address = servers.map.nodes["ps-0"].address
+        async with servers.network.connect(address, servers.identity("driver", 1), timeout_s=50.0) as link:
+            ask = pack(GetRecord(run="run", start=0, stop=9))
+            await refused(link, ask, "no-record", "ps-0 keeps no record of run run")
