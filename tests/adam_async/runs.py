@@ -17,8 +17,11 @@ from adam_async.controller.service import Controller
 from adam_async.data_server.dataset import Dataset, make_dataset
 from adam_async.errors import first_cause
 from adam_async.messages import role_table
+from adam_async.model.layer import Layer, Slots, Weights
+from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.model.named import digits
 from adam_async.model.network import Network as Model
+from adam_async.model.spec import LayerSpec, ModelSpec
 from adam_async.model_worker.pulls import Puller
 from adam_async.model_worker.updates import plan_pushes
 from adam_async.model_worker.weights import WorkerWeights
@@ -67,6 +70,49 @@ def tiny_dataset(train: int = 60, test: int = 40, *, shape=(1, 8, 8), classes: i
         test=(images[train:], labels[train:]),
         origins=("a", "b", "c", "d"),
     )
+
+
+TRAP = 255
+"""First pixel of an image that has no finite gradient in the model `TRAPPED`; no tiny image has it."""
+
+
+class Trap(Layer):
+    """Passes images on, but for those with a first pixel as bright as can be: these are not numbers."""
+
+    def forward(self, weights: Weights, slots: Slots) -> None:
+        """Copy, and spoil."""
+        pixels = slots.inputs[0]
+        np.copyto(slots.output, pixels)
+        slots.output[..., pixels.reshape(-1, slots.images)[0] == pixels.dtype.type(1)] = np.nan
+
+    def backward(self, weights: Weights, slots: Slots) -> None:
+        """Nobody asks for the gradient of images."""
+
+
+TRAP_LAYERS = {**BUILTIN_LAYERS, "trap": Trap}
+TRAPPED = ModelSpec(
+    name="trapped",
+    input_shape=(1, 8, 8),
+    layers=(
+        LayerSpec.of("trap", "trap"),
+        LayerSpec.of("flat", "flatten"),
+        LayerSpec.of("fc1", "dense", outputs=64),
+        LayerSpec.of("tanh", "tanh"),
+        LayerSpec.of("fc2", "dense", outputs=10),
+        LayerSpec.of("loss", "softmax_cross_entropy"),
+    ),
+)
+
+
+def with_frozen(spec: ModelSpec, kind: str) -> ModelSpec:
+    """The same model, with all layers of a kind frozen."""
+    layers = tuple(
+        LayerSpec.of(layer.name, layer.kind, **{**dict(layer.options), "frozen": True})
+        if layer.kind == kind
+        else layer
+        for layer in spec.layers
+    )
+    return ModelSpec(name=f"frozen {kind}", input_shape=spec.input_shape, layers=layers)
 
 
 def local_network() -> Network:

@@ -9,32 +9,11 @@ from adam_async.dice import Dice
 from adam_async.model.named import digits
 from adam_async.model.network import Network as Model
 from adam_async.model.spec import LayerSpec, ModelSpec
+from tests.adam_async.exactness.serial import RULES, assert_close, rule_step
 from tests.adam_async.runs import NETWORKS, SHARDED, cluster_of, tiny_dataset
 
-RULES = {
-    "sgd": {"rule": "sgd", "rate": 0.1},
-    "momentum": {"rule": "sgd", "rate": 0.05, "momentum": 0.9},
-    "decay": {"rule": "sgd", "rate": 0.05, "momentum": 0.5, "weight_decay": 0.01},
-    "adagrad": {"rule": "adagrad", "rate": 0.01},
-    "adam": {"rule": "adam", "rate": 0.002, "weight_decay": 0.001},
-}
 SERIAL = {"threads": 1, "in_flight": 1, "push_every": 1, "pull_every": 1, "replicas": 1, "seed": 5}
 COPY = {"weights": "copy"}
-
-
-def rule_step(config, p, g, memory, t):
-    """One application of the rule to one whole tensor."""
-    g = g + config.weight_decay * p
-    if config.rule == "sgd":
-        memory["m"] = config.momentum * memory.get("m", 0.0) + g
-        return p - config.rate * memory["m"]
-    if config.rule == "adagrad":
-        memory["s"] = memory.get("s", 0.0) + g * g
-        return p - config.rate * g / (np.sqrt(memory["s"]) + 1e-10)
-    memory["m"] = 0.9 * memory.get("m", 0.0) + 0.1 * g
-    memory["s"] = 0.999 * memory.get("s", 0.0) + 0.001 * g * g
-    root = np.sqrt(memory["s"] / (1 - 0.999**t))
-    return p - config.rate * memory["m"] / (1 - 0.9**t) / (root + 1e-8)
 
 
 def serial_sgd(config, dataset, spec=None):
@@ -63,13 +42,6 @@ def serial_sgd(config, dataset, spec=None):
                 model.delta(context, name, out=gradient)
                 weights[name] = rule_step(config, p, gradient, memory[name], t).astype(p.dtype)
     return weights, t
-
-
-def assert_close(found, expected, tolerance):
-    assert found.keys() == expected.keys()
-    for name, values in expected.items():
-        distance = np.linalg.norm(found[name] - values) / np.linalg.norm(values)
-        assert distance <= tolerance, f"{name} is off by {distance:.2e}"
 
 
 async def train(config, network="local", dataset=None, spec=None):

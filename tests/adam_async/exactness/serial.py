@@ -1,0 +1,122 @@
+"""Serial training without any of the system: what the tests of exactness compare with."""
+
+from collections import deque
+
+import numpy as np
+
+from adam_async.data_server.order import epoch_order
+from adam_async.dice import Dice
+from adam_async.model.layers import BUILTIN_LAYERS
+from adam_async.model.named import digits
+from adam_async.model.network import Network as Model
+
+RULES = {
+    "sgd": {"rule": "sgd", "rate": 0.1},
+    "momentum": {"rule": "sgd", "rate": 0.05, "momentum": 0.9},
+    "decay": {"rule": "sgd", "rate": 0.05, "momentum": 0.5, "weight_decay": 0.01},
+    "adagrad": {"rule": "adagrad", "rate": 0.01},
+    "adam": {"rule": "adam", "rate": 0.002, "weight_decay": 0.001},
+}
+
+
+def rule_step(config, p, g, memory, t, *, rate=None):
+    """One application of the rule to one whole tensor."""
+    rate = config.rate if rate is None else rate
+    g = g + config.weight_decay * p
+    if config.rule == "sgd":
+        memory["m"] = config.momentum * memory.get("m", 0.0) + g
+        return p - rate * memory["m"]
+    if config.rule == "adagrad":
+        memory["s"] = memory.get("s", 0.0) + g * g
+        return p - rate * g / (np.sqrt(memory["s"]) + 1e-10)
+    memory["m"] = 0.9 * memory.get("m", 0.0) + 0.1 * g
+    memory["s"] = 0.999 * memory.get("s", 0.0) + 0.001 * g * g
+    root = np.sqrt(memory["s"] / (1 - 0.999**t))
+    return p - rate * memory["m"] / (1 - 0.9**t) / (root + 1e-8)
+
+
+def order_of(config, dataset, epoch):
+    """The groups of an epoch, each the numbers of its images."""
+    order = epoch_order(
+        Dice(config.seed),
+        epoch=epoch,
+        num_images=len(dataset.train_labels),
+        images_per_group=config.images_per_group,
+    )
+    return [order.group(number) for number in range(order.num_groups)]
+
+
+def stretches_of(config, groups, epoch):
+    """The steps of an epoch in lockstep, as (first group, behind the last), between two meetings.
+
+    In the warm start of the run, rounded up to whole steps of one replica, that one is alone.
+    """
+    turn, first = config.push_every, (epoch - 1) * groups
+    warm = min(max(-(-config.warm_start // turn) * turn - first, 0), groups)
+    alone = [(at, min(at + turn, warm)) for at in range(0, warm, turn)]
+    size = turn * config.replicas
+    together = [(at, min(at + size, groups)) for at in range(warm, groups, size)]
+    return [stretch for stretch in (alone, together) if stretch]
+
+
+def lockstep_sgd(config, dataset, spec=None, *, layers=BUILTIN_LAYERS, rate_at=None, refused=()):
+    """SGD on one thread on all images of a step at once; with `lag` on gradients of delayed values (CL-08).
+
+    Args:
+        config: The run, of consistency bsp.
+        dataset: The images.
+        spec: The model.
+        layers: Kinds of layers that it may use.
+        rate_at: Rate by progress, in epochs; without it that of the run.
+        refused: Images without a finite gradient: the pushes that they are in count for nothing.
+
+    Returns:
+        The weights, and how many steps were made.
+    """
+    model = Model(spec or digits(), dtype=config.dtype, layers=layers)
+    weights = model.initial_weights(Dice(config.seed))
+    context = model.context(config.images_per_group * config.push_every * config.replicas)
+    memory = {name: {} for name in weights}
+    steps = 0
+    for epoch in range(1, config.epochs + 1):
+        groups = order_of(config, dataset, epoch)
+        for stretch in stretches_of(config, len(groups), epoch):
+            # Where all met the values are those of everybody's last step, whatever the lag.
+            history = deque([dict(weights)], maxlen=1 + config.lag)
+            for first, behind in stretch:
+                turns = [
+                    groups[at : min(at + config.push_every, behind)]
+                    for at in range(first, behind, config.push_every)
+                ]
+                pushes = [np.concatenate(turn) for turn in turns]
+                chosen = np.concatenate([push for push in pushes if not np.isin(push, refused).any()])
+                read = history[0]
+                context.load(dataset.train_images[chosen], dataset.train_labels[chosen])
+                model.forward(read, context)
+                model.backward(read, context)
+                steps += 1
+                rate = None if rate_at is None else rate_at(epoch - 1 + first / len(groups))
+                for parameter in model.trained:
+                    name = parameter.name
+                    p, gradient = weights[name], np.empty(parameter.shape, model.dtype)
+                    model.delta(context, name, out=gradient)
+                    weights[name] = rule_step(config, p, gradient, memory[name], steps, rate=rate).astype(
+                        p.dtype
+                    )
+                history.append(dict(weights))
+    return weights, steps
+
+
+def assert_close(found, expected, tolerance):
+    """Whether each tensor is as expected, by norm."""
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        distance, size = np.linalg.norm(found[name] - values), np.linalg.norm(values)
+        assert distance <= tolerance * size, f"{name} is off by {distance:.2e} of {size:.2e}"
+
+
+def assert_equal_bits(found, expected):
+    """Whether each tensor is as expected, to the last bit."""
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        assert found[name].tobytes() == values.tobytes(), f"{name} differs"

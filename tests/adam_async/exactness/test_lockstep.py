@@ -1,0 +1,196 @@
+"""R replicas in lockstep, of B / R images each, are serial SGD on batches of B; with the same bits always."""
+
+from itertools import product
+
+import pytest
+
+from adam_async.config import Config
+from adam_async.dice import Dice
+from adam_async.model.named import digits
+from adam_async.model.spec import LayerSpec, ModelSpec
+from tests.adam_async.exactness.serial import RULES, assert_close, assert_equal_bits, lockstep_sgd
+from tests.adam_async.runs import (
+    IMPATIENT,
+    NETWORKS,
+    SHARDED,
+    TRAP,
+    TRAP_LAYERS,
+    TRAPPED,
+    Rough,
+    cluster_of,
+    tiny_dataset,
+    with_frozen,
+)
+from transport.testing import Faults
+
+LOCKSTEP = {"consistency": "bsp", "seed": 5}
+
+
+def designs():
+    """Every rule with every number of replicas; what else there is goes round beside them."""
+    beside = {
+        "push_every": (1, 3),
+        "protocol": ("delta", "factors", "auto"),
+        "threads": (2, 1, 1, 2),
+    }
+    made = []
+    for number, (rule, replicas) in enumerate(product(RULES, (1, 2, 3, 4))):
+        chosen = {name: values[(number + number // 4) % len(values)] for name, values in beside.items()}
+        name = "-".join(map(str, [rule, replicas, *chosen.values(), "sharded" if number % 5 else "whole"]))
+        sharding = SHARDED if number % 5 else {}
+        made.append(pytest.param({**RULES[rule], **chosen, **sharding, "replicas": replicas}, id=name))
+    return made
+
+
+async def train(config, network=None, **options):
+    async with cluster_of(config, network, **options) as cluster:
+        return await cluster.train()
+
+
+@pytest.mark.parametrize("design", designs())
+async def test_lockstep_equals_serial_sgd_of_the_whole_batch_in_float64(design):
+    # 15 groups, the last of them short, which only 1 and 3 replicas divide among them.
+    dataset = tiny_dataset(train=59)
+    config = Config(epochs=2, images_per_group=4, dtype="float64", **design, **LOCKSTEP)
+    result = await train(config, dataset=dataset)
+    expected, steps = lockstep_sgd(config, dataset)
+    assert steps == 2 * -(-15 // (config.replicas * config.push_every))
+    assert_close(result.weights, expected, 1e-9)
+    assert [epoch.images for epoch in result.epochs] == [59, 59]
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("rule", RULES)
+async def test_ten_steps_in_float32_stay_within_a_hundred_thousandth(rule, network):
+    config = Config(epochs=1, images_per_group=2, replicas=3, threads=2, **RULES[rule], **LOCKSTEP, **SHARDED)
+    result = await train(config, NETWORKS[network]())
+    expected, steps = lockstep_sgd(config, tiny_dataset())
+    assert steps == 10
+    assert_close(result.weights, expected, 1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", RULES)
+async def test_two_hundred_steps_in_float32_stay_within_a_ten_thousandth(rule):
+    config = Config(epochs=20, images_per_group=2, replicas=3, threads=1, **RULES[rule], **LOCKSTEP)
+    result = await train(config)
+    expected, steps = lockstep_sgd(config, tiny_dataset())
+    assert steps == 200
+    assert_close(result.weights, expected, 1e-4)
+
+
+@pytest.mark.parametrize("push_every", [1, 3])
+@pytest.mark.parametrize("rule", RULES)
+async def test_sums_that_lag_are_the_serial_recurrence_of_delayed_gradients(rule, push_every):
+    dataset = tiny_dataset(train=59)
+    options = {"replicas": 3, "threads": 2, "lag": 1, "push_every": push_every}
+    config = Config(
+        epochs=2, images_per_group=4, dtype="float64", **options, **RULES[rule], **LOCKSTEP, **SHARDED
+    )
+    result = await train(config, dataset=dataset)
+    expected, _ = lockstep_sgd(config, dataset)
+    assert_close(result.weights, expected, 1e-9)
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+async def test_links_that_fail_change_nothing_of_the_sums(lag):
+    config = Config(
+        epochs=1,
+        images_per_group=4,
+        dtype="float64",
+        replicas=2,
+        threads=1,
+        lag=lag,
+        waits=IMPATIENT,
+        **RULES["momentum"],
+        **LOCKSTEP,
+        **SHARDED,
+    )
+    faults = Faults(cut=0.03, drop_reply=0.03, delay=0.2, delay_s=0.002)
+    result = await train(config, Rough(NETWORKS["local"](), faults))
+    expected, _ = lockstep_sgd(config, tiny_dataset())
+    assert sum(result.statistics[f"worker-{n}"]["parameters"]["reconnects"] for n in (0, 1)) > 0
+    assert_close(result.weights, expected, 1e-9)
+
+
+async def test_more_replicas_than_groups_leave_the_others_nothing_to_add():
+    config = Config(
+        epochs=3, images_per_group=30, dtype="float64", replicas=4, threads=1, **RULES["adam"], **LOCKSTEP
+    )
+    result = await train(config)
+    expected, steps = lockstep_sgd(config, tiny_dataset())
+    assert steps == 3
+    assert_close(result.weights, expected, 1e-9)
+
+
+async def test_frozen_layers_stay_as_they_are_and_hold_nobody_up():
+    spec = with_frozen(digits(), "conv2d")
+    config = Config(
+        epochs=2, images_per_group=4, dtype="float64", replicas=2, threads=1, **RULES["momentum"], **LOCKSTEP
+    )
+    result = await train(config, spec=spec)
+    expected, _ = lockstep_sgd(config, tiny_dataset(), spec)
+    assert_close(result.weights, expected, 1e-9)
+    start = result.model.initial_weights(Dice(config.seed))
+    assert result.model.frozen
+    for name in result.model.frozen:
+        assert result.weights[name].tobytes() == start[name].tobytes()
+
+
+@pytest.mark.parametrize("push_every", [1, 2])
+async def test_what_is_not_finite_counts_no_images_in_its_sum_and_the_others_are_added_up(push_every):
+    dataset = tiny_dataset()
+    bad = 17
+    dataset.train_images[bad].reshape(-1)[0] = TRAP
+    config = Config(
+        epochs=2,
+        images_per_group=4,
+        dtype="float64",
+        replicas=3,
+        threads=1,
+        push_every=push_every,
+        **RULES["momentum"],
+        **LOCKSTEP,
+        **SHARDED,
+    )
+    result = await train(config, dataset=dataset, spec=TRAPPED, layers=TRAP_LAYERS)
+    expected, _ = lockstep_sgd(config, dataset, TRAPPED, layers=TRAP_LAYERS, refused=(bad,))
+    assert_close(result.weights, expected, 1e-9)
+    assert [epoch.images for epoch in result.epochs] == [60, 60]
+    servers = [told for node, told in result.statistics.items() if node.startswith("ps-")]
+    assert sum(told["refused"] for told in servers) == 2 * sum(len(told["versions"]) for told in servers)
+
+
+DROPPING = ModelSpec(
+    name="dropping",
+    input_shape=(1, 8, 8),
+    layers=(
+        LayerSpec.of("flat", "flatten"),
+        LayerSpec.of("fc1", "dense", outputs=64),
+        LayerSpec.of("relu", "relu"),
+        LayerSpec.of("drop", "dropout", rate=0.3),
+        LayerSpec.of("fc2", "dense", outputs=10),
+        LayerSpec.of("loss", "softmax_cross_entropy"),
+    ),
+)
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+@pytest.mark.parametrize("push_every", [1, 3])
+async def test_lockstep_gives_the_same_bits_however_many_threads_and_whoever_is_slow(push_every, lag):
+    shared = {"epochs": 2, "images_per_group": 4, "replicas": 3, "lag": lag, "push_every": push_every}
+    dataset = tiny_dataset(train=119)
+    flows = [
+        (None, {"threads": 1, "in_flight": 1}),
+        (None, {"threads": 4, "in_flight": 9, "read_ahead": 1}),
+        (Rough(NETWORKS["local"](), Faults(delay=0.5, delay_s=0.002)), {"threads": 2}),
+        (NETWORKS["tcp"](), {"threads": 2, "evaluation": "concurrent"}),
+    ]
+    found = []
+    for network, flow in flows:
+        config = Config(**shared, **flow, **RULES["momentum"], **LOCKSTEP, **SHARDED)
+        found.append(await train(config, network, dataset=dataset, spec=DROPPING))
+    for other in found[1:]:
+        assert_equal_bits(other.weights, found[0].weights)
+        losses = [epoch.train_loss for epoch in found[0].epochs]
+        assert [epoch.train_loss for epoch in other.epochs] == pytest.approx(losses, rel=1e-6)
