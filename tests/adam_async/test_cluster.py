@@ -218,7 +218,7 @@ async def test_a_run_that_diverges_ends_with_a_loss_that_is_no_number():
 
 
 @pytest.mark.parametrize("network", NETWORKS)
-async def test_when_a_worker_dies_the_other_trains_what_it_held(network):
+async def test_when_a_worker_leaves_the_other_trains_what_it_held(network):
     config = config_of(epochs=4, replicas=2, waits=QUICK, read_ahead=4, images_per_group=1)
     slow = FaultyNetwork(NETWORKS[network](), FixedDice(), Faults(delay=1.0, delay_s=0.002))
     async with cluster_of(config, slow) as cluster, asyncio.TaskGroup() as group:
@@ -234,7 +234,7 @@ async def test_when_a_worker_dies_the_other_trains_what_it_held(network):
         cluster.data.state.check_invariants()
     assert [epoch.images for epoch in result.epochs] == [60] * 4
     assert result.statistics["data-0"]["trained_again"] > 0
-    assert [event["event"] for event in result.events] == ["worker-0 died"]
+    assert [event["event"] for event in result.events] == ["worker-0 left"]
     assert "worker-0" not in result.statistics
 
 
