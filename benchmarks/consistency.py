@@ -1,0 +1,352 @@
+"""What waiting for each other costs: `bsp`, `ssp:S` and `asp` beside one another and beside PyTorch DDP.
+
+    ADAM_DATA_DIR=DIR python -m benchmarks.consistency --torch 'PYTHON torch_mnist.py --data DIR' --json FILE
+    ... --only slack --pairs 15
+
+Every run is one epoch of `mnist-adam` from the same seed, in a process (or processes) of its own, 16 images
+per group, plain SGD, float32, one compute thread per worker, two workers. Runs of a case take turns, and the
+ratio is the median of the ratios within each turn. Cases:
+
+- `lockstep`: bsp as processes, and in one process, beside PyTorch DDP over gloo with two processes of 16
+  images each: the same batch of 32, the same rate on both sides.
+- `slack`: ssp:1000 beside asp into a copy, in one process: what clocks cost where nobody waits for them.
+- `stalls`: worker processes are stopped and let go on by a seeded plan, the same for both; no stall is as
+  long as S steps take. ssp:S beside asp.
+- `paced`: asp, ssp:4 and bsp with both workers held to `--share` of a core, then with one of them held to a
+  fifth of that, beside the same mode with equal shares. As every replica has its share of the epoch, the slow
+  one decides how long an epoch takes in every mode; what differs is what the other one does until then. So
+  there is a second row for each mode: the rate of the first `--first` seconds.
+
+Two cores hold five busy processes here (two workers, a server, the data server, the driver): two workers at
+full speed get less than a core each, and whoever is stopped leaves its core to the others. Only in `paced` is
+there room left, by the shares; `cpu_s` says what each worker really had.
+
+Rows: case, ours and peer, ratio (above 1 we are faster), unit, test accuracy of both.
+"""
+
+import os
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+import argparse
+import asyncio
+import json
+import shlex
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import uvloop
+
+from adam_async import Config, Disk, LocalCluster, ProcessCluster, RunResult, load_dataset
+from adam_async.data_server.dataset import Dataset
+from adam_async.kernel_cache import use_kernel_cache
+from adam_async.staleness import add_up
+from adam_async.waiting import waits_of
+from benchmarks.pacing import Order, Pacer, cpu_seconds, duties, stalls
+
+POLL_S = 0.005
+
+
+class Stalls(msgspec.Struct, frozen=True, kw_only=True):
+    """See `pacing.stalls`."""
+
+    seed: int
+    every_s: float
+    longest_s: float
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """One run in a process of its own."""
+
+    options: dict[str, Any]
+    """Of `Config`."""
+    images: int
+    """Training images; 0 takes all."""
+    first_s: float = 0.0
+    """Report the rate of so many seconds from the beginning, too."""
+    stalls: Stalls | None = None
+    shares: tuple[float, ...] = ()
+    """What each worker may use of a core; empty: whatever it gets."""
+
+
+class Found(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run came to."""
+
+    images_per_s: float
+    first_images_per_s: float | None
+    test_accuracy: float
+    staleness_mean: float
+    clock_wait_s: float
+    cpu_s: tuple[float, ...]
+    """Of each worker process while it trained; empty in one process."""
+    rate: float
+
+
+# --- one run, in its own process -------------------------------------------------------------
+
+
+async def perform(run: Run) -> Found:
+    """Train one epoch as told."""
+    config = Config(model="mnist-adam", epochs=1, threads=1, **run.options)
+    dataset = await load_images(run.images)
+    cpu_s: tuple[float, ...] = ()
+    if not config.processes:
+        async with LocalCluster(config, dataset=dataset) as local:
+            result = await local.train()
+        return found(run, result, local.driver.config, cpu_s)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "images.npz"
+        save(dataset, file)
+        config = msgspec.structs.replace(config, data=str(file))
+        async with ProcessCluster(config) as processes, asyncio.TaskGroup() as group:
+            pacing = group.create_task(pace(processes, run), name="pace")
+            result = await processes.train()
+            cpu_s = await pacing
+        return found(run, result, processes.driver.config, cpu_s)
+
+
+async def load_images(count: int) -> Dataset:
+    """The first `count` training images, or all, with all test images."""
+    async with Disk() as disk:
+        dataset = await load_dataset(os.environ["ADAM_DATA_DIR"], disk)
+    count = count or len(dataset.train_labels)
+    return Dataset(
+        name=dataset.name,
+        source=dataset.source,
+        train_images=dataset.train_images[:count],
+        train_labels=dataset.train_labels[:count],
+        test_images=dataset.test_images,
+        test_labels=dataset.test_labels,
+        num_classes=dataset.num_classes,
+    )
+
+
+def save(dataset: Dataset, file: Path) -> None:
+    """Write images where a data server of another process finds them."""
+    np.savez(
+        file,
+        x_train=dataset.train_images,
+        y_train=dataset.train_labels,
+        x_test=dataset.test_images,
+        y_test=dataset.test_labels,
+    )
+
+
+async def pace(cluster: ProcessCluster, run: Run) -> tuple[float, ...]:
+    """Hold the workers back from the first group to the last; return the processor seconds of each."""
+    progress = cluster.driver.progress
+    while progress.phase != "training":  # noqa: ASYNC110 - it tells nobody when it changes
+        await asyncio.sleep(POLL_S)
+    workers = [cluster.children[f"worker-{number}"].pid for number in range(cluster.config.replicas)]
+    pids = [pid for pid in workers if pid is not None]
+    orders: Iterator[Order] = iter(())
+    if run.stalls is not None:
+        orders = stalls(workers=len(pids), **msgspec.to_builtins(run.stalls))
+    elif run.shares:
+        orders = duties(run.shares)
+    before = [cpu_seconds(pid) for pid in pids]
+    with Pacer(orders, pids):
+        while progress.phase == "training":  # noqa: ASYNC110 - as above
+            await asyncio.sleep(POLL_S)
+        return tuple(round(cpu_seconds(pid) - had, 2) for pid, had in zip(pids, before, strict=True))
+
+
+def found(run: Run, result: RunResult, config: Config, cpu_s: tuple[float, ...]) -> Found:
+    """What is reported of a run."""
+    counted = result.statistics
+    waits = [waits_of(node, values) for node, values in counted.items()]
+    early = [sample for sample in result.series if 0 < sample.s <= run.first_s]
+    (epoch,) = result.epochs
+    return Found(
+        images_per_s=epoch.images_per_s,
+        first_images_per_s=early[-1].images / early[-1].s if early else None,
+        test_accuracy=epoch.test_accuracy,
+        staleness_mean=round(add_up(each.get("staleness", {}) for each in counted.values()).mean, 2),
+        clock_wait_s=round(sum(each.clock_wait_s for each in waits if each is not None), 2),
+        cpu_s=cpu_s,
+        rate=config.rate,
+    )
+
+
+# --- the cases -------------------------------------------------------------------------------
+
+
+def ours(run: Run) -> Found:
+    """One run of ours."""
+    command = [sys.executable, "-m", "benchmarks.consistency", "--run", msgspec.json.encode(run).decode()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    if done.returncode:
+        raise SystemExit(f"{run} failed: {done.stderr[-2000:]}")
+    return msgspec.json.decode(done.stdout.splitlines()[-1], type=Found)
+
+
+def peer(command: str, *, rate: float, seed: int) -> Found:
+    """One epoch of the peer: its rate, and the accuracy it got."""
+    words = f"--mode ddp --batch 16 --momentum 0 --lr {rate} --seed {seed} --to-accuracy 2 --max-epochs 1"
+    done = subprocess.run(
+        [*shlex.split(command), *words.split()], capture_output=True, text=True, timeout=600
+    )
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    if not lines:
+        raise SystemExit(f"the peer printed no rows: {done.stderr[-2000:]}")
+    return Found(
+        images_per_s=60_000 / lines[-1]["seconds"],
+        first_images_per_s=None,
+        test_accuracy=lines[-1]["reached"],
+        staleness_mean=0.0,
+        clock_wait_s=0.0,
+        cpu_s=(),
+        rate=rate,
+    )
+
+
+def row(case: str, pairs: Sequence[tuple[Found, Found]], *, first: bool = False) -> dict[str, Any]:
+    """One row, over the runs of all turns."""
+    rates = [
+        (one.first_images_per_s or 0.0, other.first_images_per_s or 0.0)
+        if first
+        else (one.images_per_s, other.images_per_s)
+        for one, other in pairs
+    ]
+    last = pairs[-1][0]
+    return {
+        "case": case,
+        "ours": round(statistics.median(one for one, _ in rates)),
+        "peer": round(statistics.median(other for _, other in rates)),
+        "ratio": round(statistics.median(one / other for one, other in rates), 3),
+        "unit": "images/s",
+        "accuracy": round(statistics.median(one.test_accuracy for one, _ in pairs), 4),
+        "peer_accuracy": round(statistics.median(other.test_accuracy for _, other in pairs), 4),
+        "rate": last.rate,
+        "staleness": last.staleness_mean,
+        "clock_wait_s": last.clock_wait_s,
+        "cpu_s": last.cpu_s,
+        "ratios": [round(one / other, 3) for one, other in rates],
+    }
+
+
+def lockstep(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """bsp beside PyTorch DDP."""
+    if not arguments.torch:
+        print("no --torch: lockstep is left out", flush=True)
+        return []
+    cases: dict[str, list[tuple[Found, Found]]] = {"2 worker processes": [], "one process": []}
+    options: dict[str, Any] = {"consistency": "bsp", "replicas": 2}
+    rate = Config(**options).default_rate()
+    for seed in range(arguments.rounds):
+        other = peer(arguments.torch, rate=rate, seed=seed)
+        for case, pairs in cases.items():
+            processes = case != "one process"
+            run = Run(options={**options, "processes": processes, "seed": seed, "rate": rate}, images=0)
+            pairs.append((ours(run), other))
+    return [row(f"bsp, {case}, beside PyTorch DDP", pairs) for case, pairs in cases.items()]
+
+
+def slack(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """ssp with more slack than anybody uses, beside asp."""
+    pairs = []
+    for turn in range(arguments.pairs):
+        runs = [
+            Run(options={"consistency": mode, "replicas": 2, "weights": "copy"}, images=arguments.images)
+            for mode in ("ssp:1000", "asp")
+        ]
+        if turn % 2:
+            asp = ours(runs[1])
+            pairs.append((ours(runs[0]), asp))
+        else:
+            pairs.append((ours(runs[0]), ours(runs[1])))
+    return [row("ssp:1000 beside asp, one process, into copies", pairs)]
+
+
+def stalled(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """ssp:S beside asp under the same stalls."""
+    pairs = []
+    for seed in range(arguments.rounds):
+        plan = Stalls(seed=seed, every_s=0.5, longest_s=arguments.longest)
+        both = [
+            ours(
+                Run(
+                    options={"consistency": mode, "replicas": 2, "processes": True},
+                    images=arguments.images,
+                    stalls=plan,
+                )
+            )
+            for mode in (f"ssp:{arguments.steps}", "asp")
+        ]
+        pairs.append((both[0], both[1]))
+    case = f"ssp:{arguments.steps} beside asp, stalls of up to {arguments.longest:g} s"
+    return [row(case, pairs)]
+
+
+def paced(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """asp, ssp:4 and bsp, with both workers paced alike, then one of them at a fifth of the other's share."""
+    share = arguments.share
+    even: dict[str, Found] = {}
+    uneven: dict[str, Found] = {}
+    for runs, shares in ((even, (share, share)), (uneven, (share, share / 5))):
+        for mode in ("asp", "ssp:4", "bsp"):
+            options = {"consistency": mode, "replicas": 2, "processes": True}
+            runs[mode] = ours(
+                Run(options=options, images=arguments.paced_images, first_s=arguments.first, shares=shares)
+            )
+    held = f"workers at {share:g} of a core"
+    rows = [row(f"{mode} beside asp, {held}", [(even[mode], even["asp"])]) for mode in ("ssp:4", "bsp")]
+    for first in (False, True):
+        part = f", first {arguments.first:g} s" if first else ""
+        rows += [
+            row(f"{mode}, one at a fifth, beside both at {share:g} of a core{part}", [pair], first=first)
+            for mode, pair in ((mode, (uneven[mode], even[mode])) for mode in even)
+        ]
+    return rows
+
+
+CASES: dict[str, Callable[[argparse.Namespace], list[dict[str, Any]]]] = {
+    "lockstep": lockstep,
+    "slack": slack,
+    "stalls": stalled,
+    "paced": paced,
+}
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--run", help=argparse.SUPPRESS)
+    parser.add_argument("--torch", help="the peer's command")
+    parser.add_argument("--json", type=Path, help="where to write the rows")
+    parser.add_argument("--only", nargs="+", choices=list(CASES), default=list(CASES))
+    parser.add_argument("--images", type=int, default=0, help="training images of slack and stalls; 0: all")
+    parser.add_argument("--rounds", type=int, default=3, help="turns of lockstep and stalls")
+    parser.add_argument("--pairs", type=int, default=15, help="turns of slack")
+    parser.add_argument("--steps", type=int, default=256, help="S of stalls")
+    parser.add_argument("--longest", type=float, default=0.4, help="longest stall, seconds")
+    parser.add_argument("--share", type=float, default=0.4, help="of a core, for each paced worker")
+    parser.add_argument("--paced-images", type=int, default=24_000, help="training images of paced")
+    parser.add_argument("--first", type=float, default=3.0, help="seconds of the paced runs' second rate")
+    arguments = parser.parse_args()
+    use_kernel_cache()
+    if arguments.run is not None:
+        run = msgspec.json.decode(arguments.run, type=Run)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            print(msgspec.json.encode(runner.run(perform(run))).decode())
+        return
+    rows = []
+    for case in arguments.only:
+        for each in CASES[case](arguments):
+            rows.append(each)
+            print(json.dumps(each), flush=True)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

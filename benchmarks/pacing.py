@@ -1,0 +1,112 @@
+"""Processes that are stopped and let go on by a plan: stalls at random moments, and fixed shares of a core.
+
+A plan is made before the run, from a seed or from shares alone, so that every run meets the same one.
+SIGSTOP and SIGCONT are all there is to it: nothing of the product knows that it is paced. A thread of the
+caller plays the plan and is late by what the machine makes it wait, so `cpu_seconds` says what a process
+really got.
+"""
+
+import heapq
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Order:
+    """At so many seconds after the beginning, this process is stopped, or goes on."""
+
+    at_s: float
+    worker: int
+    stop: bool
+
+
+def stalls(
+    *, seed: int, workers: int, every_s: float, longest_s: float, shortest_s: float = 0.05
+) -> Iterator[Order]:
+    """Stalls of random workers, one at a time, without end.
+
+    Args:
+        seed: Of moments, workers and lengths.
+        workers: How many there are.
+        every_s: Mean pause between two stalls.
+        longest_s: Lengths are drawn evenly from `shortest_s` to this.
+        shortest_s: See there.
+    """
+    dice = random.Random(seed)
+    at_s = 0.0
+    while True:
+        at_s += dice.uniform(0.5, 1.5) * every_s
+        worker, length = dice.randrange(workers), dice.uniform(shortest_s, longest_s)
+        yield Order(at_s, worker, True)
+        at_s += length
+        yield Order(at_s, worker, False)
+
+
+def duties(shares: Sequence[float], *, period_s: float = 0.01) -> Iterator[Order]:
+    """Let each worker run for its share of every period, without end.
+
+    All periods begin at once: replicas that wait for each other would otherwise wait for the next period,
+    whatever their shares.
+
+    Args:
+        shares: Of each worker, in (0, 1); what it needs of a core is at most that.
+        period_s: Of the order of one step, so that a worker is slow rather than now and then away.
+    """
+    return heapq.merge(*(_duty(worker, share, period_s) for worker, share in enumerate(shares)))
+
+
+def _duty(worker: int, share: float, period_s: float) -> Iterator[Order]:
+    for number in count():
+        yield Order(number * period_s, worker, False)
+        yield Order((number + share) * period_s, worker, True)
+
+
+class Pacer:
+    """Plays a plan on processes until its block ends; then all of them go on.
+
+    Args:
+        orders: In the order of their times.
+        pids: Process of each worker. They must outlive the block.
+    """
+
+    def __init__(self, orders: Iterable[Order], pids: Sequence[int]) -> None:
+        self._orders = orders
+        self._pids = pids
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._play, name="pacer")
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._thread.join()
+        for pid in self._pids:
+            os.kill(pid, signal.SIGCONT)
+
+    def _play(self) -> None:
+        begin = time.monotonic()
+        for order in self._orders:
+            if self._over.wait(max(0.0, begin + order.at_s - time.monotonic())):
+                return
+            os.kill(self._pids[order.worker], signal.SIGSTOP if order.stop else signal.SIGCONT)
+
+
+def cpu_seconds(pid: int) -> float:
+    """Seconds of processor time that a process has had, all its threads together."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
