@@ -13,7 +13,7 @@ from typing import Any
 from cyclopts import App, CycloptsError
 
 from adam_async.cli_errors import explain
-from adam_async.cli_options import LoopName, MemberOptions, RoleOptions, TrainOptions
+from adam_async.cli_options import LoopName, MemberOptions, RoleOptions, TrainOptions, WorkerOptions
 from adam_async.cli_signals import EARLY, loop_factory
 from adam_async.cli_terminal import Terminal, log_to_stderr, reader_left
 from adam_async.errors import first_cause
@@ -176,8 +176,10 @@ def data(options: MemberOptions, *, data: str = "auto") -> int:
 
 
 @app.command
-def worker(options: MemberOptions, *, threads: int = 0, in_flight: int = 0) -> int:
-    """Run a model worker: it trains one replica of the model.
+def worker(options: WorkerOptions, *, threads: int = 0, in_flight: int = 0) -> int:
+    """Run a model worker: it trains one replica of the model, from when it joins until it leaves.
+
+    A training that goes on keeps the rate that it began with, however many join.
 
     Parameters
     ----------

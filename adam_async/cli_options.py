@@ -141,3 +141,12 @@ class MemberOptions(RoleOptions):
     """tcp://HOST:PORT of the controller."""
     bind: str | None = None
     """tcp://HOST:PORT to listen on; by default any port on the way to the controller."""
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerOptions(MemberOptions):
+    """What a model worker can be told."""
+
+    controller: Annotated[str, Parameter(name=("--join", "--controller"))]
+    """tcp://HOST:PORT of the controller; a training that goes on there is joined in the middle."""

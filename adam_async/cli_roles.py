@@ -15,7 +15,7 @@ from pathlib import Path
 
 from adam_async.child_process import address_line
 from adam_async.cli_data import load_data
-from adam_async.cli_options import MemberOptions, RoleOptions
+from adam_async.cli_options import MemberOptions, RoleOptions, WorkerOptions
 from adam_async.cli_parent import Parent, die_with_parent
 from adam_async.config import MAX_THREADS_PER_CORE, MOST, Waits
 from adam_async.entrypoints import (
@@ -35,8 +35,14 @@ from adam_async.ports import Disk, system_entropy
 from adam_async.timeline import Timeline
 from transport import BufferPool
 
-NEXT = {"controller": "ps", "ps": "data", "data": "worker", "worker": "train"}
-"""Which command a role's line shows: the one that a cluster started by hand needs next."""
+NEXT = {
+    "controller": ("ps", "--controller"),
+    "ps": ("data", "--controller"),
+    "data": ("worker", "--join"),
+    "worker": ("train", "--controller"),
+}
+"""Which command a role's line shows, with its option for the address: what a cluster started by hand needs
+next."""
 
 Open = Callable[[Place], AbstractAsyncContextManager[Role]]
 
@@ -59,7 +65,7 @@ async def serve_data(options: MemberOptions, data: str, environment: Mapping[str
 
 
 async def serve_worker(
-    options: MemberOptions, threads: int, in_flight: int, environment: Mapping[str, str]
+    options: WorkerOptions, threads: int, in_flight: int, environment: Mapping[str, str]
 ) -> int:
     """Run a model worker until it is ended."""
     cores = usable_cores()
@@ -97,7 +103,7 @@ async def read_token(file: Path | None, environment: Mapping[str, str]) -> str |
 async def _serve_member(
     role: str, options: MemberOptions, environment: Mapping[str, str], open_role: Open
 ) -> int:
-    meet = check_address(options.controller, "--controller")
+    meet = check_address(options.controller, "--join" if role == "worker" else "--controller")
     bind = options.bind or await address_towards(meet)
     return await _serve(role, options, meet, bind, environment, open_role)
 
@@ -157,7 +163,7 @@ async def _stay(
     )
     async with open_role(place) as running:
         await running.joined()
-        join = ["adam-async", NEXT[role], "--controller", meet or running.address]
+        join = ["adam-async", *NEXT[role], meet or running.address]
         if options.token_file is not None:
             join += ["--token-file", str(options.token_file)]
         sys.stdout.write(f"{address_line(place.node, running.address, shlex.join(join))}\n")

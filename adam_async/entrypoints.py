@@ -116,7 +116,7 @@ async def address_towards(controller: str) -> str:
             asyncio.DatagramProtocol, remote_addr=(host, port or 9)
         )
     except OSError as error:
-        raise ConfigError(f"--controller {controller}: {error.strerror or error}") from None
+        raise ConfigError(f"no way to a controller at {controller}: {error.strerror or error}") from None
     try:
         own = str(probe.get_extra_info("sockname")[0])
     finally:

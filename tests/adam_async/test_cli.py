@@ -14,7 +14,7 @@ from adam_async import cli_commands
 from adam_async.cli import one_blas_thread
 from adam_async.cli_commands import app
 from adam_async.cli_errors import explain
-from adam_async.cli_options import MemberOptions, TrainOptions
+from adam_async.cli_options import MemberOptions, TrainOptions, WorkerOptions
 from adam_async.cli_terminal import reader_left
 from adam_async.cli_train import configure, make_folder, needs_data, read_file
 from adam_async.config import FIELDS, Config
@@ -108,11 +108,19 @@ async def test_a_mode_and_a_schedule_are_asked_for_in_words() -> None:
 
 
 def test_a_role_is_told_where_its_controller_is() -> None:
-    command, arguments = parsed("worker", "--controller", "tcp://10.0.0.1:7070", "--threads", "3")
+    command, arguments = parsed("ps", "--controller", "tcp://10.0.0.1:7070")
+
+    assert command == "ps"
+    assert arguments["options"] == MemberOptions(controller="tcp://10.0.0.1:7070")
+
+
+@pytest.mark.parametrize("option", ["--join", "--controller"])
+def test_a_worker_is_told_what_to_join(option: str) -> None:
+    command, arguments = parsed("worker", option, "tcp://10.0.0.1:7070", "--threads", "3")
 
     assert command == "worker"
     assert arguments["threads"] == 3
-    assert arguments["options"] == MemberOptions(controller="tcp://10.0.0.1:7070")
+    assert arguments["options"] == WorkerOptions(controller="tcp://10.0.0.1:7070")
 
 
 def test_reports_are_named_one_after_the_other() -> None:
@@ -129,7 +137,8 @@ def test_reports_are_named_one_after_the_other() -> None:
         (["train", "--epochs", "many"], "--epochs"),
         (["train", "--rule", "sdg"], "--rule"),
         (["trian"], "trian"),
-        (["worker"], "--controller"),
+        (["worker"], "--join"),
+        (["ps"], "--controller"),
         (["train", "--partitions", "2"], "Unknown option"),
         (["train", "--copies", "3"], "Unknown option"),
         (["train", "--resume", "x"], "Unknown option"),
