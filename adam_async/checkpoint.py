@@ -102,7 +102,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     format: str = FORMAT
     run: str
     config: dict[str, Any]
-    """The run's options, with the rate in force."""
+    """The run's options. A rate of 0 was left to the run, and is left to one that continues it: it depends on
+    how many replicas there are."""
+    rate: float = 0.0
+    """The rate that was in force."""
     spec: dict[str, Any]
     """The model, as `ModelSpec.to_dict` gives it."""
     data: dict[str, Any]
@@ -280,9 +283,10 @@ def _checksum(manifest: Manifest) -> str:
 def resumed_options(manifest: Manifest) -> dict[str, Any]:
     """The options of a run, as the lowest layer of those of a run that continues it.
 
-    Training in place was allowed there because of how the roles ran, and is decided anew.
+    Training in place was allowed there because of how the roles ran, and is decided anew; a record is asked
+    for anew.
     """
-    options = dict(manifest.config)
+    options = {**manifest.config, "record": False}
     if options.get("weights") == "aliased":
         options["weights"] = "auto"
     return options
@@ -293,11 +297,14 @@ def resumed_config(manifest: Manifest, wanted: Config) -> Config:
 
     Args:
         manifest: Of the checkpoint.
-        wanted: What the caller asks for; a rate of 0 is that of the checkpoint.
+        wanted: What the caller asks for; a rate of 0 is what the checkpoint's run was asked for.
 
     Raises:
-        CheckpointError: An option differs that may not, or all epochs asked for are trained.
+        CheckpointError: An option differs that may not, all epochs asked for are trained, or a record is
+            wanted, which begins where a run does.
     """
+    if wanted.record:
+        raise CheckpointError("a resumed run cannot be recorded: a record begins where its run does")
     kept = make_config(manifest.config)
     if not wanted.rate:
         wanted = msgspec.structs.replace(wanted, rate=kept.rate)

@@ -245,17 +245,21 @@ def make_tensors(model: Model, config: Config) -> RunTensors:
     return RunTensors(model, table, rule)
 
 
-def common_manifest(run: RunRecord, data: Mapping[str, Any], *, trained_again: int) -> Manifest:
+def common_manifest(
+    run: RunRecord, asked: Config, data: Mapping[str, Any], *, trained_again: int
+) -> Manifest:
     """What the manifests of a run's checkpoints have in common.
 
     Args:
         run: As it was submitted.
+        asked: The options before the run filled in what was left open.
         data: What the data server says of its data.
         trained_again: Groups that the run has to train a second time.
     """
     return Manifest(
         run=run.id,
-        config=run.config,
+        config=msgspec.to_builtins(asked),
+        rate=float(run.config["rate"]),
         spec=run.spec,
         data=dict(data),
         epoch=0,

@@ -9,6 +9,7 @@ from adam_async.config import Config
 from adam_async.data_server.dataset import Dataset
 from adam_async.model.network import Network
 from adam_async.model.rules import make_rule
+from adam_async.model.spec import ModelSpec
 
 
 class BaselineAround:
@@ -20,6 +21,7 @@ class BaselineAround:
         dataset: Its images.
         data: What its data server says of them.
         model_text: What the model file holds, if the model is one.
+        spec: The model, where a checkpoint says.
 
     Raises:
         ConfigError: The model does not exist or does not fit the data.
@@ -33,11 +35,12 @@ class BaselineAround:
         dataset: Dataset,
         data: Mapping[str, Any],
         model_text: str | None,
+        spec: ModelSpec | None = None,
     ) -> None:
         self._config = config
         self._threads = threads
         self._dataset = dataset
-        spec = choose_model(config.model, data, text=model_text)
+        spec = spec or choose_model(config.model, data, text=model_text)
         self.network = Network(spec, dtype=config.dtype, kernels=config.kernels)
         self._rates: list[float] = []
 

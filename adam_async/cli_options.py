@@ -98,6 +98,10 @@ class TrainOptions:
     """Repeat the run that this file is the record of, in this process, to the last bit."""
     out: Path | None = None
     """Write the trained model to model.safetensors in this folder."""
+    checkpoint: Path | None = None
+    """Write checkpoints to this folder, at the end of each epoch; without it --resume says where."""
+    resume: Path | None = None
+    """Continue the run of the newest checkpoint in this folder, with its options and model."""
     controller: str | None = None
     """tcp://HOST:PORT of a cluster whose roles were started by hand; starts none."""
     token_file: Path | None = None

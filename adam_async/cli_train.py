@@ -5,11 +5,13 @@ import logging
 import os
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Protocol
 
 from adam_async.baseline import Baseline
+from adam_async.checkpoint import Manifest, resumed_config, resumed_options, resumed_spec
+from adam_async.checkpoint_files import newest_manifest, open_checkpoints
 from adam_async.cli_baseline import BaselineAround
 from adam_async.cli_data import load_data
 from adam_async.cli_errors import explain
@@ -65,8 +67,11 @@ async def run_training(options: TrainOptions, environment: Mapping[str, str], te
         AdamError: What was wrong; see `errors`.
     """
     async with Disk() as disk:
-        config = await configure(options, environment, disk)
-        model_text = await read_file(Path(config.model), "--model", disk) if is_file(config.model) else None
+        resumed = await newest_manifest(options.resume, disk) if options.resume is not None else None
+        config = await configure(options, environment, disk, resumed)
+        model_text = None
+        if is_file(config.model) and resumed is None:  # a checkpoint has the model in it
+            model_text = await read_file(Path(config.model), "--model", disk)
         for folder in (options.out, *(file.parent for file in _files(options))):
             if folder is not None:
                 await disk.run(make_folder, folder)
@@ -85,7 +90,7 @@ async def run_training(options: TrainOptions, environment: Mapping[str, str], te
                     driver.progress, epochs=config.epochs, stream=sys.stdout, quiet=options.quiet
                 )
                 async with table:
-                    around = await _measure_before(options, driver, dataset, model_text, table)
+                    around = await _measure_before(options, driver, dataset, model_text, resumed, table)
                     result = await cluster.train(table.on_epoch)
                     if around is not None:
                         await around.measure()
@@ -106,7 +111,12 @@ async def run_training(options: TrainOptions, environment: Mapping[str, str], te
 
 
 async def _measure_before(
-    options: TrainOptions, driver: Driver, dataset: Dataset | None, model_text: str | None, table: LiveTable
+    options: TrainOptions,
+    driver: Driver,
+    dataset: Dataset | None,
+    model_text: str | None,
+    resumed: Manifest | None,
+    table: LiveTable,
 ) -> BaselineAround | None:
     """Measure the kernels alone, if there is a report that says so and there are images to measure with."""
     if options.report is None or dataset is None:
@@ -118,6 +128,7 @@ async def _measure_before(
         dataset=dataset,
         data=data,
         model_text=model_text,
+        spec=resumed_spec(resumed, None) if resumed is not None else None,
     )
     table.introduce(data, around.network)
     table.say("kernels alone are measured first, and again after training")
@@ -216,10 +227,13 @@ def is_file(model: str) -> bool:
     return model.endswith(".toml")
 
 
-async def configure(options: TrainOptions, environment: Mapping[str, str], disk: Disk) -> Config:
-    """Merge defaults, file, environment and command line, in rising rank.
+async def configure(
+    options: TrainOptions, environment: Mapping[str, str], disk: Disk, resumed: Manifest | None = None
+) -> Config:
+    """Merge defaults or those of a checkpoint, file, environment and command line, in rising rank.
 
     Raises:
+        CheckpointError: An option differs from the checkpoint's that may not.
         ConfigError: A value is wrong, or two options exclude each other.
     """
     file = {}
@@ -227,11 +241,16 @@ async def configure(options: TrainOptions, environment: Mapping[str, str], disk:
         text = await read_file(options.config, "--config", disk)
         file = from_toml(text, source=str(options.config))
     config = make_config(
+        resumed_options(resumed) if resumed is not None else {},
         file,
         from_environment(environment),
         options.layer(),
-        sources=(str(options.config), ENVIRONMENT, COMMAND_LINE),
+        sources=(str(options.resume), str(options.config), ENVIRONMENT, COMMAND_LINE),
     )
+    if resumed is not None:
+        config = resumed_config(resumed, config)
+    if options.checkpoint_every and options.checkpoint is None and options.resume is None:
+        raise ConfigError("--checkpoint-every needs a folder for the checkpoints: give --checkpoint DIR")
     if options.controller is None:
         config.threads_per_worker(usable_cores())
     config.weights_in(one_process=not config.processes and options.controller is None)
@@ -281,12 +300,25 @@ async def open_cluster(
             yield Remote(driver)
     elif config.processes:
         async with ProcessCluster(
-            config, model_text=model_text, environment=environment, say=terminal.news, timeline=timeline
+            config,
+            model_text=model_text,
+            environment=environment,
+            say=terminal.news,
+            timeline=timeline,
+            checkpoint=options.checkpoint,
+            resume=options.resume,
         ) as processes:
             yield processes
     else:
         assert dataset is not None
-        async with LocalCluster(config, dataset=dataset, model_text=model_text, timeline=timeline) as local:
+        async with LocalCluster(
+            config,
+            dataset=dataset,
+            model_text=model_text,
+            timeline=timeline,
+            checkpoint=options.checkpoint,
+            resume=options.resume,
+        ) as local:
             yield local
 
 
@@ -297,15 +329,19 @@ async def _join(
     assert options.controller is not None
     buffers = BufferPool()
     token = await read_token(options.token_file, environment)
-    async with Driver(
-        network=cluster_network(token, entropy=system_entropy, buffers=buffers),
-        controller=check_address(options.controller, "--controller"),
-        identity=Identity(
-            role="driver", node="driver", incarnation=int.from_bytes(system_entropy(7), "little")
-        ),
-        config=config,
-        buffers=buffers,
-        threads=usable_cores(),
-        model_text=model_text,
-    ) as driver:
-        yield driver
+    async with AsyncExitStack() as stack:
+        folder, resume = await open_checkpoints(stack, options.checkpoint, options.resume)
+        driver = Driver(
+            network=cluster_network(token, entropy=system_entropy, buffers=buffers),
+            controller=check_address(options.controller, "--controller"),
+            identity=Identity(
+                role="driver", node="driver", incarnation=int.from_bytes(system_entropy(7), "little")
+            ),
+            config=config,
+            buffers=buffers,
+            threads=usable_cores(),
+            model_text=model_text,
+            checkpoints=folder,
+            resume=resume,
+        )
+        yield await stack.enter_async_context(driver)

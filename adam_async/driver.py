@@ -252,7 +252,7 @@ class Driver:
                     copies=self._copies,
                     config=self.config,
                     model=model,
-                    common=common_manifest(run, data, trained_again=again),
+                    common=common_manifest(run, self._asked, data, trained_again=again),
                     spawn=spawn,
                     note=self.note,
                 )

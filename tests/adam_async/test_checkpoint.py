@@ -117,6 +117,21 @@ def test_a_resumed_run_may_have_other_numbers_of_roles_and_more_epochs():
     assert (config.rate, config.momentum) == (0.05, 0.9)
 
 
+def test_a_rate_that_was_left_open_is_left_open_for_it_depends_on_the_replicas():
+    options = {**msgspec.to_builtins(Config()), "rate": 0.0}
+    manifest = manifest_of(config=options, rate=0.06)
+    assert resumed_config(manifest, make_config(resumed_options(manifest), {"replicas": 4})).rate == 0.0
+    with pytest.raises(CheckpointError, match=r"rate=0.02 \(there 0.0\)"):
+        resumed_config(manifest, make_config(resumed_options(manifest), {"rate": 0.02}))
+
+
+def test_a_resumed_run_cannot_be_recorded_and_one_that_was_can_be_resumed():
+    manifest = manifest_of(config={**msgspec.to_builtins(Config(rate=0.05)), "record": True})
+    assert not resumed_config(manifest, make_config(resumed_options(manifest))).record
+    with pytest.raises(CheckpointError, match="a record begins where its run does"):
+        resumed_config(manifest, make_config(resumed_options(manifest), {"record": True}))
+
+
 def test_options_that_a_resumed_run_cannot_change_are_named_with_both_values():
     manifest = manifest_of()
     wanted = make_config(resumed_options(manifest), {"momentum": 0.5, "images_per_group": 8})

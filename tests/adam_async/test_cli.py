@@ -99,7 +99,7 @@ async def test_a_mode_and_a_schedule_are_asked_for_in_words() -> None:
     falling = await configured(
         "--schedule", "step", "--decay", "0.1", "--decay-every", "2", "--warm-up", "0.5"
     )
-    kept = await configured("--checkpoint-every", "500")
+    kept = await configured("--checkpoint-every", "500", "--checkpoint", "folder")
 
     assert bounded == Config(consistency="ssp:4", warm_start=100, scale_by_staleness=True)
     assert together == Config(consistency="bsp", lag=1, clip=2.5, layer_rate=0.002)
@@ -141,7 +141,7 @@ def test_reports_are_named_one_after_the_other() -> None:
         (["ps"], "--controller"),
         (["train", "--partitions", "2"], "Unknown option"),
         (["train", "--copies", "3"], "Unknown option"),
-        (["train", "--resume", "x"], "Unknown option"),
+        (["train", "--plan", "layers"], "Unknown option"),
     ],
 )
 def test_words_that_mean_nothing_are_named(words: list[str], claim: str) -> None:
