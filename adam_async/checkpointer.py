@@ -80,6 +80,7 @@ class Checkpointer:
         self._timeout_s = config.waits.checkpoint_s
         self._writing: asyncio.Task[None] | None = None
         self._noting: asyncio.Task[None] | None = None
+        self._seen: ProgressNote | None = None
         self._noted: ProgressNote | None = None
         self.written: list[CheckpointResult] = []
 
@@ -196,6 +197,7 @@ class Checkpointer:
             bytes=size,
         )
         self.written.append(result)
+        await self._note_progress()
         logger.info("%s: paused %.3f s, %d bytes in %.3f s", name, paused_s, size, result.written_s)
 
     async def settle(self) -> None:
@@ -218,17 +220,17 @@ class Checkpointer:
         Args:
             data: What the data server counted.
         """
-        note = ProgressNote(
-            epoch=int(data["epoch"]),
-            groups=int(data["finished"]),
-            trained_again=self._common.trained_again,
-        )
-        busy = any(task is not None and not task.done() for task in (self._writing, self._noting))
-        if not busy and note.epoch and note != self._noted:
-            self._noted = note
-            self._noting = self._spawn("progress", self._note_progress(note))
+        epoch, groups = int(data["epoch"]), int(data["finished"])
+        self._seen = ProgressNote(epoch=epoch, groups=groups, trained_again=self._common.trained_again)
+        if not any(task is not None and not task.done() for task in (self._writing, self._noting)):
+            self._noting = self._spawn("progress", self._note_progress())
 
-    async def _note_progress(self, note: ProgressNote) -> None:
+    async def _note_progress(self) -> None:
+        """Write down what was seen last, if it is news."""
+        note = self._seen
+        if note is None or note == self._noted or not note.epoch:
+            return
+        self._noted = note
         try:
             await self._folder.note_progress(note)
         except OSError as error:
