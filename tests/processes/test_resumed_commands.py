@@ -1,0 +1,73 @@
+"""Commands that are killed, and commands that go on where they were."""
+
+import os
+import signal
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from adam_async.checkpoint import is_folder_name
+from adam_async.report import Report
+from tests.processes.commands import Command, run, until
+
+pytestmark = pytest.mark.processes
+
+MODES = {
+    "one-process": (),
+    "processes": ("--processes", "--replicas", "2", "--servers", "2"),
+    "lockstep": ("--processes", "--replicas", "2", "--consistency", "bsp"),
+}
+
+
+def place(folder: Path) -> tuple[int, ...]:
+    """Epoch and groups of the newest checkpoint."""
+    latest = folder / "latest"
+    return tuple(int(number) for number in latest.read_text().split("-")[1:]) if latest.exists() else (0, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", MODES)
+def test_a_run_killed_within_an_epoch_goes_on_where_its_last_checkpoint_was(
+    mode: str, tmp_path: Path
+) -> None:
+    folder, report = tmp_path / "checkpoints", tmp_path / "report.json"
+    train = ("train", "--data", "digits", "--seed", "3", *MODES[mode])
+    again = ("--checkpoint-every", "10", "--epochs", "1000")
+    with Command(*train, *again, "--checkpoint", str(folder)) as command:
+        until(lambda: place(folder) >= (2, 10), "a checkpoint within the second epoch")
+        os.kill(command.pid, signal.SIGKILL)
+        assert command.finish() == -signal.SIGKILL
+    epoch, groups = place(folder)
+    epochs = str(epoch + 1)
+    code, output = run("train", "--resume", str(folder), "--epochs", epochs, "--report", str(report))
+    assert code == 0, output
+    name = f"resumed from checkpoint-{epoch:04}-{groups:06}; "
+    assert name in output
+    found = msgspec.json.decode(report.read_bytes(), type=Report)
+    assert [each.images for each in found.epochs] == [1437] * (epoch + 1)
+    assert place(folder) == (epoch + 1, 90)
+    assert any(name in event.event for event in found.events)
+    assert found.checkpoints
+    assert sorted(file.name for file in folder.iterdir() if not is_folder_name(file.name)) == [
+        "latest",
+        "progress.json",
+    ]
+
+
+def test_what_cannot_be_resumed_ends_with_the_code_of_a_wrong_option(tmp_path: Path) -> None:
+    folder = str(tmp_path / "checkpoints")
+    train = ("train", "--data", "digits", "--quiet")
+    assert run(*train, "--epochs", "1", "--checkpoint", folder)[0] == 0
+    for words, claim in (
+        (("--resume", str(tmp_path)), "train --checkpoint writes them"),
+        (("--resume", folder), "all of epochs=1 behind it; to train on, give more than 1"),
+        (("--resume", folder, "--epochs", "2", "--rate", "0.5"), "rate=0.5 (there 0.0); leave them out"),
+        (("--checkpoint", folder), f"continue that one with --resume {folder}"),
+        (("--checkpoint-every", "10"), "give --checkpoint DIR"),
+        (("--checkpoint", "/proc/here"), "checkpoints cannot be written to /proc/here"),
+    ):
+        code, output = run("train", "--quiet", *words)
+        assert code == 2, output
+        assert claim in output
+        assert "Traceback" not in output
