@@ -142,7 +142,9 @@ class Engine:
             await self._task_group.__aexit__(kind, error, trace)
         except BaseExceptionGroup as group:
             # That the body was refused is the consequence of what stopped the engine, not a second error.
-            failure = self._failure.exception() if self._failure.done() else None
+            # Cancelling the watch has cancelled what it waited for.
+            failed = self._failure.done() and not self._failure.cancelled()
+            failure = self._failure.exception() if failed else None
             errors = group if failure is None else group.split(EngineClosed)[1]
             found = [] if errors is None else list(errors.exceptions)
             if failure is not None and failure not in found:

@@ -372,6 +372,13 @@ async def test_an_error_of_the_body_passes_as_it_is() -> None:
             raise LookupError("mine")
 
 
+async def test_an_error_of_a_body_that_has_waited_passes_as_it_is() -> None:
+    with pytest.raises(ZeroDivisionError, match="of the body"):
+        async with Engine(MIXED, pool=ManualPool(), in_flight=1):
+            await asyncio.sleep(0)  # the task that watches for failures has had its turn
+            raise ZeroDivisionError("of the body")
+
+
 async def test_two_errors_are_raised_together() -> None:
     pool = ManualPool()
     with pytest.raises(ExceptionGroup) as caught:
