@@ -166,6 +166,10 @@ async def a_reply_lands_in_registered_arrays(near: Link, far: Link) -> None:
     error = await _raises(LocalProtocolError, near.call(_ask(7, 3), timeout_s=PATIENCE_S, into=[np.zeros(4)]))
     assert "into" in str(error)
     await near.call(_ask(7, 3), timeout_s=PATIENCE_S)
+    untouched = np.zeros(4, np.float32)
+    reply = await near.call(_ask(7), timeout_s=PATIENCE_S, into=[untouched])
+    assert reply.tensors == ()
+    assert not untouched.any()
 
 
 async def an_unanswered_call_times_out_and_a_late_reply_is_dropped(near: Link, far: Link) -> None:

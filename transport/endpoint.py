@@ -362,7 +362,7 @@ class Endpoint(Link):
         registered = self._into.get(request_id)
         if registered is not None:
             self._detach(request_id)
-        if registered is not None and message.tensors is not registered.tensors:
+        if registered is not None and message.tensors and message.tensors is not registered.tensors:
             call.waiter.set_exception(
                 LocalProtocolError(
                     "into",

@@ -194,7 +194,8 @@ class Link(ABC):
         """Send a request and return its reply.
 
         ``into`` registers arrays that the reply's tensors must match in dtype and shape, and land in; the
-        reply then holds these very arrays. They are not written to after this returns or raises.
+        reply then holds these very arrays. They are not written to after this returns or raises, nor by a
+        reply without any tensors, which comes as it is.
         Cancelling gives up the reply; the request may take effect.
 
         Raises:
