@@ -1,0 +1,33 @@
+"""A run of processes is repeated in one process, byte for byte."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.processes.commands import run
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("push_every", [1, 2])
+def test_a_run_of_processes_is_replayed_to_the_same_file(tmp_path: Path, push_every: int) -> None:
+    file, first, again = (str(tmp_path / name) for name in ("run.record", "first", "again"))
+    roles = ("--processes", "--replicas", "2", "--servers", "2", "--push-every", str(push_every))
+    recorded, output = run(
+        "train", "--data", "digits", "--epochs", "2", "--record", file, "--out", first, *roles
+    )
+    assert recorded == 0, output
+
+    code, output = run("train", "--replay", file, "--out", again)
+
+    assert code == 0, output
+    assert "all weights are those of the run, to the last bit" in output
+    assert Path(first, "model.safetensors").read_bytes() == Path(again, "model.safetensors").read_bytes()
+
+
+def test_what_the_record_says_cannot_be_said_again() -> None:
+    code, output = run("train", "--replay", "run.record", "--epochs", "3")
+
+    assert code == 2
+    assert output == "adam-async: --replay repeats what the record says: leave out --epochs\n"
