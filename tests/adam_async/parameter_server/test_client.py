@@ -1,6 +1,7 @@
 """What a client asks of real servers, over links of both kinds and over links that fail."""
 
 import asyncio
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -8,8 +9,9 @@ import pytest
 
 from adam_async.errors import ShardUnavailable
 from adam_async.ids import ShardId
-from adam_async.messages import StepRecord
-from adam_async.parameter_server.client import MAX_UNACKNOWLEDGED
+from adam_async.messages import Part, StepRecord
+from adam_async.parameter_server.client import MAX_UNACKNOWLEDGED, StepPush
+from adam_async.parameter_server.events import ReplicasChanged
 from tests.adam_async.runs import IMPATIENT, NETWORKS, PATIENT, SHARDED, Rough, servers_of, turns, until
 from transport.testing import Faults
 
@@ -185,3 +187,148 @@ async def test_a_cancelled_wait_loses_nothing():
         rough.faults = Faults()
         await client.client.flush()
         assert {shard.version for shard in servers.shards().values()} == {1}
+
+
+# --- clocks ----------------------------------------------------------------------------------
+
+
+def take_part(servers, *clients):
+    """Have the servers hear that these clients' replicas are live, as the map would say it."""
+    live = {client._session.replica: client._session.incarnation for client in clients}
+    for server in servers.servers:
+        server._perform(server.state.handle(ReplicasChanged(live)))
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+async def test_a_pull_for_a_clock_is_asked_again_until_it_comes_and_lands_where_it_is_wanted(network):
+    async with servers_of(NETWORKS[network](), consistency="ssp:0", waits=IMPATIENT) as servers:
+        client, other = (servers.client(replica).client for replica in (0, 1))
+        take_part(servers, client, other)
+        room, told, behind = np.zeros(servers.table.shards[0].size, np.float32), [], []
+        client.tick("ps-0", (ShardId(0),), 2)
+        client.pull(
+            "ps-0",
+            (ShardId(0),),
+            lambda values, flat: told.append((values, flat)),
+            clock=1,
+            into=room,
+            on_behind=behind.append,
+        )
+        await until(lambda: len(behind) > 2)
+        assert not told
+        assert {(values.clock, values.behind) for values in behind} == {(0, (1,))}
+        other.tick("ps-0", (ShardId(0),), 1)
+        await client.flush()
+        ((values, flat),) = told
+        assert (values.clock, values.versions) == (1, (0,))
+        assert np.shares_memory(flat, room)
+        np.testing.assert_array_equal(room, servers.shards()[0].values)
+
+
+async def test_who_waits_for_a_clock_loses_patience_with_silent_servers_only():
+    waits = msgspec.structs.replace(IMPATIENT, answer_s=0.02, patience_s=0.05)
+    async with servers_of(NETWORKS["local"](), consistency="ssp:0") as servers:
+        client, other = servers.client(0, waits=waits).client, servers.client(1).client
+        take_part(servers, client, other)
+        behind = []
+        client.pull("ps-0", (ShardId(0),), lambda *_: None, clock=1, on_behind=behind.append)
+        flushing = asyncio.create_task(client.flush(), name="flush")
+        await until(lambda: len(behind) > 10)  # ten times half of `answer_s` is more than patience
+        assert not flushing.done()
+        other.tick("ps-0", (ShardId(0),), 1)
+        client.tick("ps-0", (ShardId(0),), 1)
+        await flushing
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+async def test_a_push_that_pulls_brings_back_the_clock_of_its_values(network):
+    async with servers_of(NETWORKS[network](), consistency="ssp:3") as servers:
+        client, told = servers.client().client, []
+        take_part(servers, client)
+        spec = servers.table.shards[0]
+        step = StepPush(
+            parts=(Part(False, 1),),
+            shards=(ShardId(0),),
+            tensors=(np.ones(spec.size, np.float32),),
+            versions=(0,),
+            own=(0,),
+            clock=4,
+            images=1,
+            rate=1.0,
+            pull=True,
+        )
+        client.push("ps-0", step, on_free=lambda: None, on_values=lambda *values: told.append(values))
+        await client.flush()
+        ((versions, flat, clock),) = told
+        assert (versions, clock) == ((1,), 4)
+        np.testing.assert_array_equal(flat, servers.shards()[0].values)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "faults",
+    [Faults(drop_reply=0.3), Faults(drop=0.1, delay=0.1, cut=0.05, drop_reply=0.1, delay_s=0.002)],
+    ids=["lost-answers", "everything"],
+)
+@pytest.mark.parametrize("network", NETWORKS)
+async def test_every_contribution_is_in_its_sum_once_over_links_that_fail(network, faults):
+    """Each replica pushes on some shards, ticks the others and waits for the sum, step after step."""
+    rough = Rough(NETWORKS[network](), faults)
+    options = {"consistency": "bsp", "images_per_group": 1, "dtype": "float64", "waits": IMPATIENT, **SHARDED}
+    async with servers_of(rough, **options) as servers:
+        clients = [servers.client(replica).client for replica in range(2)]
+        take_part(servers, *clients)
+        before = {number: shard.values.copy() for number, shard in servers.shards().items()}
+        async with asyncio.TaskGroup() as group:
+            for replica, client in enumerate(clients):
+                group.create_task(steps_in_lockstep(servers, replica, client), name=f"replica-{replica}")
+        for number, shard in servers.shards().items():
+            shard.check_invariants()
+            assert (shard.version, shard.refused, shard.applied_clock()) == (STEPS, 0, STEPS)
+            expected = before[number]
+            for clock in range(1, STEPS + 1):
+                who = [replica for replica in range(2) if contributes(replica, number, clock)]
+                expected = expected - sum(float(replica + clock) for replica in who) * (1 / len(who))
+            np.testing.assert_allclose(shard.values, expected, rtol=1e-12, atol=1e-12)
+        assert sum(client.statistics().resent for client in clients) > 0
+
+
+STEPS = 6
+
+
+def contributes(replica, number, clock):
+    """Replica 0 pushes every shard at every step, replica 1 only every other one; the rest it ticks."""
+    return replica == 0 or (number + clock) % 2 == 0
+
+
+def land(arrived, values, flat):
+    assert len(flat)
+    arrived.append(values.clock)
+
+
+async def steps_in_lockstep(servers, replica, client):
+    for clock in range(1, STEPS + 1):
+        arrived: list[int] = []
+        landed = partial(land, arrived)
+        for server in sorted(set(servers.map.buckets)):
+            shards = shards_of(servers, server)
+            mine = tuple(number for number in shards if contributes(replica, number, clock))
+            rest = tuple(number for number in shards if number not in mine)
+            if mine:
+                sizes = sum(servers.table.shards[number].size for number in mine)
+                step = StepPush(
+                    parts=(Part(False, len(mine)),),
+                    shards=mine,
+                    tensors=(np.full(sizes, float(replica + clock)),),
+                    versions=(clock - 1,) * len(mine),
+                    own=(0,) * len(mine),
+                    clock=clock,
+                    images=1,
+                    rate=1.0,
+                )
+                client.push(server, step, on_free=lambda: None)
+            if rest:
+                client.tick(server, rest, clock)
+            client.pull(server, shards, landed, clock=clock)
+        await client.flush()
+        assert set(arrived) == {clock}
