@@ -1,5 +1,6 @@
 """Roles started by their own commands: they meet, serve run after run, and refuse strangers."""
 
+import json
 import signal
 from contextlib import ExitStack
 from pathlib import Path
@@ -101,3 +102,38 @@ def test_an_unknown_layer_of_a_model_file_is_named(tmp_path: Path) -> None:
     assert code == 2, output
     assert "convolve" in output
     assert output.count("\n") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("consistency", "epochs"), [("asp", 150), ("ssp:2", 50), ("bsp", 40)])
+def test_a_worker_joins_a_training_and_another_leaves_it(
+    consistency: str, epochs: int, tmp_path: Path
+) -> None:
+    report = tmp_path / "report.json"
+    with ExitStack() as stack:
+        controller = stack.enter_context(Command("controller", "--bind", "tcp://127.0.0.1:0"))
+        meet = address_of(controller)
+
+        def start(*words: str) -> Command:
+            role = stack.enter_context(Command(*words, meet))
+            address_of(role)
+            return role
+
+        start("ps", "--controller")
+        start("data", "--data", "digits", "--controller")
+        start("worker", "--id", "stayer", "--threads", "1", "--join")
+        mode = ("--consistency", consistency, "--epochs", str(epochs), "--report", str(report))
+        training = stack.enter_context(Command("train", *mode, "--controller", meet))
+        training.wait_for(f"epoch 1/{epochs}")
+        leaver = start("worker", "--id", "leaver", "--threads", "1", "--join")
+        start("worker", "--id", "joiner", "--threads", "1", "--join")
+        leaver.signal(signal.SIGINT)
+        assert leaver.finish() == 130
+        assert training.finish(seconds=90) == 0, training.output
+
+    said = json.loads(report.read_text())
+    assert [epoch["images"] for epoch in said["epochs"]] == [1437] * epochs
+    assert [event["event"] for event in said["events"]] == ["leaver left"]
+    groups = {worker["node"]: worker["data"]["groups"] for worker in said["workers"]}
+    assert groups.keys() == {"stayer", "joiner"}
+    assert groups["joiner"] > 0
