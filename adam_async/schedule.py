@@ -40,6 +40,11 @@ class Schedule:
             epochs=config.epochs,
         )
 
+    @property
+    def fixed(self) -> float | None:
+        """The rate of every group, where it never changes; None where it does."""
+        return self.peak if self.kind == "constant" and not self.warm_up else None
+
     def rate(self, progress: float) -> float:
         """The rate, between 0 and `peak`, of a group before which so many epochs lie."""
         if progress < self.warm_up:

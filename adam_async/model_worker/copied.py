@@ -1,6 +1,7 @@
 """Training on a copy: pull, compute, push, and pull again; over any link, at any cadence."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -28,6 +29,17 @@ from adam_async.placement import ShardTable
 from adam_async.schedule import Schedule
 from dataflow import Firing, Graph, Tag
 from transport import BufferPool
+
+
+OPEN_GROUPS, OPEN_STEPS = 8, 2
+"""Groups whose pushes a server may owe answers for, and steps at least. More would bring no rate, for one step
+travels while the next computes; but where servers fall behind, all that is open is stale by so much, and a
+run that pushes rarely would lose its way."""
+
+
+def open_steps(push_every: int) -> int:
+    """Steps that a server may owe answers for before the worker waits."""
+    return max(OPEN_STEPS, OPEN_GROUPS // push_every)
 
 
 class Copied:
@@ -70,6 +82,8 @@ class Copied:
         self._plan = plan_pushes(
             model, table, buckets, images=config.images_per_group * config.push_every, wanted=config.protocol
         )
+        per_server = Counter(message.server for message in self._plan.messages)
+        self._client.allow_unacknowledged(open_steps(config.push_every) * max(per_server.values(), default=1))
         self._weights = WorkerWeights(recorded=config.record)
         self._puller = Puller(
             network=model,
@@ -112,7 +126,7 @@ class Copied:
         if config.record:
             shards = {name: len(specs) for name, specs in self._table.by_tensor.items()}
             who = Reader(self._session.replica, self._session.session, self._session.incarnation)
-            rated = config.schedule != "constant" or config.warm_up > 0
+            rated = self._schedule.fixed is None
             self._log = ReadLog(who, shards, local=config.local_steps, rated=rated)
         pusher = Pusher(
             table=self._table,

@@ -73,6 +73,7 @@ class InPlaceTrainer:
         self._step = InPlaceStep(network, rule)
         self._storage = storage
         self._schedule = schedule
+        self._rate = schedule.fixed
         self._group_images = group_images
         self._dice = dice
         self._clock = clock
@@ -101,7 +102,7 @@ class InPlaceTrainer:
         steps = storage.steps
         context.load(group.images, group.labels, dice=self._dice, keys=(lease.epoch, lease.number))
         before = int(steps[0])
-        rate = self._schedule.rate(lease.progress)
+        rate = self._schedule.rate(lease.progress) if self._rate is None else self._rate
         outcome = self._step.train(storage.weights, storage.states, context, memory.buffers, rate=rate)
         staleness = int(steps[0]) - before
         steps[0] += 1

@@ -82,6 +82,7 @@ class Pusher:
         self._trainer = trainer
         self._weights = weights
         self._schedule = schedule
+        self._rate = schedule.fixed
         self._on_finished = on_finished
         self._on_step = on_step
         self._scaling = scaling
@@ -103,7 +104,7 @@ class Pusher:
                 self._log.note(group.lease, step.clock, group.read)
         self._weights.count_local_steps(_stepped_by_all(step.groups))
         first = step.groups[0]
-        rate = self._schedule.rate(first.lease.progress)
+        rate = self._schedule.rate(first.lease.progress) if self._rate is None else self._rate
         if self._scaling is not None:
             unit = 1.0 if self._unit is None else self._unit / step.buffer.images
             self._scaling.apply(step.buffer, first.read.arrays, rate=rate, unit=unit)

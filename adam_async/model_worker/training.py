@@ -124,6 +124,7 @@ class GroupTrainer:
         self._network = network
         self._weights = weights
         self._schedule = schedule
+        self._rate = schedule.fixed
         self._local = local
         self._dice = dice
         self._group_images = group_images
@@ -171,7 +172,10 @@ class GroupTrainer:
         assert self._scaling is not None
         limit = self._scaling.apply if self._scales_steps else self._scaling.factors
         unit = self._group_images / buffer.images if self._by_images else 1.0
-        return limit(buffer, read.arrays, rate=self._schedule.rate(lease.progress), unit=unit)
+        return limit(buffer, read.arrays, rate=self._rate_of(lease), unit=unit)
+
+    def _rate_of(self, lease: Lease) -> float:
+        return self._schedule.rate(lease.progress) if self._rate is None else self._rate
 
     def _local_step(
         self,
@@ -183,7 +187,7 @@ class GroupTrainer:
     ) -> dict[str, TensorCopy]:
         """Apply the group's plain step to what is current now, without locks (AD-14)."""
         stepped = {}
-        rate = self._schedule.rate(lease.progress)
+        rate = self._rate_of(lease)
         for parameter in self._network.trained:
             name = parameter.name
             copy = self._weights.current(name)

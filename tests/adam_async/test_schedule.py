@@ -84,3 +84,11 @@ def test_a_cosine_is_half_way_in_the_middle_and_zero_at_the_end_and_after_it() -
 
     rates = [schedule.rate(progress) for progress in (1.0, 2.0, 3.0, 5.0, 6.0)]
     assert rates == pytest.approx([0.4, 0.2 * (1 + math.cos(math.pi / 4)), 0.2, 0.0, 0.0])
+
+
+@given(schedules(), SHARES)
+def test_a_fixed_rate_is_that_of_every_group(schedule: Schedule, share: float) -> None:
+    constant = schedule.kind == "constant" and not schedule.warm_up
+    assert (schedule.fixed is not None) == constant
+    if constant:
+        assert schedule.fixed == schedule.rate(share * schedule.epochs)
