@@ -30,9 +30,8 @@ from adam_async.schedule import Schedule
 from dataflow import Firing, Graph, Tag
 from transport import BufferPool
 
-
 OPEN_GROUPS, OPEN_STEPS = 8, 2
-"""Groups whose pushes a server may owe answers for, and steps at least. More would bring no rate, for one step
+"""Groups whose pushes a server may owe answers for, and steps at least. More bring no rate, for one step
 travels while the next computes; but where servers fall behind, all that is open is stale by so much, and a
 run that pushes rarely would lose its way."""
 

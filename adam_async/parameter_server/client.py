@@ -471,6 +471,11 @@ class ParameterClient:
 
     # --- waiting -----------------------------------------------------------------------------
 
+    def allow_unacknowledged(self, pushes: int) -> None:
+        """Let every server owe answers to this many pushes, `MAX_UNACKNOWLEDGED` at most."""
+        for channel in self._all:
+            channel.session.limit = min(pushes, MAX_UNACKNOWLEDGED)
+
     @property
     def may_push(self) -> bool:
         """Whether no server owes too many answers."""
