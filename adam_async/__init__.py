@@ -14,6 +14,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from adam_async.checkpoint import Checkpoint, CheckpointError
+    from adam_async.checkpoint_files import load_checkpoint
     from adam_async.cluster import LocalCluster
     from adam_async.cluster_processes import ProcessCluster
     from adam_async.config import Config, Waits, make_config
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AdamError",
+    "Checkpoint",
+    "CheckpointError",
     "Config",
     "ConfigError",
     "DataError",
@@ -51,12 +55,15 @@ __all__ = [
     "ShardUnavailable",
     "Timeline",
     "Waits",
+    "load_checkpoint",
     "load_dataset",
     "make_config",
     "make_dataset",
 ]
 
 _HOMES = {
+    "checkpoint": ("Checkpoint", "CheckpointError"),
+    "checkpoint_files": ("load_checkpoint",),
     "cluster": ("LocalCluster",),
     "cluster_processes": ("ProcessCluster",),
     "config": ("Config", "Waits", "make_config"),

@@ -13,6 +13,7 @@ import asyncio
 import queue
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,8 @@ from typing import Self
 
 import uvloop
 
-from adam_async import cluster
+from adam_async import checkpoint_files, cluster
+from adam_async.checkpoint import Checkpoint
 from adam_async.config import Config
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.datasets import load
@@ -45,6 +47,22 @@ class _Outcome:
 
 
 _Heard = queue.SimpleQueue[EpochResult | _Outcome]
+
+
+def load_checkpoint(folder: Path) -> Checkpoint:
+    """Read the newest checkpoint of a folder that is whole, with its weights.
+
+    Raises:
+        CheckpointError: There is none, or none is whole; says what is wrong with each.
+    """
+
+    async def load() -> Checkpoint:
+        async with Disk() as disk:
+            return await checkpoint_files.load_checkpoint(folder, disk)
+
+    # A thread of its own: in this one a loop may be running.
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="adam-load") as executor:
+        return executor.submit(lambda: asyncio.run(load())).result()
 
 
 class LocalCluster:

@@ -6,12 +6,14 @@ import subprocess
 import sys
 import threading
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
 import uvloop
 
 from adam_async import sync
+from adam_async.checkpoint import CheckpointError
 from adam_async.config import Config, Waits
 from adam_async.data_server.dataset import Dataset, make_dataset
 from adam_async.errors import ConfigError, DataError, DeadlineExceeded, RunFailed
@@ -52,6 +54,30 @@ async def test_it_works_where_a_loop_already_runs() -> None:
 
     assert len(result.epochs) == 2
     assert asyncio.get_running_loop().is_running()
+
+
+async def test_a_script_resumes_a_run_and_reads_its_weights_where_a_loop_runs(tmp_path: Path) -> None:
+    with sync.LocalCluster(SMALL, dataset=bars(), checkpoint=tmp_path) as cluster:
+        first = cluster.train()
+    with sync.LocalCluster(Config(epochs=3, threads=1), dataset=bars(), resume=tmp_path) as cluster:
+        result = cluster.train()
+
+    assert result.epochs[:2] == first.epochs
+    assert [epoch.epoch for epoch in result.epochs] == [1, 2, 3]
+    found = sync.load_checkpoint(tmp_path)
+    assert found.manifest.epoch == 3
+    for name, values in result.weights.items():
+        np.testing.assert_array_equal(found.weights[name], values)
+
+
+def test_what_cannot_be_resumed_is_said_on_entering(tmp_path: Path) -> None:
+    with (
+        pytest.raises(CheckpointError, match="train --checkpoint writes them"),
+        sync.LocalCluster(SMALL, dataset=bars(), resume=tmp_path),
+    ):
+        raise AssertionError("entered")
+    with pytest.raises(CheckpointError, match="No such file"):
+        sync.load_checkpoint(tmp_path / "absent")
 
 
 def test_it_runs_on_the_stock_loop_too() -> None:
