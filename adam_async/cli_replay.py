@@ -12,11 +12,8 @@ from adam_async.cli_train import make_folder
 from adam_async.data_server.dataset import Dataset
 from adam_async.errors import ConfigError
 from adam_async.machine import numerics
-from adam_async.model.network import Network
-from adam_async.model.spec import ModelSpec
 from adam_async.ports import Disk
-from adam_async.replay.decode import make_recording
-from adam_async.replay.record_file import load_record
+from adam_async.replay.decode import read_recording
 from adam_async.replay.recording import Header, RecordedEpoch, Recording
 from adam_async.replay.run import Replay
 from adam_async.saved_model import save_model
@@ -43,7 +40,7 @@ async def run_replay(options: TrainOptions, environment: Mapping[str, str], term
     async with Disk() as disk:
         if options.out is not None:
             await disk.run(make_folder, options.out)
-        recording = await read_recording(options.replay, disk)
+        recording = await read_record(options.replay, disk)
         for line in differences(recording.header):
             terminal.news(line)
         source = options.data or str(recording.header.config["data"])
@@ -70,7 +67,7 @@ def check_options(options: TrainOptions) -> None:
         raise ConfigError(f"--replay repeats what the record says: leave out {', '.join(other)}")
 
 
-async def read_recording(path: Path, disk: Disk) -> Recording:
+async def read_record(path: Path, disk: Disk) -> Recording:
     """Read a record's file.
 
     Raises:
@@ -81,12 +78,7 @@ async def read_recording(path: Path, disk: Disk) -> Recording:
         data = await disk.read_bytes(path)
     except OSError as error:
         raise ConfigError(f"--replay {path} cannot be read: {error.strerror or error}") from None
-    return await disk.run(_decode, data, str(path))
-
-
-def _decode(data: bytes, origin: str) -> Recording:
-    header, logs = load_record(data, origin=origin)
-    return make_recording(header, logs, Network(ModelSpec.from_dict(header.spec), header.config["dtype"]))
+    return await disk.run(lambda: read_recording(data, origin=str(path)))
 
 
 def differences(header: Header) -> list[str]:

@@ -3,17 +3,37 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.config import Config
+from adam_async.model.layer import Layer
+from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.model.network import Network
+from adam_async.model.spec import ModelSpec
 from adam_async.model_worker.read_log import GroupRead, Reader, read_read_log
 from adam_async.parameter_server.order_log import JOINED, NOT_APPLIED, SUMMED, Life, read_order_log
 from adam_async.placement import ShardTable, shard_table
-from adam_async.replay.record_file import Log
+from adam_async.replay.record_file import Log, load_record
 from adam_async.replay.recording import Header, Numbers, Order, Reads, RecordError, Recording
+
+
+def read_recording(
+    data: bytes, *, origin: str, layers: Mapping[str, type[Layer]] = BUILTIN_LAYERS
+) -> Recording:
+    """Read the bytes of a record's file.
+
+    Args:
+        data: The whole file.
+        origin: What to call it in an error, such as its path.
+        layers: Kinds of layers that the model may use.
+
+    Raises:
+        RecordError: It is no record, of another version, damaged, or lacks the notes of somebody.
+    """
+    header, logs = load_record(data, origin=origin)
+    network = Network(ModelSpec.from_dict(header.spec), header.options().dtype, layers=layers)
+    return make_recording(header, logs, network)
 
 
 def make_recording(header: Header, logs: Sequence[Log], network: Network) -> Recording:
@@ -27,7 +47,7 @@ def make_recording(header: Header, logs: Sequence[Log], network: Network) -> Rec
     Raises:
         RecordError: A log cannot be read, or one is missing: a worker that was lost took its own with it.
     """
-    config = msgspec.convert(header.config, Config)
+    config = header.options()
     table = shard_table(network.parameters, shard_bytes=config.shard_bytes, item_bytes=network.dtype.itemsize)
     readers: dict[Reader, Reads] = {}
     for log in logs:

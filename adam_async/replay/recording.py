@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from adam_async.config import Config, make_config
 from adam_async.errors import ConfigError
 
 Numbers = NDArray[np.int64]
@@ -49,7 +50,21 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     """What else decides last bits: versions of libraries, the BLAS and its threads, the processor."""
     epochs: tuple[RecordedEpoch, ...]
     weights: str
-    """Digest of the final values, as `digest` makes it."""
+    """Digest of the final values, as `run.digest` makes it."""
+
+    def options(self) -> Config:
+        """The run's options.
+
+        Raises:
+            RecordError: They are not those of this version.
+        """
+        try:
+            return make_config(self.config)
+        except ConfigError as error:
+            raise RecordError(
+                f"the record has other options than this version: {error}; replay it with the version that "
+                f"recorded it ({self.machine.get('adam-async', 'unknown')})"
+            ) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

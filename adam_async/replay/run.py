@@ -15,11 +15,9 @@ from collections.abc import Iterator, Mapping
 from hashlib import blake2b
 from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from adam_async.config import Config
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.order import EpochOrder, epoch_order
 from adam_async.dice import Dice
@@ -70,7 +68,7 @@ class Replay:
     ) -> None:
         header = recording.header
         _check_data(header.data, dataset)
-        config = msgspec.convert(header.config, Config)
+        config = header.options()
         self._dataset = dataset
         self._group_images = config.images_per_group
         self._dice = Dice(config.seed)

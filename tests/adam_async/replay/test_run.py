@@ -1,5 +1,7 @@
 """A replay comes to the weights of its run, to the last bit, whatever happened in which order."""
 
+import asyncio
+
 import msgspec
 import numpy as np
 import pytest
@@ -7,13 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adam_async.config import Config
+from adam_async.model.named import digits
 from adam_async.model.spec import LayerSpec, ModelSpec
-from adam_async.replay.decode import make_recording
-from adam_async.replay.record_file import load_record
+from adam_async.replay.decode import make_recording, read_recording
 from adam_async.replay.recording import RecordError, Recording
 from adam_async.replay.run import Replay, ReplayDiffers
 from tests.adam_async.replay.simulated_run import SimulatedRun
-from tests.adam_async.runs import NETWORKS, cluster_of, tiny_dataset
+from tests.adam_async.runs import NETWORKS, cluster_of, tiny_dataset, until, with_frozen
+from tests.adam_async.test_elastic import elastic, in_the_middle, joiner
 
 DATA = tiny_dataset(52)
 """The last of its groups is short."""
@@ -161,10 +164,10 @@ async def test_a_run_of_a_cluster_is_repeated_with_its_weights_and_accuracies(ne
     async with cluster_of(config, NETWORKS[network](), dataset=DATA) as cluster:
         result = await cluster.train()
     assert isinstance(result.record, bytes)
-    header, logs = load_record(result.record, origin="it")
-    replay = Replay(make_recording(header, logs, result.model), DATA)
+    recording = read_recording(result.record, origin="it")
+    replay = Replay(recording, DATA)
 
-    for epoch, was in zip(header.epochs, result.epochs, strict=True):
+    for epoch, was in zip(recording.header.epochs, result.epochs, strict=True):
         for _ in replay.steps(epoch):
             pass
         assert replay.accuracy(epoch) == epoch.test_accuracy == was.test_accuracy
@@ -180,13 +183,47 @@ async def test_a_record_takes_at_most_64_bytes_for_each_push_and_shard() -> None
     async with cluster_of(config, dataset=tiny_dataset(200)) as cluster:
         result = await cluster.train()
     assert isinstance(result.record, bytes)
-    header, logs = load_record(result.record, origin="it")
-    recording = make_recording(header, logs, result.model)
+    recording = read_recording(result.record, origin="it")
     pushes = sum(len(order.clocks) for order in recording.orders)
 
     assert pushes == 100 * len(recording.orders)
     assert len(result.record) <= 64 * pushes
-    assert sum(len(log.data) for log in logs) <= 24 * pushes
+
+
+async def test_a_worker_that_joins_is_in_the_record() -> None:
+    cluster = elastic(epochs=3, record=True)
+    async with cluster, asyncio.TaskGroup() as group:
+        training = group.create_task(cluster.train(), name="train")
+        await until(in_the_middle(cluster))
+        async with joiner(cluster, "worker-9"):
+            result = await training
+    assert isinstance(result.record, bytes)
+    recording = read_recording(result.record, origin="it")
+
+    assert sorted(recording.reads) == [0, 1]
+    replayed(recording, cluster.dataset).check()
+
+
+async def test_a_run_that_lost_a_worker_has_no_record_and_says_why() -> None:
+    cluster = elastic(epochs=2, replicas=2, record=True)
+    async with cluster, asyncio.TaskGroup() as group:
+        training = group.create_task(cluster.train(), name="train")
+        await until(in_the_middle(cluster))
+        await cluster.workers[1].__aexit__(None, None, None)
+        result = await training
+
+    assert isinstance(result.record, RecordError)
+    assert "applied pushes of a worker of replica 1 that left before the run ended" in str(result.record)
+    assert len(result.epochs) == 2
+
+
+async def test_a_frozen_layer_is_replayed_as_it_was() -> None:
+    config = Config(replicas=2, servers=2, epochs=2, record=True, images_per_group=4, consistency="ssp:1")
+    async with cluster_of(config, dataset=DATA, spec=with_frozen(digits(), "conv2d")) as cluster:
+        result = await cluster.train()
+    assert isinstance(result.record, bytes)
+
+    assert_same(replayed(read_recording(result.record, origin="it")), result.weights)
 
 
 # --- what a replay does not take -------------------------------------------------------------------
@@ -197,6 +234,14 @@ def test_other_data_than_those_of_the_run_are_refused() -> None:
 
     with pytest.raises(RecordError, match="train_images 52 there, 56 here; name its data by --data"):
         Replay(recording, tiny_dataset(56))
+
+
+def test_a_record_of_another_version_is_refused() -> None:
+    _, recording = simulated(1)
+    header = msgspec.structs.replace(recording.header, config={**recording.header.config, "colour": "red"})
+
+    with pytest.raises(RecordError, match=r"has other options than this version: .*colour"):
+        Replay(Recording(header=header, reads=recording.reads, orders=recording.orders), DATA)
 
 
 def test_a_replay_that_comes_to_other_weights_says_so() -> None:
