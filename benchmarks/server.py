@@ -42,7 +42,7 @@ from adam_async.messages import Push
 from adam_async.model import ModelSpec, Network, Sgd, mlp, named_model
 from adam_async.model_worker.updates import PushBuffer, PushMessage, plan_pushes
 from adam_async.parameter_server.apply import Applier
-from adam_async.parameter_server.service import read_gradients
+from adam_async.parameter_server.read_push import read_gradients
 from adam_async.parameter_server.shard import Shard
 from adam_async.placement import shard_table
 from adam_async.shard_storage import ShardStorage

@@ -9,7 +9,6 @@ applied is queued by the time the next turn comes, which is where batching comes
 import asyncio
 import logging
 from collections.abc import Coroutine, Mapping, Sequence
-from math import inf
 from typing import Any
 
 import msgspec
@@ -34,7 +33,6 @@ from adam_async.messages import (
     Tick,
     Ticked,
     Values,
-    check_tensor,
     pack,
 )
 from adam_async.model.layer import Layer
@@ -42,14 +40,7 @@ from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.model.network import Network as Model
 from adam_async.model.rules import make_rule
 from adam_async.model.spec import ModelSpec
-from adam_async.parameter_server.apply import (
-    Applier,
-    DeltaPart,
-    FactorPart,
-    PushGradients,
-    product_bound,
-    squares,
-)
+from adam_async.parameter_server.apply import Applier, PushGradients
 from adam_async.parameter_server.events import (
     Acknowledge,
     AcknowledgeRecord,
@@ -72,6 +63,7 @@ from adam_async.parameter_server.events import (
     TickArrived,
 )
 from adam_async.parameter_server.order_log import OrderLog
+from adam_async.parameter_server.read_push import read_gradients
 from adam_async.parameter_server.shard import Shard
 from adam_async.parameter_server.shard_states import load_states, read_states
 from adam_async.parameter_server.state import ServerState
@@ -80,7 +72,7 @@ from adam_async.role import Role
 from adam_async.shard_storage import ShardStorage, StorageShelf, initial_values
 from adam_async.timeline import Timeline
 from adam_async.timer import Timer
-from transport import BufferPool, Identity, Link, Network, RemoteProtocolError, Request
+from transport import BufferPool, Identity, Link, Network, Request
 
 logger = logging.getLogger(__name__)
 
@@ -353,7 +345,7 @@ class ParameterServer(Role):
         assert applier is not None
         begin = timeline.clock() if timeline is not None else 0.0
         gradients = [
-            queued.gradients if len(places) == len(queued.push.shards) else queued.gradients.only(places)
+            queued.gradients if places == _all_of(queued.push) else queued.gradients.only(places)
             for queued, places in zip(batch.pushes, batch.places, strict=True)
         ]
         finite = applier.apply_sum(batch.shards, gradients, scale=batch.scale, rate=batch.rate)
@@ -418,63 +410,5 @@ def _ours(table: ShardTable, buckets: Sequence[str], node: str) -> list[ShardSpe
     return [spec for spec in table.shards if buckets[spec.bucket] == node]
 
 
-def read_gradients(
-    push: Push, tensors: Sequence[NDArray[Any]], table: Sequence[ShardSpec], dtype: np.dtype[Any]
-) -> PushGradients:
-    """Make out the gradients of a push, without copying.
-
-    Raises:
-        RemoteProtocolError: Counts, shapes or types do not fit the shards named.
-    """
-    if not len(push.shards) == len(push.numbers) == len(push.versions) == len(push.own):
-        raise RemoteProtocolError("push", "shards, numbers, versions and own of a Push differ in length")
-    parts: list[DeltaPart | FactorPart] = []
-    rest = iter(tensors)
-    at = 0
-    try:
-        for part in push.parts:
-            shards = [_spec(table, number) for number in push.shards[at : at + part.count]]
-            at += part.count
-            if part.factors:
-                parts.append(_read_factors(shards, next(rest), next(rest), push.rate, dtype))
-            else:
-                parts.append(_read_deltas(shards, next(rest), push.rate, dtype))
-    except StopIteration:
-        raise RemoteProtocolError("push", "a Push carries fewer tensors than its parts need") from None
-    if at != len(push.shards) or next(rest, None) is not None:
-        raise RemoteProtocolError("push", "the parts of a Push do not cover its shards and tensors")
-    return PushGradients(tuple(parts))
-
-
-def _spec(table: Sequence[ShardSpec], number: int) -> ShardSpec:
-    if not 0 <= number < len(table):
-        raise RemoteProtocolError("push", f"the model has no shard {number}")
-    return table[number]
-
-
-def _read_deltas(
-    shards: Sequence[ShardSpec], flat: NDArray[Any], rate: float, dtype: np.dtype[Any]
-) -> DeltaPart:
-    sizes = tuple([shard.size for shard in shards])
-    check_tensor(flat, "deltas", (sum(sizes),), dtype)
-    return DeltaPart(flat, sizes, rate, squares(flat) < inf)
-
-
-def _read_factors(
-    shards: Sequence[ShardSpec],
-    x_IK: NDArray[Any],
-    errors_RK: NDArray[Any],
-    rate: float,
-    dtype: np.dtype[Any],
-) -> FactorPart:
-    if not shards:
-        raise RemoteProtocolError("push", "factors need at least one shard")
-    row = shards[0].row_size
-    what = f"factors of {shards[0].tensor}"
-    if x_IK.ndim != 2 or any(not s.whole_rows or s.row_size != row for s in shards):
-        raise RemoteProtocolError("push", f"{what}: need activations ({row}, K) and shards of whole rows")
-    images = x_IK.shape[1]
-    rows = tuple([shard.size // row for shard in shards])
-    check_tensor(x_IK, what, (row, images), dtype)
-    check_tensor(errors_RK, what, (sum(rows), images), dtype)
-    return FactorPart(x_IK, errors_RK, rows, rate, product_bound(x_IK, errors_RK))
+def _all_of(push: Push) -> tuple[int, ...]:
+    return tuple(range(len(push.shards)))

@@ -9,7 +9,7 @@ import numpy as np
 from adam_async.messages import Push
 from adam_async.parameter_server.apply import PushGradients
 from adam_async.parameter_server.client import StepPush
-from adam_async.parameter_server.service import read_gradients
+from adam_async.parameter_server.read_push import read_gradients
 from adam_async.placement import ShardSpec
 
 

@@ -315,6 +315,32 @@ async def test_contributions_are_held_whoever_comes_first_and_summed_once_all_ha
             np.testing.assert_array_equal(values, was - np.float32(0.5) * mean)
 
 
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+@pytest.mark.parametrize("parts", [(2,), (1, 1)])
+async def test_contributions_that_name_their_shards_in_different_orders_are_summed_shard_by_shard(
+    order, parts
+):
+    async with servers_of(NETWORKS["local"](), consistency="bsp", images_per_group=4) as servers:
+        servers.servers[0].state.handle(ReplicasChanged({0: 1, 1: 1}))
+        one, other = shard_named(servers, "fc2.weight"), shard_named(servers, "fc2.bias")
+        before = {spec.id: servers.shards()[spec.id].values.copy() for spec in (one, other)}
+        pushes = []
+        for replica, specs in enumerate(((one, other), (other, one))):
+            flat = [np.full(spec.size, 1.0 + replica + spec.id, np.float32) for spec in specs]
+            tensors = [np.concatenate(flat)] if parts == (2,) else flat
+            fields = {"session": replica, "replica": replica, "images": 4}
+            told = tuple(Part(False, count) for count in parts)
+            pushes.append((push_of(servers, [spec.id for spec in specs], parts=told, **fields), tensors))
+        async with talk(servers) as link:
+            for replica in order:
+                push, tensors = pushes[replica]
+                await link.call(pack(push, tensors), timeout_s=50.0)
+        await until(lambda: all(servers.shards()[number].version == 1 for number in before))
+        for number, was in before.items():
+            mean = (1.0 + number + 2.0 + number) / 2
+            np.testing.assert_array_equal(servers.shards()[number].values, was - np.float32(mean))
+
+
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 async def test_a_contribution_that_is_not_finite_is_refused_at_once_and_the_others_are_summed(network, bad):

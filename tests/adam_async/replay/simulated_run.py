@@ -34,7 +34,7 @@ from adam_async.model_worker.weights import Snapshot, WorkerWeights
 from adam_async.parameter_server.apply import Applier
 from adam_async.parameter_server.events import Acknowledge, Applied, PullArrived, PushArrived, SendValues
 from adam_async.parameter_server.order_log import OrderLog
-from adam_async.parameter_server.service import read_gradients
+from adam_async.parameter_server.read_push import read_gradients
 from adam_async.parameter_server.shard import Shard
 from adam_async.parameter_server.state import ServerState
 from adam_async.placement import assign_buckets, shard_table
