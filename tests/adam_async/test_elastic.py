@@ -23,13 +23,13 @@ MODES = {
 IMAGES = 120
 
 
-def elastic(network="local", **options):
+def elastic(network="local", *, checkpoint=None, **options):
     """A cluster of small groups over links so slow that others can come and go in the middle of an epoch."""
     config = config_of(**{"weights": "copy", "waits": QUICK, "images_per_group": 2, **options})
     slow = None
     if config.weights == "copy":
         slow = FaultyNetwork(NETWORKS[network](), FixedDice(), Faults(delay=1.0, delay_s=0.001))
-    return cluster_of(config, slow, dataset=tiny_dataset(train=IMAGES))
+    return cluster_of(config, slow, dataset=tiny_dataset(train=IMAGES), checkpoint=checkpoint)
 
 
 def joiner(cluster, name):

@@ -12,7 +12,9 @@ from adam_async.checkpoint_files import CheckpointFolder, load_checkpoint
 from adam_async.config import Config, Waits
 from adam_async.model.named import mlp
 from adam_async.ports import Disk
-from tests.adam_async.runs import NETWORKS, SHARDED, cluster_of, tiny_dataset, until
+from tests.adam_async.runs import NETWORKS, SHARDED, cluster_of, tiny_dataset, turns, until
+from tests.adam_async.test_elastic import IMAGES, elastic, joiner
+from tests.adam_async.test_elastic import MODES as ELASTIC
 
 
 def config_of(**options):
@@ -168,6 +170,29 @@ async def test_what_is_loaded_is_what_was_read_with_rule_state_versions_and_cloc
                 assert shard.rule_state["steps"][0] == shard.version == state.version
             training.cancel()
     assert sum(state.version for state in found.manifest.shards) == 15 * len(found.manifest.shards)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["asp", "ssp", "bsp", "bsp-lag"])
+async def test_checkpoints_are_taken_while_replicas_come_and_go(mode, tmp_path):
+    cluster = elastic(epochs=4, checkpoint_every=6, replicas=2, checkpoint=tmp_path, **ELASTIC[mode])
+    places = set()
+    async with cluster, asyncio.TaskGroup() as group:
+        training = group.create_task(cluster.train(), name="train")
+        await until(lambda: latest(tmp_path) >= (1, 6))
+        async with joiner(cluster, "worker-9"):
+            while latest(tmp_path) < (2, 12):
+                places.add(latest(tmp_path))
+                await turns()
+        await until(lambda: latest(tmp_path) >= (3, 12) or training.done())
+        assert not training.done()
+        training.cancel()
+    assert len(places) > 3
+    found = await newest(tmp_path)
+    config = msgspec.structs.replace(cluster.config, replicas=3, epochs=4)
+    resumed = await trained(config, dataset=tiny_dataset(train=IMAGES), resume=tmp_path)
+    assert [epoch.images for epoch in resumed.epochs] == [IMAGES] * 4
+    assert resumed.epochs[:2] == found.manifest.epoch_results[:2]
 
 
 # --- what goes wrong -------------------------------------------------------------------------
