@@ -211,8 +211,8 @@ class ClockedStepper:
         loop = asyncio.get_running_loop()
         begin = loop.time()
         self._changed.clear()
-        if self._has_values():
-            await self._changed.wait()  # for a step of our own that is to leave first
+        if self._has_values() or self.said < self._clock.needs:
+            await self._changed.wait()  # for a step of our own that is to leave first: nobody else is late
             return
         if self._waits_before != self._clock.step:
             self._waits_before = self._clock.step
