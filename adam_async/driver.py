@@ -356,6 +356,7 @@ class Driver:
         Returns the map that has its result.
         """
         loop = asyncio.get_running_loop()
+        look_at = loop.time() + LOOK_S
         empty_since: float | None = None
         while True:
             cluster = self.map
@@ -376,10 +377,11 @@ class Driver:
                 await self._membership.wait_for(
                     lambda m: m is not cluster,  # noqa: B023 - awaited in this turn
                     "news of the run",
-                    LOOK_S,
+                    max(look_at - loop.time(), 0.0),
                 )
             except DeadlineExceeded:
                 await self._read_progress()
+                look_at = loop.time() + LOOK_S
 
     async def _end_pause(self, cluster: ClusterMap, paused: EpochRecord) -> None:
         """Take a checkpoint within an epoch, and let training go on."""
