@@ -218,9 +218,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 f"a run is recorded with one compute thread per worker, because no record holds how several "
                 f"write to one copy; set threads to 1, not {self.threads}"
             )
-        late = {"scale_by_staleness": self.scale_by_staleness, "layer_rate": self.push_every > 1}
-        for name, timed in late.items():
-            if timed and self.local_steps and getattr(self, name):
+        timed = {
+            "scale_by_staleness": self.scale_by_staleness,
+            "layer_rate": self.layer_rate > 0 and self.push_every > 1,
+        }
+        for name, depends in timed.items():
+            if depends and self.local_steps:
                 raise ConfigError(
                     f"{name} depends on how far local steps are when a push leaves, which no record holds: "
                     f"record with pull_every=1, or without {name}"

@@ -51,11 +51,12 @@ class Pushes:
             if not left:
                 on_free()
 
-        gradients = read_gradients(_as_received(replica, step), step.tensors, self._table, self._dtype)
-        for place, shard in enumerate(step.shards):
+        whole = read_gradients(_as_received(replica, step), step.tensors, self._table, self._dtype)
+        parts = whole.only(range(len(step.shards))).parts
+        for place, (shard, part) in enumerate(zip(step.shards, parts, strict=True)):
             key = (int(shard), replica, step.clock)
             self._waiting[key] = ShardPush(
-                gradients=gradients.only([place]),
+                gradients=PushGradients((part,)),
                 images=step.images,
                 rate=step.rate,
                 version=step.versions[place],
