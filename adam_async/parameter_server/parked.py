@@ -17,6 +17,8 @@ class Parked:
 
     def __init__(self) -> None:
         self._waiting: list[QueuedPull | QueuedRead] = []
+        self.fresh = False
+        """Whether somebody began to wait since the shell last looked: there is a new deadline to keep."""
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -27,6 +29,7 @@ class Parked:
         if answer is not None:
             return [answer]
         self._waiting.append(queued)
+        self.fresh = True
         return []
 
     def answer(self) -> list[Effect]:

@@ -238,11 +238,9 @@ class ParameterServer(Role):
             case Pull():
                 deadline = self._loop.time() + body.wait_s if body.clock else 0.0
                 effects = state.handle(PullArrived(request, body, deadline))
-                self._timer.rearm()
             case ReadShards():
                 deadline = self._loop.time() + self._waits.answer_s / 2
                 effects = state.handle(ReadArrived(request, body, deadline))
-                self._timer.rearm()
             case Record():
                 effects = state.handle(RecordArrived(request, body))
             case Tick():
@@ -257,6 +255,8 @@ class ParameterServer(Role):
                 super()._answer(request, body)
                 return
         self._perform(effects)
+        if state.parked.fresh:
+            self._keep_deadline(state)
         if timeline is not None and isinstance(body, Record):
             timeline.recorded(self._identity.node, body, begin)
         self._drain_soon(state)
@@ -291,6 +291,10 @@ class ParameterServer(Role):
         log = np.frombuffer(state.log.packed(), np.uint8)
         request.reply(pack(RecordPart(total=len(log)), [log[body.start : body.stop]]))
 
+    def _keep_deadline(self, state: ServerState) -> None:
+        state.parked.fresh = False
+        self._timer.rearm()
+
     def _next_deadline(self) -> float | None:
         return self.state.next_deadline() if self.state is not None else None
 
@@ -315,6 +319,8 @@ class ParameterServer(Role):
         while room > 0:
             batch, effects = state.take_batch()
             self._perform(effects)
+            if state.parked.fresh:
+                self._keep_deadline(state)
             if batch is None:
                 self._draining = False
                 return

@@ -110,7 +110,7 @@ class ServerState:
         self._scales = scale_by_staleness
         self.log = log
         self._queue: deque[QueuedPush | QueuedPull | QueuedRead | QueuedTick | ApplySum] = deque()
-        self._parked = Parked()
+        self.parked = Parked()
         self._gated: list[PushArrived | TickArrived] = []
         self._epoch = 0
         self._first_clock = 0
@@ -163,7 +163,7 @@ class ServerState:
             elif isinstance(head, QueuedTick):
                 effects += self._ticked(head.request, head.tick)
             else:
-                effects += self._parked.take(head)
+                effects += self.parked.take(head)
         return None, effects
 
     def _batch(self, head: QueuedPush) -> Apply:
@@ -254,7 +254,7 @@ class ServerState:
         effects: list[Effect] = [self._acknowledgement(queued)]
         self._advance(shards, replica, push.incarnation, push.clock)
         self._reach(shards)
-        return effects + self._parked.answer()
+        return effects + self.parked.answer()
 
     def _reach(self, shards: Iterable[Shard]) -> None:
         """Queue the sums that wait for nobody any more; shards of the same pushes are summed together."""
@@ -296,7 +296,7 @@ class ServerState:
                 flags = SUMMED | (JOINED if number else 0) | (0 if finite else NOT_APPLIED)
                 self._note(shard, queued, flags)
             shard.version = Version(shard.version + finite)
-        return self._parked.answer()
+        return self.parked.answer()
 
     # --- acknowledge -------------------------------------------------------------------------
 
@@ -321,7 +321,7 @@ class ServerState:
                 for number, (queued, ok) in enumerate(zip(pushes, finite, strict=True)):
                     self._note(shard, queued, (JOINED if number else 0) | (0 if ok else NOT_APPLIED))
         effects: list[Effect] = [self._acknowledgement(queued) for queued in pushes]
-        return effects + self._parked.answer() if self._parked else effects
+        return effects + self.parked.answer() if self.parked else effects
 
     def _note(self, shard: Shard, queued: QueuedPush, flags: int) -> None:
         if self.log is not None:
@@ -409,7 +409,7 @@ class ServerState:
         shards = [shard for shard in found if shard is not None]
         self._advance(shards, Replica(tick.replica), tick.incarnation, tick.clock)
         self._reach(shards)
-        return [AcknowledgeTick(request), *self._parked.answer()]
+        return [AcknowledgeTick(request), *self.parked.answer()]
 
     def _replicas_changed(self, event: ReplicasChanged) -> list[Effect]:
         self._live = live = dict(event.live)
@@ -424,7 +424,7 @@ class ServerState:
             slowest = min((staying or shard.clocks).values(), default=self._first_clock)
             shard.clocks = {r: max(staying.get(r, slowest), early[r].get(number, 0)) for r in live}
         self._reach(self.shards.values())
-        return self._parked.answer()
+        return self.parked.answer()
 
     def _epoch_began(self, event: EpochBegan) -> list[Effect]:
         """All groups of the epoch before are trained and acknowledged: no clock is behind any more."""
@@ -435,7 +435,7 @@ class ServerState:
         self._reach(self.shards.values())
         gated, self._gated = self._gated, []
         effects = [effect for waiting in gated for effect in self.handle(waiting)]
-        return effects + self._parked.answer()
+        return effects + self.parked.answer()
 
     # --- pulls and readings ------------------------------------------------------------------
 
@@ -446,7 +446,7 @@ class ServerState:
             return [shards]
         queued = QueuedPull(event.request, shards, pull.clock, event.deadline)
         if not self._queue:
-            return self._parked.take(queued)
+            return self.parked.take(queued)
         self._queue.append(queued)
         return []
 
@@ -456,7 +456,7 @@ class ServerState:
             return [shards]
         queued = QueuedRead(event.request, shards, event.deadline)
         if not self._queue:
-            return self._parked.take(queued)
+            return self.parked.take(queued)
         self._queue.append(queued)
         return []
 
@@ -470,11 +470,11 @@ class ServerState:
 
     def give_up(self, *, now: float) -> list[Effect]:
         """Answer what is parked and whose time is up, without what it wants."""
-        return self._parked.give_up(now)
+        return self.parked.give_up(now)
 
     def next_deadline(self) -> float | None:
         """When `give_up` may next have something to answer; None while nothing is parked."""
-        return self._parked.next_deadline()
+        return self.parked.next_deadline()
 
     def _wrong_run(self, request: Request, asked: Record | Tick | Pull | ReadShards) -> Refuse:
         here = f"{self.run} generation {self.generation}"
@@ -496,8 +496,8 @@ class ServerState:
         """What the report says of this server: what its shards counted, who waits, and for whom."""
         return {
             **count_shards(self.shards.values()),
-            "parked": len(self._parked),
-            "waiting_for": [int(replica) for replica in self._parked.waiting_for()],
+            "parked": len(self.parked),
+            "waiting_for": [int(replica) for replica in self.parked.waiting_for()],
             "batches": self.batches,
             "batched_pushes": self.batched_pushes,
         }

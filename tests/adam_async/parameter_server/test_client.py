@@ -226,14 +226,15 @@ async def test_a_pull_for_a_clock_is_asked_again_until_it_comes_and_lands_where_
 
 
 async def test_who_waits_for_a_clock_loses_patience_with_silent_servers_only():
-    waits = msgspec.structs.replace(IMPATIENT, answer_s=0.02, patience_s=0.05)
-    async with servers_of(NETWORKS["local"](), consistency="ssp:0") as servers:
-        client, other = servers.client(0, waits=waits).client, servers.client(1).client
+    async with servers_of(NETWORKS["local"](), consistency="ssp:0", waits=IMPATIENT) as servers:
+        client, other = servers.client(0).client, servers.client(1).client
         take_part(servers, client, other)
-        behind = []
+        client._waits = msgspec.structs.replace(IMPATIENT, patience_s=0.5)
+        behind, loop = [], asyncio.get_running_loop()
         client.pull("ps-0", (ShardId(0),), lambda *_: None, clock=1, on_behind=behind.append)
-        flushing = asyncio.create_task(client.flush(), name="flush")
-        await until(lambda: len(behind) > 10)  # ten times half of `answer_s` is more than patience
+        begin, flushing = loop.time(), asyncio.create_task(client.flush(), name="flush")
+        await until(lambda: loop.time() > begin + 0.7)
+        assert behind
         assert not flushing.done()
         other.tick("ps-0", (ShardId(0),), 1)
         client.tick("ps-0", (ShardId(0),), 1)

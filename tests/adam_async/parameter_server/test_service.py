@@ -370,6 +370,18 @@ async def test_a_pull_for_a_clock_that_does_not_come_is_answered_in_time_with_wh
 
 
 @pytest.mark.parametrize("network", NETWORKS)
+async def test_a_pull_that_waited_behind_a_push_is_answered_in_time_too(network):
+    async with servers_of(NETWORKS[network](), consistency="ssp:1") as servers, talk(servers) as link:
+        servers.servers[0].state.handle(ReplicasChanged({0: 1, 1: 1}))
+        push, tensors = step_of(servers, 1.0, 1)
+        pushed = link.call_nowait(pack(push, tensors), timeout_s=50.0, ordered=True)
+        pull = Pull(run="run", generation=servers.map.generation, shards=push.shards, clock=1, wait_s=0.01)
+        answer = await link.call_nowait(pack(pull), timeout_s=50.0, ordered=True)
+        assert unpack(answer, Values) == Values(versions=(), clock=0, behind=(0,))
+        await pushed
+
+
+@pytest.mark.parametrize("network", NETWORKS)
 async def test_rates_are_divided_by_one_plus_the_staleness_of_the_push(network):
     options = {"scale_by_staleness": True, "dtype": "float64"}
     async with servers_of(NETWORKS[network](), **options) as servers, talk(servers) as link:
