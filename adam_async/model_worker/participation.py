@@ -127,7 +127,6 @@ class Participation:
         async with AsyncExitStack() as stack:
             group = await stack.enter_async_context(asyncio.TaskGroup())
             stack.callback(group.create_task(self._client.run(), name=f"{node}/parameters").cancel)
-            await self._way.prepare()
             with self._enough_memory():
                 self._pool = await stack.enter_async_context(
                     ComputePool(
@@ -138,6 +137,8 @@ class Participation:
                     )
                 )
             await self._pool.run(self._model.warm_up, self._on_compiled)
+            # Not before: who joins a training that goes on would begin with values from before the compiling.
+            await self._way.prepare()
             timeline = self._timeline
             if timeline is None:
                 self._way.begin(self._data.finished)
