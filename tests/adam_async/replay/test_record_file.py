@@ -1,6 +1,8 @@
 """The file of a record comes back as it was written, and says what is wrong with it otherwise."""
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from adam_async.replay.record_file import MAGIC, Log, dump_record, load_record
 from adam_async.replay.recording import Header, RecordedEpoch, RecordError
@@ -28,6 +30,20 @@ def test_a_record_is_read_as_it_was_written() -> None:
 
 def test_the_same_record_is_the_same_bytes() -> None:
     assert written() == written()
+
+
+@settings(max_examples=300)
+@given(at=st.integers(0, len(written()) - 1), bit=st.integers(0, 7))
+def test_no_bit_can_change_unnoticed_in_what_is_played(at: int, bit: int) -> None:
+    data = bytearray(written())
+    data[at] ^= 1 << bit
+
+    try:
+        header, logs = load_record(bytes(data), origin="run.record")
+    except RecordError:
+        return
+    assert header == HEADER
+    assert [log.data for log in logs] == [log.data for log in LOGS]  # but a node may have another name
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,18 @@ from adam_async.replay.decode import make_recording, read_recording
 from adam_async.replay.recording import RecordError, Recording
 from adam_async.replay.run import Replay, ReplayDiffers
 from tests.adam_async.replay.simulated_run import SimulatedRun
-from tests.adam_async.runs import NETWORKS, cluster_of, tiny_dataset, until, with_frozen
+from tests.adam_async.runs import (
+    IMPATIENT,
+    NETWORKS,
+    SHARDED,
+    Rough,
+    cluster_of,
+    tiny_dataset,
+    until,
+    with_frozen,
+)
 from tests.adam_async.test_elastic import elastic, in_the_middle, joiner
+from transport.testing import Faults
 
 DATA = tiny_dataset(52)
 """The last of its groups is short."""
@@ -176,6 +186,21 @@ async def test_a_run_of_a_cluster_is_repeated_with_its_weights_and_accuracies(ne
 
     assert_same(replay, result.weights)
     replay.check()
+
+
+@pytest.mark.parametrize("options", [{}, {"consistency": "bsp", "protocol": "factors"}], ids=["asp", "bsp"])
+@pytest.mark.parametrize("network", NETWORKS)
+async def test_links_that_fail_leave_nothing_twice_in_a_record(network, options) -> None:
+    rough = Rough(NETWORKS[network](), Faults(cut=0.03, drop_reply=0.03))
+    config = Config(
+        replicas=2, record=True, epochs=1, images_per_group=2, waits=IMPATIENT, **SHARDED, **options
+    )
+    async with cluster_of(config, rough, dataset=DATA) as cluster:
+        result = await cluster.train()
+    assert isinstance(result.record, bytes)
+    assert sum(node.get("duplicates", 0) for node in result.statistics.values()) > 0
+
+    assert_same(replayed(read_recording(result.record, origin="it")), result.weights)
 
 
 async def test_a_record_takes_at_most_64_bytes_for_each_push_and_shard() -> None:
