@@ -69,7 +69,7 @@ async def test_a_copy_bound_to_a_clock_waits_for_the_last_replica(network, consi
         before = {number: shard.values.copy() for number, shard in servers.shards().items()}
         one.push(1.0)
         reading = group.create_task(read(servers, clock=1), name="read")
-        await until(lambda: all(len(server.state._parked) for server in servers.servers if server.state))
+        await until(lambda: all(server.state.statistics()["parked"] for server in servers.servers))
         assert not reading.done()
         other.push(3.0)
         tensors, states = await reading
