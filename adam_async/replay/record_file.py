@@ -3,7 +3,7 @@
 Layout, integers little-endian:
 
     magic      20 bytes, `MAGIC`: name and version of the format
-    size       8 bytes, of the header
+    size, crc  4 bytes each, of the header
     header     JSON: `Header` of the run, and a `Section` for each node
     sections   the bytes of each, one after the other, as `parameter_server/order_log.py` and
                `model_worker/read_log.py` lay them out
@@ -12,6 +12,7 @@ Everything is checked before any of it is believed: sizes, then the checksum of 
 """
 
 from collections.abc import Sequence
+from struct import Struct
 from zlib import crc32
 
 import msgspec
@@ -19,9 +20,7 @@ import msgspec
 from adam_async.replay.recording import Header, RecordError
 
 MAGIC = b"adam-async/record/1\n"
-SIZE_BYTES = 8
-MAX_HEADER_BYTES = 1 << 24
-"""A model of some ten thousand layers still fits."""
+_FRONT = Struct("<II")
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,8 +36,6 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
 class _Head(msgspec.Struct, frozen=True, kw_only=True):
     header: Header
     sections: tuple[Section, ...]
-    crc: int
-    """Of the header's JSON."""
 
 
 class Log(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,10 +53,9 @@ def dump_record(header: Header, logs: Sequence[Log]) -> list[bytes]:
         sections=tuple(
             Section(node=log.node, role=log.role, size=len(log.data), crc=crc32(log.data)) for log in logs
         ),
-        crc=crc32(msgspec.json.encode(header)),
     )
     text = msgspec.json.encode(head)
-    return [MAGIC, len(text).to_bytes(SIZE_BYTES, "little"), text, *(log.data for log in logs)]
+    return [MAGIC, _FRONT.pack(len(text), crc32(text)), text, *(log.data for log in logs)]
 
 
 def load_record(data: bytes, *, origin: str) -> tuple[Header, list[Log]]:
@@ -78,16 +74,17 @@ def load_record(data: bytes, *, origin: str) -> tuple[Header, list[Log]]:
     if not data.startswith(MAGIC):
         found = data.partition(b"\n")[0].decode("ascii", "replace")[:40]
         raise RecordError(f"{origin} has the format {found!r}; this version reads {MAGIC.decode().strip()!r}")
-    begin = len(MAGIC) + SIZE_BYTES
-    size = int.from_bytes(data[len(MAGIC) : begin], "little")
-    if len(data) < begin or size > MAX_HEADER_BYTES or len(data) < begin + size:
+    begin = len(MAGIC) + _FRONT.size
+    size, crc = _FRONT.unpack_from(data, len(MAGIC)) if len(data) >= begin else (0, 0)
+    if len(data) < begin + size:
         raise RecordError(f"{origin} is truncated in its header: it has {len(data)} bytes; record again")
-    try:
-        head = msgspec.json.decode(data[begin : begin + size], type=_Head)
-    except msgspec.DecodeError as error:
-        raise RecordError(f"{origin} has a damaged header: {error}; record again") from None
-    if crc32(msgspec.json.encode(head.header)) != head.crc:
+    text = data[begin : begin + size]
+    if crc32(text) != crc:
         raise RecordError(f"{origin} has a damaged header: its checksum is wrong; record again")
+    try:
+        head = msgspec.json.decode(text, type=_Head)
+    except msgspec.DecodeError as error:
+        raise RecordError(f"{origin} has a header that this version does not read: {error}") from None
     return head.header, _logs(data, begin + size, head.sections, origin)
 
 
