@@ -10,10 +10,11 @@ from adam_async.data_server.client import ImageGroup
 from adam_async.dice import Dice
 from adam_async.messages import Lease
 from adam_async.model_worker.pulls import Puller
-from adam_async.model_worker.steps import Stepper
+from adam_async.model_worker.steps import Pusher, Stepper
 from adam_async.model_worker.training import GroupTrainer, ThreadScratch
 from adam_async.model_worker.updates import plan_pushes
 from adam_async.model_worker.weights import WorkerWeights
+from adam_async.schedule import Schedule
 from tests.adam_async.runs import NETWORKS, SHARDED, servers_of, tiny_dataset
 from transport import BufferPool
 
@@ -69,29 +70,31 @@ class HandReplica:
             buffers=BufferPool(),
         )
         plan = plan_pushes(model, table, buckets, images=GROUP * push_every)
+        schedule = Schedule.of(servers.config)
         self.trainer = GroupTrainer(
             network=model,
             weights=self.weights,
             plan=plan,
-            rate=servers.config.rate if pull_every > 1 else 0.0,
+            schedule=schedule,
+            local=pull_every > 1,
             group_images=GROUP,
             push_every=push_every,
             buffers=2,
             dice=Dice(1),
         )
         self.finished = []
-        self.stepper = Stepper(
+        pusher = Pusher(
             table=table,
             plan=plan,
             client=self.client,
             puller=self.puller,
             trainer=self.trainer,
             weights=self.weights,
-            rate=servers.config.rate,
-            push_every=push_every,
-            pull_every=pull_every,
-            clock=0,
+            schedule=schedule,
             on_finished=self.finished.append,
+        )
+        self.stepper = Stepper(
+            pusher=pusher, trainer=self.trainer, push_every=push_every, pull_every=pull_every, clock=0
         )
         self._dataset = tiny_dataset()
         self._firing = SimpleNamespace(context=model.context(GROUP), scratch=ThreadScratch(model))
@@ -180,9 +183,9 @@ async def test_a_short_step_is_pushed_when_there_are_no_more_groups():
         await replica.train(groups=4)
         assert {shard.version for shard in servers.shards().values()} == {1}
         assert len(replica.finished) == 3
-        replica.stepper.close(lambda: None)
+        replica.stepper.close()
         await replica.client.flush()
         assert {shard.version for shard in servers.shards().values()} == {2}
         assert [done.number for done in replica.finished] == [1, 2, 3, 4]
-        replica.stepper.close(lambda: None)
+        replica.stepper.close()
         assert replica.stepper.clock == 2
