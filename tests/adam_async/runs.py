@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import msgspec
@@ -143,6 +143,23 @@ class Rough(FaultyNetwork):
             self.links.remove(link)
             return link.inner
         return link
+
+
+class Uneven(FaultyNetwork):
+    """A network on which each worker's links to servers have faults of their own, or none."""
+
+    def __init__(self, inner: Network, faults: Mapping[str, Faults], *, seed: int = 7) -> None:
+        super().__init__(inner, random.Random(seed))
+        self._of_node = {
+            node: FaultyNetwork(inner, random.Random(f"{seed} {node}"), own) for node, own in faults.items()
+        }
+
+    async def dial(self, address, identity, **options) -> Link:
+        own = self._of_node.get(identity.node)
+        if own is None:
+            return await self.inner.dial(address, identity, **options)
+        link = await own.dial(address, identity, **options)
+        return link if link.peer.role == "ps" else link.inner
 
 
 def address_of(network: Network) -> str:
