@@ -1,5 +1,6 @@
 """What the documents name is there: every file, and a row for each mechanism of the paper."""
 
+import json
 import re
 from pathlib import Path
 from runpy import run_path
@@ -103,6 +104,18 @@ def test_the_picture_is_what_its_script_draws() -> None:
     folder = ROOT / "docs" / "images"
 
     assert run_path(str(folder / "draw_roles.py"))["picture"]() == (folder / "roles.svg").read_text()
+
+
+def test_the_picture_of_staleness_is_what_its_script_draws_from_its_numbers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = ROOT / "docs" / "images"
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "1")  # or the script would set it, for all tests that follow
+    script = run_path(str(ROOT / "benchmarks" / "staleness_plot.py"))
+
+    drawn = script["picture"](json.loads((folder / "staleness.json").read_text()))
+
+    assert drawn == (folder / "staleness.svg").read_text()
 
 
 @pytest.mark.parametrize("record", [name for name in DOCUMENTS if name.startswith("docs/decisions/")])
