@@ -29,6 +29,8 @@ def read_gradients(
     """
     if not len(push.shards) == len(push.numbers) == len(push.versions) == len(push.own):
         raise RemoteProtocolError("push", "shards, numbers, versions and own of a Push differ in length")
+    if push.images < 1:
+        raise RemoteProtocolError("push", f"a Push is of at least one image, not of {push.images}")
     parts: list[DeltaPart | FactorPart] = []
     rest = iter(tensors)
     at = 0
