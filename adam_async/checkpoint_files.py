@@ -8,7 +8,7 @@ where the newest has been damaged since.
 """
 
 from collections.abc import Iterable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -124,9 +124,10 @@ class CheckpointFolder:
             await self._disk.remove_folder(aside)
             raise
         before, self.latest = self.latest, name
-        for old in await self._disk.names(self.path):
-            if is_folder_name(old) and old not in (name, before):
-                await self._put_away(old)
+        with suppress(OSError):  # it is written; what could not be removed is tried again the next time
+            for old in await self._disk.names(self.path):
+                if is_folder_name(old) and old not in (name, before):
+                    await self._put_away(old)
         return size
 
     async def _write_files(self, checkpoint: Checkpoint, aside: Path) -> int:

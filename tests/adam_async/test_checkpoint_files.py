@@ -193,6 +193,21 @@ async def test_a_full_disk_leaves_what_was_there_and_nothing_else(tmp_path, writ
         assert (await load_checkpoint(tmp_path, disk)).manifest.groups == 3
 
 
+async def test_an_old_checkpoint_that_cannot_be_removed_is_removed_another_time(tmp_path, monkeypatch):
+    async with Disk() as disk:
+        folder = await written(disk, tmp_path, 1, 2)
+
+        async def broken(name):
+            raise PermissionError(errno.EACCES, "Permission denied", name)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(folder, "_put_away", broken)
+            assert await folder.write(checkpoint_of(3)) > 0
+        assert len(await disk.names(tmp_path)) == 4
+        await folder.write(checkpoint_of(4))
+        assert await disk.names(tmp_path) == ["checkpoint-0002-000003", "checkpoint-0002-000004", "latest"]
+
+
 async def test_a_folder_that_cannot_be_written_to_is_named(tmp_path):
     (tmp_path / "file").write_bytes(b"")
     async with Disk() as disk:
