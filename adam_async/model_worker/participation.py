@@ -9,7 +9,7 @@ acknowledged. In a run that trains in place the thread itself applies the rule t
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -34,7 +34,7 @@ from adam_async.placement import holders, shard_table
 from adam_async.shard_storage import ShardStorage
 from adam_async.timeline import Timeline
 from adam_async.traffic import Traffic
-from dataflow import ComputePool, Engine, Tag, WaitTimedOut
+from dataflow import ComputePool, Engine, EngineClosed, Tag, WaitTimedOut
 from transport import BufferPool, Identity, Network
 
 
@@ -261,7 +261,8 @@ class Participation:
 
     def _landed(self, tag: Tag) -> None:
         assert self._engine is not None
-        self._engine.deliver("landed", tag, None)
+        with suppress(EngineClosed):  # the run is over: answers still come until its links are closed
+            self._engine.deliver("landed", tag, None)
 
     def record(self, run: str) -> bytes | bytearray:
         """What was noted for a replay of a run; empty if nothing is. It grows while the run lasts."""
