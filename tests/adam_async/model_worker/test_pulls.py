@@ -2,13 +2,15 @@
 
 import asyncio
 
+import msgspec
 import numpy as np
 import pytest
 
 from adam_async.ids import ShardId
 from adam_async.model_worker import pulls
-from adam_async.model_worker.pulls import Landing
-from tests.adam_async.runs import NETWORKS, SHARDED, servers_of
+from adam_async.model_worker.pulls import Landing, Puller
+from tests.adam_async.runs import NETWORKS, PATIENT, SHARDED, servers_of, until
+from transport import BufferPool
 
 
 def flat_of(servers, specs):
@@ -112,3 +114,42 @@ async def test_a_puller_tells_where_a_replica_that_joins_begins():
         await client.client.flush()
         assert landed.is_set()
         assert client.puller.clock == 6
+
+
+async def test_the_clock_of_a_pull_is_the_lowest_of_its_answers_and_counts_when_all_are_there():
+    async with servers_of(NETWORKS["local"](), consistency="ssp:0", **SHARDED) as servers:
+        client = servers.client()
+        puller = Puller(
+            network=servers.model,
+            table=servers.table,
+            buckets=servers.map.buckets,
+            client=client.client,
+            weights=client.weights,
+            buffers=BufferPool(),
+            clocked=True,
+        )
+        specs = servers.table.by_tensor["fc1.weight"]
+        landing, landed = landing_of(puller, len(specs))
+        for clock, spec in enumerate(specs, start=6):
+            assert client.weights.clock == 0
+            landing.arrived([spec], [1], flat_of(servers, [spec]), clock)
+        assert landed == [1]
+        assert client.weights.clock == client.weights.current("fc1.weight").clock == 6
+        assert client.weights.newest == 5 + len(specs)
+
+
+async def test_a_pull_of_a_later_clock_waits_for_who_is_behind_and_names_them():
+    waits = msgspec.structs.replace(PATIENT, answer_s=0.1)
+    async with servers_of(NETWORKS["local"](), consistency="ssp:0", waits=waits) as servers:
+        client, behind = servers.client(), []
+        landed = asyncio.Event()
+
+        def on_behind(place, values):
+            behind.append((place, values.clock))
+
+        client.puller.pull(landed.set, clock=2, on_behind=on_behind)
+        await until(lambda: len(behind) >= 2)
+        assert not landed.is_set()
+        assert set(behind) == {(0, 0)}
+        client.client.tick("ps-0", tuple(ShardId(spec.id) for spec in servers.table.shards), 2)
+        await landed.wait()

@@ -79,3 +79,30 @@ def test_threads_see_whole_versions_while_the_loop_installs():
         thread.join()
     assert torn == []
     assert weights.installed == 500
+
+
+def test_what_is_newer_by_its_clock_stays_when_answers_cross_on_their_way():
+    weights = WorkerWeights()
+    weights.install("w", np.full(2, 5.0), (4, 4), clock=3)
+    weights.install("w", np.full(2, 9.0), (5, 2), clock=2)
+    assert weights.current("w").versions == (4, 4), "one shard is newer, but the whole is behind"
+    weights.install("w", np.full(2, 7.0), (5, 3), clock=3)
+    assert weights.current("w").versions == (5, 3)
+
+
+def test_a_copy_that_has_all_that_came_takes_its_clock_and_keeps_its_local_steps():
+    weights = WorkerWeights()
+    weights.install("w", np.zeros(2), (4,), clock=3)
+    copy = weights.current("w")
+    weights.install("w", np.ones(2), (4,), clock=7)
+    assert weights.current("w") is copy
+    assert copy.clock == 7
+
+
+def test_the_clock_of_the_whole_only_rises_and_is_no_newer_than_what_a_snapshot_holds():
+    weights = WorkerWeights()
+    weights.install("w", np.zeros(2), (1,), clock=4)
+    assert weights.snapshot().clock == 0, "other tensors of that clock have not landed"
+    weights.landed(4)
+    weights.landed(3)
+    assert weights.snapshot().clock == 4
