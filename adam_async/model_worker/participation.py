@@ -72,6 +72,8 @@ class Participation:
         self._waits = waits
         self._threads = threads
         self._group_images = config.images_per_group
+        # Where nobody waits for clocks, whoever begins after the warm start has to look what came of it.
+        self._pulls_to_begin = storage is None and config.slack is None and config.warm_start > 0
         self._cpus = pinned_cpus(threads=threads, first=replica * threads) if config.pin_threads else None
         self.prepared = asyncio.Event()
         spec = ModelSpec.from_dict(run.spec)
@@ -157,6 +159,10 @@ class Participation:
                 )
             )
             self.prepared.set()
+            if self._pulls_to_begin:
+                while not self._data.has_group:
+                    await self._data.wait_group()
+                await self._way.prepare()
             await self._feed(self._engine)
 
     async def _new_contexts(self, pool: ComputePool) -> list[Context | None]:
