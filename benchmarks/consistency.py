@@ -249,19 +249,21 @@ def lockstep(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     return [row(f"bsp, {case}, beside PyTorch DDP", pairs) for case, pairs in cases.items()]
 
 
+def pair(turn: int, one: Run, other: Run) -> tuple[Found, Found]:
+    """Both runs, the first of them by turns."""
+    if turn % 2:
+        second = ours(other)
+        return ours(one), second
+    return ours(one), ours(other)
+
+
 def slack(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """ssp with more slack than anybody uses, beside asp."""
-    pairs = []
-    for turn in range(arguments.pairs):
-        runs = [
-            Run(options={"consistency": mode, "replicas": 2, "weights": "copy"}, images=arguments.images)
-            for mode in ("ssp:1000", "asp")
-        ]
-        if turn % 2:
-            asp = ours(runs[1])
-            pairs.append((ours(runs[0]), asp))
-        else:
-            pairs.append((ours(runs[0]), ours(runs[1])))
+    runs = [
+        Run(options={"consistency": mode, "replicas": 2, "weights": "copy"}, images=arguments.images)
+        for mode in ("ssp:1000", "asp")
+    ]
+    pairs = [pair(turn, *runs) for turn in range(arguments.pairs)]
     return [row("ssp:1000 beside asp, one process, into copies", pairs)]
 
 
@@ -270,17 +272,15 @@ def stalled(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     pairs = []
     for seed in range(arguments.rounds):
         plan = Stalls(seed=seed, every_s=0.5, longest_s=arguments.longest)
-        both = [
-            ours(
-                Run(
-                    options={"consistency": mode, "replicas": 2, "processes": True},
-                    images=arguments.images,
-                    stalls=plan,
-                )
+        runs = [
+            Run(
+                options={"consistency": mode, "replicas": 2, "processes": True},
+                images=arguments.images,
+                stalls=plan,
             )
             for mode in (f"ssp:{arguments.steps}", "asp")
         ]
-        pairs.append((both[0], both[1]))
+        pairs.append(pair(seed, *runs))
     case = f"ssp:{arguments.steps} beside asp, stalls of up to {arguments.longest:g} s"
     return [row(case, pairs)]
 
@@ -301,8 +301,8 @@ def paced(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     for first in (False, True):
         part = f", first {arguments.first:g} s" if first else ""
         rows += [
-            row(f"{mode}, one at a fifth, beside both at {share:g} of a core{part}", [pair], first=first)
-            for mode, pair in ((mode, (uneven[mode], even[mode])) for mode in even)
+            row(f"{mode}, one at a fifth, beside both at {share:g} of a core{part}", [both], first=first)
+            for mode, both in ((mode, (uneven[mode], even[mode])) for mode in even)
         ]
     return rows
 
