@@ -59,7 +59,7 @@ def stretches_of(config, groups, epoch):
     return [stretch for stretch in (alone, together) if stretch]
 
 
-def lockstep_sgd(config, dataset, spec=None, *, layers=BUILTIN_LAYERS, rate_at=None, refused=()):
+def lockstep_sgd(config, dataset, spec=None, *, layers=BUILTIN_LAYERS, rate_at=None, refused=(), limit=None):
     """SGD on one thread on all images of a step at once; with `lag` on gradients of delayed values (CL-08).
 
     Args:
@@ -68,6 +68,7 @@ def lockstep_sgd(config, dataset, spec=None, *, layers=BUILTIN_LAYERS, rate_at=N
         spec: The model.
         layers: Kinds of layers that it may use.
         rate_at: Rate by progress, in epochs; without it that of the run.
+        limit: Changes a step's gradients, given the values that they are of and the rate.
         refused: Images without a finite gradient: the pushes that they are in count for nothing.
 
     Returns:
@@ -95,14 +96,16 @@ def lockstep_sgd(config, dataset, spec=None, *, layers=BUILTIN_LAYERS, rate_at=N
                 model.forward(read, context)
                 model.backward(read, context)
                 steps += 1
-                rate = None if rate_at is None else rate_at(epoch - 1 + first / len(groups))
-                for parameter in model.trained:
-                    name = parameter.name
-                    p, gradient = weights[name], np.empty(parameter.shape, model.dtype)
+                rate = config.rate if rate_at is None else rate_at(epoch - 1 + first / len(groups))
+                gradients = {p.name: np.empty(p.shape, model.dtype) for p in model.trained}
+                for name, gradient in gradients.items():
                     model.delta(context, name, out=gradient)
-                    weights[name] = rule_step(config, p, gradient, memory[name], steps, rate=rate).astype(
-                        p.dtype
-                    )
+                if limit is not None:
+                    limit(gradients, read, rate)
+                for name, gradient in gradients.items():
+                    p = weights[name]
+                    stepped = rule_step(config, p, gradient, memory[name], steps, rate=rate)
+                    weights[name] = stepped.astype(p.dtype)
                 history.append(dict(weights))
     return weights, steps
 

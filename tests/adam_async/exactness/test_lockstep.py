@@ -2,6 +2,7 @@
 
 from itertools import product
 
+import numpy as np
 import pytest
 
 from adam_async.config import Config
@@ -159,6 +160,63 @@ async def test_what_is_not_finite_counts_no_images_in_its_sum_and_the_others_are
     assert [epoch.images for epoch in result.epochs] == [60, 60]
     servers = [told for node, told in result.statistics.items() if node.startswith("ps-")]
     assert sum(told["refused"] for told in servers) == 2 * sum(len(told["versions"]) for told in servers)
+
+
+@pytest.mark.parametrize("push_every", [1, 3])
+@pytest.mark.parametrize("mode", [{"lag": 0}, {"lag": 1}], ids=str)
+async def test_a_warm_start_in_lockstep_is_serial_sgd_on_the_images_of_one_replica(mode, push_every):
+    dataset = tiny_dataset(train=59)
+    options = {"replicas": 3, "threads": 1, "push_every": push_every, "warm_start": 19, **mode}
+    config = Config(
+        epochs=3, images_per_group=4, dtype="float64", **options, **RULES["adagrad"], **LOCKSTEP, **SHARDED
+    )
+    result = await train(config, dataset=dataset)
+    # 15 groups in an epoch: the warm start takes all of the first one, and reaches into the second.
+    expected, _ = lockstep_sgd(config, dataset)
+    assert_close(result.weights, expected, 1e-9)
+
+
+def clipped(gradients, weights, rate, *, clip=0.5):
+    """All tensors together no longer than `clip`."""
+    norm = np.sqrt(sum((gradient**2).sum() for gradient in gradients.values()))
+    for gradient in gradients.values():
+        gradient *= min(1.0, clip / norm)
+
+
+def held_to_layers(gradients, weights, rate, *, share=0.02):
+    """No tensor changed by more than `share` of its length; those that are all zeros have none."""
+    for name, gradient in gradients.items():
+        change, size = rate * np.linalg.norm(gradient), np.linalg.norm(weights[name])
+        if size:
+            gradient *= min(1.0, share * size / change)
+
+
+LIMITS = {"clip": (clipped, {"clip": 0.5}), "layer-rate": (held_to_layers, {"layer_rate": 0.02})}
+
+
+@pytest.mark.parametrize("protocol", ["delta", "factors"])
+@pytest.mark.parametrize("push_every", [1, 3])
+@pytest.mark.parametrize("limit", LIMITS)
+async def test_limits_of_a_step_are_those_of_its_whole_gradient(limit, push_every, protocol):
+    by_hand, options = LIMITS[limit]
+    dataset = tiny_dataset(train=59)
+    config = Config(
+        epochs=2,
+        images_per_group=4,
+        dtype="float64",
+        threads=1,
+        push_every=push_every,
+        protocol=protocol,
+        **options,
+        **RULES["momentum"],
+        **LOCKSTEP,
+        **SHARDED,
+    )
+    result = await train(config, dataset=dataset)
+    expected, _ = lockstep_sgd(config, dataset, limit=by_hand)
+    free, _ = lockstep_sgd(config, dataset)
+    assert_close(result.weights, expected, 1e-9)
+    assert np.linalg.norm(free["fc1.weight"] - expected["fc1.weight"]) > 1e-3, "nothing was limited"
 
 
 DROPPING = ModelSpec(
