@@ -20,8 +20,8 @@ from adam_async.data_server.order import EpochOrder
 Pictures = tuple[NDArray[np.uint8], NDArray[Any]]
 """Images (n, C, H, W) and labels (n,)."""
 
-BLOCK_BYTES = 1 << 19
-"""Images of a block at most, unless one group alone has more: half of a common second-level cache."""
+BLOCK_BYTES = 1 << 16
+"""Images of a block at most, unless one group alone has more: five groups of 16 digits."""
 
 
 @dataclass(slots=True, eq=False)
