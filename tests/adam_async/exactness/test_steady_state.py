@@ -70,6 +70,8 @@ async def peak_over(cluster, groups):
         {"weights": "aliased", "in_flight": 4},
         {"pull_every": 4},
         {"push_every": 2},
+        {"consistency": "ssp:4"},
+        {"consistency": "bsp", "push_every": 2},
     ],
     ids=str,
 )

@@ -1,0 +1,98 @@
+"""The rate that a push carries, or a step in place uses, is a function of the group alone."""
+
+import math
+
+import pytest
+
+from adam_async.config import Config
+from adam_async.parameter_server.events import PushArrived
+from adam_async.parameter_server.state import ServerState
+from adam_async.replay.decode import make_recording
+from adam_async.replay.record_file import load_record
+from tests.adam_async.exactness.serial import RULES, assert_close, lockstep_sgd
+from tests.adam_async.runs import SHARDED, cluster_of, tiny_dataset
+
+PEAK, EPOCHS, GROUPS = 0.05, 2, 15
+
+
+def halved(progress):
+    """Schedule ``step`` by 0.5 every 0.4 epochs."""
+    return PEAK * 0.5 ** int(progress / 0.4)
+
+
+def risen_and_fallen(progress):
+    """Schedule ``cosine`` behind a warm-up of half an epoch."""
+    if progress < 0.5:
+        return PEAK * max(progress / 0.5, 0.001)
+    return PEAK * (1 + math.cos(math.pi * (progress - 0.5) / 1.5)) / 2
+
+
+SCHEDULES = {
+    "step": (halved, {"schedule": "step", "decay": 0.5, "decay_every": 0.4}),
+    "cosine": (risen_and_fallen, {"schedule": "cosine", "warm_up": 0.5}),
+}
+WAYS = {
+    "asp": {"weights": "copy", "in_flight": 1},
+    "in-place": {"weights": "aliased", "in_flight": 1},
+    "ssp": {"consistency": "ssp:0"},
+    "bsp": {"consistency": "bsp"},
+    "bsp-3-replicas": {"consistency": "bsp", "replicas": 3, "push_every": 2},
+}
+
+
+def config_of(schedule, **options):
+    return Config(
+        **{
+            **RULES["momentum"],
+            **SCHEDULES[schedule][1],
+            "rate": PEAK,
+            "epochs": EPOCHS,
+            "images_per_group": 4,
+            "threads": 1,
+            **options,
+        }
+    )
+
+
+async def train(config, **options):
+    async with cluster_of(config, **options) as cluster:
+        return await cluster.train()
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+async def test_training_equals_serial_sgd_at_the_rates_of_the_schedule(schedule, way):
+    dataset = tiny_dataset(train=59)
+    config = config_of(schedule, dtype="float64", **WAYS[way], **SHARDED)
+    result = await train(config, dataset=dataset)
+    expected, _ = lockstep_sgd(config, dataset, rate_at=SCHEDULES[schedule][0])
+    assert_close(result.weights, expected, 1e-9)
+
+
+@pytest.mark.parametrize("mode", ["asp", "ssp:1"])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+async def test_each_replica_goes_through_the_schedule_over_its_own_share(schedule, mode, monkeypatch):
+    carried = {}
+    handle = ServerState.handle
+
+    def noted(state, event):
+        if isinstance(event, PushArrived):
+            push = event.push
+            carried.setdefault((push.replica, push.clock), set()).add(push.rate)
+        return handle(state, event)
+
+    monkeypatch.setattr(ServerState, "handle", noted)
+    config = config_of(schedule, consistency=mode, replicas=2, push_every=2, record=True, weights="copy")
+    result = await train(config)
+    header, logs = load_record(result.record, origin="the run")
+    recording = make_recording(header, logs, result.model)
+    expected = {}
+    for replica, reads in recording.reads.items():
+        for clock, epoch, number in zip(reads.clocks, reads.epochs, reads.numbers, strict=True):
+            # In ranges replica 0 has the first 7 of the 15 groups; in turns all go along side by side.
+            first, size = ((0, 7), (7, 8))[replica] if mode == "asp" else (0, GROUPS)
+            rate = SCHEDULES[schedule][0](epoch - 1 + (number - first) / size)
+            expected.setdefault((replica, int(clock)), rate)
+    assert carried.keys() == expected.keys()
+    for push, rates in carried.items():
+        assert sorted(rates) == [pytest.approx(expected[push], rel=1e-12)]
