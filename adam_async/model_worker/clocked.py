@@ -302,6 +302,9 @@ class ClockedStepper:
         assert self.said <= ready.number, (self.said, ready.number)
         self.said = ready.number + 1
         step = Step(ready.buffer, ready.trained, self.said, ready.epoch)
+        on_landed = ready.on_landed
+        # Its groups know their step: what they read would be kept until a garbage collector finds the circle.
+        ready.trained, ready.on_landed = [], None
         for server, shards in self._silent:
             self._client.tick(server, shards, self.said, epoch=ready.epoch)
         if self._synchronous:
@@ -309,11 +312,11 @@ class ClockedStepper:
             self._pull(self.said)
         elif self.said % self._pull_every == 0:
             self._landings += 1
-            self._pusher.send(step, partial(self._pulled, ready.on_landed))
+            self._pusher.send(step, partial(self._pulled, on_landed))
         else:
             self._pusher.send(step, None)
-            if ready.on_landed is not None:
-                ready.on_landed()
+            if on_landed is not None:
+                on_landed()
 
     def _jump(self, jump: Jump) -> None:
         if jump.clock <= self.said:
