@@ -1,6 +1,7 @@
 """The rate that a push carries, or a step in place uses, is a function of the group alone."""
 
 import math
+from contextlib import contextmanager
 
 import pytest
 
@@ -11,6 +12,7 @@ from adam_async.replay.decode import make_recording
 from adam_async.replay.record_file import load_record
 from tests.adam_async.exactness.serial import RULES, assert_close, lockstep_sgd
 from tests.adam_async.runs import SHARDED, cluster_of, tiny_dataset
+from tests.adam_async.test_resume import stopped_from
 
 PEAK, EPOCHS, GROUPS = 0.05, 2, 15
 
@@ -54,6 +56,23 @@ def config_of(schedule, **options):
     )
 
 
+@contextmanager
+def rates_carried():
+    """Note the rates of the pushes of each step, by replica and clock, as they come to the servers."""
+    carried = {}
+    handle = ServerState.handle
+
+    def noted(state, event):
+        if isinstance(event, PushArrived):
+            push = event.push
+            carried.setdefault((push.replica, push.clock), set()).add(push.rate)
+        return handle(state, event)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(ServerState, "handle", noted)
+        yield carried
+
+
 async def train(config, **options):
     async with cluster_of(config, **options) as cluster:
         return await cluster.train()
@@ -71,19 +90,10 @@ async def test_training_equals_serial_sgd_at_the_rates_of_the_schedule(schedule,
 
 @pytest.mark.parametrize("mode", ["asp", "ssp:1"])
 @pytest.mark.parametrize("schedule", SCHEDULES)
-async def test_each_replica_goes_through_the_schedule_over_its_own_share(schedule, mode, monkeypatch):
-    carried = {}
-    handle = ServerState.handle
-
-    def noted(state, event):
-        if isinstance(event, PushArrived):
-            push = event.push
-            carried.setdefault((push.replica, push.clock), set()).add(push.rate)
-        return handle(state, event)
-
-    monkeypatch.setattr(ServerState, "handle", noted)
+async def test_each_replica_goes_through_the_schedule_over_its_own_share(schedule, mode):
     config = config_of(schedule, consistency=mode, replicas=2, push_every=2, record=True, weights="copy")
-    result = await train(config)
+    with rates_carried() as carried:
+        result = await train(config)
     header, logs = load_record(result.record, origin="the run")
     recording = make_recording(header, logs, result.model)
     expected = {}
@@ -96,3 +106,30 @@ async def test_each_replica_goes_through_the_schedule_over_its_own_share(schedul
     assert carried.keys() == expected.keys()
     for push, rates in carried.items():
         assert sorted(rates) == [pytest.approx(expected[push], rel=1e-12)]
+
+
+RESUMED = {
+    "asp": {"weights": "copy", "in_flight": 1},
+    "in-place": {"weights": "aliased", "in_flight": 1},
+    "ssp": {"consistency": "ssp:1", "replicas": 2},
+    "bsp": {"consistency": "bsp", "replicas": 2},
+}
+
+
+@pytest.mark.parametrize("way", RESUMED)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+async def test_a_resumed_run_goes_on_along_the_schedule(schedule, way, tmp_path):
+    config = config_of(schedule, dtype="float64", checkpoint_every=4, **RESUMED[way])
+    found = await stopped_from(config, tmp_path, (1, 4))
+    trained = {number for first, stop in found.manifest.resume.finished for number in range(first, stop)}
+    epoch = found.manifest.resume.epoch
+    left = [epoch - 1 + number / GROUPS for number in range(GROUPS) if number not in trained]
+    left += [later + number / GROUPS for later in range(epoch, EPOCHS) for number in range(GROUPS)]
+    with rates_carried() as carried:
+        result = await train(config, resume=tmp_path)
+    expected, _ = lockstep_sgd(config, tiny_dataset(), rate_at=SCHEDULES[schedule][0])
+    if way != "ssp":
+        assert_close(result.weights, expected, 1e-9)
+    if way in ("asp", "ssp"):
+        rates = sorted(rate for each in carried.values() for rate in each)
+        assert rates == pytest.approx(sorted(map(SCHEDULES[schedule][0], left)), rel=1e-12)
