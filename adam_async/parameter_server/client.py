@@ -257,6 +257,34 @@ class Channel:
         return f"<Channel to {self.server} {state}, {len(self.session.open)} open>"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Question:
+    """A pull, asked again until the values are there.
+
+    No two functions that know each other: such a circle, and the memory that the values landed in, would stay
+    until a garbage collector came by.
+    """
+
+    channel: Channel
+    message: Message
+    into: tuple[NDArray[Any]] | None
+    on_values: Callable[[Values, NDArray[Any]], None]
+    on_behind: OnBehind | None
+
+    def ask(self) -> None:
+        self.channel.say(Exchange(message=self.message, on_answer=self.answered, into=self.into))
+
+    def answered(self, answer: Message) -> bool:
+        values = unpack(answer, Values)
+        if self.message.meta["shards"] and not values.versions:
+            if self.on_behind is not None:
+                self.on_behind(values)
+            self.ask()
+        else:
+            self.on_values(values, _values_of(answer))
+        return True
+
+
 class ParameterClient:
     """Pushes and pulls of one worker, or the pulls of a driver, over all servers of a run.
 
@@ -426,23 +454,14 @@ class ParameterClient:
             clock=clock,
             wait_s=self._waits.answer_s / 2 if clock else 0.0,
         )
-        message, channel = pack(body), self.channels[server]
-
-        def ask() -> None:
-            exchange = Exchange(message=message, on_answer=on_answer, into=None if into is None else (into,))
-            channel.say(exchange)
-
-        def on_answer(answer: Message) -> bool:
-            values = unpack(answer, Values)
-            if shards and not values.versions:
-                if on_behind is not None:
-                    on_behind(values)
-                ask()
-            else:
-                on_values(values, _values_of(answer))
-            return True
-
-        ask()
+        question = _Question(
+            channel=self.channels[server],
+            message=pack(body),
+            into=None if into is None else (into,),
+            on_values=on_values,
+            on_behind=on_behind,
+        )
+        question.ask()
 
     def tick(self, server: str, shards: Sequence[ShardId], clock: int, *, epoch: int = 0) -> None:
         """Tell a server that step `clock` ended without a push for these shards. Never waits.
