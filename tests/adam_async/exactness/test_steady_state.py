@@ -91,3 +91,40 @@ async def test_two_hundred_groups_allocate_no_tensor_memory(flow, traced):
         assert made_by(cluster) == made
         training.cancel()
     assert peak <= LIMIT_BYTES
+
+
+@pytest.mark.parametrize(
+    "flow",
+    [
+        {"weights": "aliased"},
+        {"weights": "copy"},
+        {"pull_every": 4, "push_every": 2},
+        {"consistency": "ssp:4"},
+        {"consistency": "ssp:0", "pull_every": 2},
+        {"consistency": "bsp"},
+        {"consistency": "bsp", "push_every": 2, "lag": 1},
+    ],
+    ids=str,
+)
+async def test_what_groups_leave_behind_goes_without_a_garbage_collector(flow):
+    config = Config(epochs=1, threads=1, replicas=2, images_per_group=1, rate=0.001, kernels="numpy", **flow)
+    async with (
+        cluster_of(config, dataset=tiny_dataset(4 * GROUPS, 2)) as cluster,
+        asyncio.TaskGroup() as group,
+    ):
+
+        def finished():
+            return cluster.data.state.statistics()["finished"]
+
+        training = group.create_task(cluster.train(), name="train")
+        await until(lambda: finished() >= GROUPS // 2)
+        gc.collect()
+        gc.disable()
+        try:
+            begin = finished()
+            await until(lambda: finished() >= begin + GROUPS)
+            circles = gc.collect()
+        finally:
+            gc.enable()
+        training.cancel()
+    assert circles < GROUPS, "every group leaves something that only a garbage collector finds"
