@@ -92,7 +92,9 @@ class Stock:
         wanted = range(first, last + 1)
         if block is None or not block.left.issuperset(wanted):
             chosen = np.concatenate([self._order.group(group) for group in wanted])
-            return self._dataset.train_images[chosen], self._dataset.train_labels[chosen]
+            return self._dataset.train_images.take(chosen, axis=0), self._dataset.train_labels.take(
+                chosen, axis=0
+            )
         block.left.difference_update(wanted)
         if not block.left:
             self._blocks[number] = None
@@ -103,7 +105,10 @@ class Stock:
         size, first = self._order.images_per_group, block * self._block_groups
         stop = min(first + self._block_groups, self._order.num_groups)
         chosen = self._order.indices[first * size : stop * size]
-        images, labels = self._dataset.train_images[chosen], self._dataset.train_labels[chosen]
+        images, labels = (
+            self._dataset.train_images.take(chosen, axis=0),
+            self._dataset.train_labels.take(chosen, axis=0),
+        )
         return _Block(images, labels, set(range(first, stop)))
 
     def __repr__(self) -> str:

@@ -23,7 +23,7 @@ from adam_async.schedule import Schedule
 from adam_async.shard_storage import ShardStorage
 from dataflow import Firing, Graph, Tag
 
-JOB_IMAGES = 64
+JOB_IMAGES = 128
 """Images that one job of a compute thread trains, as so many groups as they make. Meanwhile the thread needs
 nothing of the loop. A group reads no weights before its turn comes, so waiting makes none stale."""
 
