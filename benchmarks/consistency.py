@@ -21,7 +21,8 @@ Two cores hold five busy processes here (two workers, a server, the data server,
 full speed get less than a core each, and whoever is stopped leaves its core to the others. Only in `paced` is
 there room left, by the shares; `cpu_s` says what each worker really had.
 
-Rows: case, ours and peer, ratio (above 1 we are faster), unit, test accuracy of both.
+Rows: case, ours and peer, ratio (above 1 we are faster), unit, test accuracy of both; and where both are ours
+the ratio of the processor time of workers, or of the one process, which is less moved by what else runs.
 """
 
 import os
@@ -36,6 +37,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -85,7 +87,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     staleness_mean: float
     clock_wait_s: float
     cpu_s: tuple[float, ...]
-    """Of each worker process while it trained; empty in one process."""
+    """Of each worker process while it trained, or of the one process."""
     rate: float
 
 
@@ -99,7 +101,9 @@ async def perform(run: Run) -> Found:
     cpu_s: tuple[float, ...] = ()
     if not config.processes:
         async with LocalCluster(config, dataset=dataset) as local:
+            before = time.process_time()
             result = await local.train()
+            cpu_s = (round(time.process_time() - before, 2),)
         return found(run, result, local.driver.config, cpu_s)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "images.npz"
@@ -215,6 +219,7 @@ def row(case: str, pairs: Sequence[tuple[Found, Found]], *, first: bool = False)
         else (one.images_per_s, other.images_per_s)
         for one, other in pairs
     ]
+    used = [sum(other.cpu_s) / sum(one.cpu_s) for one, other in pairs if one.cpu_s and other.cpu_s]
     last = pairs[-1][0]
     return {
         "case": case,
@@ -228,6 +233,7 @@ def row(case: str, pairs: Sequence[tuple[Found, Found]], *, first: bool = False)
         "staleness": last.staleness_mean,
         "clock_wait_s": last.clock_wait_s,
         "cpu_s": last.cpu_s,
+        "cpu_ratio": round(statistics.median(used), 3) if used else None,
         "ratios": [round(one / other, 3) for one, other in rates],
     }
 
