@@ -5,6 +5,7 @@ and the record of the run, in which each group's reads stand beside the order in
 """
 
 import asyncio
+import dataclasses
 from contextlib import AsyncExitStack, contextmanager
 
 import msgspec
@@ -17,11 +18,13 @@ from adam_async.config import Config
 from adam_async.model.named import digits
 from adam_async.model.network import Network as Model
 from adam_async.model_worker.clocked import ClockedStepper
+from adam_async.model_worker.weights import WorkerWeights
 from adam_async.parameter_server.events import PushArrived
 from adam_async.parameter_server.state import ServerState
 from adam_async.placement import shard_table
 from adam_async.replay.decode import make_recording
 from adam_async.replay.record_file import load_record
+from dataflow.errors import NodeFailed
 from tests.adam_async.runs import (
     NETWORKS,
     PATIENT,
@@ -256,3 +259,20 @@ async def test_without_a_bound_replicas_do_get_farther_apart():
         await train(config, network)
     assert max(pushes) > 4
     assert admissions == []
+
+
+@pytest.mark.parametrize("mode", ["ssp:1", "bsp"])
+async def test_a_group_that_read_too_little_ends_the_run_instead_of_being_pushed(mode, monkeypatch):
+    take = WorkerWeights.snapshot
+
+    def late(weights):
+        snapshot = take(weights)
+        return dataclasses.replace(snapshot, clock=min(snapshot.clock, 2))
+
+    monkeypatch.setattr(WorkerWeights, "snapshot", late)
+    config = Config(
+        epochs=1, threads=1, rate=0.01, replicas=2, images_per_group=2, waits=WAITS, consistency=mode
+    )
+    claim = r"step \d+ of replica [01] read values of clock 2, and needs those of \d+"
+    with pytest.raises(NodeFailed, match=f"RunFailed: {claim}"):
+        await train(config)

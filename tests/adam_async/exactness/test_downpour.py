@@ -70,3 +70,13 @@ async def test_the_groups_of_the_warm_start_are_one_replicas_alone(mode, push_ev
         assert other.numbers.min() >= warm
         # What they read first is what came of it: all of its pushes.
         assert other.versions.min() >= -(-warm // push_every)
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_worker_talks_only_to_servers_that_hold_shards(mode):
+    result = await train(config_of(servers=9, **MODES[mode]))
+    servers = {node: told for node, told in result.statistics.items() if node.startswith("ps-")}
+    holding = {node for node, told in servers.items() if told.get("versions")}
+    talked_to = {row["to"] for row in result.statistics["worker-0"]["traffic"] if row["to"] in servers}
+    assert talked_to == holding
+    assert len(holding) < len(servers) == 9
