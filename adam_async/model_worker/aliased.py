@@ -16,7 +16,7 @@ from adam_async.model_worker.in_place import InPlaceTrainer, ThreadMemory, Train
 from adam_async.model_worker.records import Recorder
 from adam_async.model_worker.training import replica_graph
 from adam_async.model_worker.updates import plan_pushes
-from adam_async.model_worker.way import OnStep
+from adam_async.model_worker.way import Deliver, OnStep
 from adam_async.parameter_server.client import ParameterClient
 from adam_async.placement import ShardTable
 from adam_async.schedule import Schedule
@@ -124,7 +124,7 @@ class Aliased:
         """See `WayOfTraining.new_scratch`."""
         return self._trainer.new_memory()
 
-    def graph(self, landed: Callable[[Tag], None]) -> Graph:
+    def graph(self, landed: Callable[[Tag], None], deliver: Deliver) -> Graph:
         """See `WayOfTraining.graph`. No group waits for a pull: its step is in when it is trained."""
         return replica_graph(
             self._trainer.train,

@@ -21,7 +21,7 @@ What is waited for is named: the servers tell, every half of `answer_s`, who is 
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -63,6 +63,8 @@ class OrderedStep:
     """Those that were trained before one that comes before them."""
     on_landed: Callable[[], None] | None = None
     """Of its last group."""
+    leaving: Step | None = None
+    """What has begun to leave before it is complete."""
 
     @property
     def complete(self) -> bool:
@@ -259,11 +261,9 @@ class ClockedStepper:
         admitted = trained.admitted
         assert admitted is not None
         step: OrderedStep = admitted.step
-        if trained.read.clock < step.needed:
-            raise RunFailed(
-                f"step {step.number} of replica {self._replica} read values of clock {trained.read.clock}, "
-                f"and needs those of {step.needed}"
-            )
+        self._check_read(step, trained)
+        if trained.ahead is not None:
+            trained.ahead.over = True
         step.early[admitted.index] = trained
         if admitted.index == self._push_every - 1:
             step.on_landed = on_landed
@@ -272,6 +272,32 @@ class ClockedStepper:
         while len(step.trained) in step.early:
             self._add_up(step, step.early.pop(len(step.trained)))
         self._leave()
+
+    def ahead(self, trained: Trained, messages: Sequence[int], on_landed: Callable[[], None]) -> None:
+        """Let messages of a group's step leave that are complete, while the rest is computed. Never waits.
+
+        Only where it is this step's turn to leave; otherwise they leave with the rest.
+
+        Raises:
+            RunFailed: The group read what it may not read.
+        """
+        admitted, ahead = trained.admitted, trained.ahead
+        assert admitted is not None
+        assert ahead is not None
+        step: OrderedStep = admitted.step
+        if ahead.over or self._queue[0] is not step or not self._clock.leaves(step.number, self._landed):
+            return
+        self._check_read(step, trained)
+        if step.leaving is None:
+            step.leaving = self._begin(step, trained.buffer, [trained], on_landed)
+        self._pusher.push_ahead(step.leaving, messages)
+
+    def _check_read(self, step: OrderedStep, trained: Trained) -> None:
+        if trained.read.clock < step.needed:
+            raise RunFailed(
+                f"step {step.number} of replica {self._replica} read values of clock {trained.read.clock}, "
+                f"and needs those of {step.needed}"
+            )
 
     def _add_up(self, step: OrderedStep, trained: Trained) -> None:
         step.trained.append(trained)
@@ -297,26 +323,39 @@ class ClockedStepper:
             self._queue.popleft()
             self._changed.set()
 
-    def _send(self, ready: OrderedStep) -> None:
-        assert ready.buffer is not None
+    def _begin(
+        self,
+        ready: OrderedStep,
+        buffer: PushBuffer,
+        groups: list[Trained],
+        on_landed: Callable[[], None] | None,
+    ) -> Step:
+        """Make a step ready to leave whose turn it is."""
         assert self.said <= ready.number, (self.said, ready.number)
         self.said = ready.number + 1
-        step = Step(ready.buffer, ready.trained, self.said, ready.epoch)
-        on_landed = ready.on_landed
-        # Its groups know their step: what they read would be kept until a garbage collector finds the circle.
-        ready.trained, ready.on_landed = [], None
+        step = Step(buffer, groups, self.said, ready.epoch)
         for server, shards in self._silent:
             self._client.tick(server, shards, self.said, epoch=ready.epoch)
-        if self._synchronous:
-            self._pusher.send(step, None)
-            self._pull(self.said)
-        elif self.said % self._pull_every == 0:
-            self._landings += 1
-            self._pusher.send(step, partial(self._pulled, on_landed))
+        if self._synchronous or self.said % self._pull_every:
+            self._pusher.begin(step, None)
         else:
-            self._pusher.send(step, None)
-            if on_landed is not None:
-                on_landed()
+            self._landings += 1
+            self._pusher.begin(step, partial(self._pulled, on_landed))
+        return step
+
+    def _send(self, ready: OrderedStep) -> None:
+        on_landed = ready.on_landed
+        step = ready.leaving
+        if step is None:
+            assert ready.buffer is not None
+            step = self._begin(ready, ready.buffer, ready.trained, on_landed)
+        # Its groups know their step: what they read would be kept until a garbage collector finds the circle.
+        ready.trained, ready.on_landed, ready.leaving = [], None, None
+        self._pusher.finish(step)
+        if self._synchronous:
+            self._pull(self.said)
+        elif step.landing is None and on_landed is not None:
+            on_landed()
 
     def _jump(self, jump: Jump) -> None:
         if jump.clock <= self.said:

@@ -21,8 +21,8 @@ from adam_async.model_worker.read_log import Reader, ReadLog
 from adam_async.model_worker.scaling import Scaling
 from adam_async.model_worker.steps import Pusher, Stepper
 from adam_async.model_worker.training import GroupTrainer, ThreadScratch, Trained, replica_graph
-from adam_async.model_worker.updates import cut_shards, plan_pushes
-from adam_async.model_worker.way import OnStep
+from adam_async.model_worker.updates import cut_shards, plan_pushes, plan_stages
+from adam_async.model_worker.way import Deliver, OnStep
 from adam_async.model_worker.weights import WorkerWeights
 from adam_async.parameter_server.client import ParameterClient, SessionIdentity
 from adam_async.placement import ShardTable
@@ -78,6 +78,7 @@ class Copied:
         self._session = session
         self._clocked: ClockedStepper | None = None
         self._log: ReadLog | None = None
+        self._pusher: Pusher | None = None
         self._plan = plan_pushes(
             model, table, buckets, images=config.images_per_group * config.push_every, wanted=config.protocol
         )
@@ -97,6 +98,9 @@ class Copied:
         # values that follow a push contain it, and arrive before a local step would have paid for itself.
         self._schedule = Schedule.of(config)
         self._scaling = Scaling.of(config)
+        # Limits of the gradient, and sums of several groups, need all of it before any of it may leave.
+        leaves_ahead = config.push_every == 1 and not config.local_steps and self._scaling is None
+        self._stages = plan_stages(model, self._plan) if leaves_ahead else ()
         self._trainer = GroupTrainer(
             network=model,
             weights=self._weights,
@@ -109,6 +113,7 @@ class Copied:
             dice=Dice(config.seed),
             scaling=self._scaling,
             by_images=config.synchronous,
+            stages=self._stages,
         )
         self._landed: Callable[[Tag], None] = _nothing
 
@@ -127,7 +132,7 @@ class Copied:
             who = Reader(self._session.replica, self._session.session, self._session.incarnation)
             rated = self._schedule.fixed is None
             self._log = ReadLog(who, shards, local=config.local_steps, rated=rated)
-        pusher = Pusher(
+        pusher = self._pusher = Pusher(
             table=self._table,
             plan=self._plan,
             client=self._client,
@@ -188,15 +193,27 @@ class Copied:
         """See `WayOfTraining.new_scratch`."""
         return ThreadScratch(self._model)
 
-    def graph(self, landed: Callable[[Tag], None]) -> Graph:
+    def graph(self, landed: Callable[[Tag], None], deliver: Deliver) -> Graph:
         """See `WayOfTraining.graph`."""
         self._landed = landed
+
+        def tell(stage: int, tag: Tag, trained: Trained | None) -> None:
+            deliver(f"ahead-{stage}", tag, trained)
+
+        self._trainer.tell = tell
         train = self._trainer.train if self._config.slack is None else self._trainer.train_admitted
-        return replica_graph(train, self._on_trained, waits_for_pull=not self._background)
+        ahead = [partial(self._on_ahead, stage.messages) for stage in self._stages[:-1]]
+        return replica_graph(train, self._on_trained, waits_for_pull=not self._background, ahead=ahead)
 
     def _on_trained(self, firing: Firing, trained: Trained) -> None:
         stepper = self._stepper if self._clocked is None else self._clocked
         stepper.add(trained, _nothing if self._background else partial(self._landed, firing.tag))
+
+    def _on_ahead(self, messages: Sequence[int], firing: Firing, trained: Trained | None) -> None:
+        if trained is not None:
+            stepper = self._stepper if self._clocked is None else self._clocked
+            on_landed = _nothing if self._background else partial(self._landed, firing.tag)
+            stepper.ahead(trained, messages, on_landed)
 
     @property
     def gate(self) -> ClockedStepper | None:
@@ -217,6 +234,7 @@ class Copied:
         return {
             "protocols": [msgspec.to_builtins(choice) for choice in self._plan.protocols.values()],
             "push_buffers": self._trainer.buffers_made,
+            "left_ahead": self._pusher.left_ahead if self._pusher is not None else 0,
             **({} if self._clocked is None else self._clocked.statistics()),
         }
 

@@ -149,7 +149,7 @@ class Participation:
             stack.callback(group.create_task(self._data.run(), name=f"{node}/data").cancel)
             self._engine = await stack.enter_async_context(
                 Engine(
-                    self._way.graph(self._landed),
+                    self._way.graph(self._landed, self._deliver),
                     pool=self._pool,
                     in_flight=self._in_flight,
                     contexts=await self._new_contexts(self._pool),
@@ -264,6 +264,10 @@ class Participation:
 
     def _stepped(self, timeline: Timeline, clock: int, leases: Sequence[Lease]) -> None:
         timeline.stepped(self._identity.node, self._run, self._session, clock, leases)
+
+    def _deliver(self, port: str, tag: Tag, value: Any) -> None:
+        assert self._engine is not None
+        self._engine.deliver_threadsafe(port, tag, value)
 
     def _landed(self, tag: Tag) -> None:
         assert self._engine is not None

@@ -37,6 +37,11 @@ class Step:
     epoch: int = 0
     """Its groups' epoch where servers wait to hear of it; 0 in asp."""
     unsettled: int = 0
+    rate: float = 0.0
+    landing: Landing | None = None
+    """Of the values that follow it."""
+    gone: set[int] = field(default_factory=set)
+    """Messages that left while the others were computed."""
 
 
 class Pusher:
@@ -88,6 +93,8 @@ class Pusher:
         self._scaling = scaling
         self._unit = unit
         self._log = log
+        self.left_ahead = 0
+        """Messages that left while the rest of their step was computed."""
         places = {spec.id: place for shards in table.by_tensor.values() for place, spec in enumerate(shards)}
         self._places = [[places[spec.id] for spec in message.specs] for message in plan.messages]
 
@@ -97,6 +104,11 @@ class Pusher:
         Args:
             on_landed: Called when the values that follow it are installed; None: nothing is pulled.
         """
+        self.begin(step, on_landed)
+        self.finish(step)
+
+    def begin(self, step: Step, on_landed: Callable[[], None] | None) -> None:
+        """Make a step ready to leave, message by message; see `send`."""
         if self._on_step is not None:
             self._on_step(step.clock, [group.lease for group in step.groups])
         if self._log is not None:
@@ -104,21 +116,32 @@ class Pusher:
                 self._log.note(group.lease, step.clock, group.read)
         self._weights.count_local_steps(_stepped_by_all(step.groups))
         first = step.groups[0]
-        rate = self._schedule.rate(first.lease.progress) if self._rate is None else self._rate
+        step.rate = self._schedule.rate(first.lease.progress) if self._rate is None else self._rate
         if self._scaling is not None:
             unit = 1.0 if self._unit is None else self._unit / step.buffer.images
-            self._scaling.apply(step.buffer, first.read.arrays, rate=rate, unit=unit)
+            self._scaling.apply(step.buffer, first.read.arrays, rate=step.rate, unit=unit)
         step.unsettled = len(self._plan.messages)
-        landing = None if on_landed is None else Landing(self._puller, self._answers, on_landed)
-        for index, message in enumerate(self._plan.messages):
-            self._push_message(step, index, message, landing, rate)
-        if landing is not None:
-            for server, specs in self._rest:
-                self._puller.ask(landing, server, specs)
+        if on_landed is not None:
+            step.landing = Landing(self._puller, self._answers, on_landed)
 
-    def _push_message(
-        self, step: Step, index: int, message: PushMessage, landing: Landing | None, rate: float
-    ) -> None:
+    def push_ahead(self, step: Step, messages: Sequence[int]) -> None:
+        """Send messages of a step that has begun to leave, before the others are complete."""
+        self.left_ahead += len(messages)
+        for index in messages:
+            step.gone.add(index)
+            self._push_message(step, index, self._plan.messages[index])
+
+    def finish(self, step: Step) -> None:
+        """Send what is left of a step, and pull what its pushes bring no answer with."""
+        for index, message in enumerate(self._plan.messages):
+            if index not in step.gone:
+                self._push_message(step, index, message)
+        if step.landing is not None:
+            for server, specs in self._rest:
+                self._puller.ask(step.landing, server, specs)
+
+    def _push_message(self, step: Step, index: int, message: PushMessage) -> None:
+        landing = step.landing
         versions, own = self._read_versions(step.groups, message, self._places[index])
         pulls = landing is not None and message.pulls
         push = StepPush(
@@ -129,7 +152,7 @@ class Pusher:
             own=own,
             clock=step.clock,
             images=step.buffer.images,
-            rate=rate,
+            rate=step.rate,
             pull=pulls,
             epoch=step.epoch,
         )
@@ -199,7 +222,7 @@ class Stepper:
         the group ends no step or no pull is due with it.
         """
         if self._push_every == 1:
-            self._push(Step(trained.buffer, [trained]), on_landed)
+            self._push_one(trained, on_landed)
             return
         step = self._open
         if step is None:
@@ -214,6 +237,27 @@ class Stepper:
         self._open = None
         self._push(step, on_landed)
 
+    def ahead(self, trained: Trained, messages: Sequence[int], on_landed: Callable[[], None]) -> None:
+        """Let messages of a group's step leave that are complete, while the rest is computed. Never waits."""
+        ahead = trained.ahead
+        assert ahead is not None
+        if not ahead.over:
+            if ahead.step is None:
+                ahead.step = self._begin(Step(trained.buffer, [trained]), on_landed)
+            self._pusher.push_ahead(ahead.step, messages)
+
+    def _push_one(self, trained: Trained, on_landed: Callable[[], None]) -> None:
+        """Push a group that is a step, or what of it has not left ahead."""
+        ahead = trained.ahead
+        if ahead is None or ahead.step is None:
+            step = self._begin(Step(trained.buffer, [trained]), on_landed)
+        else:
+            step = ahead.step
+        if ahead is not None:
+            # The step knows its group: both would be kept until a garbage collector finds the circle.
+            ahead.over, ahead.step = True, None
+        self._finish(step, on_landed)
+
     def close(self) -> None:
         """Push the step that is being collected, short as it is: there are no more groups for us."""
         step, self._open = self._open, None
@@ -221,11 +265,17 @@ class Stepper:
             self._push(step, _nothing)
 
     def _push(self, step: Step, on_landed: Callable[[], None]) -> None:
+        self._finish(self._begin(step, on_landed), on_landed)
+
+    def _begin(self, step: Step, on_landed: Callable[[], None]) -> Step:
         self.clock += 1
         step.clock = self.clock
-        pulls = self.clock % self._pull_every == 0
-        self._pusher.send(step, on_landed if pulls else None)
-        if not pulls:
+        self._pusher.begin(step, on_landed if self.clock % self._pull_every == 0 else None)
+        return step
+
+    def _finish(self, step: Step, on_landed: Callable[[], None]) -> None:
+        self._pusher.finish(step)
+        if step.landing is None:
             on_landed()
 
 

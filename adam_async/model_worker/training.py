@@ -11,7 +11,7 @@ serial SGD, exactly. With more groups in flight pulls run in the background.
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,10 +25,10 @@ from adam_async.model.context import Context
 from adam_async.model.network import Network
 from adam_async.model.rules import new_scratch, plain_step
 from adam_async.model_worker.scaling import Scaling
-from adam_async.model_worker.updates import PushBuffer, PushPlan
+from adam_async.model_worker.updates import PushBuffer, PushPlan, Stage
 from adam_async.model_worker.weights import Snapshot, TensorCopy, WorkerWeights
 from adam_async.schedule import Schedule
-from dataflow import Firing, Graph, Node
+from dataflow import Firing, Graph, Node, Tag
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,6 +57,18 @@ class Trained:
     """Copies that the local step went into; empty without one."""
     admitted: Admitted | None = None
     """Its place, where groups have one from their admission on."""
+    ahead: "Ahead | None" = None
+    """Where messages of its step may leave before the way back is done."""
+
+
+@dataclass(slots=True, eq=False)
+class Ahead:
+    """How far the step of a group has left while the group is still computed. The loop's alone."""
+
+    step: Any = None
+    """What has begun to leave."""
+    over: bool = False
+    """The group is trained: what is told of it now comes too late, and has left with the rest."""
 
 
 class ThreadScratch:
@@ -103,6 +115,9 @@ class GroupTrainer:
         buffers: Buffers made ahead of each kind; more are made while all are on their way.
         dice: What layers that draw, such as dropout, draw with.
         scaling: Limits of a step's gradient.
+        stages: How the way back is cut. With more than one, `tell` is called on the compute thread, as
+            ``tell(stage, tag, trained)``, when a stage other than the last is done; with None for a group
+            whose messages leave all at once.
         by_images: Whether a group counts by its images, because servers average over those of a step.
     """
 
@@ -120,7 +135,10 @@ class GroupTrainer:
         dice: Dice,
         scaling: Scaling | None = None,
         by_images: bool = False,
+        stages: Sequence[Stage] = (),
     ) -> None:
+        self._stages = stages
+        self.tell: Callable[[int, Tag, Trained | None], None] = _told_nobody
         self._network = network
         self._weights = weights
         self._schedule = schedule
@@ -158,6 +176,13 @@ class GroupTrainer:
         context.load(group.images, group.labels, dice=self._dice, keys=(lease.epoch, lease.number))
         arrays = read.arrays
         loss = self._network.forward(arrays, context)
+        if len(self._stages) > 1:
+            if context.images == self._group_images:
+                trained = Trained(lease, loss, self.group_buffers.take(), read, {}, admitted, Ahead())
+                self._train_back(firing.tag, context, trained)
+                return trained
+            for number in range(len(self._stages) - 1):
+                self.tell(number, firing.tag, None)
         self._network.backward(arrays, context)
         buffer = self.group_buffers.take()
         buffer.fill(context)
@@ -166,6 +191,16 @@ class GroupTrainer:
         scaled = self._scale(buffer, read, lease) if self._scaling is not None else {}
         stepped = self._local_step(context, buffer, firing.scratch, lease, scaled) if self._local else {}
         return Trained(lease, loss, buffer, read, stepped, admitted)
+
+    def _train_back(self, tag: Tag, context: Context, trained: Trained) -> None:
+        """The way back, stage by stage; what is complete may leave."""
+        arrays, buffer = trained.read.arrays, trained.buffer
+        buffer.images = context.images
+        for number, stage in enumerate(self._stages):
+            self._network.backward_layers(arrays, context, stage.layers)
+            buffer.fill_messages(context, stage.messages)
+            if number < len(self._stages) - 1:
+                self.tell(number, tag, trained)
 
     def _scale(self, buffer: PushBuffer, read: Snapshot, lease: Lease) -> dict[str, float]:
         """Keep the limits, where the group is a step; otherwise only find what its local step is to keep."""
@@ -215,6 +250,7 @@ def replica_graph(
     push: Callable[[Firing, Any], None],
     *,
     waits_for_pull: bool,
+    ahead: Sequence[Callable[[Firing, Any], None]] = (),
     batch: int = 1,
     jobs: int | None = None,
 ) -> Graph:
@@ -225,16 +261,26 @@ def replica_graph(
         push: Takes what `train` made; on the loop.
         batch: At most this many groups per call of `train`, which with more than one takes lists.
         jobs: At most this many of these calls at once; see `dataflow.Node`.
+        ahead: For each stage of the way back but the last, what hears on the loop that it is done: token
+            ``ahead-0`` and so on.
         waits_for_pull: Whether a tag is complete only when token ``landed`` has come.
     """
     nodes = [
         Node("train", train, inputs=("group",), outputs=("trained",), heavy=True, batch=batch, jobs=jobs),
         Node("push", push, inputs=("trained",)),
     ]
-    if not waits_for_pull:
-        return Graph(inputs=("group",), nodes=tuple(nodes))
-    nodes.append(Node("land", _complete, inputs=("landed",)))
-    return Graph(inputs=("group", "landed"), nodes=tuple(nodes))
+    inputs = ["group"]
+    for number, leave in enumerate(ahead):
+        inputs.append(f"ahead-{number}")
+        nodes.append(Node(f"leave-{number}", leave, inputs=(inputs[-1],)))
+    if waits_for_pull:
+        inputs.append("landed")
+        nodes.append(Node("land", _complete, inputs=("landed",)))
+    return Graph(inputs=tuple(inputs), nodes=tuple(nodes))
+
+
+def _told_nobody(stage: int, tag: Tag, trained: Trained | None) -> None:
+    """Nothing leaves ahead."""
 
 
 def _complete(firing: Firing, token: None) -> None:

@@ -12,7 +12,7 @@ Letters: K images of one step, I inputs, R rows of one server, O all outputs. Fa
 (I, K) and (R, K), as they lie in a context.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal
@@ -210,6 +210,62 @@ def _message(
     )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Fill:
+    """What one message of a push buffer is filled with."""
+
+    deltas: list[tuple[str, NDArray[Any]]]
+    pieces: list[tuple[NDArray[Any], NDArray[Any]]]
+    inputs: list[tuple[str, NDArray[Any]]]
+    errors: list[tuple[str, NDArray[Any], list[slice]]]
+
+
+EARLY_BYTES = 256 << 10
+"""Gradients from which on a message leaves by itself, as soon as they are complete. Smaller ones save less
+time on their way than it takes to tell the loop of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A stretch of the way back, and the messages of the plan that are complete at its end."""
+
+    layers: range
+    messages: tuple[int, ...]
+
+
+def plan_stages(network: Network, plan: PushPlan) -> tuple[Stage, ...]:
+    """Cut the way back where large messages are complete; one stage if there is nothing to gain.
+
+    While one stage is computed what the stages before it completed may travel (GP-10, DS-05).
+    """
+    layer_of = {p.name: number for number, layer in enumerate(network.layers) for p in layer.parameters}
+    complete = [min(layer_of[shard.tensor] for shard in message.specs) for message in plan.messages]
+    item_bytes = network.dtype.itemsize
+    large = [_gradient_bytes(message, plan.images, item_bytes) >= EARLY_BYTES for message in plan.messages]
+    last = min(complete, default=0)
+    cuts = sorted(
+        {at for at, early in zip(complete, large, strict=True) if early and at > last}, reverse=True
+    )
+    stages, stop, left = [], len(network.layers), set(range(len(complete)))
+    for cut in (*cuts, 0):
+        ready = tuple(sorted(index for index in left if complete[index] >= cut))
+        stages.append(Stage(range(cut, stop), ready))
+        stop, left = cut, left.difference(ready)
+    return tuple(stages)
+
+
+def _gradient_bytes(message: PushMessage, images: int, item_bytes: int) -> int:
+    """What a full step sends in one message."""
+    values = 0
+    for part in message.parts:
+        if part.factors:
+            row = part.shards[0].row_size
+            values += images * (row + sum(shard.size for shard in part.shards) // row)
+        else:
+            values += sum(shard.size for shard in part.shards)
+    return values * item_bytes
+
+
 class PushBuffer:
     """Memory for the gradients of one group or step, laid out for the messages of a plan.
 
@@ -240,13 +296,25 @@ class PushBuffer:
         """Tensor and memory of each shard that goes as a delta."""
         self._apart: dict[str, NDArray[Any]] = {}
         """Whole deltas of tensors whose shards travel apart."""
+        self._fills: list[_Fill] = []
+        """What each message adds to it, in the order of the plan."""
         for message in plan.messages:
             self._tensors.append([])
+            before = len(self._deltas), len(self._pieces), len(self._inputs), len(self._errors)
             for part in message.parts:
                 if part.factors:
                     self._add_factors(part)
                 else:
                     self._add_deltas(part)
+            deltas, pieces, inputs, errors = before
+            self._fills.append(
+                _Fill(
+                    self._deltas[deltas:],
+                    self._pieces[pieces:],
+                    list(self._inputs.items())[inputs:],
+                    self._errors[errors:],
+                )
+            )
 
     def _add_deltas(self, part: PushPart) -> None:
         apart = self._apart
@@ -279,24 +347,35 @@ class PushBuffer:
 
     def fill(self, context: Context) -> None:
         """Write the gradients of the group in `context`. On a compute thread."""
-        self.images = count = context.images
-        for name, delta in self._deltas:
-            self._network.delta(context, name, out=delta)
-        for piece, source in self._pieces:
-            piece[:] = source
-        factors = {}
-        for name, inputs in self._inputs.items():
-            pair = self._network.factors(context, name)
-            assert pair is not None, f"{name} was planned as factors and has none"
-            factors[name] = pair
-            inputs[:, :count] = pair[0].T
-        for name, errors, rows in self._errors:
-            source = factors[name][1].T
-            at = 0
-            for piece_rows in rows:
-                end = at + piece_rows.stop - piece_rows.start
-                errors[at:end, :count] = source[piece_rows]
-                at = end
+        self.images = context.images
+        self.fill_messages(context, range(len(self._fills)))
+
+    def fill_messages(self, context: Context, messages: Iterable[int]) -> None:
+        """Write what these messages of the plan carry, once their gradients are complete; `images` is set.
+
+        A tensor that several messages share is complete for all of them at once: name them in their order.
+        """
+        count = self.images
+        for message in messages:
+            fill = self._fills[message]
+            for name, delta in fill.deltas:
+                self._network.delta(context, name, out=delta)
+            for piece, source in fill.pieces:
+                piece[:] = source
+            for name, inputs in fill.inputs:
+                inputs[:, :count] = self._factors_of(context, name)[0].T
+            for name, errors, rows in fill.errors:
+                columns = self._factors_of(context, name)[1].T
+                at = 0
+                for piece_rows in rows:
+                    end = at + piece_rows.stop - piece_rows.start
+                    errors[at:end, :count] = columns[piece_rows]
+                    at = end
+
+    def _factors_of(self, context: Context, name: str) -> tuple[NDArray[Any], NDArray[Any]]:
+        pair = self._network.factors(context, name)
+        assert pair is not None, f"{name} was planned as factors and has none"
+        return pair
 
     def clear(self) -> None:
         """Forget what is in it, before adding up the groups of a step."""

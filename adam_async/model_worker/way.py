@@ -37,6 +37,10 @@ class Gate(Protocol):
         ...
 
 
+Deliver = Callable[[str, Tag, Any], None]
+"""Takes a port, a tag and a value."""
+
+
 class WayOfTraining(Protocol):
     """What turns image groups into steps of the run. `Copied` and `Aliased` are the two there are."""
 
@@ -61,11 +65,12 @@ class WayOfTraining(Protocol):
         """Make what one compute thread needs beside the group's context. Called on that thread."""
         ...
 
-    def graph(self, landed: Callable[[Tag], None]) -> Graph:
+    def graph(self, landed: Callable[[Tag], None], deliver: Deliver) -> Graph:
         """The dataflow graph of a group.
 
         Args:
             landed: To be called when a group that waits for its pull has it.
+            deliver: Gives an external port of the graph its value, from any thread.
         """
         ...
 

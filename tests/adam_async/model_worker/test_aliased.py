@@ -98,4 +98,4 @@ async def test_a_replica_goes_on_where_the_slowest_clock_of_its_servers_stands()
 async def test_no_group_in_place_waits_for_a_pull():
     async with cluster_of(config_of(in_flight=1)) as cluster:
         await cluster.train()
-        assert cluster.workers[0]._part._way.graph(lambda tag: None).inputs == ("group",)
+        assert cluster.workers[0]._part._way.graph(lambda tag: None, lambda *token: None).inputs == ("group",)

@@ -132,12 +132,12 @@ async def braked(monkeypatch, **options):
     brakes = []
     new_graph = Copied.graph
 
-    def graph(self, landed):
+    def graph(self, landed, deliver):
         if self._session.replica == 1:
             brake = Brake(self._trainer)
             brakes.append(brake)
             monkeypatch.setattr(self._trainer, "train_admitted", brake.train)
-        return new_graph(self, landed)
+        return new_graph(self, landed, deliver)
 
     monkeypatch.setattr(Copied, "graph", graph)
     config = Config(**{**BSP, "threads": 1, **options})

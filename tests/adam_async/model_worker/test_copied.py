@@ -42,8 +42,13 @@ async def test_it_is_prepared_when_every_tensor_is_there(network):
 async def test_only_the_one_group_in_flight_waits_for_its_pull(network):
     async with servers_of(network) as servers:
         client = servers.client().client
-        assert way_of(servers, client).graph(lambda tag: None).inputs == ("group", "landed")
-        assert way_of(servers, client, in_flight=2).graph(lambda tag: None).inputs == ("group",)
+        assert way_of(servers, client).graph(lambda tag: None, lambda *token: None).inputs == (
+            "group",
+            "landed",
+        )
+        assert way_of(servers, client, in_flight=2).graph(lambda tag: None, lambda *token: None).inputs == (
+            "group",
+        )
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,153 @@
+"""Messages that leave while the rest of their step is computed change when things happen, nothing else."""
+
+import numpy as np
+import pytest
+
+from adam_async.config import Config
+from adam_async.dice import Dice
+from adam_async.model.named import mlp
+from adam_async.model.network import Network as Model
+from adam_async.model_worker import updates
+from adam_async.model_worker.updates import PushBuffer, plan_pushes, plan_stages
+from adam_async.placement import shard_table
+from tests.adam_async.exactness.serial import RULES, assert_close, assert_equal_bits, lockstep_sgd
+from tests.adam_async.runs import NETWORKS, SHARDED, cluster_of, tiny_dataset
+
+DEEP = mlp((64, 40, 40, 40, 10), input_shape=(1, 8, 8), name="deep")
+
+
+@pytest.fixture
+def eager(monkeypatch):
+    """Let messages of any size leave ahead."""
+    monkeypatch.setattr(updates, "EARLY_BYTES", 1)
+
+
+async def train(config, network=None):
+    """The weights, and how many messages left ahead."""
+    async with cluster_of(config, network, spec=DEEP, dataset=tiny_dataset(train=59)) as cluster:
+        result = await cluster.train()
+        ahead = sum(values.get("left_ahead", 0) for values in result.statistics.values())
+        return result.weights, ahead
+
+
+def planned(**options):
+    model = Model(DEEP, dtype="float64")
+    table = shard_table(model.parameters, shard_bytes=4096, item_bytes=8)
+    return model, plan_pushes(model, table, ["ps-0", "ps-1", "ps-2", "ps-3"] * 16, images=4, **options)
+
+
+@pytest.mark.parametrize("protocol", ["delta", "factors"])
+def test_stages_are_the_whole_way_back_once_and_each_message_is_in_the_first_that_completes_it(
+    eager, protocol
+):
+    model, plan = planned(wanted=protocol)
+    stages = plan_stages(model, plan)
+    assert len(stages) > 1
+    layers = [number for stage in stages for number in reversed(stage.layers)]
+    assert layers == list(reversed(range(len(model.layers))))
+    assert sorted(index for stage in stages for index in stage.messages) == list(range(len(plan.messages)))
+    layer_of = {p.name: number for number, layer in enumerate(model.layers) for p in layer.parameters}
+    for stage in stages:
+        for index in stage.messages:
+            lowest = min(layer_of[shard.tensor] for shard in plan.messages[index].specs)
+            assert lowest in stage.layers
+
+
+def test_small_messages_do_not_leave_by_themselves():
+    assert len(plan_stages(*planned())) == 1
+
+
+@pytest.mark.parametrize("protocol", ["delta", "factors", "auto"])
+def test_a_buffer_filled_message_by_message_holds_what_one_filled_at_once_does(protocol):
+    model, plan = planned(wanted=protocol)
+    dataset = tiny_dataset()
+    weights, context = model.initial_weights(Dice(3)), model.context(4)
+    context.load(dataset.train_images[:4], dataset.train_labels[:4])
+    model.forward(weights, context)
+    model.backward(weights, context)
+    whole, pieces = (PushBuffer(model, plan, 4) for _ in range(2))
+    whole.fill(context)
+    pieces.images = 4
+    for index in range(len(plan.messages)):
+        pieces.fill_messages(context, (index,))
+    for index in range(len(plan.messages)):
+        for one, other in zip(whole.tensors(index), pieces.tensors(index), strict=True):
+            assert np.array_equal(one, other)
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("mode", [{"consistency": "bsp"}, {"consistency": "bsp", "lag": 1}], ids=str)
+async def test_lockstep_has_the_same_bits_whether_messages_leave_ahead_or_not(mode, network, monkeypatch):
+    config = Config(
+        epochs=2, images_per_group=4, replicas=2, threads=2, dtype="float64", seed=5, **mode, **SHARDED
+    )
+    patient, none = await train(config, NETWORKS[network]())
+    assert none == 0
+    monkeypatch.setattr(updates, "EARLY_BYTES", 1)
+    hasty, ahead = await train(config, NETWORKS[network]())
+    assert ahead > 0
+    assert_equal_bits(hasty, patient)
+
+
+@pytest.mark.parametrize("rule", RULES)
+async def test_lockstep_with_messages_ahead_equals_serial_sgd(rule, eager):
+    config = Config(
+        epochs=2,
+        images_per_group=4,
+        replicas=3,
+        threads=2,
+        dtype="float64",
+        seed=5,
+        consistency="bsp",
+        **RULES[rule],
+        **SHARDED,
+    )
+    weights, ahead = await train(config)
+    assert ahead > 0
+    expected, _ = lockstep_sgd(config, tiny_dataset(train=59), DEEP)
+    assert_close(weights, expected, 1e-9)
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("kernels", ["numpy", "auto"])
+async def test_one_worker_with_one_group_in_flight_steps_the_same_way_with_messages_ahead(
+    kernels, network, monkeypatch
+):
+    config = Config(
+        epochs=2,
+        images_per_group=4,
+        threads=1,
+        in_flight=1,
+        weights="copy",
+        kernels=kernels,
+        seed=5,
+        **RULES["momentum"],
+        **SHARDED,
+    )
+    patient, _ = await train(config, NETWORKS[network]())
+    monkeypatch.setattr(updates, "EARLY_BYTES", 1)
+    hasty, ahead = await train(config, NETWORKS[network]())
+    assert ahead > 0
+    assert_equal_bits(hasty, patient)
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("mode", ["asp", "ssp:2"])
+async def test_every_group_is_trained_once_where_messages_leave_ahead(mode, network, eager):
+    config = Config(
+        epochs=3,
+        images_per_group=4,
+        replicas=2,
+        threads=2,
+        in_flight=4,
+        weights="copy",
+        consistency=mode,
+        rate=0.01,
+        **SHARDED,
+    )
+    async with cluster_of(config, NETWORKS[network](), spec=DEEP, dataset=tiny_dataset(train=59)) as cluster:
+        result = await cluster.train()
+        for server in cluster.servers:
+            server.state.check_invariants()
+    assert [epoch.images for epoch in result.epochs] == [59, 59, 59]
+    assert sum(values.get("left_ahead", 0) for values in result.statistics.values()) > 0
