@@ -150,6 +150,7 @@ class Checkpointer:
             results=cluster.results,
             images=int(data["images"]),
             loss=read_number(data["loss"]),
+            train_s=float(data["train_s"]),
         )
         if isfinite(resume.loss):
             self._begin(reading, (epoch, groups), resume, epochs, paused_s)

@@ -47,6 +47,8 @@ class ResumeRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Images of the groups in `finished`."""
     loss: float = 0.0
     """Mean over them."""
+    train_s: float = 0.0
+    """Seconds that they took."""
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):

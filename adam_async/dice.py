@@ -115,6 +115,8 @@ class Dice:
     def _key(self, purpose: str, keys: tuple[Key, ...]) -> int:
         digest = hashlib.blake2b(digest_size=16)
         for part in (self._seed, purpose, *keys):
+            if type(part) not in (int, str):  # a NumPy integer would be another key than the same number
+                raise TypeError(f"keys of dice are int or str, not {type(part).__name__} ({part!r})")
             # The type and length in front keep (1, 23) apart from (12, 3) and 1 apart from "1".
             text = f"{type(part).__name__}:{part}".encode()
             digest.update(len(text).to_bytes(8, "little") + text)

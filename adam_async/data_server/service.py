@@ -159,6 +159,7 @@ class DataServer(Role):
             finished=epoch.finished,
             images=taken_up.images if taken_up is not None else 0,
             loss=taken_up.loss if taken_up is not None else 0.0,
+            train_s=taken_up.train_s if taken_up is not None else 0.0,
             warm=warm_groups(
                 int(run.config["warm_start"]),
                 epoch=epoch.number,
@@ -246,7 +247,7 @@ class DataServer(Role):
         result = {
             "images": ended.images,
             "loss": ended.loss,
-            "train_s": ended.ended - ended.started,
+            "train_s": ended.train_s,
             "clock": ended.clock,
         }
 

@@ -50,6 +50,8 @@ class EpochBegan:
     """Images in them."""
     loss: float = 0.0
     """Mean over those."""
+    train_s: float = 0.0
+    """Seconds that they took."""
     warm: int = 0
     """Groups of the warm start."""
     every: int = 0
@@ -118,10 +120,8 @@ class EpochEnded:
     images: int
     loss: float
     """Mean over images of the groups' losses as trained."""
-    started: float
-    """When the first group was leased."""
-    ended: float
-    """When the last report came in."""
+    train_s: float
+    """Seconds from the first lease to the last report, those of the runs that this one continues included."""
     clock: int
     """Where all meet; without turns the highest clock of a replica."""
 
@@ -146,6 +146,7 @@ class DataState:
         self._images = 0
         self._loss_sum = 0.0
         self._started: float | None = None
+        self._before_s = self._train_s = 0.0
         self._clock = 0
         self._live: tuple[Replica, ...] = ()
         self._incarnations: dict[Replica, int] = {}
@@ -188,6 +189,7 @@ class DataState:
 
     def _begin(self, event: EpochBegan, now: float) -> list[Effect]:
         self._images, self._loss_sum, self._started = event.images, event.loss * event.images, None
+        self._before_s = self._train_s = event.train_s
         self._clock = max(self._clock, event.first_clock)
         self._epoch = Epoch(
             number=event.number,
@@ -200,7 +202,7 @@ class DataState:
             every=event.every,
             live=self._live,
         )
-        return self._ended(self._epoch, now) if self._epoch.over else self._answer_parked(now)
+        return self._ended(self._epoch) if self._epoch.over else self._answer_parked(now)
 
     # --- leases ------------------------------------------------------------------------------
 
@@ -240,20 +242,21 @@ class DataState:
         if not epoch.finish(report.number, replica, report.attempt):
             self.late_reports += 1
             return []
+        assert self._started is not None, "what is reported was leased"
+        self._train_s = self._before_s + now - self._started
         self._images += report.images
         self._loss_sum += report.loss * report.images
         if epoch.over:
-            return self._ended(epoch, now)
+            return self._ended(epoch)
         stretch = epoch.stretch
         effects: list[Effect] = [Paused(epoch.number, epoch.finished)] if epoch.advance() else []
         if epoch.meeting is not None or epoch.stretch != stretch:
             effects += self._answer_parked(now)
         return effects
 
-    def _ended(self, epoch: Epoch, now: float) -> list[Effect]:
+    def _ended(self, epoch: Epoch) -> list[Effect]:
         loss = self._loss_sum / max(self._images, 1)
-        started = self._started if self._started is not None else now
-        return [EpochEnded(epoch.number, self._images, loss, started, now, self._meet(epoch))]
+        return [EpochEnded(epoch.number, self._images, loss, self._train_s, self._meet(epoch))]
 
     def _meet(self, epoch: Epoch) -> int:
         return epoch.meeting.end if epoch.meeting is not None else self._clock
@@ -343,6 +346,7 @@ class DataState:
             "trained_ranges": self.trained_ranges() if epoch and not epoch.leases else (),
             "clock": self._meet(epoch) if epoch else 0,
             "images": self._images,
+            "train_s": self._train_s,
             "loss": self._loss_sum / self._images if self._images else 0.0,
             "leased": self.leased,
             "trained_again": self.trained_again,

@@ -87,6 +87,11 @@ def test_a_permutation_holds_every_number_once():
     assert not np.array_equal(order, np.arange(1000))
 
 
+def test_a_numpy_integer_is_refused_as_a_key_because_it_would_be_another_one():
+    with pytest.raises(TypeError, match="keys of dice are int or str, not int64"):
+        Dice(1).uniform("anything", keys=(np.int64(3),), count=1)
+
+
 def test_wrong_arguments_are_refused():
     with pytest.raises(ValueError, match="start=-1"):
         Dice(1).bits("x", start=-1, count=1)

@@ -99,7 +99,7 @@ def test_an_epoch_ends_once_with_its_totals_when_the_last_group_is_reported():
     grant(state, asked(), now=3.0)
     assert state.handle(GroupsReported(ZERO, (finished(0, loss=1.0, images=3),)), now=4.0) == []
     (ended,) = state.handle(GroupsReported(ZERO, (finished(1, loss=5.0, images=1),)), now=9.0)
-    assert ended == EpochEnded(1, 4, 2.0, 3.0, 9.0, 0)
+    assert ended == EpochEnded(1, 4, 2.0, 6.0, 0)
     assert state.handle(GroupsReported(ZERO, (finished(1),)), now=9.0) == []
     assert state.late_reports == 1
 
@@ -480,7 +480,15 @@ def test_who_dies_before_or_in_a_pause_holds_nothing_up():
 def test_a_resumed_epoch_goes_on_with_what_is_left_and_counts_what_was(turn):
     shares = {ZERO: (0, 2), ONE: (1, 2)} if turn else {ZERO: (0, 6), ONE: (6, 8)}
     resumed = EpochBegan(
-        1, 8, shares, turn=turn, first_clock=2 * bool(turn), finished=((0, 4),), images=16, loss=3.0
+        1,
+        8,
+        shares,
+        turn=turn,
+        first_clock=2 * bool(turn),
+        finished=((0, 4),),
+        images=16,
+        loss=3.0,
+        train_s=7.5,
     )
     state = started(ReplicasChanged((ZERO, ONE)), resumed)
     assert state.trained_ranges() == ((0, 4),)
@@ -488,13 +496,13 @@ def test_a_resumed_epoch_goes_on_with_what_is_left_and_counts_what_was(turn):
     assert told(state, asked(ONE, 9)) == ([6, 7], True, 2 * bool(turn), 3 * bool(turn))
     report(state, ZERO, 4, 5)
     (ended,) = report(state, ONE, 6, 7)
-    assert (ended.images, ended.loss, ended.started, ended.ended) == (32, 2.0, 0.0, 1.0)
+    assert (ended.images, ended.loss, ended.train_s) == (32, 2.0, 8.5)
 
 
 def test_a_resumed_epoch_of_which_nothing_is_left_ends_at_once():
     state = started(ReplicasChanged((ZERO,)))
     began_over = EpochBegan(1, 8, {ZERO: (0, 8)}, finished=((0, 8),), images=30, loss=0.5)
-    assert state.handle(began_over, now=4.0) == [EpochEnded(1, 30, 0.5, 4.0, 4.0, 0)]
+    assert state.handle(began_over, now=4.0) == [EpochEnded(1, 30, 0.5, 0.0, 0)]
 
 
 # --- everything at random ----------------------------------------------------------------------
