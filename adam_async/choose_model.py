@@ -55,7 +55,8 @@ def check_fits(
         layers: Kinds of layers that the model may use.
 
     Raises:
-        ConfigError: The spec cannot be built, its images have another shape, or it tells fewer classes apart.
+        ConfigError: The spec cannot be built, has nothing to train, takes images of another shape, or tells
+            fewer classes apart.
     """
     shape, classes = tuple(int(n) for n in data["shape"]), int(data["classes"])
     if tuple(spec.input_shape) != shape:
@@ -63,7 +64,12 @@ def check_fits(
             f"model {spec.name!r} takes images of {tuple(spec.input_shape)} (channels, rows, columns), but "
             f"{data['name']} has {shape}; choose --model auto, or data that fits"
         )
-    outputs = prod(Network(spec, layers=layers).layers[-1].input_shapes[0])
+    network = Network(spec, layers=layers)
+    if not network.trained:
+        raise ConfigError(
+            f"model {spec.name!r} has nothing to train: it has no parameters, or all of its layers are frozen"
+        )
+    outputs = prod(network.layers[-1].input_shapes[0])
     if outputs < classes:
         raise ConfigError(
             f"model {spec.name!r} tells {outputs} classes apart, but {data['name']} has {classes}; "

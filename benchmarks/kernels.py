@@ -41,7 +41,7 @@ POOL_IMAGES = 1024
 """Distinct images that a thread goes round in: enough not to stay in the cache, as in training."""
 BURST_S = 100e-6
 """How long the busy thread holds the interpreter, and how long it then sleeps."""
-TORCH_SCRIPT = Path(__file__).with_name("kernels_torch.py")
+ROOT = Path(__file__).resolve().parents[1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,10 +144,10 @@ def measure_torch(case: Case, seconds: float, torch: str | None) -> float:
     assert torch is not None
     assert isinstance(case.rule, Sgd)
     spec = json.dumps(named_model(case.model).to_dict())
-    command = [torch, str(TORCH_SCRIPT), "--group", str(case.group), "--seconds", str(seconds)]
+    command = [torch, "-m", "benchmarks.kernels_torch", "--group", str(case.group), "--seconds", str(seconds)]
     command += ["--momentum", str(case.rule.momentum)]
     processes = [
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
         for _ in range(case.threads)
     ]
     for process in processes:  # each says that it is ready, then all begin

@@ -20,7 +20,7 @@ from adam_async.model import Context, Network, named_model
 
 ROUND_S = 0.02
 """How long one measurement of one pass of one layer takes."""
-TORCH_SCRIPT = Path(__file__).with_name("kernels_torch.py")
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def microseconds(step: Callable[[], object]) -> float:
@@ -58,9 +58,11 @@ def measure(model: str, group: int, kernels: str, torch: str | None) -> dict[str
     """Microseconds of every pass, by name."""
     if kernels == "torch":
         assert torch is not None
-        command = [torch, str(TORCH_SCRIPT), "--group", str(group), "--layers"]
+        command = [torch, "-m", "benchmarks.kernels_torch", "--group", str(group), "--layers"]
         spec = json.dumps(named_model(model).to_dict()) + "\n\n"
-        told = subprocess.run(command, input=spec, capture_output=True, text=True, check=True).stdout
+        told = subprocess.run(
+            command, input=spec, capture_output=True, text=True, check=True, cwd=ROOT
+        ).stdout
         found: dict[str, float] = json.loads(told.splitlines()[-1])
         return found
     network = Network(named_model(model), kernels=kernels)

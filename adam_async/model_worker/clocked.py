@@ -205,7 +205,8 @@ class ClockedStepper:
         """Wait for anything that may open the gate. Cancelling it loses nothing.
 
         Raises:
-            DeadlineExceeded: The slowest clock has not advanced for `waits.clock_s`; names who is behind.
+            DeadlineExceeded: The slowest clock has not advanced for `waits.clock_s`, or no own step has
+                left; names who is behind.
             RunFailed: Servers sent the values of another clock.
         """
         if self._broken is not None:
@@ -214,7 +215,8 @@ class ClockedStepper:
         begin = loop.time()
         self._changed.clear()
         if self._has_values() or self.said < self._clock.needs:
-            await self._changed.wait()  # for a step of our own that is to leave first: nobody else is late
+            # For a step of our own that is to leave first: nobody else is late.
+            await self._wait_for_own(f"step {self.said} of replica {self._replica} to be trained")
             return
         if self._waits_before != self._clock.step:
             self._waits_before = self._clock.step
@@ -233,6 +235,13 @@ class ClockedStepper:
         finally:
             self._wait_s += loop.time() - begin
             self._waiting_for = ""
+
+    async def _wait_for_own(self, what: str) -> None:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._changed.wait()
+        except TimeoutError:
+            raise DeadlineExceeded(what, self._timeout_s) from None
 
     def _ask(self) -> None:
         """Ask for the values that are needed, unless something is on its way that may bring them."""

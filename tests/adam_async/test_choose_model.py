@@ -71,3 +71,9 @@ def test_a_spec_that_a_caller_brings_is_held_against_the_data():
         check_fits(mlp(), DIGITS)
     with pytest.raises(ConfigError, match="tells 4 classes apart, but digits has 10"):
         check_fits(mlp((64, 4), input_shape=(1, 8, 8)), DIGITS)
+
+
+def test_a_model_with_nothing_to_train_is_refused():
+    frozen = TOML.replace("outputs = 10", "outputs = 10, frozen = true")
+    with pytest.raises(ConfigError, match="has nothing to train"):
+        choose_model("mine.toml", DIGITS, text=frozen)
