@@ -66,9 +66,7 @@ def check_fits(
         )
     network = Network(spec, layers=layers)
     if not network.trained:
-        raise ConfigError(
-            f"model {spec.name!r} has nothing to train: it has no parameters, or all of its layers are frozen"
-        )
+        raise ConfigError(f"model {spec.name!r} has nothing to train: none of its layers has parameters")
     outputs = prod(network.layers[-1].input_shapes[0])
     if outputs < classes:
         raise ConfigError(
