@@ -77,22 +77,36 @@ class ShardCopies:
             clocks: Shard to the clock that all its replicas must have reached; others are read as they are.
 
         Raises:
-            DeadlineExceeded: The clocks were not reached within `clock_s`; names who is behind.
+            DeadlineExceeded: The clocks were not reached, or sums not complete, within `clock_s` after the
+                first attempt; names who is behind.
             TransportError: A server did not answer.
         """
         found: dict[int, ShardState] = {}
 
         async def read_server(link: Link, shards: Sequence[ShardSpec]) -> None:
-            left = shards
+            left, ends_at = shards, 0.0
             while left:
                 behind: list[ShardSpec] = []
+                held = "replicas are behind"
                 for some in self._chunks(cluster, tensors, left):
-                    states = await self._read(link, cluster, some, tensors)
+                    try:
+                        states = await self._read(link, cluster, some, tensors)
+                    except RemoteError as error:
+                        if error.code != NOT_SETTLED:
+                            raise
+                        states, held = (), error.text
                     found.update((state.shard, state) for state in states)
                     behind += [s for s in some if _behind(found.get(s.id), clocks.get(s.id, 0))]
                 left = behind
+                now = asyncio.get_running_loop().time()
+                ends_at = ends_at or now + self._waits.clock_s  # the time of a first copy does not count
+                if left and now > ends_at:
+                    raise DeadlineExceeded(
+                        f"{link.peer.node} to show its shards: {held}", self._waits.clock_s
+                    )
                 for some in self._chunks(cluster, tensors, left):
-                    await self._wait_clock(link, cluster, some, max(clocks.get(s.id, 0) for s in some))
+                    clock = max(clocks.get(s.id, 0) for s in some)
+                    await self._wait_clock(link, cluster, some, clock, ends_at)
 
         await self._with_servers(cluster, table, read_server)
         return tuple(found[shard.id] for shard in table.shards)
@@ -100,16 +114,11 @@ class ShardCopies:
     async def _read(
         self, link: Link, cluster: ClusterMap, shards: Sequence[ShardSpec], tensors: RunTensors
     ) -> tuple[ShardState, ...]:
-        """Read the shards of one message; nothing comes back while sums of theirs are waited for."""
+        """Read the shards of one message. Raises RemoteError `NOT_SETTLED` if their sums are not complete."""
         assert cluster.run is not None
         numbers = tuple(int(shard.id) for shard in shards)
         ask = ReadShards(run=cluster.run.id, generation=cluster.generation, shards=numbers)
-        try:
-            reply = await link.call(pack(ask), timeout_s=self._waits.call_s)
-        except RemoteError as error:
-            if error.code != NOT_SETTLED:
-                raise
-            return ()
+        reply = await link.call(pack(ask), timeout_s=self._waits.call_s)
         answer = unpack(reply, ShardStates)
         if tuple(state.shard for state in answer.states) != numbers:
             raise RemoteProtocolError("shards", f"asked for shards {numbers}, got others")
@@ -117,9 +126,9 @@ class ShardCopies:
         return answer.states
 
     async def _wait_clock(
-        self, link: Link, cluster: ClusterMap, shards: Sequence[ShardSpec], clock: int
+        self, link: Link, cluster: ClusterMap, shards: Sequence[ShardSpec], clock: int, ends_at: float
     ) -> None:
-        """Wait until all pushes up to a clock are in these shards."""
+        """Wait until all pushes up to a clock are in these shards, or the loop's clock is at `ends_at`."""
         assert cluster.run is not None
         ask = Pull(
             run=cluster.run.id,
@@ -129,7 +138,6 @@ class ShardCopies:
             wait_s=self._waits.answer_s / 2,
         )
         loop = asyncio.get_running_loop()
-        ends_at = loop.time() + self._waits.clock_s
         while True:
             answer = unpack(await link.call(pack(ask), timeout_s=self._waits.call_s), Values)
             if answer.versions:

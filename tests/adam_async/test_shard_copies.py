@@ -87,3 +87,16 @@ async def test_a_clock_that_does_not_come_is_given_up_with_the_name_of_who_is_be
         one.push(1.0)
         with pytest.raises(DeadlineExceeded, match=r"waited 0.05 s for replica 1 to reach clock 1"):
             await read(servers, clock=1, waits=waits)
+
+
+async def test_sums_that_are_never_complete_are_given_up_with_the_names_of_server_and_replica():
+    waits = Waits(clock_s=0.05, answer_s=0.04)
+    async with servers_of(NETWORKS["local"](), consistency="bsp", images_per_group=1, waits=waits) as servers:
+        one, other = servers.client(0), servers.client(1)
+        all_live(servers, one, other)
+        one.push(1.0)
+        await until(lambda: any(server.state.statistics()["held"] for server in servers.servers))
+        with pytest.raises(
+            DeadlineExceeded, match=r"waited 0.05 s for ps-\d to show its shards: .* behind: 1"
+        ):
+            await read(servers, waits=waits)
