@@ -16,6 +16,7 @@ hold up neither the disk nor the end of the program.
 
 import asyncio
 import contextlib
+import logging
 import os
 import shutil
 import threading
@@ -30,6 +31,8 @@ from typing import IO, Any, Protocol, TypeVar, TypeVarTuple
 
 import aiofiles.os
 import aiofiles.threadpool
+
+logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
@@ -103,7 +106,8 @@ class Disk:
     async def aclose(self) -> None:
         """Finish what was asked for, then end the thread. Safe to call twice.
 
-        Cancelling it, or its deadline, drops what is queued; the thread ends with the job it is in.
+        Cancelling it, or its deadline, drops what is queued; the thread ends with the job it is in. The
+        deadline is a line in the log and no error: whoever wants to know that his work was done waits for it.
         """
         if self._closed:
             return
@@ -111,6 +115,8 @@ class Disk:
         try:
             async with asyncio.timeout(self._close_timeout_s):
                 await self.run(_nothing)
+        except TimeoutError:
+            logger.warning("%s: not done after %g s; it is closed", self._name, self._close_timeout_s)
         finally:
             self._executor.shutdown(wait=False, cancel_futures=True)
 

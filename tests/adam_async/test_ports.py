@@ -120,6 +120,18 @@ async def test_closing_twice_is_allowed_and_work_asked_for_before_is_done() -> N
     assert repr(disk) == "<Disk disk 0 reads 0 writes>"
 
 
+async def test_closing_a_disk_that_hangs_ends_in_time_without_an_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    released = threading.Event()
+    async with asyncio.timeout(5), asyncio.TaskGroup() as group:
+        async with Disk(name="hung", close_timeout_s=0.05) as disk:
+            group.create_task(disk.run(released.wait), name="hangs")
+            await asyncio.sleep(0)
+        assert "hung: not done after 0.05 s" in caplog.text
+        released.set()
+
+
 async def test_the_clock_is_the_loops() -> None:
     before = asyncio.get_running_loop().time()
     assert system_clock()() >= before
