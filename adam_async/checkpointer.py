@@ -1,8 +1,8 @@
 """Takes the checkpoints of one run: reads all shards while training pauses, writes them while it goes on.
 
 One is written at a time. Whoever wants to take the next one waits until it is written, and no longer than
-`checkpoint_s`: a disk that is too slow, full or gone costs checkpoints, never the run. What was there before
-stays, and the run's events say what happened.
+`checkpoint_s`; a note of progress is given up after as long. So a disk that is too slow, full or gone costs
+checkpoints, never the run. What was there before stays, and the run's events say what happened.
 """
 
 import asyncio
@@ -82,6 +82,7 @@ class Checkpointer:
         self._noting: asyncio.Task[None] | None = None
         self._seen: ProgressNote | None = None
         self._noted: ProgressNote | None = None
+        self._noting_failed = False
         self.written: list[CheckpointResult] = []
 
     async def read(self, cluster: ClusterMap, clock: int) -> Reading | None:
@@ -198,11 +199,11 @@ class Checkpointer:
             bytes=size,
         )
         self.written.append(result)
-        await self._note_progress()
+        self._begin_note()
         logger.info("%s: paused %.3f s, %d bytes in %.3f s", name, paused_s, size, result.written_s)
 
     async def settle(self) -> None:
-        """Wait until what was begun is written; after `timeout_s` give it up, which the events then say."""
+        """Wait until what was begun is written; after `checkpoint_s` give it up, which the events say."""
         writing = self._writing
         if writing is None:
             return
@@ -223,19 +224,32 @@ class Checkpointer:
         """
         epoch, groups = int(data["epoch"]), int(data["finished"])
         self._seen = ProgressNote(epoch=epoch, groups=groups, trained_again=self._common.trained_again)
-        if not any(task is not None and not task.done() for task in (self._writing, self._noting)):
+        if self._writing is None or self._writing.done():
+            self._begin_note()
+
+    def _begin_note(self) -> None:
+        if self._noting is None or self._noting.done():
             self._noting = self._spawn("progress", self._note_progress())
 
     async def _note_progress(self) -> None:
-        """Write down what was seen last, if it is news."""
-        note = self._seen
-        if note is None or note == self._noted or not note.epoch:
-            return
-        self._noted = note
+        """Write down what was seen last, if it is news; after `checkpoint_s` give it up.
+
+        The events tell the first of several failures in a row: there is a note a second.
+        """
         try:
-            await self._folder.note_progress(note)
+            async with asyncio.timeout(self._timeout_s):
+                while (note := self._seen) is not None and note != self._noted and note.epoch:
+                    self._noted = note
+                    await self._folder.note_progress(note)
+                    self._noting_failed = False
+            return
+        except TimeoutError:
+            why = f"within {self._timeout_s:g} s"
         except OSError as error:
-            logger.warning("how far training is could not be noted: %s", error)
+            why = f"({error.strerror or error})"
+        if not self._noting_failed:
+            self._note(f"how far training is could not be noted {why}; training goes on without it")
+        self._noting_failed = True
 
     def __repr__(self) -> str:
         return f"<Checkpointer {self._folder!r} {len(self.written)} written>"

@@ -21,7 +21,7 @@ from adam_async.choose_model import check_fits, choose_model
 from adam_async.cluster_map import ClusterMap, EpochRecord, NodeRecord, RunRecord
 from adam_async.config import Config
 from adam_async.controller.client import Membership
-from adam_async.errors import DeadlineExceeded, RunFailed
+from adam_async.errors import DeadlineExceeded, RoleDied, RunFailed
 from adam_async.evaluator import Evaluator
 from adam_async.inquiries import Inquiries
 from adam_async.machine import process_memory
@@ -178,7 +178,8 @@ class Driver:
 
         Raises:
             CheckpointError: The folder for checkpoints has those of another run, or the data are others.
-            DeadlineExceeded: The roles were not there or not ready within `prepare_s`; names them.
+            DeadlineExceeded: The roles were not there or not ready within `prepare_s`; names them. Or
+                the disk did not answer within `checkpoint_s` at the beginning.
             RoleDied: A role that the run needs was lost; says which.
             RunFailed: It ended early for another reason, such as a controller that was started again.
         """
@@ -187,7 +188,7 @@ class Driver:
         self._runs += 1
         self._run_begin = asyncio.get_running_loop().time()
         if self._folder is not None:
-            await self._folder.take_up(self._resume.manifest if self._resume is not None else None)
+            await self._take_up(self._folder)
         data = await self.wait_for_data()
         if self._resume is not None:
             check_data(self._resume.manifest, data)
@@ -398,7 +399,7 @@ class Driver:
         self.progress.phase = "taking a checkpoint"
         if taken is not None:
             try:
-                _, data = await self._ask_statistics(self._addresses("data")[0])
+                _, data = await self._ask_statistics(self._data_address())
                 reading = await taken.read(cluster, int(data["clock"]))
             except TransportError as error:
                 self.note(f"no checkpoint was taken, the data server could not be asked: {error}")
@@ -428,6 +429,15 @@ class Driver:
             self.note("the controller could not be told that the run has ended")
 
     # --- checkpoints -------------------------------------------------------------------------
+
+    async def _take_up(self, folder: CheckpointFolder) -> None:
+        timeout_s = self._waits.checkpoint_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                await folder.take_up(self._resume.manifest if self._resume is not None else None)
+        except TimeoutError:
+            what = f"the disk to make {folder.path} ready for checkpoints"
+            raise DeadlineExceeded(what, timeout_s) from None
 
     async def _load(self, run: str, model: Model) -> None:
         """Give the servers the shards of the checkpoint, if there is one; they are not ready before."""
@@ -489,7 +499,7 @@ class Driver:
 
     async def evaluate(self, model: Model, weights: Mapping[str, NDArray[Any]]) -> float:
         """Share of the data server's test images that the weights name rightly."""
-        return await self._evaluator.accuracy(model, weights, self._addresses("data")[0])
+        return await self._evaluator.accuracy(model, weights, self._data_address())
 
     # --- what the roles counted --------------------------------------------------------------
 
@@ -500,6 +510,13 @@ class Driver:
 
     def _addresses(self, *roles: str) -> list[str]:
         return [self.map.nodes[node].address for role in roles for node in self.map.live(role)]
+
+    def _data_address(self) -> str:
+        """Where the data server is. Raises RoleDied if it was lost."""
+        addresses = self._addresses("data")
+        if not addresses:
+            raise RoleDied("the data server", "no other has joined")
+        return addresses[0]
 
     async def _gather_statistics(self, run: str) -> dict[str, dict[str, Any]]:
         found: dict[str, dict[str, Any]] = {}

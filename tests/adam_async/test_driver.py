@@ -218,6 +218,17 @@ async def test_evaluation_counts_what_the_model_names_rightly():
     assert result.test_accuracy == again == pytest.approx(float(expected))
 
 
+async def test_where_no_data_server_is_left_an_evaluation_names_it():
+    network = local_network()
+    identity = Identity(role="controller", node="controller", incarnation=1)
+    async with (
+        Controller(network=network, address="local://", identity=identity, waits=SHORT) as controller,
+        driver_of(network, controller.address, config_of(waits=SHORT)) as driver,
+    ):
+        with pytest.raises(RoleDied, match="the data server died: no other has joined"):
+            await driver.evaluate(Model(digits()), {})
+
+
 async def test_every_node_is_heard_in_the_statistics():
     async with cluster_of(config_of(replicas=2, servers=2)) as cluster:
         result = await cluster.train()

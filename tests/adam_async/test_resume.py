@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import threading
 
 import msgspec
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from adam_async.checkpoint import CheckpointError
 from adam_async.checkpoint_files import CheckpointFolder, load_checkpoint
 from adam_async.config import Config, Waits
+from adam_async.errors import DeadlineExceeded
 from adam_async.model.named import mlp
 from adam_async.ports import Disk
 from tests.adam_async.runs import NETWORKS, SHARDED, cluster_of, tiny_dataset, turns, until
@@ -213,6 +215,13 @@ class PoorDisk(CheckpointFolder):
             await asyncio.Event().wait()
         raise OSError(errno.ENOSPC, "No space left on device")
 
+    async def note_progress(self, note):
+        if self.good > 0:
+            return await super().note_progress(note)
+        if self.hangs:
+            await asyncio.Event().wait()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
 
 def events_of(result):
     return [event["event"] for event in result.events]
@@ -225,10 +234,14 @@ async def test_a_full_disk_costs_checkpoints_and_not_the_run(tmp_path):
         result = await cluster.train()
     assert len(result.epochs) == 3
     assert [each.name for each in result.checkpoints] == ["checkpoint-0001-000015"]
-    assert events_of(result) == [
-        f"checkpoint-000{epoch}-000015 could not be written: No space left on device; "
-        "training goes on without it"
-        for epoch in (2, 3)
+    full = "(No space left on device); training goes on without it"
+    assert sorted(events_of(result)) == [
+        *(
+            f"checkpoint-000{epoch}-000015 could not be written: No space left on device; "
+            "training goes on without it"
+            for epoch in (2, 3)
+        ),
+        f"how far training is could not be noted {full}",
     ]
     assert (await newest(tmp_path)).manifest.epoch == 1
 
@@ -239,8 +252,23 @@ async def test_a_disk_that_does_not_answer_is_waited_for_by_name_and_then_given_
         cluster.driver._folder = PoorDisk(cluster.driver._folder, 0, hangs=True)
         result = await cluster.train()
     assert len(result.epochs) == 2
-    told = "a checkpoint was not written within 0.05 s and is given up; training goes on without it"
-    assert events_of(result) == [told, told]
+    write = "a checkpoint was not written within 0.05 s and is given up; training goes on without it"
+    note = "how far training is could not be noted within 0.05 s; training goes on without it"
+    assert sorted(events_of(result)) == [write, write, note]
+
+
+async def test_a_disk_that_does_not_answer_at_the_beginning_is_named(tmp_path):
+    config = config_of(waits=Waits(checkpoint_s=0.05))
+    async with cluster_of(config, checkpoint=tmp_path) as cluster:
+        answered = threading.Event()
+        disk = cluster.driver._folder._disk
+        async with asyncio.TaskGroup() as group:
+            group.create_task(disk.run(answered.wait), name="hung disk")
+            with pytest.raises(
+                DeadlineExceeded, match=rf"waited 0.05 s for the disk to make {tmp_path} ready"
+            ):
+                await cluster.driver.train()
+            answered.set()
 
 
 async def test_a_damaged_checkpoint_is_told_and_the_one_before_is_resumed(tmp_path):
