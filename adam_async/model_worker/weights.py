@@ -17,11 +17,18 @@ Where replicas keep within a bound of one another each copy also has a clock: al
 to it are in the values. `WorkerWeights.clock` is that of the whole, and only rises: answers of different
 servers may cross on their way, and what is newer by its clock stays.
 
+Answers of different servers also cross where steps overtake one another: of two threads, the one that sent
+its piece of a split tensor first may send the next piece last. Each of the two pulls then has a shard that is
+newer than the other's. What is complete first stays, so that no shard goes back to an older version, unless
+the clock of the whole rises by it. That cannot go on for long: what is asked after a copy was installed is no
+older in any shard, so the first step that begins then replaces it, unless another one did before.
+
 The dictionary is changed on the event loop only; reading or copying it is one atomic operation.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import le, lt
 from typing import Any
 
 from numpy.typing import NDArray
@@ -88,13 +95,13 @@ class WorkerWeights:
         return self._current[tensor]
 
     def install(self, tensor: str, array: NDArray[Any], versions: Sequence[int], clock: int = 0) -> None:
-        """Replace a tensor, unless what came is no newer than what is there. Loop only."""
+        """Replace a tensor, unless what came is no newer than what is there, or older in part. Loop only."""
         old = self._current.get(tensor)
         if old is not None:
-            if all(new <= was for new, was in zip(versions, old.versions, strict=True)):
+            if all(map(le, versions, old.versions)):
                 old.clock = max(old.clock, clock)
                 return
-            if clock < old.clock:
+            if clock < old.clock or (clock == old.clock and any(map(lt, versions, old.versions))):
                 return
         self._current[tensor] = TensorCopy(array, tuple(versions), clock)
         self.installed += 1

@@ -21,7 +21,7 @@ from adam_async.model_worker.scaling import Scaling
 from adam_async.model_worker.steps import Pusher, Stepper
 from adam_async.model_worker.training import GroupTrainer, ThreadScratch
 from adam_async.model_worker.updates import PushPlan
-from adam_async.model_worker.weights import Snapshot, WorkerWeights
+from adam_async.model_worker.weights import Snapshot, TensorCopy, WorkerWeights
 from adam_async.parameter_server.client import StepPush
 from adam_async.placement import ShardTable
 from adam_async.replay.pushes import Pushes
@@ -47,6 +47,10 @@ class RecordedWeights(WorkerWeights):
     def __init__(self) -> None:
         super().__init__(recorded=True)
         self._meanwhile: Iterable[tuple[str, NDArray[Any], tuple[int, ...]]] = ()
+
+    def install(self, tensor: str, array: NDArray[Any], versions: Sequence[int], clock: int = 0) -> None:
+        """Replace a tensor: the run did so too, by clocks that are not in its record."""
+        self._current[tensor] = TensorCopy(array, tuple(versions), clock)
 
     def install_after_snapshot(self, copies: Iterable[tuple[str, NDArray[Any], tuple[int, ...]]]) -> None:
         """Install tensors, with the versions of their shards, as soon as the next snapshot is taken."""

@@ -10,6 +10,8 @@ from adam_async.model.network import Network as Model
 from adam_async.model_worker import updates
 from adam_async.model_worker.updates import PushBuffer, plan_pushes, plan_stages
 from adam_async.placement import shard_table
+from adam_async.replay.decode import read_recording
+from adam_async.replay.run import Replay
 from tests.adam_async.exactness.serial import RULES, assert_close, assert_equal_bits, lockstep_sgd
 from tests.adam_async.runs import NETWORKS, SHARDED, cluster_of, tiny_dataset
 
@@ -151,3 +153,41 @@ async def test_every_group_is_trained_once_where_messages_leave_ahead(mode, netw
             server.state.check_invariants()
     assert [epoch.images for epoch in result.epochs] == [59, 59, 59]
     assert sum(values.get("left_ahead", 0) for values in result.statistics.values()) > 0
+
+
+@pytest.mark.parametrize("protocol", ["delta", "factors"])
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("mode", ["asp", "ssp:2"])
+async def test_a_recorded_run_with_messages_ahead_is_repeated_to_the_last_bit(mode, network, protocol, eager):
+    config = Config(
+        epochs=2,
+        images_per_group=4,
+        replicas=2,
+        threads=1,
+        weights="copy",
+        consistency=mode,
+        protocol=protocol,
+        rate=0.01,
+        record=True,
+        **SHARDED,
+    )
+    dataset = tiny_dataset(train=59)
+    async with cluster_of(config, NETWORKS[network](), spec=DEEP, dataset=dataset) as cluster:
+        result = await cluster.train()
+    statistics = result.statistics
+    workers = [statistics[f"worker-{n}"] for n in range(2)]
+    assert all(worker["left_ahead"] > 0 for worker in workers)
+    servers = [counted for node, counted in statistics.items() if node.startswith("ps-")]
+    pushes = 0
+    for counted in servers:
+        versions = counted["versions"].values()
+        assert sum(versions) == sum(counted["staleness"].values())
+        pushes += sum(versions)
+    assert pushes == sum(worker["parameters"]["acknowledged"] for worker in workers) > 0
+
+    assert isinstance(result.record, bytes)
+    replay = Replay(read_recording(result.record, origin="it"), dataset)
+    for _ in replay.steps():
+        pass
+    assert_equal_bits(replay.weights(), result.weights)
+    replay.check()

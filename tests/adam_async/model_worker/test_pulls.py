@@ -67,6 +67,24 @@ async def test_a_tensor_of_several_shards_is_installed_when_the_last_of_them_is_
         assert landed == [1]
 
 
+async def test_pulls_that_overtake_one_another_set_no_shard_back():
+    async with servers_of(NETWORKS["local"](), **SHARDED) as servers:
+        client = servers.client()
+        first, *others = specs = servers.table.by_tensor["fc1.weight"]
+        slow, quick, later = (landing_of(client.puller, 2)[0] for _ in range(3))
+        for landing, shards, version in (
+            (slow, [first], 1),
+            (quick, [first], 2),
+            (quick, others, 1),  # complete: the first shard is newer than in the slow one, the others are not
+            (slow, others, 2),
+        ):
+            landing.arrived(shards, [version] * len(shards), flat_of(servers, shards), 0)
+        assert client.weights.current("fc1.weight").versions == (2, *(1 for _ in others))
+        later.arrived(specs[:1], [3], flat_of(servers, specs[:1]), 0)
+        later.arrived(others, [3] * len(others), flat_of(servers, others), 0)
+        assert client.weights.current("fc1.weight").versions == tuple(3 for _ in specs)
+
+
 async def test_a_range_of_a_tensor_lands_in_its_place_without_a_copy():
     async with servers_of(NETWORKS["local"](), **SHARDED) as servers:
         client = servers.client()

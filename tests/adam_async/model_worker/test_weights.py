@@ -3,6 +3,8 @@
 import threading
 
 import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
 
 from adam_async.model_worker.weights import WorkerWeights
 
@@ -36,9 +38,9 @@ def test_what_is_no_newer_in_any_shard_is_left():
     for versions, taken in (
         ((3, 5), False),
         ((2, 4), False),
-        ((1, 6), True),
-        ((2, 6), True),
-        ((2, 6), False),
+        ((3, 6), True),
+        ((4, 6), True),
+        ((4, 6), False),
     ):
         before = weights.current("a")
         weights.install("a", np.zeros(2), versions)
@@ -87,7 +89,32 @@ def test_what_is_newer_by_its_clock_stays_when_answers_cross_on_their_way():
     weights.install("w", np.full(2, 9.0), (5, 2), clock=2)
     assert weights.current("w").versions == (4, 4), "one shard is newer, but the whole is behind"
     weights.install("w", np.full(2, 7.0), (5, 3), clock=3)
-    assert weights.current("w").versions == (5, 3)
+    assert weights.current("w").versions == (4, 4), "of the same clock, and a shard would go back"
+    weights.install("w", np.full(2, 7.0), (5, 3), clock=4)
+    assert weights.current("w").versions == (5, 3), "who waits for a clock gets what has it"
+
+
+@given(questions=st.permutations([(step, shard) for step in range(8) for shard in range(3)]))
+def test_no_shard_goes_back_and_a_step_that_began_after_the_copy_came_replaces_it(questions):
+    """Steps push to three shards, and are answered, in any order."""
+    weights = WorkerWeights()
+    weights.install("w", np.zeros(3), (0, 0, 0))
+    applied, begun, answers, installed = [0] * 3, {}, {}, -1
+    for moment, (step, shard) in enumerate(questions):
+        applied[shard] += 1
+        begun.setdefault(step, moment)
+        answer = answers.setdefault(step, {})
+        answer[shard] = applied[shard]
+        if len(answer) < 3:
+            continue
+        before, came = weights.current("w").versions, tuple(answer[place] for place in range(3))
+        weights.install("w", np.zeros(3), came)
+        now = weights.current("w").versions
+        assert all(new >= was for new, was in zip(now, before, strict=True))
+        if begun[step] > installed:
+            assert now == came
+        if now != before:
+            installed = moment
 
 
 def test_a_copy_that_has_all_that_came_takes_its_clock_and_keeps_its_local_steps():
