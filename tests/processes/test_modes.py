@@ -28,10 +28,18 @@ def accuracy_of(output: str) -> float:
     return float(found[1])
 
 
-@pytest.mark.parametrize("where", [(), SEVERAL], ids=["one-process", "processes"])
-@pytest.mark.parametrize("consistency", ["asp", "ssp:2"])
-def test_replicas_that_do_not_keep_step_learn_the_digits(consistency: str, where: tuple[str, ...]) -> None:
-    code, output = run(*TRAIN, *TWO, *where, "--consistency", consistency, "--epochs", "15")
+MODES = {
+    "asp-one-process": ("--consistency", "asp"),
+    "asp-copy-one-process": ("--consistency", "asp", "--weights", "copy"),
+    "asp-processes": ("--consistency", "asp", *SEVERAL),
+    "ssp:2-one-process": ("--consistency", "ssp:2"),
+    "ssp:2-processes": ("--consistency", "ssp:2", *SEVERAL),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_replicas_that_do_not_keep_step_learn_the_digits(mode: str) -> None:
+    code, output = run(*TRAIN, *TWO, *MODES[mode], "--epochs", "15")
 
     assert code == 0, output
     assert re.findall(r"epoch \d+/15: .* (\S+ \d+) images in", output) == ["1 437"] * 15, output
