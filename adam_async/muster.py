@@ -6,7 +6,7 @@ from typing import Any
 from adam_async.cluster_map import ClusterMap
 from adam_async.config import Config
 from adam_async.controller.client import Membership
-from adam_async.errors import DeadlineExceeded, RoleDied, RunFailed
+from adam_async.errors import ConfigError, DeadlineExceeded, RoleDied, RunFailed
 from adam_async.inquiries import Inquiries
 from adam_async.progress import Progress
 from transport import TransportError
@@ -57,6 +57,7 @@ class Muster:
 
         Raises:
             DeadlineExceeded: They were not there within `prepare_s`; names who is missing and who is here.
+            ConfigError: The run is to be recorded, and a worker has several compute threads.
         """
         config = self._config
         self._progress.phase = f"waiting for {config.replicas} worker(s)"
@@ -66,6 +67,12 @@ class Muster:
             )
         except DeadlineExceeded as error:
             raise self._missing(NO_RUN) from error
+        several = [w for w in cluster.live("worker") if int(cluster.nodes[w].info.get("threads", 1)) > 1]
+        if config.record and several:
+            raise ConfigError(
+                f"a run is recorded with one compute thread per worker, and {', '.join(several)} have more: "
+                "start them with --threads 1"
+            )
         chosen = cluster.live("worker")[: config.replicas]
         at_once = [int(cluster.nodes[worker].info.get("in_flight", 1)) for worker in chosen]
         return sum(max(groups, config.push_every) for groups in at_once)

@@ -10,6 +10,7 @@ from adam_async.errors import ConfigError
 from adam_async.inquiries import Inquiries
 from adam_async.model.named import digits
 from adam_async.model.network import Network
+from adam_async.muster import Muster
 from adam_async.recorder import Recorder
 from adam_async.replay.recording import RecordError
 from adam_async.traffic import Traffic
@@ -67,3 +68,15 @@ async def test_a_run_that_is_not_recorded_has_no_record() -> None:
         result = await cluster.train()
 
     assert result.record is None
+
+
+async def test_workers_with_several_threads_are_named_before_a_recorded_run_is_submitted() -> None:
+    async with cluster_of(Config(threads=2, weights="copy")) as cluster:
+        muster = Muster(
+            config=Config(threads=1, weights="copy", record=True),
+            membership=cluster.driver._membership,
+            inquiries=cluster.driver._inquiries,
+            progress=cluster.driver.progress,
+        )
+        with pytest.raises(ConfigError, match="worker-0 have more: start them with --threads 1"):
+            await muster.wait_for_workers()
