@@ -109,7 +109,7 @@ async def test_two_hundred_groups_allocate_no_tensor_memory(flow, traced):
 async def test_what_groups_leave_behind_goes_without_a_garbage_collector(flow):
     config = Config(epochs=1, threads=1, replicas=2, images_per_group=1, rate=0.001, kernels="numpy", **flow)
     async with (
-        cluster_of(config, dataset=tiny_dataset(4 * GROUPS, 2)) as cluster,
+        cluster_of(config, dataset=tiny_dataset(20 * GROUPS, 2)) as cluster,
         asyncio.TaskGroup() as group,
     ):
 
