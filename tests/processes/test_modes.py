@@ -39,7 +39,8 @@ MODES = {
 
 @pytest.mark.parametrize("mode", MODES)
 def test_replicas_that_do_not_keep_step_learn_the_digits(mode: str) -> None:
-    code, output = run(*TRAIN, *TWO, *MODES[mode], "--epochs", "15")
+    # A rate that falls: at a constant one the last epoch of 90 groups may end anywhere from 84 to 98 %.
+    code, output = run(*TRAIN, *TWO, *MODES[mode], "--epochs", "15", "--schedule", "cosine")
 
     assert code == 0, output
     assert re.findall(r"epoch \d+/15: .* (\S+ \d+) images in", output) == ["1 437"] * 15, output
