@@ -5,6 +5,8 @@ The map is all the state there is in a controller. Nodes know only `get`, `compa
 the map version at which it last changed, which is what a compare-and-set expects.
 """
 
+from collections.abc import Sequence
+from hashlib import blake2b
 from typing import Any, Literal
 
 import msgspec
@@ -22,11 +24,13 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     incarnation: int
     live: bool = True
     ready: str = ""
-    """Id of the run it has prepared for."""
+    """Id of the run it has prepared for; for workers with the life of their replica, see `ready_word`."""
     left: bool = False
     """Whether it said goodbye: it is not live because it wanted to go."""
     replica: int = -1
     """For workers: the replica it trains, given by the controller; -1 outside a run."""
+    partition: int = 0
+    """For workers: which part of the replica's model it trains, given with the replica; from 0."""
     info: dict[str, Any] = {}
     """What others need to know: for data servers the shape and size of the data."""
     changed: int = 0
@@ -60,6 +64,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     config: dict[str, Any]
     spec: dict[str, Any]
     """The model, as `ModelSpec.to_dict` gives it."""
+    plan: dict[str, Any] | None = None
+    """How the model is cut over the workers of a replica, as `PartitionPlan.to_dict` gives it; None if not."""
     phase: Phase = "preparing"
     epoch: int = 0
     """Epoch in training, from 1; 0 while preparing."""
@@ -117,15 +123,57 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True):
         """Live nodes of one role, in the order of their ids."""
         return sorted(id for id, node in self.nodes.items() if node.role == role and node.live)
 
-    def live_replicas(self) -> tuple[int, ...]:
-        """Replicas that have a live worker which is ready for the run: those that others wait for."""
-        return tuple(sorted(self.live_workers()))
+    @property
+    def partitions(self) -> int:
+        """Workers of one replica in this run."""
+        return int(self.run.config.get("partitions", 1)) if self.run is not None else 1
 
-    def live_workers(self) -> dict[int, int]:
-        """For each live replica the incarnation of its worker."""
-        run = self.run.id if self.run is not None else ""
-        return {
-            node.replica: node.incarnation
-            for node in self.nodes.values()
-            if node.role == "worker" and node.live and node.replica >= 0 and node.ready == run
-        }
+    def members(self, replica: int) -> tuple[str, ...]:
+        """The live workers that have a part of this replica, in the order of their parts."""
+        named = [
+            (node.partition, name)
+            for name, node in self.nodes.items()
+            if node.role == "worker" and node.live and node.replica == replica
+        ]
+        return tuple(name for _, name in sorted(named))
+
+    def life(self, replica: int) -> int:
+        """The life of a replica: another number as soon as one of its workers is another one; 0 if not all are there.
+
+        With one worker it is the worker's incarnation.
+        """
+        return replica_life([self.nodes[name].incarnation for name in self.members(replica)], self.partitions)
+
+    def live_replicas(self) -> tuple[int, ...]:
+        """Replicas all of whose workers are live and ready for the run: those that others wait for."""
+        return tuple(sorted(self.lives()))
+
+    def lives(self) -> dict[int, int]:
+        """For each live replica its life."""
+        if self.run is None:
+            return {}
+        named: dict[int, list[NodeRecord]] = {}
+        for node in self.nodes.values():
+            if node.role == "worker" and node.live and node.replica >= 0:
+                named.setdefault(node.replica, []).append(node)
+        found = {}
+        for replica, members in named.items():
+            life = self.life(replica)
+            if life and all(node.ready == ready_word(self.run.id, life) for node in members):
+                found[replica] = life
+        return found
+
+
+def replica_life(incarnations: Sequence[int], partitions: int) -> int:
+    """Make one number of the incarnations of a replica's workers, in the order of their parts; 0 if some lack."""
+    if len(incarnations) != partitions:
+        return 0
+    if partitions == 1:
+        return incarnations[0]
+    text = ",".join(map(str, incarnations)).encode()
+    return int.from_bytes(blake2b(text, digest_size=7).digest(), "little") or 1
+
+
+def ready_word(run: str, life: int) -> str:
+    """What a worker is ready for: a run, in one life of its replica. What it was ready for before is over."""
+    return f"{run}/{life}"

@@ -62,8 +62,21 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Passes over the training images."""
     replicas: int = 1
     """Model replicas, each a full copy of the model in training."""
+    partitions: int = 1
+    """Workers that one replica's model is cut over."""
+    plan: Literal["vertical", "layers"] = "vertical"
+    """How it is cut: each layer over all workers (the paper's), or consecutive layers to each."""
+    halo: Literal["auto", "exchange", "recompute"] = "auto"
+    """With plan ``vertical``: whether image rows that two workers need are sent or computed twice."""
+    epoch_fraction: float = 0.75
+    """An epoch ends when this share of the live replicas has finished, or of its images (`epoch_rule`)."""
+    epoch_rule: Literal["replicas", "images"] = "replicas"
+    """What `epoch_fraction` counts: replicas that have trained their share, or images out of one pool."""
+    slow: tuple[str, ...] = ()
+    """Stragglers made on purpose: ``worker-1:0.2`` computes a fifth of the time, ``worker-0~worker-1:5ms``
+    delays what the two say to each other."""
     threads: int = 0
-    """Compute threads per worker; 0 is max(1, cores // replicas), or 1 in a run that is recorded."""
+    """Compute threads per worker; 0 is max(1, cores // (replicas * partitions)), or 1 in a run that is recorded."""
     images_per_group: int = 16
     """Training images that flow through the graph as one group; 1 is the paper's per-image flow."""
     pin_threads: bool = False

@@ -10,6 +10,7 @@ Conversations, with the tensors that ride along in brackets:
     anyone - controller          GetMap, CompareAndSet [value], WatchMap -> MapState [map]
     worker - data server         LeaseGroups -> Groups [images, labels], ReportGroups -> Reported
     driver - data server         ReadTest -> TestImages [images, labels]
+    worker - worker              Greet, Blocks [activations, error gradients, partial weight gradients]
     worker - parameter server    Push [deltas or factors] -> Pushed [values], Tick -> Ticked
     worker - same, in place      Record -> Recorded
     worker, driver - same        Pull -> Values [values]
@@ -89,15 +90,23 @@ class Finished(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LeaseGroups(Body, frozen=True, kw_only=True):
-    """Ask for up to `count` groups. The answer waits for work, but no longer than `wait_s`."""
+    """Ask for up to `count` groups. The answer waits for work, but no longer than `wait_s`.
+
+    All workers of a replica are given the same groups in the same order, each at its own pace.
+    """
 
     run: str
     replica: int
-    incarnation: int
+    life: int
+    """Of the replica; see `ClusterMap.life`."""
+    partition: int
+    position: int
+    """Groups that this worker has received in this life: the answer goes on behind them. A question that is
+    asked again after a broken link is answered with the same groups."""
     count: int
     wait_s: float
-    holding: tuple[int, ...] | None = None
-    """First question on a new link: the group numbers still held. Others were lost with the old link."""
+    rows: tuple[int, int] | None = None
+    """Rows of the images that are wanted; ``(0, 0)``: no images at all. None: whole ones."""
 
 
 class Lease(msgspec.Struct, frozen=True, array_like=True):
@@ -114,7 +123,7 @@ class Lease(msgspec.Struct, frozen=True, array_like=True):
 
 class Groups(Body, frozen=True, kw_only=True):
     """Leased groups. Tensors, unless there are none: the images of all of them, one group after the other,
-    (n, C, H, W), and their labels (n,)."""
+    (n, C, H, W) with the rows asked for, or none, and their labels (n,)."""
 
     leases: tuple[Lease, ...] = ()
     last: bool = False
@@ -126,10 +135,12 @@ class Groups(Body, frozen=True, kw_only=True):
 
 
 class ReportGroups(Body, frozen=True, kw_only=True):
-    """These groups are finished."""
+    """The part of this worker in these groups is finished. A group is finished when all parts are."""
 
     run: str
     replica: int
+    life: int
+    partition: int
     finished: tuple[Finished, ...]
 
 
@@ -150,6 +161,41 @@ class TestImages(Body, frozen=True, kw_only=True):
     __test__ = False  # not a test class, whatever its name suggests to pytest
 
     total: int
+
+
+# --- workers of one replica ------------------------------------------------------------------
+
+
+class Greet(Body, frozen=True, kw_only=True):
+    """First message on a link between two workers of a replica, from either side; no others before it."""
+
+    run: str
+    replica: int
+    life: int
+    partition: int
+    """Of the sender."""
+    received: int
+    """Blocks that it has from the other: sending goes on behind them."""
+
+
+class Block(msgspec.Struct, frozen=True, array_like=True):
+    """What one tensor is: activations, error gradients or a partial weight gradient of one group."""
+
+    crossing: int
+    """Number of the crossing in the plan."""
+    epoch: int
+    number: int
+    attempt: int
+
+
+class Blocks(Body, frozen=True, kw_only=True):
+    """Blocks of any groups that became ready together. Tensors: one per block, in order."""
+
+    first: int
+    """Number of the first block, from 1 without gaps on the way from this worker to that one in this life."""
+    blocks: tuple[Block, ...]
+    received: int
+    """Blocks that the sender has from the receiver: those need not be kept any longer."""
 
 
 # --- worker and parameter server -------------------------------------------------------------
@@ -394,6 +440,8 @@ TABLE: dict[type[Body], frozenset[tuple[str, str]]] = {
     LeaseGroups: frozenset({("worker", "data")}),
     Groups: frozenset({("data", "worker")}),
     ReportGroups: frozenset({("worker", "data")}),
+    Greet: frozenset({("worker", "worker")}),
+    Blocks: frozenset({("worker", "worker")}),
     Reported: frozenset({("data", "worker")}),
     ReadTest: frozenset({("driver", "data")}),
     TestImages: frozenset({("data", "driver")}),
