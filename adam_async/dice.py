@@ -77,16 +77,23 @@ class Dice:
         drawn *= 2.0**-kept
         return drawn
 
-    def fill_uniform(self, purpose: str, out: NDArray[np.float64], *, keys: tuple[Key, ...] = ()) -> None:
-        """Fill `out` with what `uniform` draws as float64 from the first element on, allocating no arrays.
+    def fill_uniform(
+        self, purpose: str, out: NDArray[np.float64], *, keys: tuple[Key, ...] = (), start: int = 0
+    ) -> None:
+        """Fill `out` with what `uniform` draws as float64 from element `start` on, allocating no arrays.
 
         Raises:
-            ValueError: `out` is not a C-contiguous float64 array.
+            ValueError: `out` is not a C-contiguous float64 array, or `start` is negative.
         """
         if out.dtype != np.float64 or not out.flags.c_contiguous:
             raise ValueError(f"dice fill C-contiguous float64 arrays, not {out.dtype} of {out.strides}")
+        if start < 0:
+            raise ValueError(f"start must not be negative, not start={start}")
+        block, skip = divmod(start, _WORDS_PER_BLOCK)
+        words = np.random.Philox(key=self._key(purpose, keys), counter=block)
+        words.random_raw(skip, output=False)
         # NumPy's own doubles are the upper 53 bits of one word each, as in `uniform`.
-        np.random.Generator(np.random.Philox(key=self._key(purpose, keys))).random(out=out)
+        np.random.Generator(words).random(out=out)
 
     def normal(
         self,

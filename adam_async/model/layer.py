@@ -17,14 +17,19 @@ be cut by a slice. The outside sees BCHW views (`Context.output`).
 Group gradients are means over the group's images: the loss divides its error gradient by the number of
 images, the layers only add up.
 
+A layer can be *cut*: `Layer.cut` gives a layer that computes one block of the output, a range of image rows
+or of features, from the part of the inputs that `Layer.needs` names. A network cut over several workers is
+made of such layers.
+
 To add a layer, subclass `Layer`, and hand ``{**BUILTIN_LAYERS, "mine": Mine}`` to the `Network`.
 """
 
+import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +42,26 @@ Array = NDArray[Any]
 Weights = Mapping[str, Array]
 Factors = tuple[Array, Array]
 Cut = Literal["rows", "outputs", "whole"]
-"""How a partition may cut a layer's output: by image rows, by output neurons, or not at all."""
+"""How a layer's output may be cut: by rows of an image (or ranges of features, where it is flat), whose
+inputs are cut likewise; by output neurons, each of which reads all of the input; or not at all."""
+
+
+def extent(shape: Shape) -> int:
+    """Count what blocks of an output are ranges of: rows of an image, features of a flat one.
+
+    Args:
+        shape: Of one image, without the batch: ``(C, H, W)`` or ``(F,)``. The losses' ``()`` counts as 1.
+    """
+    return shape[_axis(shape)] if shape else 1
+
+
+def _axis(shape: Shape) -> int:
+    return 1 if len(shape) == 3 else 0
+
+
+def _resized(shape: Shape, size: int) -> Shape:
+    axis = _axis(shape)
+    return (*shape[:axis], size, *shape[axis + 1 :])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +70,9 @@ class ParameterSpec:
 
     `kind` tells a layer's tensors apart: ``"weight"``, ``"bias"`` or a word of its own. `bound` is the
     half-width of its uniform start values. A `frozen` one keeps them: it has no gradient and is not trained.
+
+    Of a tensor that was cut, `shape` is that of the part: its rows from `first_row` on, of `of_rows` that
+    the whole tensor has. `of_rows` is 0 where all rows are here. The name is that of the whole.
     """
 
     name: str
@@ -54,6 +81,8 @@ class ParameterSpec:
     kind: str
     bound: float = 0.0
     frozen: bool = False
+    first_row: int = 0
+    of_rows: int = 0
 
     @property
     def size(self) -> int:
@@ -65,8 +94,20 @@ class ParameterSpec:
         """Number of values in one row, a row being one index of the first axis."""
         return math.prod(self.shape[1:])
 
+    def rows(self, block: range) -> Self:
+        """Describe the part of the tensor that holds these of its rows."""
+        return replace(
+            self,
+            shape=(len(block), *self.shape[1:]),
+            first_row=self.first_row + block.start,
+            of_rows=self.of_rows or self.shape[0],
+        )
+
     def initial_values(self, dice: Dice, start_row: int, stop_row: int, dtype: np.dtype[Any]) -> Array:
-        """Draw rows ``start_row`` to ``stop_row``; they equal the same rows of the whole tensor."""
+        """Draw rows ``start_row`` to ``stop_row``; they equal the same rows of the whole tensor.
+
+        Of a tensor that was cut, rows are counted from `first_row` on.
+        """
         if not 0 <= start_row <= stop_row <= self.shape[0]:
             raise ModelError(
                 f"rows {start_row} to {stop_row} of {self.name!r} do not exist: it has {self.shape[0]} rows"
@@ -77,7 +118,7 @@ class ParameterSpec:
         drawn = dice.uniform(
             "initial values",
             keys=(self.name,),
-            start=start_row * self.row_size,
+            start=(self.first_row + start_row) * self.row_size,
             count=math.prod(shape),
             dtype=dtype,
         )
@@ -120,7 +161,8 @@ class Layer(ABC):
     """One layer of a network. See the head of this file.
 
     Subclasses set `OPTIONS` and, in ``__init__``, `output_shape` and where they apply `parameters` and
-    `multiply_adds`.
+    `multiply_adds`. One that may be cut otherwise than its class's `CUT` and `MOVES` say sets `cut_by` and
+    `moves`.
 
     Args:
         spec: Name, kind and options.
@@ -136,6 +178,10 @@ class Layer(ABC):
     NUM_INPUTS: ClassVar[int | None] = 1
     """Number of inputs; None means two or more."""
     CUT: ClassVar[Cut] = "whole"
+    """How the output may be cut, unless `__init__` sets `cut_by` to something else."""
+    MOVES: ClassVar[bool] = False
+    """Whether it only moves values. Of a network that is cut, nobody sends what such a layer gives: whoever
+    reads it makes all of it from the input himself. ``__init__`` may set `moves` to something else."""
     SHARES_INPUT: ClassVar[bool] = False
     """Whether output and error gradient may lie in the memory of the (only) input."""
     OVERWRITES: ClassVar[bool] = False
@@ -152,6 +198,8 @@ class Layer(ABC):
         self.output_shape: Shape = input_shapes[0] if input_shapes else ()
         self.parameters: tuple[ParameterSpec, ...] = ()
         self.multiply_adds: int = 0
+        self.cut_by: Cut = self.CUT
+        self.moves: bool = self.MOVES
         known = ", ".join(self.OPTIONS) or "none"
         given = dict(spec.options)
         self.frozen = given.pop("frozen", False)
@@ -216,9 +264,69 @@ class Layer(ABC):
         channels, height, width = self.input_shapes[0]
         return channels, height, width
 
-    def input_rows(self, rows: range) -> range:
-        """Say which rows of each input the given output rows need. By default the same ones."""
-        return rows
+    @property
+    def partial(self) -> bool:
+        """Whether the gradients of cut layers are partial sums, which add up to that of the whole layer.
+
+        Such layers keep all of each tensor. Where this is false, each has gradients of rows of its own.
+        """
+        return self.cut_by == "rows" and bool(self.parameters)
+
+    def needs(self, block: range, position: int = 0) -> range:
+        """Say what a block of the output needs of an input: rows of an image, or a range of features.
+
+        By default the same block where layers are cut by rows, and all of the input otherwise.
+
+        Args:
+            block: Rows of the output, or features. One that is empty needs nothing.
+            position: Number of the input, in the order of the spec.
+        """
+        if not block:
+            return range(0)
+        return block if self.cut_by == "rows" else range(extent(self.input_shapes[position]))
+
+    def cut(self, block: range) -> "Layer":
+        """Make a layer of the same name that computes only `block` of the output; this one stays as it is.
+
+        Its inputs hold what `needs` says of each and nothing else; `input_shapes`, `output_shape`,
+        `parameters` and `multiply_adds` are its own. It may be cut again, its rows then counting from 0.
+
+        Returns:
+            The cut layer; this one itself where the block is the whole output.
+
+        Raises:
+            ModelError: The block is empty or not within the output, or the layer may not be cut.
+        """
+        whole = extent(self.output_shape)
+        if block.step != 1 or not 0 <= block.start < block.stop <= whole:
+            raise ModelError(
+                f"layer {self.name!r} ({self.spec.kind}): {block} is no block of its output of "
+                f"{list(self.output_shape)}: give at least one of rows or features 0 to {whole - 1}"
+            )
+        if len(block) == whole:
+            return self
+        if self.cut_by == "whole":
+            raise ModelError(
+                f"layer {self.name!r} ({self.spec.kind}) may not be cut, but {block} is only a part of its "
+                f"output of {list(self.output_shape)}: let one worker compute all of it"
+            )
+        piece = copy.copy(self)
+        piece.limit(block)
+        piece.input_shapes = tuple(
+            _resized(shape, len(self.needs(block, position)))
+            for position, shape in enumerate(self.input_shapes)
+        )
+        piece.output_shape = _resized(self.output_shape, len(block))
+        piece.multiply_adds = self.multiply_adds // whole * len(block)
+        if self.cut_by == "outputs":
+            piece.parameters = tuple(parameter.rows(block) for parameter in self.parameters)
+        return piece
+
+    def limit(self, block: range) -> None:  # noqa: B027 - most layers know nothing else
+        """Change what a cut layer knows beside shapes, parameters and multiply-adds.
+
+        `cut` calls it on the new layer, which is still a copy of the one that is cut, shapes included.
+        """
 
     def scratch(self, images: int) -> dict[str, ScratchSpec]:
         """Name the scratch arrays for a group; sizes must not shrink as `images` grows."""

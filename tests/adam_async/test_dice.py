@@ -20,13 +20,13 @@ def test_a_slice_drawn_alone_equals_the_slice_of_the_whole(start, count, kind):
     )
 
 
-@given(rows=st.integers(0, 9), columns=st.integers(1, 9), epoch=st.integers(0, 3))
-def test_filling_an_array_equals_drawing_it(rows, columns, epoch):
+@given(rows=st.integers(0, 9), columns=st.integers(1, 9), epoch=st.integers(0, 3), start=st.integers(0, 99))
+def test_filling_an_array_equals_drawing_it(rows, columns, epoch, start):
     out = np.empty((rows, columns))
 
-    Dice(7).fill_uniform("mask", out, keys=(epoch, "drop"))
+    Dice(7).fill_uniform("mask", out, keys=(epoch, "drop"), start=start)
 
-    drawn = Dice(7).uniform("mask", keys=(epoch, "drop"), count=rows * columns, dtype=np.float64)
+    drawn = Dice(7).uniform("mask", keys=(epoch, "drop"), start=start, count=rows * columns, dtype=np.float64)
     np.testing.assert_array_equal(out, drawn.reshape(rows, columns))
 
 
@@ -95,6 +95,8 @@ def test_a_numpy_integer_is_refused_as_a_key_because_it_would_be_another_one():
 def test_wrong_arguments_are_refused():
     with pytest.raises(ValueError, match="start=-1"):
         Dice(1).bits("x", start=-1, count=1)
+    with pytest.raises(ValueError, match="start=-1"):
+        Dice(1).fill_uniform("x", np.empty(2), start=-1)
     with pytest.raises(ValueError, match="float16"):
         Dice(1).uniform("x", count=1, dtype=np.float16)
 

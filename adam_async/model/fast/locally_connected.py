@@ -4,12 +4,17 @@ from adam_async.model.fast import program
 from adam_async.model.fast.sliding import FastSliding
 from adam_async.model.fast.tape import Field, Op
 from adam_async.model.fast.tiles import DOT_ROWS
-from adam_async.model.layer import ScratchSpec, Slots
+from adam_async.model.layer import Layer, ScratchSpec, Slots
 from adam_async.model.layers.locally_connected import LocallyConnected
 
 
 class FastLocallyConnected(FastSliding, LocallyConnected):
     """Filters of their own at every output pixel, with compiled kernels."""
+
+    def cut(self, block: range) -> Layer:
+        """A NumPy layer, unless the block is the whole output: kernels know only weights of all pixels."""
+        piece = super().cut(block)
+        return self if piece is self else LocallyConnected(self.spec, self.input_shapes).cut(block)
 
     def scratch(self, images: int) -> dict[str, ScratchSpec]:
         """The packed images; one pixel's input errors; a block of sums."""

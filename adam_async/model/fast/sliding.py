@@ -17,8 +17,7 @@ class FastSliding(Compiled, SlidingKernel):
         return bool(self.padding) or self.stride > 1
 
     def _packed_shape(self, images: int) -> Shape:
-        channels, height, width = self.input_shapes[0]
-        rows, columns = height + 2 * self.padding, width + 2 * self.padding
+        channels, rows, columns, _ = self.padded_shape(images)
         return (channels, rows, self.stride, -(-columns // self.stride), images)
 
     def scratch(self, images: int) -> dict[str, ScratchSpec]:
@@ -47,7 +46,7 @@ class FastSliding(Compiled, SlidingKernel):
 
     def _pack_op(self, code: int, slots: Slots, packed: Array, image: Array) -> Op:
         _, rows, stride, width, _ = self._packed_shape(slots.images)
-        place = (rows, width, stride, self.padding, self.padding)
+        place = (rows, width, stride, self.top, self.padding)
         return Op.of(code, *self.input_shapes[0], slots.images, packed, image, *place)
 
 

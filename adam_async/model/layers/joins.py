@@ -12,9 +12,10 @@ from adam_async.model.spec import LayerSpec, Shape
 class Flatten(Layer):
     """An image as one row of features, in the order channel, row, column.
 
-    Free where the memory can be shared.
+    Free where the memory can be shared. It may not be cut: rows of an image are no range of its features.
     """
 
+    MOVES: ClassVar[bool] = True
     SHARES_INPUT: ClassVar[bool] = True
 
     def __init__(self, spec: LayerSpec, input_shapes: tuple[Shape, ...]) -> None:
@@ -65,7 +66,11 @@ class Add(Layer):
 
 
 class Concatenate(Layer):
-    """Two or more inputs one after the other, along the channels of images or the features of flat inputs."""
+    """Two or more inputs one after the other, along the channels of images or the features of flat inputs.
+
+    Images may be cut by rows. Flat inputs may not: a range of the output's features is one of some inputs
+    and none of others.
+    """
 
     NUM_INPUTS: ClassVar[int | None] = None
     CUT: ClassVar[Cut] = "rows"
@@ -77,6 +82,8 @@ class Concatenate(Layer):
             shapes = ", ".join(f"{name} {list(shape)}" for name, shape in named)
             raise self.refusal(f"its inputs may differ only in the first size, not {shapes}")
         self.output_shape = (sum(shape[0] for shape in input_shapes), *input_shapes[0][1:])
+        if len(self.output_shape) == 1:
+            self.cut_by, self.moves = "whole", True
 
     def prepare(self, slots: Slots) -> None:
         """Cut output and error into one part per input."""

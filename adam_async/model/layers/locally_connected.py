@@ -8,6 +8,9 @@ every other layer. Each output pixel is a small dense layer, so all steps are st
     delta       errors_POB @ columns_PKB.T            (columns kept from forward)
     backward    weights_POK.T @ errors_POB, folded back onto the input pixels they came from
 
+A layer that is cut has the weights of all pixels and uses those of its rows; the gradient of the others is
+zero, so that gradients of all cuts add up to that of the whole.
+
 The stacks are views with the pixel's axis brought to the front; every matrix in them is one that BLAS takes
 as it lies.
 """
@@ -32,6 +35,16 @@ class LocallyConnected(SlidingKernel):
             ),
             self.tensor("bias", self.output_shape),
         )
+        self._own_rows = range(self.output_shape[1])
+
+    def limit(self, block: range) -> None:
+        """Remember which rows of the weights are used."""
+        super().limit(block)
+        self._own_rows = self._own_rows[block.start : block.stop]
+
+    def _own(self, tensor: Array) -> Array:
+        """The part of a tensor, or of its gradient, that belongs to the rows that are computed."""
+        return tensor[:, self._own_rows.start : self._own_rows.stop]
 
     def prepare(self, slots: Slots) -> None:
         """Make the stacks of matrices too."""
@@ -51,24 +64,27 @@ class LocallyConnected(SlidingKernel):
     def forward(self, weights: Weights, slots: Slots) -> None:
         """Copy the columns, multiply pixel by pixel, add the bias."""
         self.gather(slots)
-        weights_POK = self._stack(weights[self.weight], self.filters, self.fan_in)
+        weights_POK = self._stack(self._own(weights[self.weight]), self.filters, self.fan_in)
         np.matmul(weights_POK, slots.views["columns"], out=slots.views["output"])
-        np.add(slots.output, weights[self.bias][..., None], out=slots.output)
+        np.add(slots.output, self._own(weights[self.bias])[..., None], out=slots.output)
 
     def backward(self, weights: Weights, slots: Slots) -> None:
         """Multiply by the transposed weights, pixel by pixel, and fold the columns back."""
-        weights_POK = self._stack(weights[self.weight], self.filters, self.fan_in)
+        weights_POK = self._stack(self._own(weights[self.weight]), self.filters, self.fan_in)
         np.matmul(weights_POK.swapaxes(1, 2), slots.views["error"], out=slots.views["column_errors"])
         self.fold(slots)
 
     def delta(self, slots: Slots, kind: str, out: Array) -> None:
         """Multiply errors and columns, pixel by pixel; for the bias, add the errors of the images up."""
+        if kind in ("weight", "bias") and len(self._own_rows) < out.shape[1]:
+            out.fill(0)
         if kind == "weight":
             columns_PBK = slots.views["columns"].swapaxes(1, 2)
             # BLAS takes 1.4 times as long for products of a column and a row.
             multiply = np.multiply if slots.images == 1 else np.matmul
-            multiply(slots.views["error"], columns_PBK, out=self._stack(out, self.filters, self.fan_in))
+            gradient_POK = self._stack(self._own(out), self.filters, self.fan_in)
+            multiply(slots.views["error"], columns_PBK, out=gradient_POK)
         elif kind == "bias":
-            np.add.reduce(slots.error, axis=-1, out=out)
+            np.add.reduce(slots.error, axis=-1, out=self._own(out))
         else:
             super().delta(slots, kind, out)

@@ -33,17 +33,18 @@ class Pool(Layer):
             raise self.refusal(f"a kernel of {self.kernel} does not fit an input of {height}x{width}")
         rows, columns = ((size - self.kernel) // self.stride + 1 for size in (height, width))
         self.output_shape = (channels, rows, columns)
-        # Where squares neither overlap nor leave gaps, the way back writes every input exactly once.
-        self._tiles = self.stride == self.kernel and (rows * self.kernel, columns * self.kernel) == (
-            height,
-            width,
-        )
 
-    def input_rows(self, rows: range) -> range:
+    @property
+    def _tiles(self) -> bool:
+        """Whether squares neither overlap nor leave gaps: the way back writes every input exactly once."""
+        covered = tuple(size * self.kernel for size in self.output_shape[1:])
+        return self.stride == self.kernel and covered == self.input_shapes[0][1:]
+
+    def needs(self, block: range, position: int = 0) -> range:
         """Rows under the squares of the given output rows."""
-        if not rows:
+        if not block:
             return range(0)
-        return range(rows.start * self.stride, (rows.stop - 1) * self.stride + self.kernel)
+        return range(block.start * self.stride, (block.stop - 1) * self.stride + self.kernel)
 
     def tall_shape(self, images: int) -> Shape:
         """Shape of what lies between the two passes."""

@@ -42,6 +42,8 @@ class SlidingKernel(Layer):
         self.kernel = self.integer("kernel", minimum=1)
         self.stride = self.integer("stride", minimum=1)
         self.padding = self.integer("padding", minimum=0)
+        # Rows of zeros above and below the input: a layer that is cut has them only at the image's borders.
+        self.top = self.bottom = self.padding
         reach = (height + 2 * self.padding, width + 2 * self.padding)
         if min(reach) < self.kernel:
             raise self.refusal(
@@ -54,38 +56,50 @@ class SlidingKernel(Layer):
         self.multiply_adds = self.filters * rows * columns * self.fan_in
         self.weight, self.bias = f"{self.name}.weight", f"{self.name}.bias"
 
-    def input_rows(self, rows: range) -> range:
+    def needs(self, block: range, position: int = 0) -> range:
         """Rows under the kernel of the first to the last output row, without the padding."""
-        if not rows:
-            return range(0)
-        first = rows.start * self.stride - self.padding
-        last = (rows.stop - 1) * self.stride - self.padding + self.kernel
-        return range(max(first, 0), min(last, self.input_shapes[0][1]))
+        reach = self._reach(block)
+        rows = range(max(reach.start, 0), min(reach.stop, self.input_shapes[0][1]))
+        return rows or range(0)
 
-    def _padded_shape(self, images: int) -> Shape:
+    def _reach(self, block: range) -> range:
+        """Rows under the kernel, those of the padding, which are not among the image's, included."""
+        if not block:
+            return range(0)
+        start = block.start * self.stride - self.top
+        return range(start, start + (len(block) - 1) * self.stride + self.kernel)
+
+    def limit(self, block: range) -> None:
+        """Leave padding only at the borders of the image that the block reaches beyond."""
+        reach, height = self._reach(block), self.input_shapes[0][1]
+        self.top = min(max(-reach.start, 0), len(reach))
+        self.bottom = min(max(reach.stop - height, 0), len(reach))
+
+    def padded_shape(self, images: int) -> Shape:
+        """Shape of a group's input with its padding."""
         channels, height, width = self.input_shapes[0]
-        return (channels, height + 2 * self.padding, width + 2 * self.padding, images)
+        return (channels, self.top + height + self.bottom, width + 2 * self.padding, images)
 
     def scratch(self, images: int) -> dict[str, ScratchSpec]:
         """Columns and their error gradient; with padding, padded copies of input and input error too."""
         channels = self.input_shapes[0][0]
         columns: Shape = (channels, self.kernel, self.kernel, *self.output_shape[1:], images)
-        tall: Shape = (channels, self.kernel, self._padded_shape(images)[1], self.output_shape[2], images)
+        tall: Shape = (channels, self.kernel, self.padded_shape(images)[1], self.output_shape[2], images)
         specs: dict[str, ScratchSpec] = {
             "columns": (columns, None),
             "column_errors": (columns, None),
             "tall": (tall, None),
         }
         if self.padding:
-            specs["padded"] = (self._padded_shape(images), None)
-            specs["padded_error"] = (self._padded_shape(images), None)
+            specs["padded"] = (self.padded_shape(images), None)
+            specs["padded_error"] = (self.padded_shape(images), None)
         return specs
 
     def _inner(self, padded: Array) -> Array:
         """The part of a padded array that is the image itself."""
         _, height, width = self.input_shapes[0]
-        start = self.padding
-        return padded[:, start : start + height, start : start + width]
+        top, left = self.top, self.padding
+        return padded[:, top : top + height, left : left + width]
 
     def prepare(self, slots: Slots) -> None:
         """Make the sliding windows, and the pairs of slices that folding back adds up."""

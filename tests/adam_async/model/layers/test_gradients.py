@@ -86,13 +86,18 @@ def test_a_wrong_gradient_is_found():
         ("conv2d", {"filters": 1, "kernel": 3, "stride": 2}, (1, 9, 9), range(1, 3), range(2, 7)),
         ("max_pool", {"kernel": 2}, (1, 8, 8), range(1, 3), range(2, 6)),
         ("max_pool", {"kernel": 2}, (1, 8, 8), range(0), range(0)),
+        ("conv2d", {"filters": 1, "kernel": 1, "padding": 2}, (1, 8, 8), range(2), range(0)),
         ("relu", {}, (1, 8, 8), range(1, 3), range(1, 3)),
+        ("relu", {}, (1, 8, 8), range(0), range(0)),
+        ("dense", {"outputs": 5}, (7,), range(1, 3), range(7)),
+        ("flatten", {}, (3, 7, 6), range(1, 3), range(7)),
+        ("softmax_cross_entropy", {}, (5,), range(1), range(5)),
     ],
 )
-def test_layers_say_which_input_rows_they_need(kind, options, shape, rows, needed):
+def test_layers_say_what_a_block_of_rows_needs_of_the_input(kind, options, shape, rows, needed):
     layer = BUILTIN_LAYERS[kind](LayerSpec.of("it", kind, **options), (shape,))
 
-    assert layer.input_rows(rows) == needed
+    assert layer.needs(rows) == needed
 
 
 def test_joins_refuse_shapes_that_do_not_fit_and_name_them():

@@ -50,7 +50,7 @@ def test_it_states_shape_parameters_and_multiply_adds():
     assert local.output_shape == (3, 4, 3)
     assert [p.shape for p in local.parameters] == [(3, 4, 3, 2, 3, 3), (3, 4, 3)]
     assert local.multiply_adds == local.parameters[0].size
-    assert local.input_rows(range(1, 3)) == range(1, 6)
+    assert local.needs(range(1, 3)) == range(1, 6)
 
 
 @pytest.mark.parametrize(
