@@ -83,7 +83,7 @@ class Context:
 
     def load(
         self,
-        images: Array,
+        images: Array | None,
         labels: Array | None = None,
         *,
         dice: Dice | None = None,
@@ -93,7 +93,7 @@ class Context:
 
         Args:
             images: Shape ``(n, C, H, W)`` or any other that holds ``n`` images in that order, such as ``(n,
-                H, W)``.
+                H, W)``. None where no layer reads them, in a part of a network; then labels tell how many.
             labels: What the loss layer takes: class numbers ``(n,)``, or target values. None, only to
                 predict.
             dice: What layers such as dropout draw with when they train; others need none.
@@ -102,25 +102,15 @@ class Context:
         Raises:
             ModelError: Number, shape or dtype does not fit, or a layer that draws has no dice.
         """
-        count = images.shape[0] if images.ndim else 0
-        features = math.prod(self._input_shape)
+        counted = images if images is not None else labels
+        count = counted.shape[0] if counted is not None and counted.ndim else 0
         if not 1 <= count <= self._group_size:
             raise ModelError(f"this context holds 1 to {self._group_size} images, not {count}")
-        if images.size != count * features:
-            raise ModelError(
-                f"images must have shape {list(self._input_shape)}, not {list(images.shape[1:])}"
-            )
         self.resize(count)
-        source, target = images.reshape(count, features).T, self.input.reshape(features, count)
-        if images.dtype == np.uint8:
-            np.divide(source, 255, out=target, dtype=self._dtype, casting="unsafe")
-        elif images.dtype.kind == "f":
-            np.copyto(target, source, casting="same_kind")
-        else:
-            raise ModelError(f"images must be uint8 or floating point, not {images.dtype}")
-        if labels is not None:
-            loss = self._topology.layers[-1]
-            assert isinstance(loss, Loss)
+        if images is not None:
+            self._load_images(images, count)
+        loss = self._topology.layers[-1]
+        if labels is not None and isinstance(loss, Loss):
             loss.load_targets(self._current.slots[-1], labels)
         for number in self._drawing:
             layer = self._topology.layers[number]
@@ -130,6 +120,20 @@ class Context:
                     "load the group with dice= and keys="
                 )
             layer.draw(self._current.slots[number], dice, keys)
+
+    def _load_images(self, images: Array, count: int) -> None:
+        features = math.prod(self._input_shape)
+        if images.size != count * features:
+            raise ModelError(
+                f"images must have shape {list(self._input_shape)}, not {list(images.shape[1:])}"
+            )
+        source, target = images.reshape(count, features).T, self.input.reshape(features, count)
+        if images.dtype == np.uint8:
+            np.divide(source, 255, out=target, dtype=self._dtype, casting="unsafe")
+        elif images.dtype.kind == "f":
+            np.copyto(target, source, casting="same_kind")
+        else:
+            raise ModelError(f"images must be uint8 or floating point, not {images.dtype}")
 
     def resize(self, images: int) -> None:
         """Lay the context out for another number of images; what it held is lost."""
@@ -201,9 +205,8 @@ class Context:
         topology, layers = self._topology, self._topology.layers
         bound = _Bound(images, self._per_image(("input",), self._input_shape, images))
         for number, layer in enumerate(layers):
-            source = topology.producers[number][0]
             if topology.shares[number]:
-                output = bound.outputs[source].reshape(*layer.output_shape, images)
+                output = bound.outputs[topology.producers[number][0]].reshape(*layer.output_shape, images)
             else:
                 output = self._per_image(("output", number), layer.output_shape, images)
             bound.outputs.append(output)
@@ -231,19 +234,18 @@ class Context:
 
     def _bind_errors(self, bound: "_Bound") -> None:
         topology = self._topology
-        for number in reversed(range(len(topology.layers) - 1)):
+        for number in reversed(range(len(topology.layers))):
             readers = topology.consumers[number]
-            if not topology.wants_error[number]:
+            if not topology.wants_error[number] or isinstance(topology.layers[number], Loss):
                 continue
             shape = topology.layers[number].output_shape
-            reader = readers[0][0]
-            if len(readers) == 1 and topology.shares[reader]:
-                error = bound.errors[reader].reshape(*shape, bound.images)
+            if len(readers) == 1 and topology.shares[readers[0][0]]:
+                error = bound.errors[readers[0][0]].reshape(*shape, bound.images)
             else:
                 error = self._per_image(("error", number), shape, bound.images)
             bound.errors[number] = error
-            if len(readers) == 1:
-                bound.edges[readers[0]] = error
+            if len(readers) < 2:
+                bound.edges |= dict.fromkeys(readers, error)
                 continue
             for edge in readers:
                 bound.edges[edge] = self._per_image(("edge", *edge), shape, bound.images)

@@ -14,6 +14,7 @@ number of threads may use one network, each with contexts of its own.
 """
 
 from collections.abc import Callable, Mapping
+from copy import copy
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ from adam_async.model.context import Context
 from adam_async.model.errors import ModelError, SpecError
 from adam_async.model.layer import Array, Factors, Layer, ParameterSpec, Weights
 from adam_async.model.layers import BUILTIN_LAYERS
-from adam_async.model.spec import ModelSpec
+from adam_async.model.spec import ModelSpec, Shape
 from adam_async.model.topology import Topology
 
 if TYPE_CHECKING:
@@ -70,10 +71,23 @@ class Network:
             # Here, and not above: importing numba takes as long as everything else together.
             from adam_async.model.fast import engine
 
-            self._topology = Topology.of(spec, engine.fast_kinds(layers))
-            self._engine = engine.Engine(self._topology, self._dtype)
+            self._wire(Topology.of(spec, engine.fast_kinds(layers)), spec.input_shape)
         else:
-            self._topology = Topology.of(spec, layers)
+            self._wire(Topology.of(spec, layers), spec.input_shape)
+
+    def part(self, topology: Topology, input_shape: Shape) -> "Network":
+        """Make a network of other layers, such as those of one partition, that runs with the same kernels."""
+        other = copy(self)
+        other._wire(topology, input_shape)
+        return other
+
+    def _wire(self, topology: Topology, input_shape: Shape) -> None:
+        self._topology = topology
+        self._input_shape = input_shape
+        if self._kernels == "numba":
+            from adam_async.model.fast import engine
+
+            self._engine = engine.Engine(topology, self._dtype)
         self._parameters = tuple(
             parameter for layer in self._topology.layers for parameter in layer.parameters
         )
@@ -83,7 +97,7 @@ class Network:
             for parameter in layer.parameters
         }
         if len(self._owners) != len(self._parameters):
-            raise SpecError(f"model {spec.name!r}: two parameters share a name")
+            raise SpecError(f"model {self._spec.name!r}: two parameters share a name")
 
     def __repr__(self) -> str:
         return (
@@ -121,6 +135,16 @@ class Network:
         """
         if self._engine is not None:
             self._engine.warm_up(progress)
+
+    @property
+    def topology(self) -> Topology:
+        """Its layers, and who reads whom."""
+        return self._topology
+
+    @property
+    def input_shape(self) -> Shape:
+        """Of one image."""
+        return self._input_shape
 
     @property
     def layers(self) -> tuple[Layer, ...]:
@@ -176,7 +200,7 @@ class Network:
         """Allocate the arrays for one group of up to `group_size` images."""
         return Context(
             self._topology,
-            self._spec.input_shape,
+            self._input_shape,
             group_size=group_size,
             dtype=self._dtype,
             training=training,
@@ -185,6 +209,10 @@ class Network:
     def forward(self, weights: Weights, context: Context) -> float:
         """Run all layers on the loaded group and return its mean loss."""
         self.forward_layers(weights, context, range(len(self.layers)))
+        return self.loss(context)
+
+    def loss(self, context: Context) -> float:
+        """The mean loss of the group that all layers have run on."""
         losses = context.slots(len(self.layers) - 1).output
         return float(np.add.reduce(losses)) / context.images
 

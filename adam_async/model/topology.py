@@ -4,7 +4,7 @@ Numbers stand for layers, in the order of the spec; `INPUT_INDEX` stands for the
 settled once per network; contexts only follow it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from adam_async.model.errors import SpecError
@@ -61,16 +61,7 @@ class Topology:
             layers.append(kinds[described.kind](described, shapes))
         _check_size(layers)
         producers = tuple(tuple(numbers[source] for source in layer.inputs) for layer in spec.layers)
-        consumers = tuple(
-            tuple(
-                (reader, position)
-                for reader, sources in enumerate(producers)
-                for position, source in enumerate(sources)
-                if source == number
-            )
-            for number in range(len(layers))
-        )
-        _check_ends(layers, consumers)
+        _check_ends(layers, _consumers(producers))
         _check_frozen(layers)
         wants_error: list[bool] = []
         for layer, sources in zip(layers, producers, strict=True):
@@ -78,13 +69,33 @@ class Topology:
                 any(not parameter.frozen for parameter in layer.parameters)
                 or any(source >= 0 and wants_error[source] for source in sources)
             )
+        return cls.join(layers, producers, wants_error)
+
+    @classmethod
+    def join(
+        cls, layers: Sequence[Layer], producers: Sequence[tuple[int, ...]], wants_error: Sequence[bool]
+    ) -> "Topology":
+        """Join layers that fit. Those of a partition may lack a loss, and have ends that nobody reads."""
+        consumers = _consumers(producers)
         return cls(
             layers=tuple(layers),
-            producers=producers,
+            producers=tuple(producers),
             consumers=consumers,
             wants_error=tuple(wants_error),
             shares=_sharing(layers, producers, consumers),
         )
+
+
+def _consumers(producers: Sequence[tuple[int, ...]]) -> tuple[tuple[tuple[int, int], ...], ...]:
+    return tuple(
+        tuple(
+            (reader, position)
+            for reader, sources in enumerate(producers)
+            for position, source in enumerate(sources)
+            if source == number
+        )
+        for number in range(len(producers))
+    )
 
 
 def _check_size(layers: list[Layer]) -> None:
@@ -118,8 +129,8 @@ def _check_frozen(layers: list[Layer]) -> None:
 
 
 def _sharing(
-    layers: list[Layer],
-    producers: tuple[tuple[int, ...], ...],
+    layers: Sequence[Layer],
+    producers: Sequence[tuple[int, ...]],
     consumers: tuple[tuple[tuple[int, int], ...], ...],
 ) -> tuple[bool, ...]:
     """Decide which layers work in their input's memory.
@@ -130,7 +141,7 @@ def _sharing(
     shares: list[bool] = []
     read_later: list[bool] = []  # whether a way back reads the memory that holds this layer's output
     for layer, sources in zip(layers, producers, strict=True):
-        source = sources[0]
+        source = sources[0] if sources else INPUT_INDEX
         shared = (
             layer.SHARES_INPUT
             and source != INPUT_INDEX

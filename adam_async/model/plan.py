@@ -1,0 +1,272 @@
+"""Pure: how one model is cut over the workers of a replica, and what follows from it.
+
+Theory of operation
+-------------------
+A `PartitionPlan` says for each layer which *block* of its output each worker owns: image rows, or features.
+Everything else is derived by `Layout`, going from the loss back to the images:
+
+    needs       what a worker's own layers read of an output: the hull of what their blocks need
+    computes    what it computes of that output: its block, or where a layer is *recomputed* all it needs
+    pieces      what it needs and does not compute: it comes from the owners, each value from one
+
+A layer that only *moves* values (flatten) is never sent: whoever reads it makes it himself. So each value
+crosses between two workers once at most on the way forward, and its error gradient once on the way back, to
+the owner, who adds what came from all workers in their order. Recomputed rows cross neither way: each
+worker has the error gradient of what its own later layers read, and the weight gradients, of which each is
+a part, are sums anyway.
+
+Weights of convolutions are on every worker that computes a block; their gradients are partial sums, added
+up at one *owner* per layer, who pushes them. Rows of dense weights are where their outputs are.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+import msgspec
+
+from adam_async.model.errors import ModelError
+from adam_async.model.layer import Layer, extent
+from adam_async.model.topology import INPUT_INDEX, Topology
+
+Kind = Literal["activation", "error", "gradient"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerPlan:
+    """How one layer is cut."""
+
+    layer: str
+    blocks: tuple[tuple[int, int], ...]
+    """For each worker the first row (or feature) of the output that it owns, and the one behind its last."""
+    recomputed: bool = False
+    """Whether every worker computes all that it reads of the output, instead of being sent what others
+    own."""
+    whole: str = ""
+    """Why it is not cut; empty if it is."""
+
+    def block(self, worker: int) -> range:
+        """What one worker owns."""
+        return range(*self.blocks[worker])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionPlan:
+    """A model cut over several workers. Made by `planner.py`."""
+
+    kind: str
+    """``vertical`` or ``layers``."""
+    workers: int
+    layers: tuple[LayerPlan, ...]
+    """In the order of the network."""
+    owners: dict[str, int]
+    """Layer to the worker that pushes those of its parameters that several workers have."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give the plan as plain builtins."""
+        plain: dict[str, Any] = msgspec.to_builtins(self)
+        return plain
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> Self:
+        """Read what `to_dict` gave.
+
+        Raises:
+            ModelError: A key is missing or has the wrong type.
+        """
+        try:
+            return msgspec.convert(plain, cls)
+        except msgspec.ValidationError as error:
+            raise ModelError(f"not a partition plan: {error}") from None
+
+    def row_cuts(self, layers: Sequence[Layer]) -> dict[str, tuple[int, ...]]:
+        """First rows, but 0, of the pieces that the workers have of each tensor that is cut over them."""
+        cuts: dict[str, tuple[int, ...]] = {}
+        for layer, planned in zip(layers, self.layers, strict=True):
+            starts = sorted({start for start, stop in planned.blocks if start < stop} - {0})
+            if layer.cut_by == "outputs" and starts and not planned.recomputed:
+                cuts |= {parameter.name: tuple(starts) for parameter in layer.parameters}
+        return cuts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crossing:
+    """What one worker sends another of every group: one tensor."""
+
+    number: int
+    kind: Kind
+    layer: int
+    """Number of the layer whose output (or error gradient of it) crosses; for gradients the first of them."""
+    source: int
+    target: int
+    rows: range
+    """Rows or features of that output; empty for gradients."""
+    values: int
+    """Values of one image; for gradients of a group, whatever its size."""
+    tensors: tuple[str, ...] = ()
+    """Parameters whose partial gradients cross, one after the other."""
+
+
+class Layout:
+    """What each worker reads, computes, sends and receives under a plan.
+
+    Args:
+        topology: The uncut network.
+        input_shape: Of one image.
+        plan: How it is cut.
+
+    Raises:
+        ModelError: The plan is not one of this network, or leaves rows without an owner that are read.
+    """
+
+    def __init__(self, topology: Topology, input_shape: tuple[int, ...], plan: PartitionPlan) -> None:
+        self.topology = topology
+        self.plan = plan
+        self.workers = range(plan.workers)
+        names = [layer.name for layer in topology.layers]
+        if [planned.layer for planned in plan.layers] != names:
+            raise ModelError(f"the plan is for layers {[p.layer for p in plan.layers]}, not {names}")
+        nothing = [range(0)] * plan.workers
+        self.input_rows: list[range] = list(nothing)
+        """Rows (or features) of the images that each worker reads."""
+        self.needs: list[list[range]] = [list(nothing) for _ in names]
+        """By layer and worker."""
+        self.computes: list[list[range]] = [list(nothing) for _ in names]
+        """By layer and worker."""
+        for number in reversed(range(len(names))):
+            self._derive(number)
+        self._check_input(extent(input_shape))
+        self.crossings = tuple(self._cross())
+        """By number; for each output the ways forward, then the ways back."""
+
+    def reads(self, reader: int, position: int, worker: int) -> range:
+        """What one worker's part of a layer reads of the layer's input at this position."""
+        computed = self.computes[reader][worker]
+        return self.topology.layers[reader].needs(computed, position) if computed else range(0)
+
+    def _derive(self, number: int) -> None:
+        layer, planned = self.topology.layers[number], self.plan.layers[number]
+        readers = self.topology.consumers[number]
+        for worker in self.workers:
+            hulls = [self.reads(reader, position, worker) for reader, position in readers]
+            self.needs[number][worker] = hull(hulls)
+        wanted = hull(self.needs[number]) if readers else range(extent(layer.output_shape))
+        for worker in self.workers:
+            need = self.needs[number][worker]
+            whole = range(extent(layer.output_shape)) if need else range(0)
+            if layer.moves:
+                self.computes[number][worker] = whole
+            elif planned.recomputed:
+                self.computes[number][worker] = whole if layer.cut_by == "whole" else need
+            else:
+                self.computes[number][worker] = common(planned.block(worker), wanted)
+        if not layer.moves and not planned.recomputed:
+            self._check_owned(layer, planned, wanted)
+        for position, source in enumerate(self.topology.producers[number]):
+            if source == INPUT_INDEX:
+                for worker in self.workers:
+                    rows = self.reads(number, position, worker)
+                    self.input_rows[worker] = hull([self.input_rows[worker], rows])
+
+    def _check_owned(self, layer: Layer, planned: LayerPlan, wanted: range) -> None:
+        at = wanted.start
+        for worker in self.workers:
+            block = common(planned.block(worker), wanted)
+            if block and block.start != at:
+                break
+            at = block.stop if block else at
+        if at != wanted.stop:
+            raise ModelError(
+                f"layer {layer.name!r}: the blocks {list(planned.blocks)} do not hold each of {wanted.start} "
+                f"to {wanted.stop} once, in the order of the workers"
+            )
+
+    def _check_input(self, rows: int) -> None:
+        for read in self.input_rows:
+            if read.stop > rows:
+                raise ModelError(f"rows {read.start} to {read.stop} of an image of {rows} are read")
+
+    def _cross(self) -> Iterator[Crossing]:
+        number = 0
+        for layer in range(len(self.topology.layers)):
+            values = row_values(self.topology.layers[layer].output_shape)
+            ways: list[tuple[Kind, int, int, range]] = []
+            for source in self.workers:
+                for target in self.workers:
+                    rows = self.piece(layer, source, target)
+                    if rows:
+                        ways.append(("activation", source, target, rows))
+            if self.topology.wants_error[layer]:
+                ways += [("error", target, source, rows) for _, source, target, rows in ways]
+            for kind, source, target, rows in ways:
+                yield Crossing(
+                    number=number,
+                    kind=kind,
+                    layer=layer,
+                    source=source,
+                    target=target,
+                    rows=rows,
+                    values=len(rows) * values,
+                )
+                number += 1
+        for source in self.workers:
+            for target in self.workers:
+                layers = self._summed(source, target)
+                if layers:
+                    parameters = [p for layer in layers for p in self.topology.layers[layer].parameters]
+                    yield Crossing(
+                        number=number,
+                        kind="gradient",
+                        layer=layers[0],
+                        source=source,
+                        target=target,
+                        rows=range(0),
+                        values=sum(parameter.size for parameter in parameters),
+                        tensors=tuple(parameter.name for parameter in parameters),
+                    )
+                    number += 1
+
+    def piece(self, layer: int, source: int, target: int) -> range:
+        """What one worker sends another of a layer's output; empty if nothing."""
+        if source == target or self.topology.layers[layer].moves or self.plan.layers[layer].recomputed:
+            return range(0)
+        return common(self.computes[layer][source], self.needs[layer][target])
+
+    def _summed(self, source: int, target: int) -> list[int]:
+        """Layers whose weight gradients one worker has a part of, and another one adds up."""
+        if source == target:
+            return []
+        return [
+            number
+            for number, layer in enumerate(self.topology.layers)
+            if layer.parameters
+            and not layer.frozen
+            and layer.cut_by != "outputs"
+            and self.computes[number][source]
+            and self.owner(number) == target
+        ]
+
+    def owner(self, layer: int) -> int:
+        """Who pushes the parameters of a layer of which several workers may have the whole."""
+        holders = [worker for worker in self.workers if self.computes[layer][worker]]
+        planned = self.plan.owners.get(self.topology.layers[layer].name, holders[0] if holders else 0)
+        return planned if planned in holders else holders[0]
+
+
+def row_values(shape: Sequence[int]) -> int:
+    """Values of one row of an image, in all channels; 1 for features."""
+    return shape[0] * shape[2] if len(shape) == 3 else 1
+
+
+def hull(ranges: Sequence[range]) -> range:
+    """The smallest range that holds all of them."""
+    filled = [each for each in ranges if each]
+    if not filled:
+        return range(0)
+    return range(min(each.start for each in filled), max(each.stop for each in filled))
+
+
+def common(one: range, other: range) -> range:
+    """What two ranges have in common."""
+    start, stop = max(one.start, other.start), min(one.stop, other.stop)
+    return range(start, stop) if start < stop else range(0)
