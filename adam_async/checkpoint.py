@@ -108,6 +108,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """The rate that was in force."""
     spec: dict[str, Any]
     """The model, as `ModelSpec.to_dict` gives it."""
+    plan: dict[str, Any] | None = None
+    """How it is cut over the workers of a replica, as `PartitionPlan.to_dict` gives it; None if it is not."""
     data: dict[str, Any]
     """What the data server says of its data."""
     epoch: int

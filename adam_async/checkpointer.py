@@ -22,7 +22,7 @@ from adam_async.errors import DeadlineExceeded
 from adam_async.messages import ShardState, read_number
 from adam_async.model.network import Network as Model
 from adam_async.model.rules import make_rule
-from adam_async.placement import shard_table
+from adam_async.partitioning import table_of
 from adam_async.run_result import CheckpointResult, EpochResult
 from adam_async.run_tensors import RunTensors
 from adam_async.shard_copies import ShardCopies
@@ -255,9 +255,15 @@ class Checkpointer:
         return f"<Checkpointer {self._folder!r} {len(self.written)} written>"
 
 
-def make_tensors(model: Model, config: Config) -> RunTensors:
-    """Memory for all tensors of a run with their rule state."""
-    table = shard_table(model.parameters, shard_bytes=config.shard_bytes, item_bytes=model.dtype.itemsize)
+def make_tensors(model: Model, config: Config, plan: dict[str, Any] | None = None) -> RunTensors:
+    """Memory for all tensors of a run with their rule state.
+
+    Args:
+        model: The model.
+        config: The run.
+        plan: How the model is cut, as the run's record says.
+    """
+    table = table_of(model, shard_bytes=config.shard_bytes, plan=plan)
     rule = make_rule(config.rule, momentum=config.momentum, weight_decay=config.weight_decay)
     return RunTensors(model, table, rule)
 
@@ -278,6 +284,7 @@ def common_manifest(
         config=msgspec.to_builtins(asked),
         rate=float(run.config["rate"]),
         spec=run.spec,
+        plan=run.plan,
         data=dict(data),
         epoch=0,
         groups=0,

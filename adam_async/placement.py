@@ -10,11 +10,12 @@ buckets, and buckets over the servers, largest first onto the least loaded, by b
 Ties go to the lower number, so the result does not depend on any hash.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from itertools import groupby
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby, pairwise
 from math import prod
 from operator import attrgetter
+from types import MappingProxyType
 
 from adam_async.ids import BucketId, NodeId, ShardId
 from adam_async.model.layer import ParameterSpec
@@ -24,6 +25,9 @@ SHARD_BYTES = 1 << 20
 
 NUM_BUCKETS = 64
 """Buckets of a cluster, fixed at its creation; twice the servers that one can usefully have here."""
+
+NO_CUTS: Mapping[str, Sequence[int]] = MappingProxyType({})
+"""A model that is not cut over several workers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,8 +70,21 @@ class ShardTable:
     item_bytes: int
 
 
-def cut_tensor(shape: Sequence[int], limit: int) -> list[tuple[int, int]]:
-    """Cut a tensor of `shape` into ranges of at most `limit` elements, whole rows where rows fit."""
+def cut_tensor(shape: Sequence[int], limit: int, rows: Sequence[int] = ()) -> list[tuple[int, int]]:
+    """Cut a tensor of `shape` into ranges of at most `limit` elements, whole rows where rows fit.
+
+    Args:
+        shape: Of the tensor.
+        limit: Elements of a range at most.
+        rows: A range also ends before each of these rows.
+    """
+    if rows:
+        size = prod(shape[1:])
+        return [
+            (first * size + start, first * size + stop)
+            for first, last in pairwise((0, *rows, shape[0]))
+            for start, stop in cut_tensor((last - first, *shape[1:]), limit)
+        ]
     size = prod(shape)
     row = size // shape[0] if shape else size
     if row <= limit:
@@ -88,6 +105,7 @@ def shard_table(
     shard_bytes: int = SHARD_BYTES,
     num_buckets: int = NUM_BUCKETS,
     item_bytes: int = 4,
+    cuts: Mapping[str, Sequence[int]] = NO_CUTS,
 ) -> ShardTable:
     """Cut every parameter into shards and give each shard its bucket.
 
@@ -96,6 +114,8 @@ def shard_table(
         shard_bytes: Largest size of a shard, in bytes; at least one element.
         num_buckets: Buckets of the cluster.
         item_bytes: Bytes of one value (4 for float32, 8 for the float64 of proofs).
+        cuts: By tensor the rows at which shards begin in any case, so that each of them belongs to one worker of
+            every replica; `PartitionPlan.row_cuts`.
     """
     limit = shard_bytes // item_bytes
     if limit < 1:
@@ -103,7 +123,8 @@ def shard_table(
     ranges: list[tuple[str, int, int, int]] = []
     for parameter in parameters:
         row = prod(parameter.shape[1:])
-        ranges += [(parameter.name, start, stop, row) for start, stop in cut_tensor(parameter.shape, limit)]
+        pieces = cut_tensor(parameter.shape, limit, cuts.get(parameter.name, ()))
+        ranges += [(parameter.name, start, stop, row) for start, stop in pieces]
     buckets = spread([stop - start for _, start, stop, _ in ranges], num_buckets)
     shards = tuple(
         ShardSpec(
@@ -118,6 +139,28 @@ def shard_table(
     )
     by_tensor = {name: tuple(group) for name, group in groupby(shards, key=attrgetter("tensor"))}
     return ShardTable(shards=shards, by_tensor=by_tensor, num_buckets=num_buckets, item_bytes=item_bytes)
+
+
+def part_table(table: ShardTable, parameters: Iterable[ParameterSpec]) -> ShardTable:
+    """Give the shards of one part of a model, their ranges counted within its own rows of each tensor.
+
+    Args:
+        table: Of the whole model, cut where its parts are.
+        parameters: Of the part.
+    """
+    shards: list[ShardSpec] = []
+    for parameter in parameters:
+        first = parameter.first_row * parameter.row_size
+        last = first + parameter.size
+        shards += [
+            replace(spec, start=spec.start - first, stop=spec.stop - first)
+            for spec in table.by_tensor[parameter.name]
+            if first <= spec.start and spec.stop <= last
+        ]
+    by_tensor = {name: tuple(group) for name, group in groupby(shards, key=attrgetter("tensor"))}
+    return ShardTable(
+        shards=tuple(shards), by_tensor=by_tensor, num_buckets=table.num_buckets, item_bytes=table.item_bytes
+    )
 
 
 def spread(weights: Sequence[int], bins: int) -> list[int]:

@@ -89,6 +89,11 @@ class PartitionPlan:
         return cuts
 
 
+def planned_cuts(plain: Mapping[str, Any] | None, layers: Sequence[Layer]) -> dict[str, tuple[int, ...]]:
+    """Give `PartitionPlan.row_cuts` of a plan as `to_dict` gave it; nothing is cut without one."""
+    return {} if plain is None else PartitionPlan.from_dict(plain).row_cuts(layers)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crossing:
     """What one worker sends another of every group: one tensor."""

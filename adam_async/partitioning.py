@@ -1,0 +1,48 @@
+"""Pure: how a run's model is cut, and what follows from it for its shards."""
+
+from typing import Any
+
+from adam_async.cluster_map import RunRecord
+from adam_async.config import Config
+from adam_async.errors import ConfigError
+from adam_async.model.errors import ModelError
+from adam_async.model.network import Network
+from adam_async.model.plan import PartitionPlan, planned_cuts
+from adam_async.model.planner import LayerTimes, layers_plan, vertical_plan
+from adam_async.placement import ShardTable, shard_table
+
+
+def plan_run(network: Network, config: Config, times: LayerTimes | None = None) -> PartitionPlan | None:
+    """Cut the model of a run over the workers of a replica; None if it is not cut.
+
+    Args:
+        network: The model.
+        config: The run.
+        times: Of its layers, measured; without them they are estimated.
+
+    Raises:
+        ConfigError: The model cannot be cut over so many workers.
+    """
+    if config.partitions == 1:
+        return None
+    try:
+        if config.plan == "layers":
+            return layers_plan(network, config.partitions, times=times)
+        return vertical_plan(network, config.partitions, halo=config.halo, times=times)
+    except ModelError as error:
+        raise ConfigError(f"partitions={config.partitions}: {error}") from error
+
+
+def run_table(run: RunRecord, network: Network) -> ShardTable:
+    """Give the shards of a run: a function of its model, of `shard_bytes` and of how the model is cut."""
+    return table_of(network, shard_bytes=int(run.config["shard_bytes"]), plan=run.plan)
+
+
+def table_of(network: Network, *, shard_bytes: int, plan: dict[str, Any] | None) -> ShardTable:
+    """Give the shards of a model that is cut under a plan, as `PartitionPlan.to_dict` gave it, or not at all."""
+    return shard_table(
+        network.parameters,
+        shard_bytes=shard_bytes,
+        item_bytes=network.dtype.itemsize,
+        cuts=planned_cuts(plan, network.layers),
+    )
