@@ -258,7 +258,7 @@ def build_report(
         schema=SCHEMA,
         command=list(command),
         ended=ended,
-        config={**msgspec.to_builtins(config), "rate": config.default_rate()},
+        config={**msgspec.to_builtins(config), "slow": list(config.slow), "rate": config.default_rate()},
         defaults=explain_defaults(asked, config, kernels=model.kernels) if asked is not None else {},
         machine=machine,
         model=ModelReport(

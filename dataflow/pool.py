@@ -8,6 +8,9 @@ kept per thread and only read by the loop.
 A thread runs a job to its end; there is no way to stop it. Whoever gives up on a job must be ready to hear
 of it later. Numerical code must release the interpreter's lock to run in parallel, as numpy and numba
 `nogil` do.
+
+A pool may be slowed on purpose: each thread then keeps to a `Pace`. It rests between a job and telling of it,
+so that results come as late as from a slower core, and holds no lock and no next job meanwhile.
 """
 
 from __future__ import annotations
@@ -19,13 +22,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from queue import SimpleQueue
-from threading import Thread
+from threading import Event, Thread
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from dataflow.errors import PoolClosed, WaitTimedOut
 from dataflow.jobs import Job
 from dataflow.mailbox import Mailbox
+from dataflow.pace import Pace
 from dataflow.stats import PoolStatistics
 
 R = TypeVar("R")
@@ -97,7 +101,20 @@ def function_job(
 class _Worker:
     """One thread and what it alone writes."""
 
-    __slots__ = ("busy_s", "context", "cpus", "current", "first", "jobs", "name", "thread", "wait_s")
+    __slots__ = (
+        "busy_s",
+        "context",
+        "cpus",
+        "current",
+        "first",
+        "hurry",
+        "jobs",
+        "name",
+        "pace",
+        "paced_s",
+        "thread",
+        "wait_s",
+    )
 
     def __init__(
         self,
@@ -105,13 +122,18 @@ class _Worker:
         name: str,
         context: Any,
         cpus: frozenset[int] | None,
+        pace: Pace | None,
+        hurry: Event,
     ) -> None:
         self.name = name
         self.context = context
         self.first: Job | None = None
         self.cpus = cpus
+        self.pace = pace
+        self.hurry = hurry
         self.busy_s = 0.0
         self.wait_s = 0.0
+        self.paced_s = 0.0
         self.jobs = 0
         self.current: str | None = None
         self.thread: Thread | None = None
@@ -127,6 +149,7 @@ class _Worker:
                 return
             self.current = job.cost
             job.thread = self.name
+            cpu_before = 0.0 if self.pace is None else time.thread_time()
             job.started = started = clock()
             try:
                 job.result = job.execute(self.context)
@@ -136,12 +159,24 @@ class _Worker:
             self.busy_s += finished - started
             self.wait_s += started - job.queued
             self.jobs += 1
+            if self.pace is not None:
+                self._rest(self.pace, cpu_s=time.thread_time() - cpu_before, wall_s=finished - started)
             self.current = None
             try:
                 post(job)
             except RuntimeError:  # the loop was closed over a running job: nobody is left to tell
                 return
             del job  # an idle thread keeps no arrays alive
+
+    def _rest(self, pace: Pace, *, cpu_s: float, wall_s: float) -> None:
+        """Wait until the job has taken as long as it would at this pace, or the pool is left."""
+        rest_s = pace.worked(cpu_s=cpu_s, wall_s=wall_s)
+        if rest_s and not self.hurry.is_set():
+            begin = time.monotonic()
+            self.hurry.wait(rest_s)
+            rested_s = time.monotonic() - begin
+            pace.rested(rested_s)
+            self.paced_s += rested_s
 
 
 def _make_for(worker: _Worker, make: Callable[[], Any]) -> None:
@@ -163,10 +198,12 @@ class ComputePool:
         affinity: Per thread, the CPUs it may run on; None leaves that to the system.
         intake: Most jobs accepted and not yet finished.
         close_timeout_s: Seconds that leaving waits for accepted jobs.
+        pace: Share of a core's time that each thread may use, to be slow on purpose: a job of c seconds of
+            CPU time takes c / pace. Once the pool is being left nobody rests any more.
 
     Raises:
-        ValueError: A number is below 1, a sequence has not one entry per thread, or affinity is not
-            supported here.
+        ValueError: A number is below 1, a pace is not within (0, 1], a sequence has not one entry per thread,
+            or affinity is not supported here.
     """
 
     def __init__(
@@ -178,6 +215,7 @@ class ComputePool:
         affinity: Sequence[Sequence[int]] | None = None,
         intake: int = 1024,
         close_timeout_s: float = 30.0,
+        pace: float = 1.0,
     ) -> None:
         if threads < 1 or intake < 1:
             raise ValueError(f"threads and intake must be at least 1, they are {threads} and {intake}")
@@ -193,13 +231,17 @@ class ComputePool:
             if missing or not cpus:
                 raise ValueError(f"affinity {tuple(cpus)}: CPUs {missing} may not be used by this process")
         self.name = name
+        self._hurry = Event()
+        paces = [Pace(pace) for _ in range(threads)]
         self._workers = [
             _Worker(
                 name=f"{name}/{index}",
                 context=None if contexts is None else contexts[index],
                 cpus=None if affinity is None else frozenset(affinity[index]),
+                pace=own if pace < 1 else None,
+                hurry=self._hurry,
             )
-            for index in range(threads)
+            for index, own in enumerate(paces)
         ]
         self._intake = intake
         self._close_timeout_s = close_timeout_s
@@ -258,6 +300,7 @@ class ComputePool:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._open = False
+        self._hurry.set()
         try:
             if self.outstanding:
                 self._drained = asyncio.get_running_loop().create_future()
@@ -374,6 +417,7 @@ class ComputePool:
             elapsed_s=elapsed_s,
             busy_s=busy_s,
             busy_share=busy_s / available_s if available_s else 0.0,
+            paced_s=sum(worker.paced_s for worker in self._workers),
             queue_wait_s=sum(worker.wait_s for worker in self._workers) / num_jobs if num_jobs else 0.0,
         )
 

@@ -52,5 +52,7 @@ class PoolStatistics:
     """Time in jobs that have ended, summed over threads."""
     busy_share: float
     """busy_s / (elapsed_s * threads)."""
+    paced_s: float
+    """Time in which threads rested to keep to their pace, summed over them."""
     queue_wait_s: float
     """Mean time from acceptance to start, over jobs that have ended; 0 before the first."""

@@ -107,6 +107,7 @@ PORTS = (
     port("dataflow/pool.py", "clock system threads", "the compute pool: threads, their CPUs and trace times"),
     port("transport/buffers.py", "memory", "anonymous memory for what is received"),
     port("transport/tcp.py", "sockets", "socket options of TCP links"),
+    port("transport/timekeeper.py", "clock threads", "wakes a loop more finely than its own timers can"),
 )
 
 

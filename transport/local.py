@@ -7,6 +7,7 @@ noticed after what was sent before, an aborted one at once.
 
 import asyncio
 from collections import deque
+from typing import Protocol
 
 import numpy as np
 
@@ -20,6 +21,22 @@ from transport.roles import RoleTable
 from transport.tensors import lay_out
 
 __all__ = ["LocalLink", "link_ends"]
+
+
+class OtherEnd(Protocol):
+    """What one end of a link needs of the other."""
+
+    def _arrive(self, frame: Frame | LinkClosed) -> None:
+        """Take what was sent, to be delivered in a later turn."""
+
+    def _settle(self, cost: int) -> None:
+        """Hear that one of its messages was taken."""
+
+    def _finish(self, error: TransportError) -> bool:
+        """Be over, because the link was broken here."""
+
+    async def _reached(self) -> None:
+        """Wait until what was sent before a goodbye has got there."""
 
 
 class LocalLink(Endpoint):
@@ -43,7 +60,7 @@ class LocalLink(Endpoint):
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         super().__init__(identity, peer, config=config, rules=rules, loop=loop)
-        self._other: LocalLink
+        self._other: OtherEnd
         self._arrived: deque[Frame | LinkClosed] = deque()
         self._draining = False
         self._unsent = 0
@@ -174,6 +191,9 @@ class LocalLink(Endpoint):
     async def aclose(self) -> None:
         if self._finish(LinkClosed("this side closed the link")):
             self._other._arrive(LinkClosed(f"{self.identity} closed the link"))
+        await self._other._reached()
+
+    async def _reached(self) -> None:
         await asyncio.sleep(0)
 
 

@@ -9,7 +9,6 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, fields
-from typing import Protocol
 
 from transport.conformance import check_link
 from transport.dial import RetrySchedule
@@ -17,6 +16,7 @@ from transport.errors import CallTimeout, TransportError
 from transport.link import Link, LinkStatistics, Observer, OnAnswer, ReplyStream, Request
 from transport.messages import Identity, Message
 from transport.network import DIAL_S, Listener, LocalNetwork, Network, OnLink
+from transport.path import Dice
 from transport.release import Release
 from transport.roles import ANY_ROLE, RoleTable
 from transport.tensors import Tensor
@@ -52,13 +52,6 @@ async def link_pair(
         network.connect(listener.address, near) as link,
     ):
         yield link, await arrived
-
-
-class Dice(Protocol):
-    """What faults are drawn with: a seeded ``random.Random`` will do."""
-
-    def random(self) -> float:
-        """Return a number in [0, 1)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,11 +3,13 @@
 import asyncio
 import os
 import threading
+import time
 from typing import Any
 
 import pytest
 
 from dataflow import ComputePool, Job, PoolClosed, WaitTimedOut
+from dataflow.pace import CREDIT_S
 
 
 def thread_name() -> str:
@@ -223,9 +225,63 @@ async def test_a_thread_runs_only_on_its_cpus() -> None:
         ComputePool(threads=1, affinity=[[123456]])
 
 
+def burn(cpu_s: float) -> float:
+    """Compute until the thread has used that much of a core's time; returns how much it was."""
+    begin = time.thread_time()
+    while (used := time.thread_time() - begin) < cpu_s:
+        pass
+    return used
+
+
+async def test_a_paced_thread_takes_as_long_as_a_slower_core_would() -> None:
+    async with ComputePool(threads=1, pace=0.2) as pool:
+        begin = pool.clock()
+        used = [await pool.run(burn, 0.002) for _ in range(5)]
+        took = pool.clock() - begin
+        paced_s = pool.statistics().paced_s
+
+    assert took >= sum(used) / 0.2 - CREDIT_S
+    assert 0 < paced_s <= took - sum(used)
+    assert pool.statistics().busy_s < took
+
+
+async def test_each_thread_has_a_pace_of_its_own_and_tells_of_a_job_after_its_rest() -> None:
+    async with ComputePool(threads=2, pace=0.1) as pool:
+        jobs: list[Job] = []
+        begin = pool.clock()
+        for _ in range(2):
+            pool.submit(burn, 0.002, on_done=jobs.append)
+        assert await pool.run(abs, -1) == 1  # for it, too, a thread has to be done with its rest
+        assert jobs
+        assert pool.clock() - begin >= min(job.result for job in jobs) / 0.1 - CREDIT_S
+
+
+async def test_a_thread_without_a_pace_does_not_rest() -> None:
+    async with ComputePool(threads=1) as pool:
+        await pool.run(burn, 0.001)
+        assert pool.statistics().paced_s == 0.0
+
+
+async def test_leaving_ends_a_rest_at_once_and_no_job_rests_any_more() -> None:
+    worked = threading.Event()
+    done: list[Job] = []
+
+    def work() -> None:
+        burn(0.001)
+        worked.set()
+
+    async with ComputePool(threads=1, pace=1e-6) as pool:  # the first job alone would rest for 1000 s
+        for _ in range(3):
+            pool.submit(work, on_done=done.append)
+        assert worked.wait(10)
+
+    assert len(done) == 3
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        ({"threads": 1, "pace": 0.0}, "pace is a share of a core's time"),
         ({"threads": 0}, "must be at least 1, they are 0"),
         ({"threads": 1, "intake": 0}, "they are 1 and 0"),
         ({"threads": 2, "contexts": [1]}, "contexts has 1 entries for 2 threads"),
