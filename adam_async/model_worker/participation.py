@@ -43,7 +43,7 @@ class Participation:
 
     `prepared` is set when the first pull has landed; `run` then trains until it is cancelled. With the
     `storage` of its servers it trains in place, without it on a copy. With a `timeline` it notes there what
-    becomes of each group.
+    becomes of each group. Its compute threads keep to a `pace`.
     """
 
     def __init__(
@@ -59,6 +59,7 @@ class Participation:
         threads: int,
         in_flight: int,
         traffic: Traffic,
+        pace: float = 1.0,
         storage: ShardStorage | None = None,
         layers: Mapping[str, type[Layer]] = BUILTIN_LAYERS,
         timeline: Timeline | None = None,
@@ -71,6 +72,7 @@ class Participation:
         self._timeline = timeline
         self._waits = waits
         self._threads = threads
+        self._pace = pace
         self._group_images = config.images_per_group
         # Where nobody waits for clocks, whoever begins after the warm start has to look what came of it.
         self._pulls_to_begin = storage is None and config.slack is None and config.warm_start > 0
@@ -136,6 +138,7 @@ class Participation:
                         name=node,
                         contexts=self._way.new_scratch,
                         affinity=[(cpu,) for cpu in self._cpus] if self._cpus is not None else None,
+                        pace=self._pace,
                     )
                 )
             await self._pool.run(self._model.warm_up, self._on_compiled)

@@ -38,6 +38,7 @@ class ModelWorker(Role):
         entropy: Dice for the session id.
         shelf: Memory of the servers of this process, for runs that train in place.
         timeline: Where the journey of each group, and messages, are noted.
+        pace: Share of a core's time that each compute thread may use; see `ComputePool`.
 
     Leaving the block says goodbye to the controller: others take over at once what is leased to it, and with
     `ssp` and `bsp` wait for it no longer. It ends after the jobs that compute threads are in; pushes on their
@@ -58,6 +59,7 @@ class ModelWorker(Role):
         entropy: Callable[[int], bytes],
         shelf: StorageShelf | None = None,
         timeline: Timeline | None = None,
+        pace: float = 1.0,
         layers: Mapping[str, type[Layer]] = BUILTIN_LAYERS,
     ) -> None:
         super().__init__(
@@ -73,6 +75,7 @@ class ModelWorker(Role):
         self._layers = layers
         self._threads = threads
         self._in_flight = in_flight
+        self._pace = pace
         self._entropy = entropy
         self._shelf = shelf or StorageShelf()
         self._lag = LoopLag()
@@ -117,6 +120,7 @@ class ModelWorker(Role):
             buffers=self._buffers,
             threads=self._threads,
             in_flight=self._in_flight,
+            pace=self._pace,
             traffic=self._traffic,
             storage=storage,
             layers=self._layers,
