@@ -37,7 +37,8 @@ class Pool(Layer):
     @property
     def _tiles(self) -> bool:
         """Whether squares neither overlap nor leave gaps: the way back writes every input exactly once."""
-        covered = tuple(size * self.kernel for size in self.output_shape[1:])
+        _, rows, columns = self.output_shape
+        covered = (rows * self.kernel, columns * self.kernel)
         return self.stride == self.kernel and covered == self.input_shapes[0][1:]
 
     def needs(self, block: range, position: int = 0) -> range:
