@@ -31,6 +31,8 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     """For workers: the replica it trains, given by the controller; -1 outside a run."""
     partition: int = 0
     """For workers: which part of the replica's model it trains, given with the replica; from 0."""
+    placed: int = 0
+    """For workers: map version at which the controller gave it this place."""
     info: dict[str, Any] = {}
     """What others need to know: for data servers the shape and size of the data."""
     changed: int = 0
@@ -65,7 +67,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     spec: dict[str, Any]
     """The model, as `ModelSpec.to_dict` gives it."""
     plan: dict[str, Any] | None = None
-    """How the model is cut over the workers of a replica, as `PartitionPlan.to_dict` gives it; None if not."""
+    """How the model is cut over a replica's workers, as `PartitionPlan.to_dict` gives it; None if not."""
     phase: Phase = "preparing"
     epoch: int = 0
     """Epoch in training, from 1; 0 while preparing."""
@@ -138,11 +140,12 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(name for _, name in sorted(named))
 
     def life(self, replica: int) -> int:
-        """The life of a replica: another number as soon as one of its workers is another one; 0 if not all are there.
+        """The life of a replica, 0 if not all its workers are there.
 
-        With one worker it is the worker's incarnation.
+        It is another number as soon as one of its workers is another one, or was gone and has come back.
         """
-        return replica_life([self.nodes[name].incarnation for name in self.members(replica)], self.partitions)
+        members = [self.nodes[name] for name in self.members(replica)]
+        return replica_life([(node.incarnation, node.placed) for node in members], self.partitions)
 
     def live_replicas(self) -> tuple[int, ...]:
         """Replicas all of whose workers are live and ready for the run: those that others wait for."""
@@ -164,13 +167,16 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
 
-def replica_life(incarnations: Sequence[int], partitions: int) -> int:
-    """Make one number of the incarnations of a replica's workers, in the order of their parts; 0 if some lack."""
-    if len(incarnations) != partitions:
+def replica_life(members: Sequence[tuple[int, int]], partitions: int) -> int:
+    """Make one number of a replica's workers; 0 if some lack.
+
+    Args:
+        members: Incarnation of each, and when it was given its place, in the order of their parts.
+        partitions: How many there must be.
+    """
+    if len(members) != partitions:
         return 0
-    if partitions == 1:
-        return incarnations[0]
-    text = ",".join(map(str, incarnations)).encode()
+    text = ",".join(f"{incarnation}@{placed}" for incarnation, placed in members).encode()
     return int.from_bytes(blake2b(text, digest_size=7).digest(), "little") or 1
 
 

@@ -76,7 +76,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Stragglers made on purpose: ``worker-1:0.2`` computes a fifth of the time, ``worker-0~worker-1:5ms``
     delays what the two say to each other."""
     threads: int = 0
-    """Compute threads per worker; 0 is max(1, cores // (replicas * partitions)), or 1 in a run that is recorded."""
+    """Compute threads per worker; 0 shares the cores out to all workers, or is 1 in a recorded run."""
     images_per_group: int = 16
     """Training images that flow through the graph as one group; 1 is the paper's per-image flow."""
     pin_threads: bool = False
@@ -366,7 +366,7 @@ MOST = {
     "lag": 1,
     "decay": 1.0,
     "shard_bytes": 1 << 25,  # half of what one message may hold
-    "read_ahead": 1024,  # after a broken link a worker names all it holds in one message
+    "read_ahead": 1024,  # each is held at the worker
 }
 """Larger values are mistakes, or would be refused later and less clearly."""
 

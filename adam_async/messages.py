@@ -105,6 +105,8 @@ class LeaseGroups(Body, frozen=True, kw_only=True):
     asked again after a broken link is answered with the same groups."""
     count: int
     wait_s: float
+    heard: int = -1
+    """Where all meet, as this worker was told it with `last` behind those groups; -1: it was not told."""
     rows: tuple[int, int] | None = None
     """Rows of the images that are wanted; ``(0, 0)``: no images at all. None: whole ones."""
 

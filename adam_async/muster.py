@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any
 
-from adam_async.cluster_map import ClusterMap
+from adam_async.cluster_map import ClusterMap, NodeRecord, ready_word
 from adam_async.config import Config
 from adam_async.controller.client import Membership
 from adam_async.errors import ConfigError, DeadlineExceeded, RoleDied, RunFailed
@@ -36,7 +36,12 @@ class Muster:
         self._membership = membership
         self._inquiries = inquiries
         self._progress = progress
-        self._wanted = f"{config.servers} parameter server(s), a data server and {config.replicas} worker(s)"
+        self._workers = config.replicas * config.partitions
+        cut = f" ({config.partitions} for each of {config.replicas} replica(s))"
+        self._wanted = (
+            f"{config.servers} parameter server(s), a data server and {self._workers} worker(s)"
+            f"{cut if config.partitions > 1 else ''}"
+        )
 
     async def wait_for_data(self) -> dict[str, Any]:
         """Wait for a data server, and return what it says of its data: name, source, shape, sizes.
@@ -53,17 +58,17 @@ class Muster:
         return cluster.nodes[cluster.live("data")[0]].info
 
     async def wait_for_workers(self) -> int:
-        """Wait until as many workers are there as there are replicas; returns their groups in flight.
+        """Wait until there are workers for all replicas; returns the groups in flight of these together.
 
         Raises:
             DeadlineExceeded: They were not there within `prepare_s`; names who is missing and who is here.
             ConfigError: The run is to be recorded, and a worker has several compute threads.
         """
         config = self._config
-        self._progress.phase = f"waiting for {config.replicas} worker(s)"
+        self._progress.phase = f"waiting for {self._workers} worker(s)"
         try:
             cluster = await self._membership.wait_for(
-                lambda m: len(m.live("worker")) >= config.replicas, self._wanted, self._waits.prepare_s
+                lambda m: len(m.live("worker")) >= self._workers, self._wanted, self._waits.prepare_s
             )
         except DeadlineExceeded as error:
             raise self._missing(NO_RUN) from error
@@ -73,9 +78,10 @@ class Muster:
                 f"a run is recorded with one compute thread per worker, and {', '.join(several)} have more: "
                 "start them with --threads 1"
             )
-        chosen = cluster.live("worker")[: config.replicas]
+        chosen = cluster.live("worker")[: self._workers]
         at_once = [int(cluster.nodes[worker].info.get("in_flight", 1)) for worker in chosen]
-        return sum(max(groups, config.push_every) for groups in at_once)
+        # The workers of a replica have the same groups in flight.
+        return -(-sum(max(groups, config.push_every) for groups in at_once) // config.partitions)
 
     async def wait_placed(self, run: str) -> ClusterMap:
         """Wait until it is known which servers hold the shards of a run.
@@ -163,8 +169,14 @@ def _is_over(cluster: ClusterMap, run: str) -> bool:
 def who_is_here(cluster: ClusterMap, run: str) -> str:
     """Say which roles joined, and which of them are ready for a run."""
     nodes = [
-        f"{name} ({'ready' if node.ready == run else 'not ready'})"
+        f"{name} ({'ready' if _is_ready(cluster, node, run) else 'not ready'})"
         for name, node in sorted(cluster.nodes.items())
         if node.live and node.role != "driver"
     ]
     return f"joined so far: {', '.join(nodes) or 'nobody'}"
+
+
+def _is_ready(cluster: ClusterMap, node: NodeRecord, run: str) -> bool:
+    if node.role == "worker":
+        return node.ready == ready_word(run, cluster.life(node.replica))
+    return node.ready == run

@@ -4,13 +4,17 @@ A log-applied state machine: `apply` takes one command and returns the events it
 command the standing rules run, each of which reads the map and may change it:
 
     place     a run is submitted and enough servers are live: buckets get their primaries
-    number    a live worker without a replica gets the lowest one that no live worker has
+    number    a live worker without a place gets one: a replica, and a part of its model
     begin     all primaries, the data server and as many replicas as the run wants are ready: it begins
     advance   the driver moved the run to its next epoch: its groups are shared out
     fail      a primary, the only data server or the driver is lost: the run has failed
 
-A run has as many replicas as there are live workers: those beyond the number that it wants to begin with,
-and those that join later, take part as soon as they are ready. A run that continues another one begins with
+A replica consists of as many workers as its model is cut over, and restarts as a unit: with one of its
+workers it is out, until another one has the place and all are ready for the life that begins then. Who gets
+which place stands in `places`.
+
+A run has as many replicas as there are workers for: those beyond the number that it wants to begin with, and
+those that join later, take part as soon as they are ready. A run that continues another one begins with
 the epoch that this one was in; its results so far count as this run's.
 
 With one copy of each shard a lost primary means lost parameters, so the run fails and says so. A
@@ -20,7 +24,7 @@ Suspicion is a timer, not a command: a node whose link broke may come back withi
 `due` proposes `NodeLost`. Times are absolute seconds on the caller's clock.
 """
 
-import itertools
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, assert_never
@@ -29,14 +33,19 @@ import msgspec
 
 from adam_async.cluster_map import ClusterMap, EpochRecord, NodeRecord, RunRecord
 from adam_async.config import FIELDS, make_config
+from adam_async.controller.places import place_workers
 from adam_async.errors import AdamError
 from adam_async.ids import NodeId
 from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.model.network import Network
 from adam_async.model.spec import ModelSpec
-from adam_async.placement import assign_buckets, shard_table
+from adam_async.partitioning import run_table
+from adam_async.placement import assign_buckets
 from adam_async.shares import covers, share_out, warm_groups
+
+_NO_PLACE = {"replica": -1, "partition": 0, "placed": 0}
+"""Fields of a node that has none."""
 
 MAX_SHARDS = 100_000
 """Of a run. Placing them takes a second, in which nobody is answered."""
@@ -151,9 +160,12 @@ class ControllerState:
                 # The node restarted before its old life was found dead; what it held is gone all the same.
                 self._node_lost(NodeLost(name, old.incarnation))
                 self._fail_if_lost()
-            keeps = isinstance(old, NodeRecord) and old.incarnation == new.incarnation and old.live
-            replica = old.replica if keeps and isinstance(old, NodeRecord) else -1
-            new = msgspec.structs.replace(new, replica=replica)
+            if isinstance(old, NodeRecord) and old.incarnation == new.incarnation and old.live:
+                new = msgspec.structs.replace(
+                    new, replica=old.replica, partition=old.partition, placed=old.placed
+                )
+            else:
+                new = msgspec.structs.replace(new, **_NO_PLACE)
             self._suspected.pop(name, None)
             self._set(nodes={**self.map.nodes, name: new})
         elif isinstance(new, RunRecord):
@@ -182,7 +194,7 @@ class ControllerState:
     def _forget_replicas(self) -> None:
         self._set(
             nodes={
-                name: msgspec.structs.replace(node, replica=-1, ready="")
+                name: msgspec.structs.replace(node, ready="", **_NO_PLACE)
                 for name, node in self.map.nodes.items()
             }
         )
@@ -226,22 +238,25 @@ class ControllerState:
         if self.map.buckets or len(servers) < wanted:
             return
         network = Network(ModelSpec.from_dict(run.spec), dtype=str(run.config["dtype"]), layers=self._layers)
-        table = shard_table(
-            network.parameters,
-            shard_bytes=int(run.config["shard_bytes"]),
-            item_bytes=network.dtype.itemsize,
-        )
+        table = run_table(run, network)
         primaries = assign_buckets(table, [NodeId(name) for name in servers[:wanted]])
         self._set(buckets=tuple(primaries), generation=self.map.generation + 1)
 
     def _number_replicas(self, run: RunRecord) -> None:
-        workers = [(name, self.map.nodes[name]) for name in self.map.live("worker")]
-        taken = {node.replica for _, node in workers}
-        free = (replica for replica in itertools.count() if replica not in taken)
-        for name, node in workers:
-            if node.replica < 0:
-                numbered = msgspec.structs.replace(node, replica=next(free), changed=self.map.version + 1)
-                self._set(nodes={**self.map.nodes, name: numbered})
+        places = {
+            name: (self.map.nodes[name].replica, self.map.nodes[name].partition)
+            for name in self.map.live("worker")
+        }
+        changed = self.map.version + 1
+        moved = {
+            name: msgspec.structs.replace(
+                self.map.nodes[name], replica=replica, partition=partition, placed=changed, changed=changed
+            )
+            for name, (replica, partition) in place_workers(places, int(run.config["partitions"])).items()
+            if (replica, partition) != places[name]
+        }
+        if moved:
+            self._set(nodes={**self.map.nodes, **moved})
 
     def _begin(self, run: RunRecord) -> None:
         if run.phase != "preparing" or not self.map.buckets:
@@ -324,14 +339,22 @@ class ControllerState:
 
     def check_invariants(self) -> None:
         """Assert what must hold after every command."""
-        replicas = [self.map.nodes[name].replica for name in self.map.live("worker")]
-        numbered = [replica for replica in replicas if replica >= 0]
-        assert len(set(numbered)) == len(numbered), f"two live workers share a replica: {numbered}"
+        workers = [self.map.nodes[name] for name in self.map.live("worker")]
+        taken = Counter((node.replica, node.partition) for node in workers if node.replica >= 0)
+        assert all(count == 1 for count in taken.values()), f"two live workers share a place: {taken}"
         run, epoch = self.map.run, self.map.epoch
         if run is not None and run.phase == "training":
             assert epoch is not None
             assert epoch.number == run.epoch
             assert covers(epoch.shares.values(), groups=epoch.groups, turn=epoch.turn), epoch.shares
+        if run is not None and run.phase not in ("finished", "failed"):
+            partitions = int(run.config["partitions"])
+            sizes = Counter(node.replica for node in workers)
+            spares = sizes.pop(-1, 0)
+            lacking = [replica for replica, size in sizes.items() if size < partitions]
+            assert spares < partitions, f"{spares} workers wait that could begin a replica"
+            assert not spares or not lacking, f"{spares} workers wait, and replicas {lacking} lack some"
+            assert len(lacking) <= 1, f"replicas {lacking} lack workers that others of them have"
         for name in self.map.buckets:
             assert name in self.map.nodes, f"bucket on unknown node {name}"
 

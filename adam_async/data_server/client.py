@@ -3,7 +3,8 @@
 A `DataClient` holds a few groups ahead, so that a compute thread never waits for input in steady state
 (AD-06); it counts the times that one did. Two conversations share its link: one asks for groups when
 there is room and may be parked at the server, the other reports what is finished. When the link breaks
-both begin again on a new one, and the first question names what is still held.
+both begin again on a new one. A question says how many groups have come before it, so that none is missing
+whatever became of an answer.
 
 Where replicas' clocks may not drift apart, the data server says with the groups at which clock they begin,
 and with the last ones where all replicas meet then; both go on to whoever trains the groups, who ticks.
@@ -33,10 +34,11 @@ PAUSES = RetrySchedule(first_s=0.01, longest_s=0.5)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ImageGroup:
-    """One leased group: its tag's numbers, images (n, C, H, W) and labels (n,)."""
+    """One leased group: its tag's numbers, images (n, C, H, W) with the rows asked for, and labels (n,)."""
 
     lease: Lease
-    images: NDArray[Any]
+    images: NDArray[Any] | None
+    """None where none were asked for."""
     labels: NDArray[Any]
     clock: int = 0
     """It begins no earlier than this clock; 0 where that was not said."""
@@ -54,7 +56,7 @@ class DataClientStatistics:
 
 
 class DataClient:
-    """Reads the groups of one replica ahead of need.
+    """Reads the groups of one worker of a replica ahead of need.
 
     Args:
         network: How to reach the data server.
@@ -62,7 +64,11 @@ class DataClient:
         identity: Who we are.
         run: Id of the run.
         replica: Whose share we read.
+        life: The life of the replica in which we do.
+        partition: Our part of it.
         ahead: Groups to hold.
+        rows: First row of the images that we need, and the one behind the last; ``(0, 0)``: labels only.
+            None: whole images.
         waits: Deadlines.
         traffic: Where the links are counted.
 
@@ -77,20 +83,27 @@ class DataClient:
         identity: Identity,
         run: str,
         replica: int,
+        life: int,
+        partition: int,
         ahead: int,
         waits: Waits,
         traffic: Traffic,
+        rows: tuple[int, int] | None = None,
     ) -> None:
         self._network = network
         self._address = address
         self._identity = identity
         self._run = run
         self._replica = replica
+        self._life = life
+        self._partition = partition
+        self._rows = rows
         self._ahead = ahead
         self._traffic = traffic
         self._waits = waits
         self._groups: deque[ImageGroup] = deque()
-        self._held: dict[int, None] = {}
+        self._position = 0
+        self._heard = -1
         self._reports: list[Finished] = []
         self._has_group = asyncio.Event()
         self._has_room = asyncio.Event()
@@ -156,7 +169,6 @@ class DataClient:
             link.abort()
 
     async def _read(self, link: Link) -> None:
-        holding: tuple[int, ...] | None = tuple(self._held)
         while True:
             # Ask when half of what we hold is used up, not for every single group.
             while len(self._groups) > self._ahead // 2:
@@ -165,28 +177,33 @@ class DataClient:
             body = LeaseGroups(
                 run=self._run,
                 replica=self._replica,
-                incarnation=self._identity.incarnation,
+                life=self._life,
+                partition=self._partition,
+                position=self._position,
                 count=self._ahead - len(self._groups),
                 wait_s=self._waits.call_s / 2,
-                holding=holding,
+                heard=self._heard,
+                rows=self._rows,
             )
             reply = await link.call(pack(body), timeout_s=self._waits.call_s)
             self._answered = True
-            holding = None
-            answer = unpack(reply, Groups)
-            images = _images_of(answer.leases, reply.tensors)
-            clock, met = answer.clock, self._end
-            for lease, (pictures, labels) in zip(answer.leases, images, strict=True):
-                self._held[lease.number] = None
-                self._groups.append(ImageGroup(lease, pictures, labels, clock, met))
-                clock = met = 0
-            self._last = answer.last
-            if answer.leases or answer.last:
-                self._end = answer.end if answer.last else 0
-            if answer.last:
-                self._has_reports.set()
-            if answer.leases or answer.last:
-                self._has_group.set()
+            self._take_up(unpack(reply, Groups), reply.tensors)
+
+    def _take_up(self, answer: Groups, tensors: Sequence[NDArray[Any]]) -> None:
+        images = _images_of(answer.leases, tensors, labels_only=self._rows == (0, 0))
+        if not answer.leases and not answer.last:
+            return
+        clock, met = answer.clock, self._end
+        for lease, (pictures, labels) in zip(answer.leases, images, strict=True):
+            self._groups.append(ImageGroup(lease, pictures, labels, clock, met))
+            clock = met = 0
+        self._position += len(answer.leases)
+        self._heard = answer.end if answer.last else -1
+        self._last = answer.last
+        self._end = answer.end if answer.last else 0
+        if answer.last:
+            self._has_reports.set()
+        self._has_group.set()
 
     async def _report(self, link: Link) -> None:
         while True:
@@ -195,12 +212,16 @@ class DataClient:
                 self._has_reports.clear()
                 await self._has_reports.wait()
             reports = tuple(self._reports)
-            body = ReportGroups(run=self._run, replica=self._replica, finished=reports)
+            body = ReportGroups(
+                run=self._run,
+                replica=self._replica,
+                life=self._life,
+                partition=self._partition,
+                finished=reports,
+            )
             unpack(await link.call(pack(body), timeout_s=self._waits.call_s), Reported)
             self._answered = True
             del self._reports[: len(reports)]
-            for report in reports:
-                self._held.pop(report.number, None)
 
     @property
     def exhausted(self) -> bool:
@@ -264,19 +285,18 @@ class DataClient:
 
 
 def _images_of(
-    leases: Sequence[Lease], tensors: Sequence[NDArray[Any]]
-) -> list[tuple[NDArray[Any], NDArray[Any]]]:
+    leases: Sequence[Lease], tensors: Sequence[NDArray[Any]], *, labels_only: bool
+) -> list[tuple[NDArray[Any] | None, NDArray[Any]]]:
     """Cut what rides beside leases into the images and labels of each; views.
 
     Raises:
         RemoteProtocolError: There are not as many images and labels as the leases say.
     """
     stops = list(accumulate(lease.images for lease in leases))
-    if [len(tensor) for tensor in tensors] != ([stops[-1]] * 2 if leases else []):
-        raise RemoteProtocolError(
-            "groups", f"a Groups needs {stops[-1] if leases else 'no'} images and as many labels"
-        )
-    return [
-        (tensors[0][stop - lease.images : stop], tensors[1][stop - lease.images : stop])
-        for lease, stop in zip(leases, stops, strict=True)
-    ]
+    wanted = 1 if labels_only else 2
+    if [len(tensor) for tensor in tensors] != ([stops[-1]] * wanted if leases else []):
+        count = stops[-1] if leases else "no"
+        what = f"{count} labels" if labels_only else f"{count} images and as many labels"
+        raise RemoteProtocolError("groups", f"a Groups needs {what}")
+    ranges = [slice(stop - lease.images, stop) for lease, stop in zip(leases, stops, strict=True)]
+    return [(None if labels_only else tensors[0][each], tensors[-1][each]) for each in ranges]

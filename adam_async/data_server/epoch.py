@@ -15,7 +15,7 @@ on, unless nobody else is there. Without any live replica groups wait for the ne
 
 from collections import deque
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, islice
 
 from adam_async.data_server.meeting import Meeting
@@ -32,6 +32,8 @@ class GroupLease:
 
     replica: Replica
     attempt: int
+    losses: dict[int, float] = field(default_factory=dict)
+    """Of the parts of the replica that have reported it. They add up to its loss."""
 
 
 class Epoch:
@@ -141,7 +143,7 @@ class Epoch:
     # --- leases ------------------------------------------------------------------------------
 
     def lease(self, replica: Replica, count: int) -> tuple[tuple[int, int], ...]:
-        """Hand the next groups, `count` at most, to a replica."""
+        """Hand the next groups, `count` at most, to a live replica."""
         queue = self.queues.get(replica)
         if not queue or replica not in self._live:
             return ()
@@ -150,55 +152,48 @@ class Epoch:
             self.leases[number] = GroupLease(replica, attempt)
         return granted
 
-    def answer(self, replica: Replica, groups: Collection[int]) -> tuple[bool, int, int]:
-        """What an answer with these groups says: whether they are the last, `Groups.clock`, `Groups.end`."""
-        last = not self.queues.get(replica)
-        if self.meeting is None:
-            return last, 0, 0
-        return last, *self.meeting.give(replica, groups, last=last)
+    @property
+    def end(self) -> int:
+        """Where all meet, as far as is known; 0 where there are no clocks."""
+        return self.meeting.end if self.meeting is not None else 0
 
-    def must_hear(self, replica: Replica) -> bool:
-        """Whether the replica is to be told at once that nothing waits for it, and where all meet."""
-        return (
-            self.meeting is not None
-            and replica in self._live
-            and not self.queues.get(replica)
-            and self.meeting.must_hear(replica)
-        )
+    def begins_at(self, replica: Replica, groups: int) -> int:
+        """Count groups that a live replica is given; returns `Groups.clock` of them."""
+        return self.meeting.give(replica, groups) if self.meeting is not None else 0
 
-    def finish(self, number: int, replica: Replica, attempt: int) -> bool:
-        """Count a group as finished; False if it is not leased to the replica under that attempt."""
+    def has_work(self, replica: Replica) -> bool:
+        """Whether a group waits for the replica."""
+        return bool(self.queues.get(replica))
+
+    def tell_end(self, replica: Replica) -> int:
+        """A live replica is told that nothing more waits for it; returns `Groups.end`."""
+        return self.meeting.tell(replica) if self.meeting is not None else 0
+
+    def open_lease(self, number: int, replica: Replica, attempt: int) -> GroupLease | None:
+        """The lease of a group; None if it is not leased to the replica under that attempt."""
         lease = self.leases.get(number)
         if lease is None or lease.attempt != attempt or lease.replica != replica:
-            return False
+            return None
+        return lease
+
+    def finish(self, number: int) -> None:
+        """Count a group that is leased as finished."""
         del self.leases[number]
         self.finished += 1
-        return True
 
-    def take_back(self, replica: Replica, holding: Collection[int]) -> int:
-        """Return leases to the replica's queue, but for those it holds; returns how many."""
-        back = self._return_leases(replica, holding)
-        if self.meeting is not None:
-            self.meeting.take_back(replica, back)
-            self._grow()
-        return len(back)
-
-    def _return_leases(self, replica: Replica, holding: Collection[int]) -> set[int]:
-        back = sorted(
-            number
-            for number, lease in self.leases.items()
-            if lease.replica == replica and number not in holding
-        )
+    def _return_leases(self, replica: Replica) -> int:
+        """Put what a replica was leased back into its queue; returns how much that is."""
+        back = sorted(number for number, lease in self.leases.items() if lease.replica == replica)
         queue = self.queues.setdefault(replica, deque())
         queue.extendleft((number, self.leases.pop(number).attempt + 1) for number in reversed(back))
-        return set(back)
+        return len(back)
 
     # --- who is there ------------------------------------------------------------------------
 
     def replicas_changed(self, live: Collection[Replica]) -> int:
         """Some replicas are lost, others join; returns how many leases are trained again."""
         lost = [replica for replica in self._live if replica not in live]
-        joined = [replica for replica in live if replica not in self._live]
+        joined = sorted(replica for replica in live if replica not in self._live)
         self._live = tuple(sorted(live))
         again = sum(self._lose(replica) for replica in lost)
         self._pass_on()
@@ -206,17 +201,8 @@ class Epoch:
             self._join(replica)
         return again
 
-    def begin_life(self, replica: Replica) -> int:
-        """A live replica's worker is another one than before; returns how many leases are trained again."""
-        if self.meeting is None:
-            return len(self._return_leases(replica, ()))
-        again = self._lose(replica)
-        self._pass_on()
-        self._join(replica)
-        return again
-
     def _lose(self, replica: Replica) -> int:
-        again = len(self._return_leases(replica, ()))
+        again = self._return_leases(replica)
         self._members.discard(replica)
         if self.meeting is not None:
             self.meeting.leave(replica)

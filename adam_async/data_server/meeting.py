@@ -9,12 +9,9 @@ A step is `turn` groups in the order in which they were leased; fewer where the 
 wait for it. After that its clock stands at the end that it was told, which is where its next groups begin.
 What is known here is never too low: a worker whose clock is lower ticks up, one whose clock was higher would
 wait for all the others. A report of a higher clock (the worker was told what we forgot) moves the end there.
-
-Between two answers to one life of a worker, on one link, the later question says that the earlier answer
-arrived. On a new link it names what it holds, and an answer of which it holds nothing is taken back whole.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from adam_async.ids import Replica
@@ -28,12 +25,6 @@ class _Course:
     """Its groups since then begin no earlier than here."""
     given: int = 0
     """Groups that it was given from there on."""
-    told: int = 0
-    """The end that it has heard of."""
-    latest: frozenset[int] = frozenset()
-    """Groups of the latest answer that had some."""
-    before: tuple[int, int] = (0, 0)
-    """`clock` and `given` before that answer."""
 
 
 class Meeting:
@@ -51,7 +42,7 @@ class Meeting:
         self._courses: dict[Replica, _Course] = {}
 
     def join(self, replica: Replica) -> None:
-        """A life of the replica begins; it may hear at once that there is nothing for it."""
+        """A life of the replica begins."""
         self._courses[replica] = _Course(self.end)
 
     def leave(self, replica: Replica) -> None:
@@ -78,33 +69,14 @@ class Meeting:
         """A replica's clock stands here."""
         self.end = max(self.end, clock)
 
-    def must_hear(self, replica: Replica) -> bool:
-        """Whether the replica, if nothing waits for it, has yet to hear where all meet."""
-        course = self._courses.get(replica)
-        return course is not None and course.told < self.end
+    def give(self, replica: Replica, groups: int) -> int:
+        """A live replica is given so many groups; returns the clock that they begin at."""
+        course = self._courses[replica]
+        course.given += groups
+        return course.clock
 
-    def give(self, replica: Replica, groups: Collection[int], *, last: bool) -> tuple[int, int]:
-        """Answer a replica with these groups; returns the clock that they begin at, and if `last` the end."""
-        course = self._courses.get(replica)
-        if course is None:
-            return 0, 0
-        clock = course.clock
-        if groups:
-            course.latest, course.before = frozenset(groups), (course.clock, course.given)
-            course.given += len(groups)
-        if last:
-            course.clock, course.given, course.told = self.end, 0, self.end
-        return clock, self.end if last else 0
-
-    def take_back(self, replica: Replica, groups: Collection[int]) -> None:
-        """The replica asks on a new link, and does not hold these groups: no answer with them arrived."""
-        course = self._courses.get(replica)
-        if course is None:
-            return
-        course.told = 0
-        others = len(groups)
-        if course.latest and course.latest.issubset(groups):
-            course.clock, course.given = course.before
-            others -= len(course.latest)
-            course.latest = frozenset()
-        course.given = max(course.given - others, 0)
+    def tell(self, replica: Replica) -> int:
+        """A live replica is told that nothing more waits for it, and where all meet; returns that."""
+        course = self._courses[replica]
+        course.clock, course.given = self.end, 0
+        return self.end

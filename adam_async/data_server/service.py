@@ -2,15 +2,18 @@
 
 The whole data set lies decoded in memory (AD-04). The order of an epoch is keyed by (seed, epoch), so
 any server makes the same groups; the next groups of every replica are gathered ahead of the request
-(AD-03), and a worker that is slow to ask delays no other: answers are sent and forgotten (AD-05).
+(AD-03), and a worker that is slow to ask delays no other: answers are sent and forgotten (AD-05). The workers
+that a replica is cut over are all given its groups, each the rows of the images that it needs.
 """
 
 import logging
 from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 import msgspec
+import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.cluster_map import ClusterMap, EpochRecord, RunRecord
@@ -59,6 +62,15 @@ ANSWER_GROUPS = 64
 """Groups of one answer at most; what describes them must fit into a frame's meta."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Question:
+    """A question for groups, while the state decides on it."""
+
+    request: Request
+    rows: tuple[int, int] | None
+    """Rows of the images that are wanted, if not all of them are."""
+
+
 class DataServer(Role):
     """One data server, from `async with` to its end.
 
@@ -99,6 +111,7 @@ class DataServer(Role):
         self._run = ""
         self._group_images = 1
         self._most_groups = 1
+        self._partitions = 1
         self._read_ahead = 1
         self._stock: Stock | None = None
         self._timer = Timer(lambda: self.state.next_deadline(), self._due)
@@ -110,7 +123,7 @@ class DataServer(Role):
 
     async def _follow(self) -> None:
         """Take up each run and each of its epochs; follow who is live."""
-        live: dict[int, int] = {}
+        live: dict[Replica, int] | None = None
         epoch = 0
         async for cluster in self._membership.changes():
             run = cluster.run
@@ -118,13 +131,11 @@ class DataServer(Role):
                 continue
             if run.id != self._run:
                 self._take_up(cluster)
-                epoch, live = 0, {}
+                epoch, live = 0, None
                 await self._membership.set_node(ready=run.id)
-            before, live = live, cluster.live_workers()
-            staying = {replica: life for replica, life in live.items() if before.get(replica, life) == life}
-            for members in (staying, live) if len(staying) < len(live) else (live,):
-                if members != before:
-                    self._tell(ReplicasChanged(tuple(Replica(replica) for replica in sorted(members))))
+            before, live = live, {Replica(replica): life for replica, life in cluster.lives().items()}
+            if live != before:
+                self._tell(ReplicasChanged(live))
             if cluster.epoch is not None and cluster.epoch.run == run.id and cluster.epoch.number > epoch:
                 epoch = cluster.epoch.number
                 self._begin_epoch(run, cluster.epoch)
@@ -138,7 +149,8 @@ class DataServer(Role):
         group_bytes = self._group_images * prod(self._dataset.image_shape)
         self._most_groups = min(max(ANSWER_BYTES // group_bytes, 1), ANSWER_GROUPS)
         self._dice = Dice(int(run.config["seed"]))
-        self.state = DataState()
+        self._partitions = cluster.partitions
+        self.state = DataState(partitions=self._partitions)
 
     def _begin_epoch(self, run: RunRecord, epoch: EpochRecord) -> None:
         order = epoch_order(
@@ -147,7 +159,7 @@ class DataServer(Role):
             num_images=len(self._dataset.train_labels),
             images_per_group=self._group_images,
         )
-        self._stock = Stock(self._dataset, order)
+        self._stock = Stock(self._dataset, order, takers=self._partitions)
         shares = {Replica(int(replica)): share for replica, share in epoch.shares.items()}
         taken_up = run.resumed if epoch.finished else None
         began = EpochBegan(
@@ -180,20 +192,9 @@ class DataServer(Role):
             case LeaseGroups() | ReportGroups() if body.run != self._run:
                 request.fail("wrong-run", f"this data server is on run {self._run}, not {body.run}")
             case LeaseGroups():
-                self._tell(
-                    LeaseAsked(
-                        request=request,
-                        replica=Replica(body.replica),
-                        incarnation=body.incarnation,
-                        count=min(body.count, self._most_groups),
-                        deadline=self._loop.time() + min(body.wait_s, self._waits.call_s / 2),
-                        holding=body.holding,
-                    )
-                )
-                self._timer.rearm()
-                self._loop.call_soon(self._read_on, Replica(body.replica))
+                self._asked(request, body)
             case ReportGroups():
-                self._tell(GroupsReported(Replica(body.replica), body.finished))
+                self._tell(GroupsReported(Replica(body.replica), body.life, body.partition, body.finished))
                 request.reply(pack(Reported()))
             case ReadTest():
                 part = slice(body.start, body.stop)
@@ -204,6 +205,32 @@ class DataServer(Role):
                 request.reply(pack(TestImages(total=len(self._dataset.test_labels)), tensors))
             case _:
                 super()._answer(request, body)
+
+    def _asked(self, request: Request, body: LeaseGroups) -> None:
+        if not 0 <= body.partition < self._partitions:
+            request.fail("no-part", f"replicas have parts 0 to {self._partitions - 1}, not {body.partition}")
+            return
+        height = self._dataset.image_shape[1]
+        first, stop = body.rows or (0, height)
+        if not 0 <= first <= stop <= height:
+            request.fail(
+                "no-rows", f"images have rows 0 to {height - 1}: there are no rows {first} to {stop}"
+            )
+            return
+        self._tell(
+            LeaseAsked(
+                request=_Question(request, None if (first, stop) == (0, height) else (first, stop)),
+                replica=Replica(body.replica),
+                life=body.life,
+                partition=body.partition,
+                position=body.position,
+                heard=body.heard,
+                count=min(body.count, self._most_groups),
+                deadline=self._loop.time() + min(body.wait_s, self._waits.call_s / 2),
+            )
+        )
+        self._timer.rearm()
+        self._loop.call_soon(self._read_on, Replica(body.replica))
 
     def _read_on(self, replica: Replica) -> None:
         if self._stock is not None:
@@ -237,11 +264,13 @@ class DataServer(Role):
                 Lease(grant.epoch, number, attempt, stock.count(number), progress(number))
                 for number, attempt in grant.groups
             ]
-            tensors = stock.take([number for number, _ in grant.groups])
+            images, labels = stock.take([number for number, _ in grant.groups])
+            tensors = _cut(images, labels, grant.request.rows)
         groups = Groups(leases=tuple(leases), last=grant.last, clock=grant.clock, end=grant.end)
-        grant.request.reply(pack(groups, tensors))
+        request: Request = grant.request.request
+        request.reply(pack(groups, tensors))
         if timeline is not None and leases:
-            timeline.leased(self._identity.node, self._run, grant.request.link.peer.node, leases, begin)
+            timeline.leased(self._identity.node, self._run, request.link.peer.node, leases, begin)
 
     async def _report_epoch(self, run: str, ended: EpochEnded) -> None:
         result = {
@@ -287,3 +316,15 @@ class DataServer(Role):
 
     def __repr__(self) -> str:
         return f"<DataServer {self._identity.node} at {self.address} {self._dataset!r}>"
+
+
+def _cut(
+    images: NDArray[Any], labels: NDArray[Any], rows: tuple[int, int] | None
+) -> tuple[NDArray[Any], ...]:
+    """What travels of some images (n, C, H, W): copied if only some rows of them do."""
+    if rows is None:
+        return images, labels
+    first, stop = rows
+    if first == stop:
+        return (labels,)
+    return np.ascontiguousarray(images[:, :, first:stop]), labels

@@ -1,22 +1,21 @@
 """Pure: who trains which image group: leases, questions that wait, and when an epoch has ended.
 
-A *lease* is one group handed to a replica; it ends when the replica reports the group finished. What a
-replica holds comes back under the next attempt number, when
+A *lease* is one group handed to a replica; it ends when all parts of the replica have reported the group
+finished. When the replica is lost, or begins another *life* because one of its workers is another one, what
+it holds comes back under the next attempt number; `epoch` says who gets that.
 
-- the replica is lost: `epoch` says who gets its groups;
-- a worker asks under a new incarnation, or, after a broken link, names what it still holds: the
-  answer that carried the missing groups was lost.
+What a life of a replica is leased stands in its log (`lease_log`), from which each of its workers is answered
+at its own position: all are told the same, and a question that is asked again is answered again. When the
+first of them comes to the end of the log, more is leased.
 
-Incarnations have no order. The newest life of a replica's worker is the one that began to ask last; its
-earlier lives, and replicas that the controllers do not count as live, get nothing.
-
-A report for a group that is not leased under that attempt is late: the group was given to another
-and will be trained again. It is counted, and changes nothing. Every group of an epoch is thus
+A report for a group that is not leased under that attempt, or of another life, is late: the group was given
+to another and will be trained again. It is counted, and changes nothing. Every group of an epoch is thus
 finished exactly once, and the epoch ends when all of them are.
 
-A question that finds no work is *parked* until there is some, the epoch changes, or its time is up; but with
-`ssp` and `bsp` a replica for which nothing waits hears at once, and again when it changes, where all clocks
-meet. Times are absolute seconds on the caller's clock.
+A question that finds no work is *parked* until there is some, the epoch changes, or its time is up; so is a
+question of a life that has not begun or is over. But who has not heard that nothing waits for its replica,
+and where all clocks meet then with `ssp` and `bsp`, hears it at once. Times are absolute seconds on the
+caller's clock.
 """
 
 from collections.abc import Mapping
@@ -24,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any, assert_never
 
 from adam_async.data_server.epoch import Epoch
+from adam_async.data_server.lease_log import LeaseLog, Logged
 from adam_async.ids import Replica
 from adam_async.messages import Finished
 from adam_async.shares import Ranges
@@ -60,9 +60,9 @@ class EpochBegan:
 
 @dataclass(frozen=True, slots=True)
 class ReplicasChanged:
-    """The controllers decided which replicas are live."""
+    """The controllers decided which replicas are live, and in which life."""
 
-    live: tuple[Replica, ...]
+    lives: Mapping[Replica, int]
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -71,18 +71,23 @@ class LeaseAsked:
 
     request: Request
     replica: Replica
-    incarnation: int
+    life: int
+    partition: int
+    position: int
+    """Groups that it has received."""
+    heard: int
+    """The end that it was told there; -1 if none."""
     count: int
     deadline: float
-    holding: tuple[int, ...] | None = None
-    """On a new link: the group numbers that the worker still holds."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupsReported:
-    """A worker finished groups."""
+    """A worker finished its part in groups."""
 
     replica: Replica
+    life: int
+    partition: int
     finished: tuple[Finished, ...]
 
 
@@ -138,20 +143,27 @@ class Paused:
 Effect = Grant | EpochEnded | Paused
 
 
-class DataState:
-    """Leases of the epoch in progress."""
+def _worker(asked: LeaseAsked) -> tuple[Replica, int, int]:
+    return asked.replica, asked.life, asked.partition
 
-    def __init__(self) -> None:
+
+class DataState:
+    """Leases of the epoch in progress.
+
+    Args:
+        partitions: Workers of each replica.
+    """
+
+    def __init__(self, *, partitions: int = 1) -> None:
+        self._partitions = partitions
         self._epoch: Epoch | None = None
         self._images = 0
         self._loss_sum = 0.0
         self._started: float | None = None
         self._before_s = self._train_s = 0.0
         self._clock = 0
-        self._live: tuple[Replica, ...] = ()
-        self._incarnations: dict[Replica, int] = {}
-        self._outlived: set[tuple[Replica, int]] = set()
-        self._unheard: set[Replica] = set()
+        self._logs: dict[Replica, LeaseLog] = {}
+        """Of the live replicas."""
         self._parked: list[LeaseAsked] = []
         self.trained_again = 0
         self.late_reports = 0
@@ -163,11 +175,11 @@ class DataState:
             case EpochBegan():
                 return self._begin(event, now)
             case ReplicasChanged():
-                return self._replicas_changed(event, now)
+                self._replicas_changed(event)
             case LeaseAsked():
-                return self._asked(event, now)
+                return self._asked(event) + self._answer_parked(now)
             case GroupsReported():
-                return [e for r in event.finished for e in self._finish(event.replica, r, now)]
+                return self._reported(event, now)
             case PauseEnded():
                 if self._epoch is not None:
                     self._epoch.resume()
@@ -175,22 +187,25 @@ class DataState:
                 assert_never(event)
         return self._answer_parked(now)
 
-    def _replicas_changed(self, event: ReplicasChanged, now: float) -> list[Effect]:
-        joined = set(event.live).difference(self._live)
-        lost = set(self._live).difference(event.live)
-        self._unheard = (self._unheard | joined) & set(event.live)
-        self._live = event.live
-        # Questions of the lost must not be answered with groups should their number be given again.
-        void = [asked for asked in self._parked if asked.replica in lost]
-        self._parked = [asked for asked in self._parked if asked.replica not in lost]
-        if self._epoch is not None:
-            self.trained_again += self._epoch.replicas_changed(event.live)
-        return [Grant(asked.request, 0, (), last=False) for asked in void] + self._answer_parked(now)
+    def _replicas_changed(self, event: ReplicasChanged) -> None:
+        """Who lives on in another life is lost first, and then joins."""
+        staying = {r: log for r, log in self._logs.items() if event.lives.get(r) == log.life}
+        joining = {
+            replica: LeaseLog(life, self._partitions)
+            for replica, life in event.lives.items()
+            if replica not in staying
+        }
+        for logs in (staying, {**staying, **joining}):
+            self._logs = logs
+            if self._epoch is not None:
+                self.trained_again += self._epoch.replicas_changed(logs)
 
     def _begin(self, event: EpochBegan, now: float) -> list[Effect]:
         self._images, self._loss_sum, self._started = event.images, event.loss * event.images, None
         self._before_s = self._train_s = event.train_s
         self._clock = max(self._clock, event.first_clock)
+        for log in self._logs.values():
+            log.begin_epoch()
         self._epoch = Epoch(
             number=event.number,
             groups=event.groups,
@@ -200,38 +215,30 @@ class DataState:
             finished=event.finished,
             warm=event.warm,
             every=event.every,
-            live=self._live,
+            live=self._logs,
         )
         return self._ended(self._epoch) if self._epoch.over else self._answer_parked(now)
 
     # --- leases ------------------------------------------------------------------------------
 
-    def _asked(self, event: LeaseAsked, now: float) -> list[Effect]:
-        effects: list[Effect] = []
-        epoch = self._epoch
-        life = (event.replica, event.incarnation)
+    def _asked(self, event: LeaseAsked) -> list[Effect]:
         # A new question replaces one that the same worker lost the link of.
-        for parked in [p for p in self._parked if (p.replica, p.incarnation) == life]:
-            self._parked.remove(parked)
-            effects.append(Grant(parked.request, 0, (), last=False))
+        void = [asked for asked in self._parked if _worker(asked) == _worker(event)]
+        self._parked = [asked for asked in self._parked if asked not in void]
         self._parked.append(event)
-        if life in self._outlived:
-            return effects  # parked until its time is up, so that it does not ask again at once
-        known = self._incarnations.get(event.replica)
-        self._incarnations[event.replica] = event.incarnation
-        begun = (
-            event.replica in self._unheard
-        )  # with the controllers' word, to which this is the first question
-        self._unheard.discard(event.replica)
-        if known is not None and known != event.incarnation:
-            self._outlived.add((event.replica, known))
-            if epoch is not None and event.replica in self._live and not begun:
-                self.trained_again += epoch.begin_life(event.replica)
-        elif event.holding is not None and epoch is not None:
-            self.trained_again += epoch.take_back(event.replica, event.holding)
-        return effects + self._answer_parked(now)
+        log = self._logs.get(event.replica)
+        if log is not None and log.life == event.life:
+            log.confirm(event.partition, event.position)
+        return [Grant(asked.request, 0, (), last=False) for asked in void]
 
-    def _finish(self, replica: Replica, report: Finished, now: float) -> list[Effect]:
+    def _reported(self, event: GroupsReported, now: float) -> list[Effect]:
+        log = self._logs.get(event.replica)
+        if log is None or log.life != event.life:
+            self.late_reports += len(event.finished)
+            return []
+        return [e for r in event.finished for e in self._finish(event.replica, event.partition, r, now)]
+
+    def _finish(self, replica: Replica, partition: int, report: Finished, now: float) -> list[Effect]:
         epoch = self._epoch
         if epoch is None or report.epoch != epoch.number:
             self.late_reports += 1
@@ -239,17 +246,22 @@ class DataState:
         self._clock = max(self._clock, report.clock)
         if epoch.meeting is not None:
             epoch.meeting.seen(report.clock)
-        if not epoch.finish(report.number, replica, report.attempt):
+        lease = epoch.open_lease(report.number, replica, report.attempt)
+        if lease is None or partition in lease.losses:
             self.late_reports += 1
             return []
-        assert self._started is not None, "what is reported was leased"
-        self._train_s = self._before_s + now - self._started
-        self._images += report.images
-        self._loss_sum += report.loss * report.images
-        if epoch.over:
-            return self._ended(epoch)
+        lease.losses[partition] = report.loss
+        effects: list[Effect] = []
         stretch = epoch.stretch
-        effects: list[Effect] = [Paused(epoch.number, epoch.finished)] if epoch.advance() else []
+        if len(lease.losses) == self._partitions:
+            epoch.finish(report.number)
+            assert self._started is not None, "what is reported was leased"
+            self._train_s = self._before_s + now - self._started
+            self._images += report.images
+            self._loss_sum += sum(lease.losses.values()) * report.images
+            if epoch.over:
+                return self._ended(epoch)
+            effects = [Paused(epoch.number, epoch.finished)] if epoch.advance() else []
         if epoch.meeting is not None or epoch.stretch != stretch:
             effects += self._answer_parked(now)
         return effects
@@ -265,37 +277,54 @@ class DataState:
         effects: list[Effect] = []
         waiting: list[LeaseAsked] = []
         for asked in self._parked:
-            granted = self._lease(asked, now)
-            if granted or asked.deadline <= now or self._must_hear(asked):
-                effects.append(self._grant(asked, granted))
+            grant = self._grant(asked, now)
+            if grant is not None:
+                effects.append(grant)
             else:
                 waiting.append(asked)
         self._parked = waiting
         return effects
 
-    def _counts(self, asked: LeaseAsked) -> bool:
-        """Whether the question is of the newest life of a live replica."""
-        return asked.replica in self._live and (asked.replica, asked.incarnation) not in self._outlived
+    def _grant(self, asked: LeaseAsked, now: float) -> Grant | None:
+        """What a question can be told now; None: it waits."""
+        epoch, log = self._epoch, self._logs.get(asked.replica)
+        late = asked.deadline <= now
+        number = epoch.number if epoch is not None else 0
+        if epoch is None or log is None or log.life != asked.life or not log.holds(asked.position):
+            return Grant(asked.request, number, (), last=True) if late else None
+        heard = asked.heard if not late else -1
+        if asked.position == log.stop and not epoch.has_work(asked.replica):
+            self._mark(epoch, asked.replica, log, heard)
+        mark = log.mark_at(asked.position)
+        if mark > heard:
+            return Grant(asked.request, number, (), last=True, end=mark)
+        groups = log.read(asked.position, asked.count)
+        stop = asked.position + len(groups)
+        if stop == log.stop and (not groups or log.mark_at(stop) < 0):
+            groups += self._lease(epoch, asked.replica, log, asked.count - len(groups), now)
+            stop = log.stop
+        if not groups:
+            return None
+        if stop == log.stop and not epoch.has_work(asked.replica):
+            self._mark(epoch, asked.replica, log, -1)
+        end = log.mark_at(stop)
+        leased = tuple((group.number, group.attempt) for group in groups)
+        return Grant(asked.request, number, leased, last=end >= 0, clock=groups[0].clock, end=max(end, 0))
 
-    def _must_hear(self, asked: LeaseAsked) -> bool:
-        return self._epoch is not None and self._epoch.must_hear(asked.replica) and self._counts(asked)
+    def _lease(self, epoch: Epoch, replica: Replica, log: LeaseLog, count: int, now: float) -> list[Logged]:
+        fresh = epoch.lease(replica, count)
+        if not fresh:
+            return []
+        self._started = self._started if self._started is not None else now
+        self.leased += len(fresh)
+        stop = log.stop
+        log.append(fresh, epoch.begins_at(replica, len(fresh)))
+        return log.read(stop, len(fresh))
 
-    def _grant(self, asked: LeaseAsked, granted: tuple[tuple[int, int], ...]) -> Grant:
-        epoch = self._epoch
-        if epoch is None or not self._counts(asked):
-            return Grant(asked.request, epoch.number if epoch is not None else 0, granted, last=True)
-        numbers = [number for number, _ in granted]
-        last, clock, end = epoch.answer(asked.replica, numbers)
-        return Grant(asked.request, epoch.number, granted, last, clock, end)
-
-    def _lease(self, asked: LeaseAsked, now: float) -> tuple[tuple[int, int], ...]:
-        if self._epoch is None or not self._counts(asked):
-            return ()
-        granted = self._epoch.lease(asked.replica, asked.count)
-        if granted:
-            self._started = self._started if self._started is not None else now
-            self.leased += len(granted)
-        return granted
+    def _mark(self, epoch: Epoch, replica: Replica, log: LeaseLog, heard: int) -> None:
+        """Nothing more waits: who comes to the end of the log is told so, unless it has heard that."""
+        if heard < epoch.end:
+            log.mark(epoch.tell_end(replica))
 
     def progress(self, number: int) -> float:
         """Epochs of the run that lie before a group of this epoch, for the replica of its share."""
@@ -335,6 +364,9 @@ class DataState:
         everywhere = epoch.waiting() + list(epoch.leases)
         assert len(everywhere) == len(set(everywhere)), "a group is in two places"
         assert len(everywhere) + epoch.finished == epoch.groups, (len(everywhere), epoch.finished)
+        holders = {lease.replica for lease in epoch.leases.values()}
+        assert holders <= set(self._logs), f"replicas {holders - set(self._logs)} are lost and hold leases"
+        assert all(len(lease.losses) < self._partitions for lease in epoch.leases.values())
 
     def statistics(self) -> dict[str, Any]:
         """Progress of the epoch, what was trained again, and which groups are done, while none is leased."""

@@ -28,8 +28,8 @@ BLOCK_BYTES = 1 << 16
 class _Block:
     images: NDArray[np.uint8]
     labels: NDArray[Any]
-    left: set[int]
-    """Groups that were not taken yet."""
+    left: dict[int, int]
+    """Groups that were not taken yet by all who take them, and by how many not."""
 
 
 class Stock:
@@ -38,11 +38,13 @@ class Stock:
     Args:
         dataset: Where the images are.
         order: Which of them belong to which group.
+        takers: How often each group is taken.
     """
 
-    def __init__(self, dataset: Dataset, order: EpochOrder) -> None:
+    def __init__(self, dataset: Dataset, order: EpochOrder, *, takers: int = 1) -> None:
         self._dataset = dataset
         self._order = order
+        self._takers = takers
         group_bytes = order.images_per_group * prod(dataset.image_shape)
         self._block_groups = max(BLOCK_BYTES // group_bytes, 1)
         self._blocks: dict[int, _Block | None] = {}
@@ -59,7 +61,7 @@ class Stock:
         return len(self._order.group(number))
 
     def take(self, numbers: Sequence[int]) -> Pictures:
-        """Take groups out, at least one; those that were taken before are gathered once more.
+        """Take groups out, at least one; those that all have taken are gathered once more.
 
         Returns their images and labels, one group after the other: a slice where they are neighbours, else a
         copy.
@@ -90,12 +92,15 @@ class Stock:
         number = first // self._block_groups
         block = self._blocks[number]
         wanted = range(first, last + 1)
-        if block is None or not block.left.issuperset(wanted):
+        if block is None or not all(group in block.left for group in wanted):
             chosen = np.concatenate([self._order.group(group) for group in wanted])
             return self._dataset.train_images.take(chosen, axis=0), self._dataset.train_labels.take(
                 chosen, axis=0
             )
-        block.left.difference_update(wanted)
+        for group in wanted:
+            block.left[group] -= 1
+            if not block.left[group]:
+                del block.left[group]
         if not block.left:
             self._blocks[number] = None
         at, end = ((place - number * self._block_groups) * size for place in (first, last + 1))
@@ -109,7 +114,7 @@ class Stock:
             self._dataset.train_images.take(chosen, axis=0),
             self._dataset.train_labels.take(chosen, axis=0),
         )
-        return _Block(images, labels, set(range(first, stop)))
+        return _Block(images, labels, dict.fromkeys(range(first, stop), self._takers))
 
     def __repr__(self) -> str:
         left = sum(len(block.left) for block in self._blocks.values() if block is not None)

@@ -66,6 +66,7 @@ class Participation:
     ) -> None:
         run = cluster.run
         assert run is not None
+        life = cluster.life(replica)
         config = msgspec.convert(run.config, Config)
         self._identity = identity
         self._run, self._session = run.id, session
@@ -86,7 +87,7 @@ class Participation:
         pushing = SessionIdentity(
             run=run.id,
             session=session,
-            incarnation=identity.incarnation,
+            incarnation=life,
             replica=replica,
             generation=cluster.generation,
         )
@@ -118,6 +119,8 @@ class Participation:
             address=cluster.nodes[cluster.live("data")[0]].address,
             run=run.id,
             replica=replica,
+            life=life,
+            partition=0,
             ahead=max(config.read_ahead, self._in_flight),
             **reach,
         )

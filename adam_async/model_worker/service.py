@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from adam_async.cluster_map import ClusterMap, RunRecord
+from adam_async.cluster_map import ClusterMap, RunRecord, ready_word
 from adam_async.config import Waits
 from adam_async.errors import RunFailed
 from adam_async.loop_lag import LoopLag
@@ -90,26 +90,29 @@ class ModelWorker(Role):
     # --- the run -----------------------------------------------------------------------------
 
     async def _work(self) -> None:
-        """Train each run that gives us a replica, one after the other."""
-        done = ""
+        """Train each run that gives us a place, one after the other, and in each life of our replica."""
+        done = ("", 0)
         async for cluster in self._membership.changes():
             run = cluster.run
             node = cluster.nodes.get(self._identity.node)
-            if run is None or run.id == done or run.phase in ("finished", "failed") or node is None:
+            if run is None or run.phase in ("finished", "failed") or node is None:
                 continue
-            if node.replica < 0 or not _primaries_ready(cluster):
+            life = cluster.life(node.replica)
+            if not life or (run.id, life) == done or not _primaries_ready(cluster):
                 continue
             in_place = run.config["weights"] == "aliased"
             storage = self._storage(run) if in_place else None
             if in_place and storage is None:
                 continue  # its servers have gone on to a newer run, of which we hear next
-            done = run.id
+            done = (run.id, life)
             await self._train(cluster, node.replica, storage)
 
     async def _train(self, cluster: ClusterMap, replica: int, storage: ShardStorage | None) -> None:
-        """Train one run until it ends."""
+        """Train one run until it ends, or until the replica begins another life."""
         run = cluster.run
         assert run is not None
+        life = cluster.life(replica)
+        word = ready_word(run.id, life)
         part = Participation(
             network=self._network,
             identity=self._identity,
@@ -130,9 +133,9 @@ class ModelWorker(Role):
         async with asyncio.TaskGroup() as group:
             tasks = [
                 group.create_task(part.run(), name=f"{self._identity.node}/train-{run.id}"),
-                group.create_task(self._say_ready(part, run.id), name=f"{self._identity.node}/ready"),
+                group.create_task(self._say_ready(part, word), name=f"{self._identity.node}/ready"),
             ]
-            await self._run_over(run.id)  # also if it is over before we are ready
+            await self._part_over(run.id, replica, life)  # also if it is over before we are ready
             for task in tasks:
                 task.cancel()
         logger.info("%s is done with run %s", self._identity.node, run.id)
@@ -165,14 +168,16 @@ class ModelWorker(Role):
             )
         return self._shelf.find(run.id)
 
-    async def _say_ready(self, part: Participation, run: str) -> None:
+    async def _say_ready(self, part: Participation, word: str) -> None:
         await part.prepared.wait()
-        await self._membership.set_node(ready=run)
+        await self._membership.set_node(ready=word)
 
-    async def _run_over(self, run: str) -> None:
+    async def _part_over(self, run: str, replica: int, life: int) -> None:
         async for cluster in self._membership.changes():
             now = cluster.run
             if now is None or now.id != run or now.phase in ("finished", "failed"):
+                return
+            if cluster.life(replica) != life:
                 return
 
     def statistics(self) -> dict[str, Any]:

@@ -67,7 +67,8 @@ from adam_async.parameter_server.read_push import read_gradients
 from adam_async.parameter_server.shard import Shard
 from adam_async.parameter_server.shard_states import load_states, read_states
 from adam_async.parameter_server.state import ServerState
-from adam_async.placement import ShardSpec, ShardTable, shard_table
+from adam_async.partitioning import run_table
+from adam_async.placement import ShardSpec, ShardTable
 from adam_async.role import Role
 from adam_async.shard_storage import ShardStorage, StorageShelf, initial_values
 from adam_async.timeline import Timeline
@@ -152,7 +153,7 @@ class ParameterServer(Role):
                 live, epoch = None, 0
             state = self.state or self._preparing
             assert state is not None
-            now_live = {Replica(replica): life for replica, life in cluster.live_workers().items()}
+            now_live = {Replica(replica): life for replica, life in cluster.lives().items()}
             if now_live != live:
                 live = now_live
                 self._follow_up(state, state.handle(ReplicasChanged(live)))
@@ -173,7 +174,7 @@ class ParameterServer(Role):
         config = msgspec.convert(run.config, Config)
         self._dtype = np.dtype(config.dtype)
         model = Model(ModelSpec.from_dict(run.spec), dtype=self._dtype, layers=self._layers)
-        table = shard_table(model.parameters, shard_bytes=config.shard_bytes, item_bytes=self._dtype.itemsize)
+        table = run_table(run, model)
         rule = make_rule(config.rule, momentum=config.momentum, weight_decay=config.weight_decay)
         in_place = config.weights == "aliased"
         storage = self._storage = self._shelf.provide(

@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from adam_async.cluster_map import EpochRecord, NodeRecord, ResumeRecord, RunRecord
+from adam_async.cluster_map import EpochRecord, NodeRecord, ResumeRecord, RunRecord, ready_word
 from adam_async.config import Config
 from adam_async.controller.state import Changed, CompareAndSet, Conflict, ControllerState, Invalid, NodeLost
 from adam_async.model.named import mlp
@@ -21,7 +21,7 @@ def node(role="worker", incarnation=1, **fields):
 
 
 def run_record(id="run-1", *, phase="preparing", epoch=0, resumed=None, **options):
-    config = msgspec.to_builtins(Config(images_per_group=10, epochs=2, **options))
+    config = msgspec.to_builtins(Config(**{"images_per_group": 10, "epochs": 2, **options}))
     return RunRecord(
         id=id, driver="driver", config=config, spec=SPEC, phase=phase, epoch=epoch, resumed=resumed
     )
@@ -56,7 +56,9 @@ class Cluster:
 
     def ready(self, *names, run="run-1"):
         for name in names:
-            self.set(f"nodes/{name}", msgspec.structs.replace(self.map.nodes[name], ready=run))
+            record = self.map.nodes[name]
+            word = ready_word(run, self.map.life(record.replica)) if record.role == "worker" else run
+            self.set(f"nodes/{name}", msgspec.structs.replace(record, ready=word))
 
     def lose(self, name):
         self.apply(NodeLost(name, self.map.nodes[name].incarnation))
@@ -70,7 +72,8 @@ def training(**options):
     """A cluster in its first epoch."""
     cluster = Cluster()
     servers = [f"ps-{number}" for number in range(options.get("servers", 1))]
-    workers = [f"worker-{number}" for number in range(options.get("replicas", 1))]
+    count = options.get("replicas", 1) * options.get("partitions", 1)
+    workers = [f"worker-{number}" for number in range(count)]
     cluster.join("driver", "data-0", *servers, *workers)
     cluster.set("run", run_record(**options))
     cluster.ready("data-0", *servers, *workers)
@@ -397,10 +400,81 @@ def test_the_death_of_an_earlier_life_changes_nothing():
     assert cluster.map.version == version
 
 
+# --- replicas of several workers ---------------------------------------------------------------
+
+
+def places(cluster):
+    """Where the live workers are."""
+    nodes = cluster.map.nodes
+    return {name: (nodes[name].replica, nodes[name].partition) for name in cluster.map.live("worker")}
+
+
+def test_workers_fill_one_replica_after_the_other_and_who_is_left_over_waits():
+    cluster = Cluster()
+    cluster.join("driver", *(f"worker-{number}" for number in range(5)))
+    cluster.set("run", run_record(replicas=2, partitions=2))
+    assert list(places(cluster).values()) == [(0, 0), (0, 1), (1, 0), (1, 1), (-1, 0)]
+    cluster.join("worker-5")
+    assert places(cluster) | {"worker-4": (2, 0), "worker-5": (2, 1)} == places(cluster)
+
+
+def test_a_run_begins_when_all_workers_of_its_replicas_are_ready():
+    cluster = Cluster()
+    everybody = ("data-0", "ps-0", "worker-0", "worker-1", "worker-2")
+    cluster.join("driver", *everybody)
+    cluster.set("run", run_record(partitions=3))
+    cluster.ready(*everybody[:-1])
+    assert (cluster.map.run.phase, cluster.map.live_replicas()) == ("preparing", ())
+    cluster.ready("worker-2")
+    assert (cluster.map.run.phase, cluster.map.live_replicas()) == ("training", (0,))
+
+
+def test_a_replica_that_lost_a_worker_is_out_until_the_spare_one_and_all_others_are_ready_anew():
+    cluster = training(replicas=2, partitions=2)
+    lives = cluster.map.lives()
+    cluster.join("worker-9")
+    assert cluster.map.lives() == lives
+    cluster.lose("worker-1")
+    assert places(cluster)["worker-9"] == (0, 1)
+    assert cluster.map.lives() == {1: lives[1]}
+    cluster.ready("worker-9")
+    assert cluster.map.live_replicas() == (1,)
+    cluster.ready("worker-0")
+    again = cluster.map.lives()
+    assert (again[1], set(again)) == (lives[1], {0, 1})
+    assert again[0] != lives[0]
+
+
+def test_a_worker_that_was_gone_and_is_back_gives_its_replica_another_life():
+    cluster = training()
+    before = cluster.map.life(0)
+    cluster.lose("worker-0")
+    assert cluster.map.life(0) == 0
+    cluster.join("worker-0")
+    assert cluster.map.life(0) not in (0, before)
+
+
+def test_of_two_replicas_that_lack_workers_the_higher_one_gives_its_own_to_the_lower():
+    cluster = training(replicas=3, partitions=2)
+    cluster.lose("worker-1")
+    assert places(cluster)["worker-0"] == (0, 0)
+    cluster.lose("worker-4")
+    assert places(cluster) == {
+        "worker-0": (0, 0),
+        "worker-2": (1, 0),
+        "worker-3": (1, 1),
+        "worker-5": (0, 1),
+    }
+
+
 class Members(RuleBasedStateMachine):
     """Nodes join, restart, get ready and die while a driver advances the run; the map stays sound."""
 
-    names = st.sampled_from(["driver", "data-0", "ps-0", "ps-1", "worker-0", "worker-1", "worker-2"])
+    PARTITIONS = 1
+
+    names = st.sampled_from(
+        ["driver", "data-0", "ps-0", "ps-1", *(f"worker-{number}" for number in range(5))]
+    )
 
     def __init__(self):
         super().__init__()
@@ -434,7 +508,9 @@ class Members(RuleBasedStateMachine):
     def a_run_is_submitted(self, concurrent):
         self.runs += 1
         evaluation = "concurrent" if concurrent else "wait"
-        record = run_record(f"run-{self.runs}", servers=2, replicas=2, evaluation=evaluation)
+        record = run_record(
+            f"run-{self.runs}", servers=2, replicas=2, partitions=self.PARTITIONS, evaluation=evaluation
+        )
         self.cluster.set("run", record)
 
     @rule()
@@ -464,8 +540,20 @@ class Members(RuleBasedStateMachine):
         assert again.map == self.cluster.map
 
 
-Members.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+class MembersInTwos(Members):
+    PARTITIONS = 2
+
+
+class MembersInThrees(Members):
+    PARTITIONS = 3
+
+
+for machine in (Members, MembersInTwos, MembersInThrees):
+    machine.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+
 TestMembers = Members.TestCase
+TestMembersInTwos = MembersInTwos.TestCase
+TestMembersInThrees = MembersInThrees.TestCase
 
 
 def test_an_epoch_without_a_run_is_only_a_record():

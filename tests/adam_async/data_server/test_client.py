@@ -37,7 +37,7 @@ class Server:
             assert isinstance(body, LeaseGroups)
             self.asked.append((body, request))
 
-    async def grant(self, count=None, *, last=False, clock=0, end=0):
+    async def grant(self, count=None, *, last=False, clock=0, end=0, only_labels=False):
         """Answer the oldest question, when there is one, with as many groups as it asks for."""
         await until(lambda: bool(self.asked))
         body, request = self.asked.pop(0)
@@ -45,14 +45,15 @@ class Server:
         self.leased = numbers.stop
         labels = np.repeat(numbers, 2)
         images = np.broadcast_to(labels.astype(np.uint8)[:, None, None, None], (len(labels), 1, 3, 3))
-        tensors = [np.ascontiguousarray(images), labels] if numbers else []
+        tensors = [labels] if only_labels else [np.ascontiguousarray(images), labels]
         leases = tuple(Lease(1, number, 1, 2) for number in numbers)
-        request.reply(pack(Groups(leases=leases, last=last, clock=clock, end=end), tensors))
+        answer = Groups(leases=leases, last=last, clock=clock, end=end)
+        request.reply(pack(answer, tensors if numbers else []))
         return body
 
 
 @asynccontextmanager
-async def client_of(network, *, waits=PATIENT, ahead=AHEAD):
+async def client_of(network, *, waits=PATIENT, ahead=AHEAD, rows=None):
     """A client at work, and its server."""
     identity = Identity(role="worker", node="worker-0", incarnation=7)
     server = Server()
@@ -64,7 +65,10 @@ async def client_of(network, *, waits=PATIENT, ahead=AHEAD):
             identity=identity,
             run="run",
             replica=3,
+            life=5,
+            partition=1,
             ahead=ahead,
+            rows=rows,
             waits=waits,
             traffic=Traffic("worker-0"),
         )
@@ -97,7 +101,8 @@ async def test_groups_come_in_order_with_their_images_and_labels(network):
     async with client_of(network) as (client, server):
         assert not client.has_group
         asked = await server.grant()
-        assert (asked.run, asked.replica, asked.incarnation, asked.count) == ("run", 3, 7, AHEAD)
+        assert (asked.run, asked.replica, asked.life, asked.partition) == ("run", 3, 5, 1)
+        assert (asked.position, asked.count, asked.heard, asked.rows) == (0, AHEAD, -1, None)
         for number, group in enumerate(await take(client, AHEAD)):
             assert group.lease == Lease(1, number, 1, 2)
             assert (group.images == number).all()
@@ -116,21 +121,47 @@ async def test_it_asks_again_when_half_of_what_it_holds_is_used_up(network):
         assert server.asked[0][0].count == AHEAD // 2
 
 
-async def test_a_new_link_begins_by_naming_what_is_held_and_not_reported(network):
+async def test_every_question_says_how_many_groups_came_before_it_also_on_a_new_link(network):
     async with client_of(network) as (client, server):
-        assert (await server.grant()).holding == ()
-        first, second = await take(client, 2)
-        client.finished(finished(second))
-        client.finished(finished(first))
-        await until(lambda: server.reported == [(1, 0)])
-        assert (await server.grant(1)).holding is None, "on the same link nothing needs to be said again"
+        assert (await server.grant()).position == 0
+        await take(client, 2)
+        assert (await server.grant(1)).position == AHEAD
         await take(client, 1)
         await until(lambda: bool(server.asked))
         server.links[0].abort()
         server.asked.clear()
-        assert (await server.grant(0)).holding == (2, 3, 4)
+        again = await server.grant(1)
+        assert (again.position, len(server.links)) == (AHEAD + 1, 2)
+        assert [group.lease.number for group in await take(client, 3)] == [3, 4, 5]
+
+
+async def test_a_question_says_whether_it_was_heard_that_nothing_more_waits_and_where_all_meet(network):
+    async with client_of(network) as (client, server):
+        assert (await server.grant(1, last=True, end=3)).heard == -1
+        assert (await server.grant(0)).heard == 3
+        assert (await server.grant(1)).heard == 3, "an answer that says nothing changes nothing"
+        await until(lambda: client.end == 0)
+        await take(client, 2)
+        assert (await server.grant(0, last=True)).heard == -1
+        assert (await server.grant(0, last=True)).heard == 0
+
+
+@pytest.mark.parametrize("rows", [(0, 2), (0, 0)])
+async def test_a_worker_is_given_the_rows_that_it_needs_and_labels_alone_if_it_needs_none(network, rows):
+    async with client_of(network, rows=rows) as (client, server):
+        assert (await server.grant(only_labels=rows == (0, 0))).rows == rows
+        (group,) = await take(client)
+        assert (group.images is None) == (rows == (0, 0))
+        assert len(group.labels) == 2
+
+
+async def test_images_that_were_not_asked_for_break_the_link(network):
+    async with client_of(network, rows=(0, 0)) as (client, server):
+        await server.grant(1)
+        server.leased = 0
+        await server.grant(1, only_labels=True)
+        assert (await take(client))[0].lease.number == 0
         assert len(server.links) == 2
-        assert [group.lease.number for group in await take(client, 2)] == [3, 4]
 
 
 async def test_reports_travel_a_few_at_a_time(network):
@@ -220,7 +251,7 @@ async def test_groups_without_their_images_break_the_link_and_not_the_worker(net
         _, request = server.asked.pop()
         request.reply(pack(Groups(leases=(Lease(1, 0, 1, 2),), last=False), [np.zeros(1, np.uint8)]))
         asked = await server.grant()
-        assert (asked.holding, len(server.links)) == ((), 2)
+        assert (asked.position, len(server.links)) == (0, 2)
         await take(client)
 
 
@@ -242,6 +273,8 @@ async def test_a_server_that_is_not_there_is_given_up_by_name(network):
         identity=Identity(role="worker", node="worker-0", incarnation=7),
         run="run",
         replica=0,
+        life=5,
+        partition=0,
         ahead=AHEAD,
         waits=msgspec.structs.replace(PATIENT, patience_s=0.05),
         traffic=Traffic("worker-0"),

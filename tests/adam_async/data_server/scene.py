@@ -1,0 +1,147 @@
+"""A data server's state with workers around it that ask and hear as real ones do."""
+
+from dataclasses import dataclass, field
+from itertools import count
+
+from adam_async.data_server.state import (
+    DataState,
+    EpochBegan,
+    Grant,
+    GroupsReported,
+    LeaseAsked,
+    ReplicasChanged,
+)
+from adam_async.ids import Replica
+from adam_async.messages import Finished
+
+WAIT_S = 5.0
+
+
+def began(groups=6, shares=None, number=1, **more):
+    """An epoch in ranges; of one replica unless it is said of whom."""
+    return EpochBegan(number, groups, shares or {Replica(0): (0, groups)}, **more)
+
+
+PAIR = (Replica(0), Replica(1))
+
+
+def turns(groups=12, *, replicas=PAIR, turn=2, clock=0, **more):
+    """An epoch in turns."""
+    shares = {replica: (place, len(replicas)) for place, replica in enumerate(replicas)}
+    return EpochBegan(1, groups, shares, turn=turn, first_clock=clock, **more)
+
+
+@dataclass(eq=False)
+class Asker:
+    """One worker: what it has received and heard."""
+
+    replica: Replica
+    life: int
+    part: int
+    position: int = 0
+    heard: int = -1
+    request: object = None
+    """Its question that is open."""
+    answer: Grant | None = None
+    """What it was told last; None while its question is parked."""
+    attempts: dict[int, int] = field(default_factory=dict)
+
+    def question(self, count, *, now=0.0):
+        self.request, self.answer = object(), None
+        return LeaseAsked(
+            request=self.request,
+            replica=self.replica,
+            life=self.life,
+            partition=self.part,
+            position=self.position,
+            heard=self.heard,
+            count=count,
+            deadline=now + WAIT_S,
+        )
+
+    def hear(self, grant):
+        self.answer, self.request = grant, None
+        if grant.groups or grant.last:
+            self.position += len(grant.groups)
+            self.heard = grant.end if grant.last else -1
+            self.attempts.update(grant.groups)
+
+
+class Scene:
+    """Tells a state what happens, and brings each answer to whom it is for."""
+
+    def __init__(self, *events, partitions=1):
+        self.state = DataState(partitions=partitions)
+        self.lives: dict[Replica, int] = {}
+        self.askers: dict[tuple[Replica, int, int], Asker] = {}
+        self.void: list[Grant] = []
+        """Answers to questions that were asked again."""
+        self._births = count(7)
+        for event in events:
+            self.tell(event)
+
+    def tell(self, event, *, now=0.0):
+        """Returns the effects that are no answers."""
+        return self.take(self.state.handle(event, now=now))
+
+    def tick(self, now):
+        return self.take(self.state.tick(now=now))
+
+    def take(self, effects):
+        self.state.check_invariants()
+        others = []
+        open_ones = {asker.request: asker for asker in self.askers.values() if asker.request is not None}
+        for effect in effects:
+            if not isinstance(effect, Grant):
+                others.append(effect)
+            elif effect.request in open_ones:
+                open_ones[effect.request].hear(effect)
+            else:
+                self.void.append(effect)
+        return others
+
+    def live(self, *replicas, anew=()):
+        """These are live now; who joins, or is to live anew, begins a life."""
+        self.lives = {
+            replica: self.lives[replica]
+            if replica in self.lives and replica not in anew
+            else next(self._births)
+            for replica in replicas
+        }
+        return self.tell(ReplicasChanged(self.lives))
+
+    def worker(self, replica, part=0, life=None):
+        key = (replica, self.lives[replica] if life is None else life, part)
+        return self.askers.setdefault(key, Asker(*key))
+
+    def ask(self, replica, count=2, *, part=0, now=0.0):
+        """Ask; returns the answer, or None while the question is parked."""
+        asker = self.worker(replica, part)
+        self.tell(asker.question(count, now=now), now=now)
+        return asker.answer
+
+    def leased(self, replica, count=2, *, part=0):
+        """Ask; returns the groups (number, attempt) of the answer, or None while the question is parked."""
+        answer = self.ask(replica, count, part=part)
+        return None if answer is None else answer.groups
+
+    def told(self, replica, count=2, *, part=0):
+        """Ask; returns numbers of groups, last, clock and end, or None while the question is parked."""
+        return said(self.ask(replica, count, part=part))
+
+    def report(self, replica, *numbers, part=0, now=1.0, **about):
+        """Report groups as finished, under the attempts that the worker knows of."""
+        asker = self.worker(replica, part)
+        reports = tuple(finished(n, **{"attempt": asker.attempts.get(n, 1), **about}) for n in numbers)
+        return self.tell(GroupsReported(replica, asker.life, part, reports), now=now)
+
+
+def said(grant):
+    """Numbers of the groups, last, clock and end of an answer."""
+    if grant is None:
+        return None
+    return [number for number, _ in grant.groups], grant.last, grant.clock, grant.end
+
+
+def finished(number, *, attempt=1, epoch=1, images=4, loss=1.0, clock=0):
+    return Finished(epoch, number, attempt, images, loss, clock)
