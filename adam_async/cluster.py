@@ -32,6 +32,7 @@ from adam_async.ports import system_entropy
 from adam_async.run_result import EpochResult, RunResult
 from adam_async.shard_storage import StorageShelf
 from adam_async.timeline import Timeline
+from dataflow import ComputePool
 from transport import BufferPool, Identity, LocalNetwork, Network
 
 
@@ -135,12 +136,15 @@ class LocalCluster:
                     **common,
                 )
                 self.servers.append(await stack.enter_async_context(server))
-            for number in range(config.replicas):
+            for number in range(config.replicas * config.partitions):
+                if number % config.partitions == 0:
+                    pool = await self._replica_pool(stack, number // config.partitions, threads)
                 worker = ModelWorker(
                     address=self._address,
                     identity=self._identity("worker", f"worker-{number}"),
                     buffers=self.buffers,
                     threads=threads,
+                    pool=pool,
                     in_flight=config.in_flight,
                     entropy=self._entropy,
                     shelf=self._shelf,
@@ -155,7 +159,7 @@ class LocalCluster:
                     identity=self._identity("driver", "driver"),
                     config=config,
                     buffers=self.buffers,
-                    threads=threads * config.replicas,
+                    threads=threads * config.replicas * config.partitions,
                     spec=self._spec,
                     layers=self._layers,
                     model_text=self._model_text,
@@ -165,6 +169,14 @@ class LocalCluster:
                 )
             )
             self._stack = stack.pop_all()
+
+    async def _replica_pool(self, stack: AsyncExitStack, replica: int, threads: int) -> ComputePool | None:
+        """Where the workers of one replica compute together; None where a worker has a pool of its own."""
+        partitions = self.config.partitions
+        if partitions == 1:
+            return None
+        pool = ComputePool(threads=threads * partitions, name=f"replica-{replica}", contexts=dict)
+        return await stack.enter_async_context(pool)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -8,7 +8,8 @@ from adam_async.errors import ConfigError
 from adam_async.model.errors import ModelError
 from adam_async.model.network import Network
 from adam_async.model.plan import PartitionPlan, planned_cuts
-from adam_async.model.planner import LayerTimes, layers_plan, vertical_plan
+from adam_async.model.planner import layers_plan, vertical_plan
+from adam_async.model.prediction import LayerTimes
 from adam_async.placement import ShardTable, shard_table
 
 
@@ -39,7 +40,7 @@ def run_table(run: RunRecord, network: Network) -> ShardTable:
 
 
 def table_of(network: Network, *, shard_bytes: int, plan: dict[str, Any] | None) -> ShardTable:
-    """Give the shards of a model that is cut under a plan, as `PartitionPlan.to_dict` gave it, or not at all."""
+    """Give the shards of a model that is cut under a plan, as `PartitionPlan.to_dict` gave it, or not."""
     return shard_table(
         network.parameters,
         shard_bytes=shard_bytes,

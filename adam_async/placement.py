@@ -114,8 +114,8 @@ def shard_table(
         shard_bytes: Largest size of a shard, in bytes; at least one element.
         num_buckets: Buckets of the cluster.
         item_bytes: Bytes of one value (4 for float32, 8 for the float64 of proofs).
-        cuts: By tensor the rows at which shards begin in any case, so that each of them belongs to one worker of
-            every replica; `PartitionPlan.row_cuts`.
+        cuts: By tensor the rows at which shards begin in any case, so that each of them belongs to one worker
+            of every replica; `PartitionPlan.row_cuts`.
     """
     limit = shard_bytes // item_bytes
     if limit < 1:

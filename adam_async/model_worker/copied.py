@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
@@ -53,6 +53,7 @@ class Copied:
         session: Who we are to them.
         buffers: Memory for pulled values.
         in_flight: Groups in flight; with one, each waits for its pull, otherwise pulls run in the background.
+        owned: Tensors that this worker pushes or ticks; None: all.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Copied:
         session: SessionIdentity,
         buffers: BufferPool,
         in_flight: int,
+        owned: Collection[str] | None = None,
     ) -> None:
         self._model = model
         self._config = config
@@ -79,8 +81,14 @@ class Copied:
         self._clocked: ClockedStepper | None = None
         self._log: ReadLog | None = None
         self._pusher: Pusher | None = None
+        self._owned = owned
         self._plan = plan_pushes(
-            model, table, buckets, images=config.images_per_group * config.push_every, wanted=config.protocol
+            model,
+            table,
+            buckets,
+            images=config.images_per_group * config.push_every,
+            wanted=config.protocol,
+            owned=owned,
         )
         per_server = Counter(message.server for message in self._plan.messages)
         self._client.allow_unacknowledged(open_steps(config.push_every) * max(per_server.values(), default=1))
@@ -100,9 +108,8 @@ class Copied:
         self._scaling = Scaling.of(config)
         # Limits of the gradient, and sums of several groups, need all of it before any of it may leave.
         leaves_ahead = config.push_every == 1 and not config.local_steps and self._scaling is None
-        self._stages = plan_stages(model, self._plan) if leaves_ahead else ()
-        self._trainer = GroupTrainer(
-            network=model,
+        self._stages = plan_stages(model, self._plan) if leaves_ahead and owned is None else ()
+        self._trainer = self._new_trainer(
             weights=self._weights,
             plan=self._plan,
             schedule=self._schedule,
@@ -113,9 +120,12 @@ class Copied:
             dice=Dice(config.seed),
             scaling=self._scaling,
             by_images=config.synchronous,
-            stages=self._stages,
         )
         self._landed: Callable[[Tag], None] = _nothing
+
+    def _new_trainer(self, **common: Any) -> GroupTrainer:
+        """Make what trains groups on compute threads."""
+        return GroupTrainer(network=self._model, stages=self._stages, **common)
 
     async def prepare(self) -> None:
         """Pull everything. Cancelling it loses nothing."""
@@ -161,7 +171,8 @@ class Copied:
         config = self._config
         by_server: dict[str, list[ShardId]] = {}
         for spec in self._table.shards:
-            by_server.setdefault(self._buckets[spec.bucket], []).append(spec.id)
+            if self._owned is None or spec.tensor in self._owned:
+                by_server.setdefault(self._buckets[spec.bucket], []).append(spec.id)
         clock = ReplicaClock(
             start=self._weights.clock,
             push_every=config.push_every,

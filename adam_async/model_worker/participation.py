@@ -14,28 +14,41 @@ from functools import partial
 from typing import Any
 
 import msgspec
+from numpy.typing import NDArray
 
 from adam_async.cluster_map import ClusterMap
 from adam_async.config import Config, Waits
 from adam_async.data_server.client import DataClient
 from adam_async.errors import ConfigError
 from adam_async.machine import pinned_cpus
-from adam_async.messages import Finished, Lease
+from adam_async.messages import Block, Finished, Greet, Lease
 from adam_async.model.context import Context
 from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.model.network import Network as Model
+from adam_async.model.partition import Partition
+from adam_async.model.plan import PartitionPlan
 from adam_async.model.spec import ModelSpec
 from adam_async.model_worker.aliased import Aliased
 from adam_async.model_worker.copied import Copied
+from adam_async.model_worker.neighbours import Neighbours, new_neighbours
+from adam_async.model_worker.parted import Parted
 from adam_async.model_worker.way import Gate, WayOfTraining
 from adam_async.parameter_server.client import ParameterClient, SessionIdentity
-from adam_async.placement import holders, shard_table
+from adam_async.partitioning import run_table
+from adam_async.placement import holders, part_table
 from adam_async.shard_storage import ShardStorage
 from adam_async.timeline import Timeline
 from adam_async.traffic import Traffic
 from dataflow import ComputePool, Engine, EngineClosed, Tag, WaitTimedOut
 from transport import BufferPool, Identity, Network
+
+GROUPS_PER_THREAD = 4
+"""Groups in flight per compute thread of a replica whose model is cut: each of them waits most of the
+time."""
+
+EARLY_PER_GROUP = 64
+"""Blocks that may come before their group is admitted here, per group in flight."""
 
 
 class Participation:
@@ -53,6 +66,7 @@ class Participation:
         identity: Identity,
         cluster: ClusterMap,
         replica: int,
+        part: int,
         session: int,
         waits: Waits,
         buffers: BufferPool,
@@ -60,6 +74,7 @@ class Participation:
         in_flight: int,
         traffic: Traffic,
         pace: float = 1.0,
+        pool: ComputePool | None = None,
         storage: ShardStorage | None = None,
         layers: Mapping[str, type[Layer]] = BUILTIN_LAYERS,
         timeline: Timeline | None = None,
@@ -82,8 +97,11 @@ class Participation:
         spec = ModelSpec.from_dict(run.spec)
         self._model = Model(spec, dtype=config.dtype, kernels=config.kernels, layers=layers)
         self._compiled = (0, 0)
-        item_bytes = self._model.dtype.itemsize
-        table = shard_table(self._model.parameters, shard_bytes=config.shard_bytes, item_bytes=item_bytes)
+        table = run_table(run, self._model)
+        partition = None
+        if run.plan is not None:
+            partition = Partition(self._model, PartitionPlan.from_dict(run.plan), part)
+            table = part_table(table, partition.network.parameters)
         pushing = SessionIdentity(
             run=run.id,
             session=session,
@@ -95,24 +113,41 @@ class Participation:
         addresses = {server: cluster.nodes[server].address for server in holders(table, cluster.buckets)}
         self._client = ParameterClient(session=pushing, addresses=addresses, **reach)
         common: dict[str, Any] = {
-            "model": self._model,
             "config": config,
             "table": table,
             "buckets": cluster.buckets,
             "client": self._client,
         }
         self._way: WayOfTraining
-        if storage is None:
+        self.neighbours: Neighbours | None = None
+        """The other workers of the replica, in a run whose model is cut."""
+        if partition is not None:
+            self._in_flight = in_flight or GROUPS_PER_THREAD * threads * cluster.partitions
+            self._ports = {crossing.number: f"in-{crossing.number}" for crossing in partition.incoming}
+            others = new_neighbours(cluster, replica, partition, self._on_block)
+            greet = Greet(run=run.id, replica=replica, life=life, partition=part, received=0)
+            self.neighbours = Neighbours(greet=greet, others=others, **reach)
+            self._way = Parted(
+                partition=partition,
+                put=self.neighbours.put,
+                session=pushing,
+                buffers=buffers,
+                in_flight=self._in_flight,
+                **common,
+            )
+        elif storage is None:
             if config.record and threads > 1:
                 raise ConfigError(
                     f"record needs one compute thread per worker, for a replay has to know in which order "
                     f"groups were trained; this worker has threads={threads}: set threads to 1"
                 )
             self._in_flight = in_flight or 2 * threads
-            self._way = Copied(session=pushing, buffers=buffers, in_flight=self._in_flight, **common)
+            self._way = Copied(
+                model=self._model, session=pushing, buffers=buffers, in_flight=self._in_flight, **common
+            )
         else:
             clock = None if timeline is None else timeline.clock
-            aliased = Aliased(storage=storage, threads=threads, clock=clock, **common)
+            aliased = Aliased(model=self._model, storage=storage, threads=threads, clock=clock, **common)
             self._in_flight = in_flight or aliased.in_flight
             self._way = aliased
         self._data = DataClient(
@@ -120,10 +155,12 @@ class Participation:
             run=run.id,
             replica=replica,
             life=life,
-            partition=0,
+            partition=part,
+            rows=None if partition is None else partition.image_rows,
             ahead=max(config.read_ahead, self._in_flight),
             **reach,
         )
+        self._shared = pool
         self._pool: ComputePool | None = None
         self._engine: Engine | None = None
         self._filling = False
@@ -134,16 +171,12 @@ class Participation:
         async with AsyncExitStack() as stack:
             group = await stack.enter_async_context(asyncio.TaskGroup())
             stack.callback(group.create_task(self._client.run(), name=f"{node}/parameters").cancel)
-            with self._enough_memory():
-                self._pool = await stack.enter_async_context(
-                    ComputePool(
-                        threads=self._threads,
-                        name=node,
-                        contexts=self._way.new_scratch,
-                        affinity=[(cpu,) for cpu in self._cpus] if self._cpus is not None else None,
-                        pace=self._pace,
-                    )
-                )
+            if self.neighbours is not None:
+                stack.callback(group.create_task(self.neighbours.run(), name=f"{node}/neighbours").cancel)
+            self._pool = self._shared
+            if self._pool is None:
+                with self._enough_memory():
+                    self._pool = await stack.enter_async_context(self._new_pool())
             await self._pool.run(self._model.warm_up, self._on_compiled)
             # Not before: who joins a training that goes on would begin with values from before the compiling.
             await self._way.prepare()
@@ -161,6 +194,7 @@ class Participation:
                     contexts=await self._new_contexts(self._pool),
                     on_room=self._fill,
                     trace=None if timeline is None else partial(timeline.fired, node, self._run),
+                    early_limit=max(1024, EARLY_PER_GROUP * self._in_flight),
                     wait_timeout_s=self._waits.patience_s,
                 )
             )
@@ -170,6 +204,15 @@ class Participation:
                     await self._data.wait_group()
                 await self._way.prepare()
             await self._feed(self._engine)
+
+    def _new_pool(self) -> ComputePool:
+        return ComputePool(
+            threads=self._threads,
+            name=self._identity.node,
+            contexts=self._way.new_scratch,
+            affinity=[(cpu,) for cpu in self._cpus] if self._cpus is not None else None,
+            pace=self._pace,
+        )
 
     async def _new_contexts(self, pool: ComputePool) -> list[Context | None]:
         """Make a context for each group in flight, and a spare one, on compute threads in turn.
@@ -275,6 +318,13 @@ class Participation:
         assert self._engine is not None
         self._engine.deliver_threadsafe(port, tag, value)
 
+    def _on_block(self, block: Block, tensor: NDArray[Any]) -> None:
+        """Something of a group came from another worker of the replica."""
+        assert self._engine is not None, "the replica is live, so all its workers are ready"
+        tag = Tag(block.epoch, block.number, block.attempt)
+        with suppress(EngineClosed):  # the run is over: others still talk until they hear of it
+            self._engine.deliver(self._ports[block.crossing], tag, tensor)
+
     def _landed(self, tag: Tag) -> None:
         assert self._engine is not None
         with suppress(EngineClosed):  # the run is over: answers still come until its links are closed
@@ -292,6 +342,7 @@ class Participation:
             "cpus": self._cpus,
             "parameters": self._client.statistics(),
             "data": self._data.statistics(),
+            "neighbours": self.neighbours.statistics() if self.neighbours is not None else {},
             "pool": self._pool.statistics() if self._pool is not None else None,
             "engine": self._engine.statistics() if self._engine is not None else None,
         }

@@ -85,7 +85,11 @@ class Landing:
         if not self._missing:
             if self.clock is not None:
                 self._puller.weights.landed(self.clock)
-            self._on_landed()
+            self.over()
+
+    def over(self) -> None:
+        """Everything is installed."""
+        self._on_landed()
 
     def _land(self, spec: ShardSpec, version: int, values: NDArray[Any], clock: int) -> None:
         puller = self._puller
@@ -188,10 +192,18 @@ class Puller:
                 the server said instead.
         """
         questions = self._trained if clock else self._everything
+        if not questions:  # a part of the model without parameters: whatever clock it is, nothing is missing
+            self._client.answer_nothing(partial(self._nothing_landed, clock, on_landed))
+            return
         landing = Landing(self, len(questions), on_landed)
         for place, (server, specs) in enumerate(questions):
             behind = partial(on_behind, place) if on_behind is not None else None
             self.ask(landing, server, specs, clock=clock, on_behind=behind)
+
+    def _nothing_landed(self, clock: int, on_landed: Callable[[], None]) -> None:
+        self.weights.newest = max(self.weights.newest, clock)
+        self.weights.landed(clock)
+        on_landed()
 
     def ask(
         self,

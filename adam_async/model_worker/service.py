@@ -11,14 +11,15 @@ from adam_async.cluster_map import ClusterMap, RunRecord, ready_word
 from adam_async.config import Waits
 from adam_async.errors import RunFailed
 from adam_async.loop_lag import LoopLag
-from adam_async.messages import Body, GetRecord, RecordPart, pack
+from adam_async.messages import Body, GetRecord, Greet, RecordPart, pack, unpack
 from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.model_worker.participation import Participation
 from adam_async.role import Role
 from adam_async.shard_storage import ShardStorage, StorageShelf
 from adam_async.timeline import Timeline
-from transport import BufferPool, Identity, Network, Request
+from dataflow import ComputePool
+from transport import BufferPool, Identity, Link, Network, Request, TransportError
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +40,8 @@ class ModelWorker(Role):
         shelf: Memory of the servers of this process, for runs that train in place.
         timeline: Where the journey of each group, and messages, are noted.
         pace: Share of a core's time that each compute thread may use; see `ComputePool`.
+        pool: Where it computes beside the other workers of its replica, made with ``contexts=dict``;
+            without it, in one of its own.
 
     Leaving the block says goodbye to the controller: others take over at once what is leased to it, and with
     `ssp` and `bsp` wait for it no longer. It ends after the jobs that compute threads are in; pushes on their
@@ -60,6 +63,7 @@ class ModelWorker(Role):
         shelf: StorageShelf | None = None,
         timeline: Timeline | None = None,
         pace: float = 1.0,
+        pool: ComputePool | None = None,
         layers: Mapping[str, type[Layer]] = BUILTIN_LAYERS,
     ) -> None:
         super().__init__(
@@ -76,10 +80,12 @@ class ModelWorker(Role):
         self._threads = threads
         self._in_flight = in_flight
         self._pace = pace
+        self._pool = pool
         self._entropy = entropy
         self._shelf = shelf or StorageShelf()
         self._lag = LoopLag()
         self._part: Participation | None = None
+        self._refused_greets = 0
 
     def _tasks(self) -> Mapping[str, Coroutine[Any, Any, None]]:
         return {"lag": self._lag.run(), "work": self._work()}
@@ -118,12 +124,14 @@ class ModelWorker(Role):
             identity=self._identity,
             cluster=cluster,
             replica=replica,
+            part=cluster.nodes[self._identity.node].partition,
             session=int.from_bytes(self._entropy(7), "little"),
             waits=self._waits,
             buffers=self._buffers,
             threads=self._threads,
             in_flight=self._in_flight,
             pace=self._pace,
+            pool=self._pool,
             traffic=self._traffic,
             storage=storage,
             layers=self._layers,
@@ -139,6 +147,29 @@ class ModelWorker(Role):
             for task in tasks:
                 task.cancel()
         logger.info("%s is done with run %s", self._identity.node, run.id)
+
+    async def _on_link(self, link: Link) -> None:
+        if link.peer.role == "worker":
+            await self._on_neighbour(link)
+        else:
+            await super()._on_link(link)
+
+    async def _on_neighbour(self, link: Link) -> None:
+        """Another worker of our replica dials; one that speaks for another life of it is not answered."""
+        self._traffic.watch(link)
+        try:
+            async with asyncio.timeout(self._waits.call_s):
+                greet = unpack(await link.receive(), Greet)
+            neighbours = self._part.neighbours if self._part is not None else None
+            if neighbours is not None and neighbours.knows(greet):
+                await neighbours.welcome(link, greet)
+            else:
+                self._refused_greets += 1
+        except (TransportError, TimeoutError) as error:
+            logger.info("%s: %s did not greet: %s", self._identity.node, link.peer.node, error)
+        finally:
+            link.abort()
+            self._traffic.gone(link)
 
     def _answer(self, request: Request, body: Body) -> None:
         if isinstance(body, GetRecord):
@@ -186,6 +217,7 @@ class ModelWorker(Role):
         return {
             "lag_s": self._lag.percentiles(),
             "buffers": self._buffers.statistics(),
+            "refused_greets": self._refused_greets,
             **super().statistics(),
             **(part.statistics() if part is not None else {}),
         }

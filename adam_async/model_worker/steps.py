@@ -82,7 +82,7 @@ class Pusher:
         self._client = client
         self._puller = puller
         rest = [spec for message in plan.messages if not message.pulls for spec in message.specs]
-        self._rest = puller.questions(rest)
+        self._rest = puller.questions((*rest, *plan.read_only))
         self._answers = len(self._rest) + sum(message.pulls for message in plan.messages)
         self._trainer = trainer
         self._weights = weights
@@ -139,6 +139,10 @@ class Pusher:
         if step.landing is not None:
             for server, specs in self._rest:
                 self._puller.ask(step.landing, server, specs)
+            if not self._answers:
+                self._client.answer_nothing(step.landing.over)
+        if not self._plan.messages:  # other workers of the replica push all that this one has a part in
+            self._settled(step)
 
     def _push_message(self, step: Step, index: int, message: PushMessage) -> None:
         landing = step.landing

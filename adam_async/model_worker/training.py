@@ -138,8 +138,9 @@ class GroupTrainer:
         stages: Sequence[Stage] = (),
     ) -> None:
         self._stages = stages
+        self._pushed = tuple(plan.protocols)
         self.tell: Callable[[int, Tag, Trained | None], None] = _told_nobody
-        self._network = network
+        self.network = self._network = network
         self._weights = weights
         self._schedule = schedule
         self._rate = schedule.fixed
@@ -223,8 +224,7 @@ class GroupTrainer:
         """Apply the group's plain step to what is current now, without locks (AD-14)."""
         stepped = {}
         rate = self._rate_of(lease)
-        for parameter in self._network.trained:
-            name = parameter.name
+        for name in self._pushed:
             copy = self._weights.current(name)
             factor = scaled.get(name, 1.0)
             delta = buffer.delta(name)

@@ -12,7 +12,7 @@ Letters: K images of one step, I inputs, R rows of one server, O all outputs. Fa
 (I, K) and (R, K), as they lie in a context.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal
@@ -81,6 +81,8 @@ class PushPlan:
     """Most images of a step: the K of the factors."""
     silent: tuple[tuple[str, tuple[ShardId, ...]], ...] = ()
     """Shards that are never pushed, for they are of frozen layers: server, and those that one tick names."""
+    read_only: tuple[ShardSpec, ...] = ()
+    """Shards that change, but whose gradient another worker of the replica pushes."""
 
 
 def choose_protocol(
@@ -122,6 +124,7 @@ def plan_pushes(
     *,
     images: int,
     wanted: Literal["auto", "delta", "factors"] = "auto",
+    owned: Collection[str] | None = None,
 ) -> PushPlan:
     """Lay out the messages of every step.
 
@@ -129,27 +132,39 @@ def plan_pushes(
         buckets: Primary of each bucket.
         images: Most images of a step (images per group times groups per push).
         wanted: ``auto`` chooses by bytes; the others force one protocol where it is possible.
+        owned: Tensors that this worker of the replica answers for; None: all.
     """
     factorable = factorable_tensors(network)
+    ours = frozenset(p.name for p in network.parameters) if owned is None else frozenset(owned)
     protocols = {
         p.name: choose_protocol(
             table, buckets, p.name, p.shape, images=images, factorable=p.name in factorable, wanted=wanted
         )
         for p in network.trained
+        if p.name in ours
     }
     by_server: dict[str, list[ShardSpec]] = {}
     frozen: dict[str, list[ShardId]] = {}
+    read_only: list[ShardSpec] = []
     for spec in table.shards:
         if spec.tensor in protocols:
             by_server.setdefault(buckets[spec.bucket], []).append(spec)
-        else:
+        elif spec.tensor in ours:
             frozen.setdefault(buckets[spec.bucket], []).append(spec.id)
+        elif spec.tensor not in network.frozen:
+            read_only.append(spec)
     messages = [
         _message(server, group, protocols, table.item_bytes)
         for server in sorted(by_server)
         for group in _split(by_server[server], protocols, table)
     ]
-    return PushPlan(messages=tuple(messages), protocols=protocols, images=images, silent=cut_shards(frozen))
+    return PushPlan(
+        messages=tuple(messages),
+        protocols=protocols,
+        images=images,
+        silent=cut_shards(frozen),
+        read_only=tuple(read_only),
+    )
 
 
 def cut_shards(by_server: Mapping[str, Sequence[ShardId]]) -> tuple[tuple[str, tuple[ShardId, ...]], ...]:
@@ -376,6 +391,19 @@ class PushBuffer:
         pair = self._network.factors(context, name)
         assert pair is not None, f"{name} was planned as factors and has none"
         return pair
+
+    def add_partial(self, tensor: str, part: NDArray[Any]) -> None:
+        """Add what another worker computed of a tensor's gradient, flat; the tensor goes as a delta."""
+        delta = self.delta(tensor)
+        assert delta is not None, f"{tensor} goes as factors"
+        flat = delta.reshape(-1)
+        np.add(flat, part, out=flat)
+
+    def spread(self) -> None:
+        """Copy deltas whose shards travel apart to their messages, after something was added to them."""
+        for fill in self._fills:
+            for piece, source in fill.pieces:
+                piece[:] = source
 
     def clear(self) -> None:
         """Forget what is in it, before adding up the groups of a step."""

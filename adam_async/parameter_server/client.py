@@ -427,6 +427,10 @@ class ParameterClient:
 
         self.channels[server].say(Exchange(message=pack(body), on_answer=answered, is_push=True))
 
+    def answer_nothing(self, on_answered: Callable[[], None]) -> None:
+        """Call back in a later turn of the loop, as an answer would: for a question of no shards."""
+        asyncio.get_running_loop().call_soon(on_answered)
+
     def pull(
         self,
         server: str,

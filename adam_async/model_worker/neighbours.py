@@ -1,0 +1,349 @@
+"""The other workers of a replica: links to all of them, and blocks that go both ways.
+
+Theory of operation
+-------------------
+Of two workers the one with the lower part dials. Either side begins with a `Greet` that says for which life
+of the replica it speaks and how many blocks it has: sending goes on behind those (`block_stream.py`). A
+worker of another life is not talked to, so what an earlier life still says is refused as a whole.
+
+Blocks that become ready in one turn of the loop leave in one message, whatever groups they belong to; what
+arrives is handed to the engine at once. Confirmations ride on the blocks of the other way; where nothing
+goes that way for `CONFIRM_BLOCKS`, a message without blocks brings them.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adam_async.cluster_map import ClusterMap
+from adam_async.config import Waits
+from adam_async.errors import RoleDied
+from adam_async.messages import Block, Blocks, Greet, check_tensor, pack, unpack
+from adam_async.model.partition import Partition
+from adam_async.model_worker.block_stream import Parcel, ReceivingStream, SendingStream
+from adam_async.traffic import Traffic
+from transport import (
+    DialFailed,
+    Identity,
+    Link,
+    LinkBroken,
+    LinkClosed,
+    Message,
+    Network,
+    RemoteProtocolError,
+    RetrySchedule,
+    TransportError,
+    WouldBlock,
+)
+
+logger = logging.getLogger(__name__)
+
+BLOCKS = 64
+"""Blocks of one message at most; what describes them must fit into a frame's meta."""
+
+CONFIRM_BLOCKS = 32
+"""After so many blocks that nothing was said behind, they are confirmed by a message of their own."""
+
+ROOM_S = 0.005
+"""When the other side does not read fast enough, it is tried again after this long."""
+
+PAUSES = RetrySchedule(first_s=0.01, longest_s=0.5)
+"""Between two links on which the other side said nothing."""
+
+OnBlock = Callable[[Block, NDArray[Any]], None]
+
+
+class Neighbour:
+    """One of the other workers, over one link after the other.
+
+    Args:
+        part: Which part of the model it has.
+        node: Its node id.
+        address: Where it listens.
+        expects: Shape, but for the images, of what crosses from there, by number of the crossing.
+        dtype: Of all of it.
+        on_block: Takes what arrives.
+    """
+
+    def __init__(
+        self,
+        *,
+        part: int,
+        node: str,
+        address: str,
+        expects: Mapping[int, Callable[[int], tuple[int, ...]]],
+        dtype: np.dtype[Any],
+        on_block: OnBlock,
+    ) -> None:
+        self.part, self.node, self.address = part, node, address
+        self._expects = expects
+        self._dtype = dtype
+        self._on_block = on_block
+        self._sending = SendingStream()
+        self._receiving = ReceivingStream()
+        self._told = 0
+        """Blocks that the other side knows us to have."""
+        self._link: Link | None = None
+        self._flushing = False
+        self.links = 0
+        self.messages = 0
+
+    @property
+    def received(self) -> int:
+        """Blocks that we have from it."""
+        return self._receiving.received
+
+    def put(self, parcel: Parcel) -> None:
+        """Send a block with whatever else becomes ready in this turn of the loop. Never waits."""
+        self._sending.add(parcel)
+        self._flush_soon()
+
+    def _flush_soon(self) -> None:
+        if not self._flushing and self._link is not None:
+            self._flushing = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flushing = False
+        link = self._link
+        while link is not None and not link.closed and self._sending.waiting:
+            if not self._say(link):
+                return
+
+    def _say(self, link: Link) -> bool:
+        """Say the next blocks; False if the other side does not read fast enough, and we are told later."""
+        first, parcels = self._sending.take(BLOCKS)
+        for parcel in parcels:
+            parcel.hold()
+        body = Blocks(first=first, blocks=tuple([p.block for p in parcels]), received=self.received)
+        message = pack(body, [parcel.tensor for parcel in parcels])
+        try:
+            link.send_nowait(message, partial(_let_go, parcels) if parcels else None, ordered=True)
+        except (WouldBlock, LinkBroken, LinkClosed) as error:
+            _let_go(parcels)
+            self._sending.put_back(parcels)
+            if isinstance(error, WouldBlock):
+                self._flushing = True
+                asyncio.get_running_loop().call_later(ROOM_S, self._flush)
+            return False
+        self.messages += 1
+        self._told = self.received
+        return True
+
+    async def converse(self, link: Link, greet: Greet) -> None:
+        """Send and receive on a link whose other side has greeted us, until it ends.
+
+        Raises:
+            RemoteProtocolError: The other side does not keep to the rules.
+            TransportError: The link is over.
+        """
+        if self._link is not None:
+            self._link.abort()  # it is over, and we have not noticed yet
+        self._sending.resume(greet.received)
+        self._link = link
+        self.links += 1
+        self._flush_soon()
+        try:
+            while True:
+                self._take(await link.receive())
+        finally:
+            if self._link is link:
+                self._link = None
+
+    def close(self) -> None:
+        """This life of the replica is over."""
+        if self._link is not None:
+            self._link.abort()
+
+    def _take(self, message: Message) -> None:
+        body = unpack(message, Blocks)
+        if len(body.blocks) != len(message.tensors):
+            raise RemoteProtocolError(
+                "blocks", f"{len(body.blocks)} blocks with {len(message.tensors)} tensors"
+            )
+        self._sending.confirm(body.received)
+        known = self._receiving.accept(body.first, len(body.blocks)) if body.blocks else 0
+        for block, tensor in zip(body.blocks[known:], message.tensors[known:], strict=True):
+            self._check(block, tensor)
+            self._on_block(block, tensor)
+        if self.received - self._told >= CONFIRM_BLOCKS and not self._sending.waiting:
+            link = self._link
+            if link is not None and not link.closed:
+                self._say(link)
+
+    def _check(self, block: Block, tensor: NDArray[Any]) -> None:
+        expected = self._expects.get(block.crossing)
+        if expected is None:
+            raise RemoteProtocolError(
+                "blocks", f"crossing {block.crossing} does not lead here from {self.node}"
+            )
+        images = tensor.shape[-1] if tensor.ndim else 0
+        check_tensor(tensor, f"crossing {block.crossing}", expected(images), self._dtype)
+
+    def statistics(self) -> dict[str, int]:
+        """How the talk went."""
+        return {
+            "links": self.links,
+            "messages": self.messages,
+            "blocks_received": self.received,
+            "blocks_duplicate": self._receiving.duplicates,
+            "blocks_said_again": self._sending.said_again,
+            "blocks_unconfirmed": self._sending.unconfirmed,
+        }
+
+
+def _let_go(parcels: list[Parcel]) -> None:
+    for parcel in parcels:
+        parcel.let_go()
+
+
+def new_neighbours(
+    cluster: ClusterMap, replica: int, partition: Partition, on_block: OnBlock
+) -> dict[int, Neighbour]:
+    """Make the other workers of a replica, by their part, as the cluster map has them."""
+    others = {}
+    for part, node in enumerate(cluster.members(replica)):
+        if part != partition.worker:
+            expects = {
+                c.number: partial(partition.wire_shape, c) for c in partition.incoming if c.source == part
+            }
+            others[part] = Neighbour(
+                part=part,
+                node=node,
+                address=cluster.nodes[node].address,
+                expects=expects,
+                dtype=partition.network.dtype,
+                on_block=on_block,
+            )
+    return others
+
+
+class Neighbours:
+    """All other workers of the replica.
+
+    Args:
+        network: How to reach them.
+        identity: Who we are.
+        greet: What we say first; `received` is filled in.
+        others: They, by their part.
+        waits: Deadlines.
+        traffic: Where the links are counted.
+
+    Run `run` as a task of the owner's group.
+    """
+
+    def __init__(
+        self,
+        *,
+        network: Network,
+        identity: Identity,
+        greet: Greet,
+        others: Mapping[int, Neighbour],
+        waits: Waits,
+        traffic: Traffic,
+    ) -> None:
+        self._network = network
+        self._identity = identity
+        self._greet = greet
+        self._others = others
+        self._waits = waits
+        self._traffic = traffic
+
+    def put(self, part: int, parcel: Parcel) -> None:
+        """Send a block to the worker with a part. Never waits."""
+        self._others[part].put(parcel)
+
+    async def run(self) -> None:
+        """Keep a link to each worker with a higher part until cancelled; the others dial us.
+
+        Raises:
+            RoleDied: One of them could not be reached for `patience_s`.
+        """
+        try:
+            async with asyncio.TaskGroup() as group:
+                for part, other in self._others.items():
+                    if part > self._greet.partition:
+                        group.create_task(self._keep(other), name=f"{self._identity.node}/to-{other.node}")
+                await asyncio.get_running_loop().create_future()
+        finally:
+            for other in self._others.values():
+                other.close()
+
+    async def _keep(self, other: Neighbour) -> None:
+        loop = asyncio.get_running_loop()
+        patience_s = self._waits.patience_s
+        deadline, pauses = loop.time() + patience_s, PAUSES.waits()
+        while True:
+            left = deadline - loop.time()
+            if left <= 0:
+                raise RoleDied(other.node, f"it talked to us no more for {patience_s:g} s")
+            try:
+                link = await self._network.dial(
+                    other.address, self._identity, timeout_s=left, peer_role="worker"
+                )
+            except DialFailed as error:
+                raise RoleDied(other.node, str(error)) from error
+            if await self._dialled(link, other):
+                deadline, pauses = loop.time() + patience_s, PAUSES.waits()
+            else:
+                await asyncio.sleep(next(pauses))
+
+    async def _dialled(self, link: Link, other: Neighbour) -> bool:
+        """Talk on a link that we dialled; returns whether the other side was of our life."""
+        self._traffic.watch(link)
+        known = False
+        try:
+            self._say_hello(link, other)
+            async with asyncio.timeout(self._waits.call_s):
+                answer = unpack(await link.receive(), Greet)
+            if not self.knows(answer):
+                return False
+            known = True
+            await other.converse(link, answer)
+        except RemoteProtocolError as error:
+            logger.warning("%s does not keep to the rules: %s", other.node, error)
+            known = False
+        except (TransportError, TimeoutError) as error:
+            logger.info("link to %s ended: %s", other.node, error)
+        finally:
+            link.abort()
+            self._traffic.gone(link)
+        return known
+
+    def knows(self, greet: Greet) -> bool:
+        """Whether somebody speaks for this life of this replica."""
+        ours = self._greet
+        return (greet.run, greet.replica, greet.life) == (
+            ours.run,
+            ours.replica,
+            ours.life,
+        ) and greet.partition in self._others
+
+    async def welcome(self, link: Link, greet: Greet) -> None:
+        """Talk on a link that another worker, whom we know, has dialled; until it ends."""
+        other = self._others[greet.partition]
+        try:
+            self._say_hello(link, other)
+            await other.converse(link, greet)
+        except TransportError as error:
+            logger.info("link to %s ended: %s", other.node, error)
+
+    def _say_hello(self, link: Link, other: Neighbour) -> None:
+        ours = self._greet
+        greet = Greet(
+            run=ours.run,
+            replica=ours.replica,
+            life=ours.life,
+            partition=ours.partition,
+            received=other.received,
+        )
+        link.send_nowait(pack(greet))
+
+    def statistics(self) -> dict[str, Any]:
+        """By node, how the talk went."""
+        return {other.node: other.statistics() for other in self._others.values()}
