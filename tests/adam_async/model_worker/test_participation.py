@@ -113,6 +113,7 @@ async def test_before_it_begins_a_part_has_nothing_to_report():
             identity=Identity(role="worker", node="worker-7", incarnation=1),
             cluster=cluster.controller.map,
             replica=0,
+            part=0,
             session=1,
             waits=PATIENT,
             buffers=BufferPool(),
