@@ -124,7 +124,7 @@ async def _measure_before(
     data = await driver.wait_for_data()
     around = BaselineAround(
         driver.config,
-        threads=driver.config.replicas * driver.config.threads_per_worker(usable_cores()),
+        threads=driver.config.workers * driver.config.threads_per_worker(usable_cores()),
         dataset=dataset,
         data=data,
         model_text=model_text,

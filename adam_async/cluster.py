@@ -136,7 +136,7 @@ class LocalCluster:
                     **common,
                 )
                 self.servers.append(await stack.enter_async_context(server))
-            for number in range(config.replicas * config.partitions):
+            for number in range(config.workers):
                 if number % config.partitions == 0:
                     pool = await self._replica_pool(stack, number // config.partitions, threads)
                 worker = ModelWorker(
@@ -159,7 +159,7 @@ class LocalCluster:
                     identity=self._identity("driver", "driver"),
                     config=config,
                     buffers=self.buffers,
-                    threads=threads * config.replicas * config.partitions,
+                    threads=threads * config.workers,
                     spec=self._spec,
                     layers=self._layers,
                     model_text=self._model_text,

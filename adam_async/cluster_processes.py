@@ -126,7 +126,7 @@ class ProcessCluster:
             children = [
                 self._start("data", "data-0", *common, "--data", config.data),
                 *(self._start("ps", f"ps-{n}", *common) for n in range(config.servers)),
-                *(self._start("worker", f"worker-{n}", *common, *counts) for n in range(config.replicas)),
+                *(self._start("worker", f"worker-{n}", *common, *counts) for n in range(config.workers)),
             ]
             for child in children:
                 await self._address(child)
@@ -142,7 +142,7 @@ class ProcessCluster:
                     ),
                     config=config,
                     buffers=buffers,
-                    threads=min(threads * config.replicas, usable_cores()),
+                    threads=min(threads * config.workers, usable_cores()),
                     spec=self._spec,
                     model_text=self._model_text,
                     timeline=self.timeline,

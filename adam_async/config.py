@@ -273,17 +273,23 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             return "copy"
         return "aliased"
 
+    @property
+    def workers(self) -> int:
+        """Model workers of all replicas."""
+        return self.replicas * self.partitions
+
     def threads_per_worker(self, cores: int) -> int:
-        """Compute threads of one worker, where all replicas are on one machine with this many cores.
+        """Compute threads of one worker, where all workers are on one machine with this many cores.
 
         Raises:
             ConfigError: More threads, those of all replicas together, than make sense.
         """
-        threads = self.threads or (1 if self.record else max(1, cores // self.replicas))
+        threads = self.threads or (1 if self.record else max(1, cores // self.workers))
         most = MAX_THREADS_PER_CORE * cores
-        if threads * self.replicas > most:
+        if threads * self.workers > most:
+            parts = f" and partitions={self.partitions}" if self.partitions > 1 else ""
             raise ConfigError(
-                f"threads={threads} for each of replicas={self.replicas} is more than "
+                f"threads={threads} for each of replicas={self.replicas}{parts} is more than "
                 f"{MAX_THREADS_PER_CORE} per core on {cores} cores; lower threads or replicas, "
                 f"to at most {most} threads together"
             )
