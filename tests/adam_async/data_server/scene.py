@@ -102,13 +102,16 @@ class Scene:
 
     def live(self, *replicas, anew=()):
         """These are live now; who joins, or is to live anew, begins a life."""
-        self.lives = {
+        self.lives = self.next_lives(replicas, anew)
+        return self.tell(ReplicasChanged(self.lives))
+
+    def next_lives(self, replicas, anew=()):
+        return {
             replica: self.lives[replica]
             if replica in self.lives and replica not in anew
             else next(self._births)
             for replica in replicas
         }
-        return self.tell(ReplicasChanged(self.lives))
 
     def worker(self, replica, part=0, life=None):
         key = (replica, self.lives[replica] if life is None else life, part)

@@ -1,0 +1,339 @@
+"""Workers of replicas ask, report, lose answers, die and join at random; every group is finished once."""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from adam_async.data_server.state import (
+    EpochBegan,
+    EpochEnded,
+    GroupsReported,
+    Paused,
+    PauseEnded,
+    ReplicasChanged,
+)
+from adam_async.ids import Replica
+from adam_async.model_worker.clocks import ReplicaClock
+from adam_async.shares import groups_left, share_out, warm_groups
+from tests.adam_async.data_server.scene import Asker, Scene, finished
+
+
+class Part(Asker):
+    """A worker with a clock, which goes as a worker's goes."""
+
+    def __init__(self, *key, start, turn):
+        super().__init__(*key)
+        self.clock = ReplicaClock(start=start, push_every=max(turn, 1), slack=0, synchronous=False)
+        self.turn = turn
+        self.held: dict[int, tuple[int, int]] = {}
+        """Groups to train: attempt, and the clock of the step."""
+        self.course: list[tuple[int, int, int]] = []
+        """What it was told: number, attempt and clock of each group."""
+        self.lost = False
+        """Whether the answer to its question is lost."""
+
+    def hear(self, grant):
+        self.request, self.answer = None, grant
+        if self.lost:
+            self.lost = False
+            return
+        super().hear(grant)
+        if grant.groups and self.turn:
+            self.reach(grant.clock)
+        for number, attempt in grant.groups:
+            step = self.clock.join().step + 1 if self.turn else 0
+            self.held[number] = (attempt, step)
+            self.course.append((number, attempt, step))
+        if grant.last and self.turn:
+            self.clock.meet(grant.end)
+
+    def reach(self, clock):
+        if clock > self.clock.step:
+            self.clock.meet(clock)
+
+
+class Leases(RuleBasedStateMachine):
+    """All workers of a replica are told the same; with turns none is ever beyond the end that the data server
+    knows, and when all is done all have met."""
+
+    REPLICAS = 3
+    PARTS = 1
+    GROUPS = 11
+    TURN = 0
+    WARM = 0
+    EVERY = 0
+    FINISHED: tuple[tuple[int, int], ...] = ()
+
+    def __init__(self):
+        super().__init__()
+        self.scene = Scene(partitions=self.PARTS)
+        self.scene.worker = self.part
+        self.now = 0.0
+        self.epoch = 0
+        self.members: dict[tuple[int, int], list[Part]] = {}
+        self.gone: list[Part] = []
+        self.done: list[int] = []
+        self.ends: list[EpochEnded] = []
+        self.paused = False
+        self.change(0, 1)
+        self.begin()
+
+    # --- the workers -------------------------------------------------------------------------
+
+    @property
+    def live(self):
+        return sorted(self.scene.lives)
+
+    def part(self, replica, part=0):
+        return self.members[replica, self.scene.lives[replica]][part]
+
+    @property
+    def parts(self):
+        return [part for replica in self.live for part in self.members[replica, self.scene.lives[replica]]]
+
+    def change(self, *replicas, anew=()):
+        """Others are live. Who joins starts where all will meet; what was on its way to the lost is lost."""
+        before, begun = self.scene.lives, self.scene.state.statistics()["clock"] if self.TURN else 0
+        lives = self.scene.lives = self.scene.next_lives(tuple(map(Replica, replicas)), anew)
+        for life in lives.items() - before.items():
+            parts = [Part(*life, number, start=begun, turn=self.TURN) for number in range(self.PARTS)]
+            self.members[life] = parts
+            self.scene.askers.update({(*life, part.part): part for part in parts})
+        for life in before.items() - lives.items():
+            self.gone += self.members[life]
+            for part in self.members[life]:
+                part.lost = True
+        self.tell(ReplicasChanged(lives))
+
+    def begin(self):
+        self.epoch += 1
+        finished = self.FINISHED if self.epoch == 1 else ()
+        left = groups_left(self.GROUPS, finished)
+        self.done = [number for number in range(self.GROUPS) if number not in left]
+        warm = warm_groups(self.WARM, epoch=self.epoch, groups=self.GROUPS, finished=finished, turn=self.TURN)
+        replicas = self.live or range(2)
+        shares = share_out(tuple(replicas), groups=self.GROUPS, turn=self.TURN, warm=warm, finished=finished)
+        for part in self.parts:
+            part.held = {}
+        self.tell(
+            EpochBegan(
+                self.epoch,
+                self.GROUPS,
+                {Replica(int(replica)): share for replica, share in shares.items()},
+                turn=self.TURN,
+                first_clock=self.ends[-1].clock if self.ends and self.TURN else 0,
+                finished=finished,
+                warm=warm,
+                every=self.EVERY,
+            )
+        )
+
+    def tell(self, event):
+        self.take(self.scene.tell(event, now=self.now))
+
+    def take(self, effects):
+        for effect in effects:
+            if isinstance(effect, EpochEnded):
+                self.ends.append(effect)
+            else:
+                assert isinstance(effect, Paused)
+                assert not self.paused
+                assert not any(part.held for part in self.parts)
+                self.paused = True
+
+    def ask(self, part, count=2, *, lost=False):
+        position = part.position
+        part.lost = lost
+        self.tell(part.question(count, now=self.now))
+        assert not self.paused or part.position == position
+
+    def report(self, part, number, attempt, clock):
+        before = self.scene.state.statistics()["finished"]
+        report = finished(number, epoch=self.epoch, attempt=attempt, clock=clock, images=1)
+        self.tell(GroupsReported(part.replica, part.life, part.part, (report,)))
+        if self.scene.state.statistics()["finished"] > before:
+            self.done.append(number)
+
+    # --- what may happen ---------------------------------------------------------------------
+
+    numbers = st.integers(0, 99)
+
+    @precondition(lambda self: self.parts)
+    @rule(which=numbers, count=st.integers(1, 9), lost=st.booleans())
+    def asks(self, which, count, lost):
+        self.ask(self.parts[which % len(self.parts)], count, lost=lost)
+
+    @precondition(lambda self: any(part.held for part in self.parts))
+    @rule(which=numbers, twice=st.booleans())
+    def reports(self, which, twice):
+        busy = [part for part in self.parts if part.held]
+        part = busy[which % len(busy)]
+        number, (attempt, clock) = part.held.popitem()
+        for _ in range(1 + twice):
+            self.report(part, number, attempt, clock)
+
+    @precondition(lambda self: self.gone)
+    @rule(which=numbers)
+    def one_that_is_gone_asks_and_reports_late(self, which):
+        part = self.gone[which % len(self.gone)]
+        before = self.scene.state.statistics()
+        for number, (attempt, clock) in part.held.items():
+            self.report(part, number, attempt, clock)
+        part.lost = True
+        self.tell(part.question(2, now=self.now))
+        after = self.scene.state.statistics()
+        assert (after["finished"], after["leased"]) == (before["finished"], before["leased"])
+
+    @precondition(lambda self: self.live)
+    @rule(which=numbers)
+    def dies(self, which):
+        self.change(*(replica for replica in self.live if replica != self.live[which % len(self.live)]))
+
+    @precondition(lambda self: len(self.live) < self.REPLICAS)
+    @rule(which=numbers)
+    def comes(self, which):
+        away = [replica for replica in range(self.REPLICAS) if replica not in self.live]
+        self.change(*self.live, away[which % len(away)])
+
+    @precondition(lambda self: self.live)
+    @rule(which=numbers)
+    def lives_anew_unnoticed(self, which):
+        self.change(*self.live, anew=[self.live[which % len(self.live)]])
+
+    @precondition(lambda self: self.paused)
+    @rule()
+    def the_pause_ends(self):
+        self.paused = False
+        self.tell(PauseEnded())
+
+    @rule(seconds=st.floats(0.1, 6.0))
+    def time_passes(self, seconds):
+        self.now += seconds
+        self.take(self.scene.tick(self.now))
+
+    @precondition(lambda self: self.ends and self.ends[-1].number == self.epoch)
+    @rule()
+    def next_epoch(self):
+        self.begin()
+
+    # --- what always holds -------------------------------------------------------------------
+
+    @invariant()
+    def every_group_is_somewhere_and_finished_once(self):
+        self.scene.state.check_invariants()
+        assert len(self.done) == len(set(self.done))
+        ended = bool(self.ends) and self.ends[-1].number == self.epoch
+        assert ended == (len(self.done) == self.GROUPS)
+
+    @invariant()
+    def all_workers_of_a_replica_are_told_the_same(self):
+        for members in self.members.values():
+            longest = max((part.course for part in members), key=len)
+            for part in members:
+                assert part.course == longest[: len(part.course)]
+
+    @invariant()
+    def no_clock_is_beyond_the_end(self):
+        if self.TURN:
+            end = self.scene.state.statistics()["clock"]
+            assert all(part.clock.step + (part.clock.groups > 0) <= end for part in self.parts)
+
+    def teardown(self):
+        """Whatever happened, the replicas that are left can finish the epoch, and all of them meet."""
+        if not self.live:
+            self.change(0)
+        for _ in range(8 * self.GROUPS):
+            if len(self.done) == self.GROUPS:
+                break
+            if self.paused:
+                self.the_pause_ends()
+            for part in self.parts:
+                self.ask(part, 9)
+                for number in list(part.held):
+                    self.report(part, number, *part.held.pop(number))
+        assert sorted(self.done) == list(range(self.GROUPS))
+        if self.TURN:
+            for part in self.parts * 3:
+                self.ask(part, 9)
+            met = {part.clock.step for part in self.parts}
+            assert met == {self.scene.state.statistics()["clock"]} == {self.ends[-1].clock}
+
+
+class CutLeases(Leases):
+    PARTS = 2
+
+
+class WarmLeases(Leases):
+    WARM = 4
+
+
+class PausingLeases(Leases):
+    EVERY = 4
+    PARTS = 3
+
+
+class ResumedLeases(Leases):
+    EVERY = 3
+    FINISHED = ((1, 3), (6, 9))
+
+
+class Turns(Leases):
+    TURN = 2
+
+
+class CutTurns(Leases):
+    TURN = 4
+    REPLICAS = 2
+    PARTS = 2
+
+
+class TurnsOfOne(Leases):
+    TURN = 1
+    WARM = 13
+    PARTS = 3
+
+
+class WarmTurns(Leases):
+    TURN = 3
+    WARM = 4
+
+
+class PausingTurns(Leases):
+    TURN = 2
+    EVERY = 5
+    WARM = 2
+    PARTS = 2
+
+
+class ResumedTurns(Leases):
+    TURN = 2
+    EVERY = 2
+    FINISHED = ((0, 3), (5, 6))
+
+
+for machine in (
+    Leases,
+    CutLeases,
+    WarmLeases,
+    PausingLeases,
+    ResumedLeases,
+    Turns,
+    CutTurns,
+    TurnsOfOne,
+    WarmTurns,
+    PausingTurns,
+    ResumedTurns,
+):
+    machine.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+
+TestLeases = Leases.TestCase
+TestCutLeases = CutLeases.TestCase
+TestWarmLeases = WarmLeases.TestCase
+TestPausingLeases = PausingLeases.TestCase
+TestResumedLeases = ResumedLeases.TestCase
+TestTurns = Turns.TestCase
+TestCutTurns = CutTurns.TestCase
+TestTurnsOfOne = TurnsOfOne.TestCase
+TestWarmTurns = WarmTurns.TestCase
+TestPausingTurns = PausingTurns.TestCase
+TestResumedTurns = ResumedTurns.TestCase
