@@ -1,4 +1,4 @@
-"""Pure: making partition plans, and predicting what they cost.
+"""Pure: making partition plans.
 
 A **vertical** plan cuts every layer over all workers (the paper's partition, AD-10): images by rows,
 features into equal ranges. Where a row of a later layer needs rows of two workers, the cut of the earlier
@@ -10,12 +10,11 @@ A **layers** plan gives each worker consecutive layers, so that the slowest work
 plans that are within `BALANCE` of the best the one that sends the fewest bytes is taken. A part begins with
 a layer that has parameters, as long as there are enough of them.
 
-Times come from whoever measured them (`adam_async/calibration.py`); without them they are estimated from
-multiply-adds and values, which is enough for the proportions.
+What plans cost is predicted by `prediction.py`, from times that somebody measured or that are estimated.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import combinations, pairwise
 from typing import Literal
 
@@ -23,81 +22,13 @@ from adam_async.model.errors import ModelError
 from adam_async.model.layer import Layer, Loss, extent
 from adam_async.model.network import Network
 from adam_async.model.plan import LayerPlan, Layout, PartitionPlan
+from adam_async.model.prediction import LayerTimes, LinkCost, estimated_times, predicted_seconds
 from adam_async.model.topology import Topology
 
 Halo = Literal["auto", "exchange", "recompute"]
 
-MULTIPLY_ADDS_PER_S = 25e9
-"""Of one thread, forward and back, for estimates."""
-VALUES_PER_S = 1e9
-"""Values that one thread moves or compares, for estimates."""
 BALANCE = 1.05
 """A plan may be slower than the best one by so much if it sends fewer bytes."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerTimes:
-    """Seconds that one thread takes for one group, by the name of the layer: forward, back and update."""
-
-    images: int
-    """Of the group."""
-    seconds: Mapping[str, float]
-    measured: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkCost:
-    """What crossings cost."""
-
-    bytes_per_s: float = 1e9
-    """Of a link, each way."""
-    latency_s: float = 50e-6
-    """From a send to the start of the segment that waits for it."""
-    tensor_s: float = 25e-6
-    """Of the sender's and of the receiver's time, per tensor."""
-
-
-def estimated_times(network: Network, images: int) -> LayerTimes:
-    """Estimate times from multiply-adds and sizes."""
-    seconds = {}
-    for layer in network.layers:
-        values = sum(_size(shape) for shape in (*layer.input_shapes, layer.output_shape))
-        work = 3 * images * layer.multiply_adds / MULTIPLY_ADDS_PER_S + 2 * images * values / VALUES_PER_S
-        weights = sum(parameter.size for parameter in layer.parameters) / VALUES_PER_S
-        seconds[layer.name] = 0.0 if layer.moves else work + weights
-    return LayerTimes(images=images, seconds=seconds)
-
-
-def _size(shape: Sequence[int]) -> int:
-    size = 1
-    for each in shape:
-        size *= each
-    return size
-
-
-def worker_seconds(layout: Layout, times: LayerTimes) -> list[float]:
-    """Seconds of one thread that each worker computes per group."""
-    found = []
-    for worker in layout.workers:
-        total = 0.0
-        for number, layer in enumerate(layout.topology.layers):
-            share = len(layout.computes[number][worker]) / extent(layer.output_shape)
-            total += times.seconds[layer.name] * share
-        found.append(total)
-    return found
-
-
-def predicted_seconds(layout: Layout, times: LayerTimes, link: LinkCost, *, item_bytes: int) -> float:
-    """Seconds per group of the slowest worker or link, with many groups in flight, a thread per worker."""
-    compute = worker_seconds(layout, times)
-    sent: dict[tuple[int, int], int] = {}
-    for crossing in layout.crossings:
-        for worker in (crossing.source, crossing.target):
-            compute[worker] += link.tensor_s
-        count = crossing.values * (1 if crossing.kind == "gradient" else times.images)
-        way = (crossing.source, crossing.target)
-        sent[way] = sent.get(way, 0) + count * item_bytes
-    return max(*compute, *(size / link.bytes_per_s for size in sent.values()), 0.0)
 
 
 def vertical_plan(
