@@ -109,6 +109,10 @@ class Context:
         self.resize(count)
         if images is not None:
             self._load_images(images, count)
+        elif math.prod(self._input_shape):
+            raise ModelError(
+                f"images of shape {list(self._input_shape)} are read here: give more than labels"
+            )
         loss = self._topology.layers[-1]
         if labels is not None and isinstance(loss, Loss):
             loss.load_targets(self._current.slots[-1], labels)

@@ -16,7 +16,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from adam_async.model.layer import Array, Layer, Slots, Weights
+from adam_async.model.layer import Array, Layer, ScratchSpec, Slots, Weights
 from adam_async.model.spec import LayerSpec, Shape
 
 WIRES = "wires"
@@ -58,13 +58,24 @@ class Departure(Layer):
         self.worker = worker
         self.wires = tuple(wires)
         self._read = read
+        self._before = sum(wire.back is not None and wire.peer < worker for wire in self.wires)
+
+    def scratch(self, images: int) -> dict[str, ScratchSpec]:
+        """The sum of what comes before our own part, where that is a sum."""
+        return {"before": ((*self.output_shape, images), None)} if self._before > 1 else {}
 
     def prepare(self, slots: Slots) -> None:
         """Cut the rows of each wire out."""
         slots.views[WIRES] = {}
         slots.views["rows"] = [_rows(slots.inputs[0], wire.rows, self.block) for wire in self.wires]
-        if slots.output_error is not None:
-            slots.views["errors"] = [_rows(slots.error, wire.rows, self.block) for wire in self.wires]
+        if slots.output_error is None:
+            return
+        # ((0 + first) + second) + own: what comes before our own part is added up apart, if it is a sum.
+        apart = slots.scratch.get("before", slots.error)
+        slots.views["errors"] = [
+            _rows(apart if wire.peer < self.worker else slots.error, wire.rows, self.block)
+            for wire in self.wires
+        ]
 
     def forward(self, weights: Weights, slots: Slots) -> None:
         """Copy the rows that others read; afterwards they may be overwritten here."""
@@ -74,28 +85,21 @@ class Departure(Layer):
 
     def backward(self, weights: Weights, slots: Slots) -> None:
         """Add the error gradients of all readers up, in the order of their workers."""
-        incoming, errors = slots.views[WIRES], slots.views["errors"]
+        incoming = slots.views[WIRES]
         if not self._read:
             slots.error.fill(0)
-        parts = [
-            (wire.peer, rows, incoming[wire.back])
-            for wire, rows in zip(self.wires, errors, strict=True)
-            if wire.back is not None
-        ]
-        before = [(rows, part) for peer, rows, part in parts if peer < self.worker]
-        if len(before) > 1:
-            # ((0 + first) + second) + own: what comes before our own part is added up apart.
-            total = np.zeros_like(slots.error)
-            for wire in self.wires:
-                if wire.back is not None and wire.peer < self.worker:
-                    _add(_rows(total, wire.rows, self.block), incoming[wire.back])
-            _add(slots.error, total)
-        else:
-            for rows, part in before:
-                _add(rows, part)
-        for peer, rows, part in parts:
-            if peer > self.worker:
-                _add(rows, part)
+        before = slots.scratch.get("before")
+        if before is not None:
+            before.fill(0)
+        for wire, rows in zip(self.wires, slots.views["errors"], strict=True):
+            if wire.back is None:
+                continue
+            if before is not None and wire.peer > self.worker:
+                _add(slots.error, before)
+                before = None
+            _add(rows, incoming[wire.back])
+        if before is not None:
+            _add(slots.error, before)
 
 
 class Arrival(Layer):

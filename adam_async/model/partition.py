@@ -73,6 +73,14 @@ class Partition:
         self.segments: tuple[Segment, ...] = tuple(_cut(self.network.layers))
         self._shapes = {crossing.number: self._shape(crossing) for crossing in crossings}
 
+    @property
+    def image_rows(self) -> tuple[int, int] | None:
+        """Rows of each image to ask a data server for; ``(0, 0)``: none; None: whole images."""
+        rows, shape = self.input_rows, self.layout.input_shape
+        if rows and (len(shape) == 1 or len(rows) == shape[1]):
+            return None  # features of a flat input are cut out here
+        return rows.start, rows.stop
+
     def _owned(self, network: Network) -> Iterator[str]:
         for number, layer in enumerate(network.layers):
             if not self.layout.computes[number][self.worker]:
@@ -156,7 +164,7 @@ class _Builder:
         at: int | None = None
         if block:
             sources = tuple(
-                self._source(layer, position, source, layer.needs(block, position))
+                self._source(layer, position, source, layout.reads(number, position, worker))
                 for position, source in enumerate(self._whole.producers[number])
             )
             at = self._add(layer.cut(block), sources, wants)
@@ -179,15 +187,16 @@ class _Builder:
 
     def _source(self, reader: Layer, position: int, source: int, rows: range) -> int:
         """Give the rows of a source that a layer reads, cut out of what is here if there are more."""
+        name, shape = f"{reader.name} reads {position}", reader.input_shapes[position]
         if source == INPUT_INDEX:
-            at, have = INPUT_INDEX, self._layout.input_rows[self._worker]
-            shape, wants = reader.input_shapes[position], False
-        else:
-            at, have = self._made[source]
-            shape, wants = self._whole.layers[source].output_shape, self._whole.wants_error[source]
+            at, have, wants = INPUT_INDEX, self._layout.input_rows[self._worker], False
+        elif source in self._made:
+            (at, have), wants = self._made[source], self._whole.wants_error[source]
+        else:  # rows that read nothing but padding
+            return self._add(Landing(name, shape, rows, own=None), (), self._whole.wants_error[source])
         if have == rows:
             return at
-        return self._add(Arrival(f"{reader.name} reads {position}", shape, rows, own=have), (at,), wants)
+        return self._add(Arrival(name, shape, rows, own=have), (at,), wants)
 
     def _wires(self, number: int, worker: int, *, outgoing: bool) -> list[Wire]:
         wires = []

@@ -30,6 +30,7 @@ from adam_async.model.layer import Layer, extent
 from adam_async.model.topology import INPUT_INDEX, Topology
 
 Kind = Literal["activation", "error", "gradient"]
+PlanKind = Literal["vertical", "layers"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +55,7 @@ class LayerPlan:
 class PartitionPlan:
     """A model cut over several workers. Made by `planner.py`."""
 
-    kind: str
-    """``vertical`` or ``layers``."""
+    kind: PlanKind
     workers: int
     layers: tuple[LayerPlan, ...]
     """In the order of the network."""
@@ -126,11 +126,11 @@ class Layout:
 
     def __init__(self, topology: Topology, input_shape: tuple[int, ...], plan: PartitionPlan) -> None:
         self.topology = topology
+        self.input_shape = input_shape
         self.plan = plan
         self.workers = range(plan.workers)
+        _check_plan(topology, plan)
         names = [layer.name for layer in topology.layers]
-        if [planned.layer for planned in plan.layers] != names:
-            raise ModelError(f"the plan is for layers {[p.layer for p in plan.layers]}, not {names}")
         nothing = [range(0)] * plan.workers
         self.input_rows: list[range] = list(nothing)
         """Rows (or features) of the images that each worker reads."""
@@ -140,14 +140,21 @@ class Layout:
         """By layer and worker."""
         for number in reversed(range(len(names))):
             self._derive(number)
+        self._check_work()
         self._check_input(extent(input_shape))
         self.crossings = tuple(self._cross())
         """By number; for each output the ways forward, then the ways back."""
 
     def reads(self, reader: int, position: int, worker: int) -> range:
-        """What one worker's part of a layer reads of the layer's input at this position."""
-        computed = self.computes[reader][worker]
-        return self.topology.layers[reader].needs(computed, position) if computed else range(0)
+        """What one worker's part of a layer reads of the layer's input at this position.
+
+        A layer that is not cut reads all there is, even rows that no square of a pool reaches: it is the
+        layer of the uncut network, and so gives the same to the last bit.
+        """
+        layer, computed = self.topology.layers[reader], self.computes[reader][worker]
+        if len(computed) == extent(layer.output_shape):
+            return range(extent(layer.input_shapes[position]))
+        return layer.needs(computed, position)
 
     def _derive(self, number: int) -> None:
         layer, planned = self.topology.layers[number], self.plan.layers[number]
@@ -155,16 +162,17 @@ class Layout:
         for worker in self.workers:
             hulls = [self.reads(reader, position, worker) for reader, position in readers]
             self.needs[number][worker] = hull(hulls)
-        wanted = hull(self.needs[number]) if readers else range(extent(layer.output_shape))
+        # What nobody reads, such as the loss, is computed all the same: its parameters have an owner.
+        wanted = hull(self.needs[number]) or range(extent(layer.output_shape))
         for worker in self.workers:
-            need = self.needs[number][worker]
-            whole = range(extent(layer.output_shape)) if need else range(0)
+            need, block = self.needs[number][worker], planned.block(worker)
+            whole = range(extent(layer.output_shape))
             if layer.moves:
-                self.computes[number][worker] = whole
-            elif planned.recomputed:
-                self.computes[number][worker] = whole if layer.cut_by == "whole" else need
+                self.computes[number][worker] = whole if need else range(0)
+            elif planned.recomputed and any(self.needs[number]):
+                self.computes[number][worker] = whole if need and layer.cut_by == "whole" else need
             else:
-                self.computes[number][worker] = common(planned.block(worker), wanted)
+                self.computes[number][worker] = block if block == whole else common(block, wanted)
         if not layer.moves and not planned.recomputed:
             self._check_owned(layer, planned, wanted)
         for position, source in enumerate(self.topology.producers[number]):
@@ -185,6 +193,13 @@ class Layout:
                 f"layer {layer.name!r}: the blocks {list(planned.blocks)} do not hold each of {wanted.start} "
                 f"to {wanted.stop} once, in the order of the workers"
             )
+
+    def _check_work(self) -> None:
+        for worker in self.workers:
+            if not any(computed[worker] for computed in self.computes):
+                raise ModelError(
+                    f"worker {worker} of {self.plan.workers} has nothing to compute: use fewer partitions"
+                )
 
     def _check_input(self, rows: int) -> None:
         for read in self.input_rows:
@@ -256,6 +271,41 @@ class Layout:
         holders = [worker for worker in self.workers if self.computes[layer][worker]]
         planned = self.plan.owners.get(self.topology.layers[layer].name, holders[0] if holders else 0)
         return planned if planned in holders else holders[0]
+
+
+def _check_plan(topology: Topology, plan: PartitionPlan) -> None:
+    """Check what can be told of a plan without deriving anything from it."""
+    names = [layer.name for layer in topology.layers]
+    if plan.workers < 1:
+        raise ModelError(f"a model is cut over at least 1 worker, not {plan.workers}")
+    if [planned.layer for planned in plan.layers] != names:
+        raise ModelError(f"the plan is for layers {[p.layer for p in plan.layers]}, not {names}")
+    for number, (layer, planned) in enumerate(zip(topology.layers, plan.layers, strict=True)):
+        blocks, size = list(planned.blocks), extent(layer.output_shape)
+        if len(blocks) != plan.workers:
+            raise ModelError(
+                f"layer {layer.name!r}: the plan is for {plan.workers} workers, but names blocks {blocks}"
+            )
+        if not all(0 <= start <= stop <= size for start, stop in blocks):
+            raise ModelError(
+                f"layer {layer.name!r}: blocks {blocks} are not all within its output of 0 to {size}"
+            )
+        if layer.cut_by == "whole" and any(0 < stop - start < size for start, stop in blocks):
+            raise ModelError(
+                f"layer {layer.name!r} ({layer.spec.kind}) may not be cut, but its blocks are {blocks}: "
+                "let one worker compute all of it"
+            )
+        if planned.recomputed and (layer.cut_by == "outputs" or not topology.consumers[number]):
+            raise ModelError(
+                f"layer {layer.name!r} ({layer.spec.kind}) may not be recomputed: "
+                "only what is cut by rows, or not at all, and is read may be"
+            )
+    for name, worker in plan.owners.items():
+        if name not in names or not 0 <= worker < plan.workers:
+            raise ModelError(
+                f"the plan has worker {worker} own the parameters of layer {name!r}: "
+                f"workers are 0 to {plan.workers - 1}, layers {names}"
+            )
 
 
 def row_values(shape: Sequence[int]) -> int:
