@@ -14,6 +14,7 @@ from cyclopts import App, CycloptsError
 
 from adam_async.cli_errors import explain
 from adam_async.cli_options import LoopName, MemberOptions, RoleOptions, TrainOptions, WorkerOptions
+from adam_async.cli_plan_options import PlanOptions
 from adam_async.cli_signals import EARLY, loop_factory
 from adam_async.cli_terminal import Terminal, log_to_stderr, reader_left
 from adam_async.errors import first_cause
@@ -115,6 +116,14 @@ def report(*files: Path, plot: Path | None = None, loop: LoopName = "uvloop") ->
     from adam_async.cli_report import run_report
 
     return _run(lambda terminal: run_report(files, plot, terminal), loop=loop, verbose=False)
+
+
+@app.command
+def plan(options: PlanOptions = PlanOptions()) -> int:  # noqa: B008 - frozen
+    """Say how a model may be cut over several workers, what crosses between them, and how fast that is."""
+    from adam_async.cli_plan import run_plan
+
+    return _run(lambda terminal: run_plan(options, os.environ, terminal), loop=options.loop, verbose=False)
 
 
 @app.command

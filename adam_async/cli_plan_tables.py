@@ -1,0 +1,185 @@
+"""What the command `plan` prints: tables of workers, layers, cuts, protocols and candidates."""
+
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from adam_async.cli_terminal import Terminal
+from adam_async.plan_report import BlockReport, CutReport, PlannedWorker, PlanReport, block_words
+
+WIDE = 1000
+"""Characters that a table may take where no terminal says how wide it is."""
+
+Row = Sequence[str]
+
+
+def show(report: PlanReport, terminal: Terminal) -> None:
+    """Print a report, the recommendation last."""
+    out = terminal.out
+    if not out.is_terminal:
+        out = Console(file=out.file, width=WIDE, highlight=False, markup=False, emoji=False)
+    for line in _conditions(report):
+        terminal.say(line)
+    if len(report.candidates) > 1:
+        _print(out, "plans", _CANDIDATES, _candidates(report))
+    _print(out, "layers", _layer_columns(report), _layers(report))
+    _print(out, "workers", _WORKERS, map(_worker, report.workers))
+    if report.cuts:
+        _print(out, "cuts, per group", _CUTS, map(_cut, report.cuts))
+    _print(out, "gradients to the servers, per group", _PROTOCOLS, _protocols(report))
+    terminal.say("")
+    for line in _conclusions(report):
+        terminal.say(line)
+
+
+def _print(out: Console, title: str, columns: Sequence[str], rows: Iterable[Row]) -> None:
+    table = Table(box=None, pad_edge=False, title=title, title_justify="left", title_style="bold")
+    for number, name in enumerate(columns):
+        table.add_column(name, justify="left" if number == 0 else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    out.print()
+    out.print(table, soft_wrap=False)
+
+
+def _conditions(report: PlanReport) -> list[str]:
+    model, machine, link = report.model, report.machine, report.link
+    where = "a machine each, like this one" if machine.own else "all on this machine"
+    times = "measured on one thread" if report.times.measured else "estimated, not measured"
+    kept = f"{model.dtype}, kernels {model.kernels}, times {times}"
+    caches = f"L2 {_cache(machine.l2_kb)}, L3 {_cache(machine.l3_kb)}"
+    speed = f"{link.bytes_per_s / 1e6:,.6g} MB/s each way and {_seconds(link.latency_s)}"
+    size = f"{model.parameters:,} parameters, {model.multiply_adds:,} multiply-adds forward"
+    return [
+        f"{model.name}: {size}, {kept}",
+        f"workers: {where} ({machine.cores} cores, {caches}), links of {speed}",
+    ]
+
+
+_CANDIDATES = (
+    "",
+    "partitions",
+    "plan",
+    "images per group",
+    "threads",
+    "images/s",
+    "bounded by",
+    "crossing bytes",
+    "chain",
+    "in flight to hide it",
+)
+
+
+def _candidates(report: PlanReport) -> Iterable[Row]:
+    for each in report.candidates:
+        yield (
+            "->" if each.chosen else "",
+            str(each.partitions),
+            each.plan if each.partitions > 1 else "",
+            str(each.images_per_group),
+            str(each.threads),
+            f"{each.images_per_s:,.0f}",
+            each.bound,
+            f"{each.crossing_bytes:,}",
+            str(each.chain),
+            str(each.needed_in_flight),
+        )
+
+
+def _layer_columns(report: PlanReport) -> Sequence[str]:
+    return ("", "kind", "us per group", *(f"worker {each.worker}" for each in report.workers), "")
+
+
+def _layers(report: PlanReport) -> Iterable[Row]:
+    for name, seconds in report.times.seconds.items():
+        blocks = {
+            worker.worker: block
+            for worker in report.workers
+            for block in worker.layers
+            if block.layer == name
+        }
+        kind = next(iter(blocks.values())).kind if blocks else ""
+        cells = [_cell(blocks.get(worker.worker)) for worker in report.workers]
+        note = f"whole: {report.whole[name]}" if name in report.whole else ""
+        note = "recomputed" if name in report.recomputed else note
+        yield name, kind, f"{seconds * 1e6:,.0f}", *cells, note
+
+
+def _cell(block: BlockReport | None) -> str:
+    return "-" if block is None else block_words(block.unit, block.first, block.stop, block.of)
+
+
+_WORKERS = ("", "holds", "pushes", "working set", "fits", "computes", "pushed bytes", "pulled bytes")
+
+
+def _worker(each: PlannedWorker) -> Row:
+    return (
+        f"worker {each.worker}",
+        f"{each.held:,}",
+        f"{each.pushed:,}",
+        f"{_kib(each.working_set)} KiB",
+        each.fits or "unknown",
+        f"{each.compute_s * 1e6:,.0f} us",
+        f"{each.pushed_bytes:,}",
+        f"{each.pulled_bytes:,}",
+    )
+
+
+_CUTS = ("", "messages", "bytes", "activations", "error gradients", "weight gradients to be added up")
+
+
+def _cut(each: CutReport) -> Row:
+    parts = (each.activations, each.errors, each.gradients)
+    return (
+        f"worker {each.source} to {each.target}",
+        f"{each.messages:,}",
+        f"{each.bytes:,}",
+        *(f"{part.bytes:,} in {part.tensors}" if part.tensors else "-" for part in parts),
+    )
+
+
+_PROTOCOLS = ("", "worker", "shape", "delta bytes", "factor bytes", "travels as")
+
+
+def _protocols(report: PlanReport) -> Iterable[Row]:
+    for worker in report.workers:
+        for row in worker.protocols:
+            yield (
+                row.tensor,
+                str(worker.worker),
+                " x ".join(map(str, row.shape)),
+                f"{row.delta_bytes:,}",
+                "-" if row.factor_bytes is None else f"{row.factor_bytes:,}",
+                row.chosen,
+            )
+
+
+def _conclusions(report: PlanReport) -> Iterable[str]:
+    found = report.prediction
+    bound = next(each.bound for each in report.candidates if each.chosen)
+    threads = f"{found.threads} thread{'s' * (found.threads > 1)} per worker"
+    took = f"{_seconds(found.bound.seconds)} per group of {report.images_per_group}"
+    rate = f"{found.images_per_s:,.0f} images/s with {threads} and {found.in_flight} groups in flight"
+    yield f"predicted: {rate}; bounded by {bound}: {took}"
+    if found.chain:
+        yield (
+            f"one group alone takes {_seconds(found.chain_s)}, with {found.chain} crossings one after the "
+            f"other; {found.needed_in_flight} groups in flight hide that"
+        )
+    if report.partitions == 1 and not report.machine.own:
+        yield "one worker on this machine trains in place: nothing is pushed or pulled"
+    if report.recommendation:
+        yield report.recommendation
+
+
+def _cache(kib: int | None) -> str:
+    return "unknown" if kib is None else f"{kib:,} KiB"
+
+
+def _kib(size: int) -> str:
+    return f"{-(-size // 1024):,}"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} us"
