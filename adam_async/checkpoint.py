@@ -56,6 +56,7 @@ MAY_CHANGE = frozenset(
         "threads",
         "in_flight",
         "pin_threads",
+        "slow",
         "servers",
         "processes",
         "weights",
@@ -285,10 +286,10 @@ def _checksum(manifest: Manifest) -> str:
 def resumed_options(manifest: Manifest) -> dict[str, Any]:
     """The options of a run, as the lowest layer of those of a run that continues it.
 
-    Training in place was allowed there because of how the roles ran, and is decided anew; a record is asked
-    for anew.
+    Training in place was allowed there because of how the roles ran, and is decided anew; a record, and
+    stragglers, are asked for anew.
     """
-    options = {**manifest.config, "record": False}
+    options = {**manifest.config, "record": False, "slow": ()}
     if options.get("weights") == "aliased":
         options["weights"] = "auto"
     return options

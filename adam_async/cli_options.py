@@ -38,6 +38,8 @@ class TrainOptions:
     """Groups in flight per worker; 0 is twice its threads."""
     servers: int | None = None
     """Parameter servers."""
+    slow: tuple[str, ...] | None = None
+    """Slow a worker (worker-1:0.2 of its cores) or a link (worker-0~ps-0:5ms+1ms) on purpose; repeat."""
     processes: bool | None = None
     """Each role a child process over loopback TCP, instead of all in this one."""
     rule: Literal["sgd", "adagrad", "adam"] | None = None
@@ -128,6 +130,8 @@ class RoleOptions:
     """Name of this node, unique in its cluster; by default role, host and process id."""
     token_file: Path | None = None
     """File with the cluster's token; without it ADAM_TOKEN."""
+    slow: tuple[str, ...] = ()
+    """Be slow on purpose: NODE:SHARE of its cores, or NODE~NODE:DELAY of what it says to another; repeat."""
     verbose: Annotated[bool, _OnlyOn] = False
     """Say what the role does."""
     loop: LoopName = "uvloop"

@@ -10,7 +10,7 @@ import platform
 import shlex
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
 
 from adam_async.child_process import address_line
@@ -28,10 +28,12 @@ from adam_async.entrypoints import (
     data_server,
     model_worker,
     parameter_server,
+    slowed,
 )
 from adam_async.errors import ConfigError
 from adam_async.machine import usable_cores
 from adam_async.ports import Disk, system_entropy
+from adam_async.slow import check_own, pace_of
 from adam_async.timeline import Timeline
 from transport import BufferPool
 
@@ -78,7 +80,9 @@ async def serve_worker(
         "worker",
         options,
         environment,
-        lambda place: model_worker(place, threads=threads or cores, in_flight=in_flight),
+        lambda place: model_worker(
+            place, threads=threads or cores, in_flight=in_flight, pace=pace_of(options.slow, place.node)
+        ),
     )
 
 
@@ -151,17 +155,20 @@ async def _stay(
     """Open the role, say where it is as soon as it has joined, and stay until cancelled."""
     buffers = BufferPool()
     node = options.id or f"{role}-{platform.node()[:40]}-{os.getpid()}"
-    place = Place(
-        node=node,
-        bind=bind,
-        controller=meet,
-        network=cluster_network(token, entropy=system_entropy, buffers=buffers),
-        buffers=buffers,
-        waits=waits,
-        entropy=system_entropy,
-        timeline=Timeline(node, limit_events=profile_events) if profile_events else None,
-    )
-    async with open_role(place) as running:
+    check_own(options.slow, node, computes=role == "worker")
+    async with AsyncExitStack() as stack:
+        network = cluster_network(token, entropy=system_entropy, buffers=buffers)
+        place = Place(
+            node=node,
+            bind=bind,
+            controller=meet,
+            network=await stack.enter_async_context(slowed(network, options.slow)),
+            buffers=buffers,
+            waits=waits,
+            entropy=system_entropy,
+            timeline=Timeline(node, limit_events=profile_events) if profile_events else None,
+        )
+        running = await stack.enter_async_context(open_role(place))
         await running.joined()
         join = ["adam-async", *NEXT[role], meet or running.address]
         if options.token_file is not None:

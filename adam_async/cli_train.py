@@ -261,6 +261,11 @@ async def configure(
             "--profile is for roles that this command starts, those at --controller note nothing: leave it "
             "out, or leave out --controller"
         )
+    if options.controller is not None and config.slow:
+        raise ConfigError(
+            "--slow is for roles that this command starts: leave it out, and say it to those at --controller "
+            "when you start them"
+        )
     if options.controller is None and options.token_file is not None:
         raise ConfigError("--token-file is the token of the cluster at --controller, which is not given")
     if options.controller is not None:

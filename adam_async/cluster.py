@@ -20,6 +20,7 @@ from adam_async.controller.service import Controller
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.service import DataServer
 from adam_async.driver import Driver
+from adam_async.entrypoints import slowed
 from adam_async.errors import first_cause
 from adam_async.machine import usable_cores
 from adam_async.messages import role_table
@@ -31,6 +32,7 @@ from adam_async.parameter_server.service import ParameterServer
 from adam_async.ports import system_entropy
 from adam_async.run_result import EpochResult, RunResult
 from adam_async.shard_storage import StorageShelf
+from adam_async.slow import check_names, pace_of
 from adam_async.timeline import Timeline
 from dataflow import ComputePool
 from transport import BufferPool, Identity, LocalNetwork, Network
@@ -55,6 +57,9 @@ class LocalCluster:
     `async with` starts the roles; leaving the block ends them, whatever they are doing, and waits for
     compute threads to finish the group that they are in. A role that fails cancels the block and
     raises its error there.
+
+    Raises:
+        ConfigError: `config.slow` names a node that there is not, or weights cannot be held as it says.
     """
 
     def __init__(
@@ -72,6 +77,7 @@ class LocalCluster:
         checkpoint: Path | None = None,
         resume: Path | None = None,
     ) -> None:
+        check_names(config.slow, workers=config.workers, servers=config.servers)
         one_process = network is None or isinstance(network, LocalNetwork)
         self.config = msgspec.structs.replace(config, weights=config.weights_in(one_process=one_process))
         self.dataset = dataset
@@ -103,9 +109,10 @@ class LocalCluster:
         threads = config.threads_per_worker(usable_cores())
         async with AsyncExitStack() as stack:
             folder, resume = await open_checkpoints(stack, self._checkpoint, self._resume)
+            network = await stack.enter_async_context(slowed(self.network, config.slow))
             self.controller = await stack.enter_async_context(
                 Controller(
-                    network=self.network,
+                    network=network,
                     address=self._address,
                     identity=self._identity("controller", "controller"),
                     waits=waits,
@@ -113,7 +120,7 @@ class LocalCluster:
                 )
             )
             common: dict[str, Any] = {
-                "network": self.network,
+                "network": network,
                 "controller": self.controller.address,
                 "waits": waits,
                 "timeline": self.timeline,
@@ -142,6 +149,7 @@ class LocalCluster:
                 worker = ModelWorker(
                     address=self._address,
                     identity=self._identity("worker", f"worker-{number}"),
+                    pace=pace_of(config.slow, f"worker-{number}"),
                     buffers=self.buffers,
                     threads=threads,
                     pool=pool,
@@ -154,7 +162,7 @@ class LocalCluster:
                 self.workers.append(await stack.enter_async_context(worker))
             self.driver = await stack.enter_async_context(
                 Driver(
-                    network=self.network,
+                    network=network,
                     controller=self.controller.address,
                     identity=self._identity("driver", "driver"),
                     config=config,
@@ -173,7 +181,9 @@ class LocalCluster:
     async def _replica_pool(self, stack: AsyncExitStack, replica: int, threads: int) -> ComputePool | None:
         """Where the workers of one replica compute together; None where a worker has a pool of its own."""
         partitions = self.config.partitions
-        if partitions == 1:
+        first = replica * partitions
+        paced = any(pace_of(self.config.slow, f"worker-{first + n}") < 1 for n in range(partitions))
+        if partitions == 1 or paced:  # threads that all of them use cannot be slow for one of them
             return None
         pool = ComputePool(threads=threads * partitions, name=f"replica-{replica}", contexts=dict)
         return await stack.enter_async_context(pool)

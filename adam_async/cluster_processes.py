@@ -23,13 +23,14 @@ from adam_async.child_process import ChildProcess, how_it_ended
 from adam_async.cli_parent import Orders
 from adam_async.config import Config
 from adam_async.driver import Driver
-from adam_async.entrypoints import LOOPBACK, cluster_network
+from adam_async.entrypoints import LOOPBACK, cluster_network, slowed
 from adam_async.errors import DeadlineExceeded, RoleDied, first_cause
 from adam_async.machine import usable_cores
 from adam_async.model import warm_up_kernels
 from adam_async.model.spec import ModelSpec
 from adam_async.ports import system_entropy
 from adam_async.run_result import EpochResult, RunResult
+from adam_async.slow import check_names, texts_for
 from adam_async.timeline import Timeline
 from dataflow import ComputePool
 from transport import BufferPool, Identity
@@ -62,6 +63,9 @@ class ProcessCluster:
 
     `async with` starts the children and waits for their addresses; leaving the block ends them in good
     order, and kills what is still there after `drain_s`.
+
+    Raises:
+        ConfigError: `config.slow` names a node that there is not.
     """
 
     def __init__(
@@ -77,6 +81,7 @@ class ProcessCluster:
         checkpoint: Path | None = None,
         resume: Path | None = None,
     ) -> None:
+        check_names(config.slow, workers=config.workers, servers=config.servers)
         self.config = config
         self.children: dict[str, ChildProcess] = {}
         self._spec = spec
@@ -131,9 +136,12 @@ class ProcessCluster:
             for child in children:
                 await self._address(child)
             buffers = BufferPool()
+            network = cluster_network(token, entropy=self._entropy, buffers=buffers)
             self._driver = await stack.enter_async_context(
                 Driver(
-                    network=cluster_network(token, entropy=self._entropy, buffers=buffers),
+                    network=await stack.enter_async_context(
+                        slowed(network, texts_for(config.slow, "driver"))
+                    ),
                     controller=controller,
                     identity=Identity(
                         role="driver",
@@ -196,7 +204,8 @@ class ProcessCluster:
     # --- children ----------------------------------------------------------------------------
 
     def _start(self, role: str, node: str, *arguments: str) -> ChildProcess:
-        words = (role, "--id", node, "--supervised", *arguments)
+        slow = (word for text in texts_for(self.config.slow, node) for word in ("--slow", text))
+        words = (role, "--id", node, "--supervised", *arguments, *slow)
         child = self._child(node, words)
         self._group.create_task(self._keep(role, node, words, child), name=f"processes/{node}")
         return child

@@ -15,6 +15,7 @@ from typing import Any, Literal, get_args, get_type_hints
 import msgspec
 
 from adam_async.errors import ConfigError
+from adam_async.slow import read_slow
 
 MAX_THREADS_PER_CORE = 8
 """More compute threads than this per core is refused: they would only wait for one another."""
@@ -74,7 +75,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """What `epoch_fraction` counts: replicas that have trained their share, or images out of one pool."""
     slow: tuple[str, ...] = ()
     """Stragglers made on purpose: ``worker-1:0.2`` computes a fifth of the time, ``worker-0~worker-1:5ms``
-    delays what the two say to each other."""
+    delays what the two say to each other; in the environment separated by commas."""
     threads: int = 0
     """Compute threads per worker; 0 shares the cores out to all workers, or is 1 in a recorded run."""
     images_per_group: int = 16
@@ -156,6 +157,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise ConfigError(f"momentum must be in [0, 1), not {self.momentum}")
         if self.momentum and self.rule != "sgd":
             raise ConfigError(f"momentum belongs to rule sgd; rule {self.rule} keeps its own averages")
+        read_slow(self.slow)
         self._check_consistency()
         self._check_rates()
         if self.weights == "aliased":
@@ -412,7 +414,7 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     for name in FIELDS:
         text = environment.get(f"ADAM_{name.upper()}")
         if text is not None and name != "waits":
-            values[name] = text
+            values[name] = text if name != "slow" else [part for part in text.split(",") if part.strip()]
     return values
 
 
@@ -447,7 +449,7 @@ def make_config(*layers: Mapping[str, Any], sources: Sequence[str] = ()) -> Conf
 
 def _explain(said: str, values: Mapping[str, Any], origins: Mapping[str, str]) -> str:
     """Say which option has a value of the wrong type, what it may be, and where the value is from."""
-    found = re.search(r" - at `\$\.(\w+)(?:\.(\w+))?`$", said)
+    found = re.search(r" - at `\$\.(\w+)(?:\.(\w+)|\[[^]]*\])?`$", said)
     if found is None:
         return said
     name, inner = found.groups()
@@ -471,6 +473,7 @@ _KINDS = {
     float: "a number",
     bool: "true or false",
     str: "text",
+    tuple[str, ...]: "a list of texts",
     Waits: "a table of seconds",
 }
 

@@ -40,6 +40,7 @@ from adam_async.run_result import CheckpointResult, EpochResult, RunResult
 from adam_async.schedule import Schedule
 from adam_async.series import Series
 from adam_async.shard_copies import ShardCopies
+from adam_async.slow import describe
 from adam_async.snapshot import pull_snapshot
 from adam_async.timeline import Timeline
 from adam_async.traffic import Traffic
@@ -189,6 +190,8 @@ class Driver:
             self._events.clear()
         self._runs += 1
         self._run_begin = asyncio.get_running_loop().time()
+        if self.config.slow:
+            self.note(f"slowed on purpose: {describe(self.config.slow)}")
         if self._folder is not None:
             await self._take_up(self._folder)
         data = await self.wait_for_data()

@@ -5,7 +5,7 @@ serves run after run until its block is left.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -18,8 +18,10 @@ from adam_async.errors import BindFailed, ConfigError, first_cause
 from adam_async.messages import role_table
 from adam_async.model_worker.service import ModelWorker
 from adam_async.parameter_server.service import ParameterServer
+from adam_async.slow import slow_links
 from adam_async.timeline import Timeline
 from transport import BufferPool, Identity, Network, TcpNetwork
+from transport.slow import SlowNetwork
 from transport.tcp import is_loopback, parse_tcp_address
 
 LOOPBACK = "tcp://127.0.0.1:0"
@@ -80,6 +82,23 @@ def cluster_network(token: str | None, *, entropy: Callable[[int], bytes], buffe
         return TcpNetwork(token=secret, entropy=entropy, rules=role_table(), pool=buffers)
     except ValueError as error:
         raise ConfigError(str(error)) from None
+
+
+@asynccontextmanager
+async def slowed(network: Network, slow: Sequence[str]) -> AsyncIterator[Network]:
+    """The network with the slow links that `Config.slow` speaks of; the network itself if there are none."""
+    async with AsyncExitStack() as stack:
+        for link in slow_links(slow):
+            network = await stack.enter_async_context(
+                SlowNetwork(
+                    network,
+                    delay_s=link.delay_s,
+                    jitter_s=link.jitter_s,
+                    dice=link.dice,
+                    between=link.nodes,
+                )
+            )
+        yield network
 
 
 def check_address(address: str, option: str) -> str:
@@ -182,13 +201,16 @@ def data_server(place: Place, dataset: Dataset) -> AbstractAsyncContextManager[D
     return _listening(role, place)
 
 
-def model_worker(place: Place, *, threads: int, in_flight: int) -> AbstractAsyncContextManager[ModelWorker]:
+def model_worker(
+    place: Place, *, threads: int, in_flight: int, pace: float = 1.0
+) -> AbstractAsyncContextManager[ModelWorker]:
     """Run a model worker. Raises what `controller` raises.
 
     Args:
         place: Where it stands.
         threads: Compute threads.
         in_flight: Groups in flight; 0 is twice the threads.
+        pace: Share of a core's time that each thread may use.
     """
     role = ModelWorker(
         network=place.network,
@@ -200,6 +222,7 @@ def model_worker(place: Place, *, threads: int, in_flight: int) -> AbstractAsync
         buffers=place.buffers,
         threads=threads,
         in_flight=in_flight,
+        pace=pace,
         entropy=place.entropy,
     )
     return _listening(role, place)

@@ -28,6 +28,7 @@ class Job:
         started: When a thread took it.
         finished: When it ended.
         thread: Name of that thread.
+        paced: Whether a thread that keeps to a pace counts it; what prepares for the work need not be slow.
     """
 
     __slots__ = ("cost", "error", "finished", "queued", "result", "sink", "started", "thread")
@@ -40,6 +41,7 @@ class Job:
     started: float
     finished: float
     thread: str
+    paced: bool = True
 
     def execute(self, context: Any) -> Any:
         """Do the work, with the context object of the thread it runs in."""

@@ -38,7 +38,7 @@ R = TypeVar("R")
 class _FunctionJob(Job):
     """A plain function from `submit` or `run`, with a callback of its own."""
 
-    __slots__ = ("args", "fn", "on_done", "with_context")
+    __slots__ = ("args", "fn", "on_done", "paced", "with_context")
 
     def __init__(
         self,
@@ -48,7 +48,9 @@ class _FunctionJob(Job):
         on_done: Callable[[Job], None],
         cost: str,
         with_context: bool,
+        paced: bool,
     ) -> None:
+        self.paced = paced
         self.fn = fn
         self.args = args
         self.on_done = on_done
@@ -92,10 +94,11 @@ def function_job(
     on_done: Callable[[Job], None],
     cost: str | None,
     with_context: bool,
+    paced: bool = True,
 ) -> Job:
     """A job that calls `fn(*args)`, or `fn(context, *args)`; for those who write a pool."""
     label = getattr(fn, "__name__", "job") if cost is None else cost
-    return _FunctionJob(fn, args, on_done=on_done, cost=label, with_context=with_context)
+    return _FunctionJob(fn, args, on_done=on_done, cost=label, with_context=with_context, paced=paced)
 
 
 class _Worker:
@@ -159,7 +162,7 @@ class _Worker:
             self.busy_s += finished - started
             self.wait_s += started - job.queued
             self.jobs += 1
-            if self.pace is not None:
+            if self.pace is not None and job.paced:
                 self._rest(self.pace, cpu_s=time.thread_time() - cpu_before, wall_s=finished - started)
             self.current = None
             try:
@@ -370,18 +373,25 @@ class ComputePool:
         return bool(self.submit_jobs((job,)))
 
     async def run(
-        self, fn: Callable[..., R], *args: Any, cost: str | None = None, with_context: bool = False
+        self,
+        fn: Callable[..., R],
+        *args: Any,
+        cost: str | None = None,
+        with_context: bool = False,
+        paced: bool = True,
     ) -> R:
         """Run `fn(*args)`, or `fn(context, *args)`, in a thread and return its result or raise its error.
 
         Waits for room first. Cancelling while waiting for room submits nothing; cancelling later does not
         stop the function, only drops its result. Bound the wait with `asyncio.timeout`. Raises PoolClosed.
+        What is not `paced` is followed by no rest, whatever the pool's pace.
         """
         loop = asyncio.get_running_loop()
         result: asyncio.Future[R] = loop.create_future()
 
         settle = partial(_settle, result)
-        while not self.submit(fn, *args, on_done=settle, cost=cost, with_context=with_context):
+        job = function_job(fn, args, on_done=settle, cost=cost, with_context=with_context, paced=paced)
+        while not self.submit_jobs((job,)):
             room: asyncio.Future[None] = loop.create_future()
             self.call_when_room(lambda room=room: room.done() or room.set_result(None))  # type: ignore[misc]
             await room

@@ -36,7 +36,7 @@ class Timekeeper:
         self._asked = 0
         self.is_open = False
         # Between thread and loop, without a lock:
-        self._due: deque[Callable[[], None]] = deque()
+        self._due: deque[tuple[float, int, Callable[[], None]]] = deque()
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
@@ -54,7 +54,7 @@ class Timekeeper:
             self._changed.notify()
         self._thread.join()  # it holds nothing and waits for nothing but this
         while self._waiting:
-            self._due.append(heappop(self._waiting)[2])
+            self._due.append(heappop(self._waiting))
         self._call_due()
 
     def clock(self) -> float:
@@ -77,23 +77,27 @@ class Timekeeper:
         while True:
             with self._changed:
                 while self.is_open and (left_s := self._left_s()) > 0:
-                    self._changed.wait(min(left_s, MOST_SLEEP_S))
+                    self._changed.wait(left_s - NAP_S if left_s > 2 * NAP_S else left_s)
                 if not self.is_open:
                     return
-                now = self.clock()
-                while self._waiting and self._waiting[0][0] <= now:
-                    self._due.append(heappop(self._waiting)[2])
+                while self._waiting and self._left_s() <= 0:
+                    self._due.append(heappop(self._waiting))
             try:
                 self._loop.call_soon_threadsafe(self._call_due)
             except RuntimeError:  # the loop was closed: nobody is left to call
                 return
 
     def _left_s(self) -> float:
-        return self._waiting[0][0] - self.clock() if self._waiting else MOST_SLEEP_S
+        if not self._waiting:
+            return MOST_SLEEP_S
+        return min(self._waiting[0][0] - WAKE_UP_S - self.clock(), MOST_SLEEP_S)
 
     def _call_due(self) -> None:
         while self._due:
-            callback = self._due.popleft()
+            if self.is_open and self._due[0][0] > self.clock():
+                self._loop.call_soon(self._call_due)  # in a few turns it will be time
+                return
+            callback = self._due.popleft()[2]
             try:
                 callback()
             except Exception as error:  # the others must not lose theirs
@@ -103,4 +107,10 @@ class Timekeeper:
 
 
 MOST_SLEEP_S = 3600.0
-"""What a wait is given where nothing is waited for; some systems refuse to wait for ever by a number."""
+"""What a wait is given where nothing is waited for."""
+
+WAKE_UP_S = 0.00015
+"""How much earlier the loop is woken, for it takes about so long; if less, it turns until it is time."""
+
+NAP_S = 0.0005
+"""The last part of a sleep, slept apart: the longer a core has slept, the longer it takes to wake up."""

@@ -177,7 +177,7 @@ class Participation:
             if self._pool is None:
                 with self._enough_memory():
                     self._pool = await stack.enter_async_context(self._new_pool())
-            await self._pool.run(self._model.warm_up, self._on_compiled)
+            await self._pool.run(self._model.warm_up, self._on_compiled, paced=False)
             # Not before: who joins a training that goes on would begin with values from before the compiling.
             await self._way.prepare()
             timeline = self._timeline

@@ -28,7 +28,7 @@ def manifest_of(groups=3, *, epoch=2, run="run-1", **fields):
     return Manifest(
         **{
             "run": run,
-            "config": msgspec.to_builtins(Config(**config)),
+            "config": msgspec.json.decode(msgspec.json.encode(Config(**config))),  # as read from a file
             "spec": {"name": "a model"},
             "data": DATA,
             "epoch": epoch,

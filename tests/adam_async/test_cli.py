@@ -91,6 +91,14 @@ def test_options_are_written_with_dashes() -> None:
     assert options.layer()["rate"] == 0.01
 
 
+async def test_who_is_slow_is_said_once_for_each() -> None:
+    said = ("--slow", "worker-1:0.2", "--slow", "worker-0~worker-1:5ms+1ms")
+    assert (await configured(*said)).slow == ("worker-1:0.2", "worker-0~worker-1:5ms+1ms")
+    assert (await configured(environment={"ADAM_SLOW": "worker-0:0.5"})).slow == ("worker-0:0.5",)
+    with pytest.raises(ConfigError, match="--slow is for roles that this command starts"):
+        await configured(*said, "--controller", "tcp://10.0.0.1:7070")
+
+
 async def test_a_mode_and_a_schedule_are_asked_for_in_words() -> None:
     bounded = await configured("--consistency", "ssp:4", "--warm-start", "100", "--scale-by-staleness")
     together = await configured(

@@ -349,3 +349,37 @@ async def test_too_little_memory_is_named_with_what_was_asked_for(monkeypatch, w
     cause = first_cause(failure.value)
     assert isinstance(cause, ConfigError)
     assert re.search(said, str(cause))
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+async def test_a_paced_worker_computes_less_and_the_events_begin_with_who_is_slow(network):
+    slow = ("worker-1:0.05", "worker-0~ps-0:2ms")
+    config = config_of(replicas=2, slow=slow, weights="copy")
+    async with cluster_of(config, NETWORKS[network]()) as cluster:
+        result = await cluster.train()
+        again = await cluster.train()
+    paced = [result.statistics[f"worker-{number}"]["pool"]["paced_s"] for number in range(2)]
+    assert paced[0] == 0.0 < paced[1]
+    assert [epoch.images for epoch in result.epochs] == [60, 60]
+    said = (
+        "slowed on purpose: worker-1 computes 0.05 of the time, worker-0 and ps-0 hear each other 2 ms late"
+    )
+    for events in (result.events, again.events):
+        assert [event["event"] for event in events] == [said]
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+async def test_over_a_slow_link_every_step_takes_the_way_there_and_back(network):
+    config = config_of(consistency="bsp", replicas=2, slow=("worker-1~ps-0:10ms",), epochs=1)
+    async with cluster_of(config, NETWORKS[network]()) as cluster:
+        result = await cluster.train()
+    steps = 60 // 4 // 2
+    assert result.epochs[0].train_s >= 0.02 * steps
+
+
+@pytest.mark.parametrize("slow", ["worker-2:0.5", "worker-0~ps-1:1ms"])
+async def test_who_is_slow_has_to_be_there(slow):
+    with pytest.raises(
+        ConfigError, match=r"slow: there is no (worker 'worker-2'|node 'ps-1') here; there are"
+    ):
+        cluster_of(config_of(replicas=2, slow=(slow,)))

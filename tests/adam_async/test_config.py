@@ -34,9 +34,30 @@ def test_defaults_file_environment_and_command_line_rank_in_that_order():
 
 def test_every_plain_option_has_an_environment_variable():
     plain = [name for name in FIELDS if name != "waits"]
-    values = from_environment({f"ADAM_{name.upper()}": str(getattr(Config(), name)) for name in plain})
+    defaults = {**{name: str(getattr(Config(), name)) for name in plain}, "slow": ""}
+    values = from_environment({f"ADAM_{name.upper()}": text for name, text in defaults.items()})
     assert sorted(values) == sorted(plain)
     assert make_config(values) == Config()
+
+
+def test_who_is_slow_is_a_list_in_a_file_and_separated_by_commas_in_the_environment():
+    wanted = ("worker-1:0.2", "worker-0~worker-1:5ms")
+    file = from_toml('slow = ["worker-1:0.2", "worker-0~worker-1:5ms"]', source="adam.toml")
+    environment = from_environment({"ADAM_SLOW": "worker-1:0.2,worker-0~worker-1:5ms,"})
+    assert make_config(file).slow == make_config(environment).slow == Config(slow=wanted).slow == wanted
+
+
+@pytest.mark.parametrize(
+    ("slow", "said"),
+    [
+        ("worker-1:0.2", r"slow must be a list of texts, not 'worker-1:0.2' \(set in adam.toml\)"),
+        ([0.2], r"slow must be a list of texts, not \[0.2\] \(set in adam.toml\)"),
+        (["worker-1=0.2"], "slow 'worker-1=0.2' is not of the form NODE:SHARE, as in worker-1:0.2, or NODE~"),
+    ],
+)
+def test_who_is_slow_is_refused_with_the_right_form(slow, said):
+    with pytest.raises(ConfigError, match=said):
+        make_config({"slow": slow}, sources=("adam.toml",))
 
 
 def test_the_environment_is_an_argument_and_foreign_variables_are_left_alone():

@@ -256,6 +256,13 @@ async def test_each_thread_has_a_pace_of_its_own_and_tells_of_a_job_after_its_re
         assert pool.clock() - begin >= min(job.result for job in jobs) / 0.1 - CREDIT_S
 
 
+async def test_what_only_prepares_is_not_paced() -> None:
+    async with ComputePool(threads=1, pace=1e-6) as pool:
+        await pool.run(burn, 0.001, paced=False)
+        assert await pool.run(abs, -1, paced=False) == 1
+        assert pool.statistics().paced_s == 0.0
+
+
 async def test_a_thread_without_a_pace_does_not_rest() -> None:
     async with ComputePool(threads=1) as pool:
         await pool.run(burn, 0.001)

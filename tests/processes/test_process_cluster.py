@@ -118,3 +118,41 @@ def test_what_only_training_finds_wrong_leaves_no_children() -> None:
 
     assert code == 2, output
     assert "adam-async: model 'mnist-adam' takes images of (1, 28, 28)" in output
+
+
+def test_stragglers_made_on_purpose_are_told_and_train() -> None:
+    code, output = run(*TRAIN, "--epochs", "1", "--slow", "worker-1:0.2", "--slow", "worker-0~ps-0:5ms+1ms")
+
+    assert code == 0, output
+    assert re.search(
+        r"event  at 0\.0 s: slowed on purpose: worker-1 computes 0\.2 of the time, worker-0", output
+    )
+    assert "|" not in output, "no child had anything to complain about"
+
+
+async def test_each_child_is_told_what_concerns_it() -> None:
+    slow = ("worker-1:0.2", "worker-0~ps-0:5ms")
+    config = make_config({"data": "digits", "epochs": 1, "replicas": 2, "processes": True, "slow": slow})
+    async with ProcessCluster(config) as cluster:
+        told = {
+            node: re.findall(r"--slow (\S+)", command_line(child.pid or 0))
+            for node, child in cluster.children.items()
+        }
+        result = await cluster.train()
+    paced = [result.statistics[f"worker-{number}"]["pool"]["paced_s"] for number in range(2)]
+
+    assert told == {
+        "controller": [],
+        "data-0": [],
+        "ps-0": [slow[1]],
+        "worker-0": [slow[1]],
+        "worker-1": [slow[0]],
+    }
+    assert paced[0] == 0 < paced[1]
+
+
+def test_a_straggler_that_is_not_there_ends_with_code_2() -> None:
+    code, output = run(*TRAIN, "--slow", "worker-7:0.2")
+
+    assert code == 2, output
+    assert "slow: there is no worker 'worker-7' here; there are worker-0, worker-1" in output
