@@ -163,10 +163,8 @@ def _conclusions(report: PlanReport) -> Iterable[str]:
     rate = f"{found.images_per_s:,.0f} images/s with {threads} and {found.in_flight} groups in flight"
     yield f"predicted: {rate}; bounded by {bound}: {took}"
     if found.chain:
-        yield (
-            f"one group alone takes {_seconds(found.chain_s)}, with {found.chain} crossings one after the "
-            f"other; {found.needed_in_flight} groups in flight hide that"
-        )
+        alone = f"{_seconds(found.chain_s)}, with {found.chain} crossings one after the other"
+        yield f"one group alone takes {alone}; hidden with {found.needed_in_flight} in flight"
     if report.partitions == 1 and not report.machine.own:
         yield "one worker on this machine trains in place: nothing is pushed or pulled"
     if report.recommendation:

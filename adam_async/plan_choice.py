@@ -83,11 +83,12 @@ class Candidate:
             self.parts,
             times,
             conditions.link,
-            threads=self.threads,
+            threads=min(self.threads, conditions.cores),
             in_flight=conditions.in_flight_of(plan.workers),
             pushed=[self.pushed_bytes(worker) for worker in range(plan.workers)],
             pulled=[self.pulled_bytes(worker) for worker in range(plan.workers)],
             servers=conditions.servers,
+            shared_cores=None if conditions.own_machines else conditions.cores,
         )
 
     @property

@@ -93,9 +93,9 @@ def predicted_seconds(layout: Layout, times: LayerTimes, link: LinkCost, *, item
 class Bound:
     """Something that every group takes up for some time, and the next one has to wait for."""
 
-    what: Literal["compute", "link", "servers", "latency"]
+    what: Literal["compute", "cores", "link", "servers", "latency"]
     workers: tuple[int, ...]
-    """Whose; of a link its sender and its receiver. Empty for latency, and for the servers' own links."""
+    """Whose; of a link its sender and its receiver. Empty for what all of them share."""
     seconds: float
     """Per group."""
 
@@ -103,6 +103,7 @@ class Bound:
         named = "-".join(map(str, self.workers))
         return {
             "compute": f"compute of worker {named}",
+            "cores": "cores of the machine",
             "link": f"link {named}",
             "servers": f"link of worker {named} to the servers" if named else "links of the servers",
             "latency": "latency",
@@ -152,6 +153,7 @@ def predict(
     pushed: Sequence[int],
     pulled: Sequence[int],
     servers: int,
+    shared_cores: int | None = None,
 ) -> Prediction:
     """Predict how fast one replica trains.
 
@@ -167,12 +169,18 @@ def predict(
         pushed: Bytes that each worker sends to the servers per group.
         pulled: Bytes that each worker gets from the servers per group.
         servers: Over how many of them that is spread.
+        shared_cores: Cores of the one machine that all workers are on; None where each has its own.
 
     Raises:
         ModelError: They are not the parts of all workers.
     """
     item_bytes = parts[0].network.dtype.itemsize
     bounds = _throughput(parts[0].layout, times, link, item_bytes=item_bytes, threads=threads)
+    if shared_cores is not None:
+        # Whatever threads and loops there are, they have no more cores than these.
+        busy = sum(worker_seconds(parts[0].layout, times))
+        busy += 2 * link.tensor_s * len(parts[0].layout.crossings)
+        bounds.append(Bound(what="cores", workers=(), seconds=busy / shared_cores))
     bounds += _with_servers(pushed, pulled, servers, link)
     alone = chain_seconds(parts, times, link)
     bounds.append(Bound(what="latency", workers=(), seconds=alone / in_flight))

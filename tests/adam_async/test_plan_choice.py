@@ -128,6 +128,12 @@ def test_workers_of_one_machine_share_its_cores_and_others_do_not() -> None:
     assert (conditions(threads=3).threads_of(9), conditions(in_flight=5).in_flight_of(9)) == (3, 5)
 
 
+def test_more_threads_than_cores_make_nothing_faster() -> None:
+    for own in (True, False):
+        few, many = (one("mlp", "vertical", 1, conditions(threads=t, own_machines=own)) for t in (2, 16))
+        assert many.prediction.images_per_s == few.prediction.images_per_s
+
+
 def test_what_fits_a_cache_is_counted_for_all_threads_of_the_machine() -> None:
     apart = one("digits", "vertical", 2, conditions(threads=2))
     shared = one("digits", "vertical", 2, conditions(threads=2, own_machines=False))

@@ -180,6 +180,29 @@ def test_threads_share_what_a_worker_computes() -> None:
     assert found.chain_s == pytest.approx(9.75)
 
 
+def test_workers_on_one_machine_have_no_more_cores_than_it_has() -> None:
+    parts, nothing = two_layers(), [0, 0]
+    link = LinkCost(bytes_per_s=1e30, latency_s=0.0, tensor_s=0.25)
+
+    def slowest(cores: int | None) -> tuple[str, float]:
+        found = predict(
+            parts,
+            TIMES,
+            link,
+            threads=2,
+            in_flight=99,
+            pushed=nothing,
+            pulled=nothing,
+            servers=1,
+            shared_cores=cores,
+        )
+        return str(found.slowest), found.slowest.seconds
+
+    # Two tensors cross, and each is handled at both ends.
+    assert slowest(1) == ("cores of the machine", 9.75 + 4 * 0.25)
+    assert slowest(8) == slowest(None) == ("compute of worker 1", 5.25 / 2 + 2 * 0.25)
+
+
 def test_servers_are_reached_over_a_link_of_each_worker_and_one_of_each_server() -> None:
     parts = two_layers()
     link = LinkCost(bytes_per_s=10.0, latency_s=0.0, tensor_s=0.0)
