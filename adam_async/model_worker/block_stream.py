@@ -54,6 +54,8 @@ class SendingStream:
         """Blocks that the other side has; the next in `_open` is the one behind them."""
         self._said = 0
         """Blocks that were said on the link in use, or before it."""
+        self._sent = 0
+        """Blocks that were ever said; on a new link some are said again."""
         self.said_again = 0
 
     @property
@@ -70,11 +72,22 @@ class SendingStream:
         """Take a block, which it holds until it is confirmed."""
         self._open.append(parcel)
 
-    def take(self, blocks: int) -> tuple[int, list[Parcel]]:
-        """Give the number of the first block to say next, and at most so many from there on."""
+    def take(self, blocks: int, num_bytes: int) -> tuple[int, list[Parcel]]:
+        """Give the number of the first block to say next, and those from there on that one message may hold.
+
+        Args:
+            blocks: How many at most.
+            num_bytes: Of all their tensors at most; a block that alone has more is given alone.
+        """
         first = self._said + 1
         at = self._said - self._confirmed
-        parcels = [self._open[place] for place in range(at, min(at + blocks, len(self._open)))]
+        parcels: list[Parcel] = []
+        for place in range(at, min(at + blocks, len(self._open))):
+            parcel = self._open[place]
+            num_bytes -= parcel.tensor.nbytes
+            if num_bytes < 0 and parcels:
+                break
+            parcels.append(parcel)
         self._said += len(parcels)
         return first, parcels
 
@@ -88,22 +101,28 @@ class SendingStream:
         Raises:
             RemoteProtocolError: It claims to have what was never sent.
         """
-        if received > self._said:
-            raise RemoteProtocolError("blocks", f"{received} blocks confirmed, and only {self._said} sent")
+        sent = max(self._sent, self._said)
+        if received > sent:
+            raise RemoteProtocolError("blocks", f"{received} blocks confirmed, and only {sent} sent")
         while self._confirmed < received:
             self._open.popleft().let_go()
             self._confirmed += 1
+        # What came by the link before is heard of on this one: that is not said again.
+        self._said = max(self._said, self._confirmed)
 
     def resume(self, received: int) -> None:
-        """There is a new link, on which the other side says how many blocks it has: go on behind those."""
-        most = self._confirmed + len(self._open)
-        if not self._confirmed <= received <= most:
+        """There is a new link, on which the other side says how many blocks it has: go on behind those.
+
+        Raises:
+            RemoteProtocolError: It has fewer than it has confirmed, or more than were sent.
+        """
+        if received < self._confirmed:
             raise RemoteProtocolError(
-                "blocks", f"a worker has {received} blocks, and was sent {self._confirmed} to {most}"
+                "blocks", f"a worker has {received} blocks, and has confirmed {self._confirmed}"
             )
-        self.said_again += max(self._said - received, 0)
-        self._said = max(self._said, received)
+        self._sent = max(self._sent, self._said)
         self.confirm(received)
+        self.said_again += self._said - received
         self._said = received
 
 

@@ -46,6 +46,9 @@ logger = logging.getLogger(__name__)
 BLOCKS = 64
 """Blocks of one message at most; what describes them must fit into a frame's meta."""
 
+MESSAGE_BYTES = 32 << 20
+"""Their tensors at most, unless it is a single one."""
+
 CONFIRM_BLOCKS = 32
 """After so many blocks that nothing was said behind, they are confirmed by a message of their own."""
 
@@ -117,7 +120,7 @@ class Neighbour:
 
     def _say(self, link: Link) -> bool:
         """Say the next blocks; False if the other side does not read fast enough, and we are told later."""
-        first, parcels = self._sending.take(BLOCKS)
+        first, parcels = self._sending.take(BLOCKS, MESSAGE_BYTES)
         for parcel in parcels:
             parcel.hold()
         body = Blocks(first=first, blocks=tuple([p.block for p in parcels]), received=self.received)

@@ -1,0 +1,184 @@
+"""A model that is cut over several workers learns what it learns uncut; whole layers to the last bit."""
+
+from functools import cache
+
+import msgspec
+import pytest
+
+from adam_async.config import Config
+from adam_async.dice import Dice
+from adam_async.model.named import digits
+from adam_async.model.spec import LayerSpec, ModelSpec
+from tests.adam_async.exactness.serial import RULES, assert_close, assert_equal_bits, lockstep_sgd
+from tests.adam_async.runs import NETWORKS, SHARDED, cluster_of, tiny_dataset, with_frozen
+
+of = LayerSpec.of
+
+PLANS = {
+    "exchange": {"plan": "vertical", "halo": "exchange"},
+    "recompute": {"plan": "vertical", "halo": "recompute"},
+    "layers": {"plan": "layers"},
+}
+
+CADENCES = {
+    "push-1": {"rule": "sgd", "rate": 0.1, "kernels": "numpy"},
+    "push-2": {**RULES["momentum"], "push_every": 2, "kernels": "numba"},
+}
+
+IMAGES = 59
+"""The last group is a short one."""
+
+BRANCHES = ModelSpec(
+    name="branches",
+    input_shape=(1, 8, 8),
+    layers=(
+        of("conv1", "conv2d", filters=4, kernel=3, padding=1),
+        of("relu1", "relu"),
+        of("conv2", "conv2d", filters=3, kernel=3, padding=1),
+        of("beside", "conv2d", inputs=("relu1",), filters=3, kernel=1),
+        of("sum", "add", inputs=("conv2", "beside")),
+        of("norm", "local_response_norm", size=3, alpha=0.1),
+        of("pool", "average_pool", kernel=3, stride=2),
+        of("own", "locally_connected", filters=2, kernel=2),
+        of("flat", "flatten"),
+        of("fc1", "dense", outputs=13),
+        of("tanh", "tanh"),
+        of("fc2", "dense", outputs=10),
+        of("loss", "softmax_cross_entropy"),
+    ),
+)
+
+PAST = ModelSpec(
+    name="past",
+    input_shape=(1, 8, 8),
+    layers=(
+        of("pixels", "flatten"),
+        of("conv1", "conv2d", inputs=("input",), filters=5, kernel=3, stride=2),
+        of("relu1", "relu"),
+        of("pool1", "max_pool", kernel=2, stride=1),
+        of("features", "flatten"),
+        of("all", "concatenate", inputs=("features", "pixels")),
+        of("fc1", "dense", outputs=20),
+        of("sigmoid", "sigmoid"),
+        of("drop", "dropout", rate=0.3),
+        of("fc2", "dense", outputs=10),
+        of("loss", "softmax_cross_entropy"),
+    ),
+)
+
+MODELS = {"branches": BRANCHES, "past": PAST}
+
+
+def config_of(**options):
+    return Config(
+        **{
+            "epochs": 1,
+            "images_per_group": 6,
+            "dtype": "float64",
+            "weights": "copy",
+            "consistency": "bsp",
+            "threads": 1,
+            "seed": 5,
+            **SHARDED,
+            **options,
+        }
+    )
+
+
+async def train(config, network=None, **options):
+    dataset = tiny_dataset(train=IMAGES)
+    async with cluster_of(config, network, dataset=dataset, **options) as cluster:
+        result = await cluster.train()
+        cluster.data.state.check_invariants()
+        cluster.controller.state.check_invariants()
+    assert [epoch.images for epoch in result.epochs] == [IMAGES] * config.epochs
+    data = result.statistics["data-0"]
+    assert (data["trained_again"], data["late_reports"]) == (0, 0)
+    return result
+
+
+UNCUT = {}
+"""What the same runs learn uncut."""
+
+
+async def assert_learns_the_same(config, result, spec=None):
+    """Compare with the uncut run: whole layers bit by bit."""
+    uncut = msgspec.structs.replace(
+        config, partitions=1, plan="vertical", halo="auto", threads=1, in_flight=0
+    )
+    key = (str(uncut), spec.name if spec else "")
+    if key not in UNCUT:
+        UNCUT[key] = await train(uncut, spec=spec)
+    expected = UNCUT[key]
+    if config.plan == "layers":
+        assert_equal_bits(result.weights, expected.weights)
+        assert [e.train_loss for e in result.epochs] == [e.train_loss for e in expected.epochs]
+    else:
+        assert_close(result.weights, expected.weights, 1e-9)
+
+
+@cache
+def serial(cadence, replicas):
+    config = config_of(**CADENCES[cadence], replicas=replicas)
+    return lockstep_sgd(config, tiny_dataset(train=IMAGES))[0]
+
+
+@pytest.mark.parametrize("cadence", CADENCES)
+@pytest.mark.parametrize("workers", [2, 3, 4])
+@pytest.mark.parametrize("plan", PLANS)
+async def test_a_cut_model_learns_what_serial_sgd_does(plan, workers, cadence):
+    config = config_of(partitions=workers, **PLANS[plan], **CADENCES[cadence])
+    result = await train(config)
+    assert_close(result.weights, serial(cadence, 1), 1e-9)
+    await assert_learns_the_same(config, result)
+
+
+@pytest.mark.parametrize("cadence", CADENCES)
+@pytest.mark.parametrize("plan", PLANS)
+async def test_two_replicas_that_are_cut_learn_what_serial_sgd_does_on_the_batch_of_both(plan, cadence):
+    config = config_of(partitions=2, replicas=2, **PLANS[plan], **CADENCES[cadence])
+    result = await train(config)
+    assert_close(result.weights, serial(cadence, 2), 1e-9)
+    await assert_learns_the_same(config, result)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("plan", PLANS)
+async def test_neither_links_nor_threads_change_what_a_cut_model_learns(plan, network, threads):
+    # With steps of 5 groups, and values that may be a step old, many are on their way at once.
+    options = {"threads": threads, "in_flight": 8, "push_every": 5, "lag": 1, "images_per_group": 2}
+    config = config_of(partitions=3, **PLANS[plan], **RULES["momentum"], **options)
+    result = await train(config, NETWORKS[network]())
+    await assert_learns_the_same(config, result)
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("model", MODELS)
+async def test_models_of_any_form_learn_cut_what_they_learn_uncut(model, plan, workers):
+    config = config_of(partitions=workers, **PLANS[plan], **RULES["adam"])
+    result = await train(config, spec=MODELS[model])
+    await assert_learns_the_same(config, result, MODELS[model])
+
+
+@pytest.mark.parametrize("consistency", ["bsp", "ssp:2"])
+@pytest.mark.parametrize("plan", PLANS)
+async def test_frozen_layers_stay_as_they_are_on_whichever_worker_they_are(plan, consistency):
+    spec = with_frozen(digits(), "conv2d")
+    config = config_of(partitions=2, consistency=consistency, **PLANS[plan], **RULES["sgd"])
+    result = await train(config, spec=spec)
+    if consistency == "bsp":
+        await assert_learns_the_same(config, result, spec)
+    start = result.model.initial_weights(Dice(config.seed))
+    assert result.model.frozen
+    for name in result.model.frozen:
+        assert result.weights[name].tobytes() == start[name].tobytes()
+
+
+@pytest.mark.parametrize("workers", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("plan", PLANS)
+async def test_asynchronous_workers_of_a_cut_model_learn(plan, workers):
+    flow = {"consistency": "asp", "in_flight": 1, "epochs": 6, "dtype": "float32", "rate": 0.1}
+    result = await train(config_of(partitions=workers, **PLANS[plan], **flow))
+    assert result.epochs[-1].train_loss < 0.3 * result.epochs[0].train_loss
