@@ -368,6 +368,16 @@ async def test_a_paced_worker_computes_less_and_the_events_begin_with_who_is_slo
         assert [event["event"] for event in events] == [said]
 
 
+async def test_one_worker_of_a_replica_may_be_slow_and_so_may_the_way_between_two():
+    slow = ("worker-1:0.05", "worker-0~worker-1:1ms")
+    config = config_of(partitions=2, slow=slow, weights="copy", epochs=1)
+    async with cluster_of(config) as cluster:
+        result = await cluster.train()
+    paced = [result.statistics[f"worker-{number}"]["pool"]["paced_s"] for number in range(2)]
+    assert paced[0] == 0.0 < paced[1]
+    assert result.epochs[0].images == 60
+
+
 @pytest.mark.parametrize("network", NETWORKS)
 async def test_over_a_slow_link_every_step_takes_the_way_there_and_back(network):
     config = config_of(consistency="bsp", replicas=2, slow=("worker-1~ps-0:10ms",), epochs=1)
