@@ -27,6 +27,7 @@ from adam_async.messages import role_table
 from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.model.spec import ModelSpec
+from adam_async.model_worker.crew import CrewShelf
 from adam_async.model_worker.service import ModelWorker
 from adam_async.parameter_server.service import ParameterServer
 from adam_async.ports import system_entropy
@@ -94,6 +95,8 @@ class LocalCluster:
         self._resume = resume
         self._stack = AsyncExitStack()
         self._shelf = StorageShelf()
+        # What somebody else put between the workers, or slows down on purpose, is to be felt.
+        self._crews = CrewShelf() if network is None and not config.slow else None
         self.servers: list[ParameterServer] = []
         self.workers: list[ModelWorker] = []
 
@@ -153,6 +156,7 @@ class LocalCluster:
                     buffers=self.buffers,
                     threads=threads,
                     pool=pool,
+                    crews=self._crews,
                     in_flight=config.in_flight,
                     entropy=self._entropy,
                     shelf=self._shelf,

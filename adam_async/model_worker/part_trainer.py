@@ -131,6 +131,20 @@ class PartTrainer(GroupTrainer):
         return parcels
 
     @np.errstate(over="ignore", invalid="ignore", divide="ignore")
+    def run_local(
+        self, number: int, firing: Firing, passage: Passage, wires: dict[int, NDArray[Any]]
+    ) -> None:
+        """Run one segment where what crosses lies in shared memory."""
+        partition = self._partition
+        partition.run(passage.arrays, firing.context, partition.segments[number], wires)
+        if number == self._loss_at and partition.has_loss:
+            passage.loss = partition.network.loss(firing.context)
+
+    def new_wire(self, shape: tuple[int, ...]) -> NDArray[Any]:
+        """Memory for what crosses."""
+        return np.zeros(shape, self._network.dtype)
+
+    @np.errstate(over="ignore", invalid="ignore", divide="ignore")
     def run_last(self, firing: Firing, passage: Passage) -> list[Parcel]:
         """Behind the last segment: partial weight gradients for others."""
         parcels = []
@@ -141,8 +155,21 @@ class PartTrainer(GroupTrainer):
         return parcels
 
     @np.errstate(over="ignore", invalid="ignore", divide="ignore")
-    def finish(self, firing: Firing, passage: Passage, parts: Sequence[NDArray[Any]] = ()) -> Trained:
-        """Fill the push buffer, with the partial gradients of others added, and make the local step."""
+    def finish(
+        self,
+        firing: Firing,
+        passage: Passage,
+        parts: Sequence[NDArray[Any]] = (),
+        scratch: dict[Any, ThreadScratch] | None = None,
+    ) -> Trained:
+        """Fill the push buffer, with the partial gradients of others added, and make the local step.
+
+        Args:
+            firing: Of this worker's group.
+            passage: Of it.
+            parts: Partial weight gradients of others, in the order of `Partition.sums`.
+            scratch: Of the thread, where another worker's job runs on it.
+        """
         context, lease = firing.context, passage.group.lease
         buffer = self.group_buffers.take()
         buffer.fill(context)
@@ -150,7 +177,10 @@ class PartTrainer(GroupTrainer):
             self._add_up(buffer, parts)
         if self._by_images and buffer.images < self._group_images:
             buffer.scale_all(buffer.images / self._group_images)
-        stepped = self._local_step(context, buffer, _scratch(firing, self), lease, {}) if self._local else {}
+        stepped = {}
+        if self._local:
+            own = _scratch(firing.scratch if scratch is None else scratch, self)
+            stepped = self._local_step(context, buffer, own, lease, {})
         return Trained(lease, passage.loss, buffer, passage.read, stepped, passage.admitted)
 
     def _add_up(self, buffer: PushBuffer, parts: Sequence[NDArray[Any]]) -> None:
@@ -185,9 +215,8 @@ class PartTrainer(GroupTrainer):
             leave(self._target[parcel.block.crossing], (parcel,))
 
 
-def _scratch(firing: Firing, trainer: PartTrainer) -> ThreadScratch:
+def _scratch(scratch: dict[Any, ThreadScratch], trainer: PartTrainer) -> ThreadScratch:
     """A thread may work for several parts of a replica, and keeps scratch memory for each."""
-    scratch: dict[PartTrainer, ThreadScratch] = firing.scratch
     found = scratch.get(trainer)
     if found is None:
         found = scratch[trainer] = ThreadScratch(trainer.network)

@@ -6,6 +6,7 @@ from typing import Any
 from adam_async.model.partition import Partition
 from adam_async.model_worker.block_stream import Parcel
 from adam_async.model_worker.copied import Copied
+from adam_async.model_worker.crew import Crew, crew_graph
 from adam_async.model_worker.part_trainer import PartTrainer, part_graph
 from adam_async.model_worker.way import Deliver
 from dataflow import Graph, Tag
@@ -20,12 +21,21 @@ class Parted(Copied):
     Args:
         partition: The part.
         put: Sends a block to the worker that has another part. Never waits.
+        crew: The other workers, if all of them are in this process; then nothing is sent.
         rest: As of `Copied`, with the shards of the part.
     """
 
-    def __init__(self, *, partition: Partition, put: Callable[[int, Parcel], None], **rest: Any) -> None:
+    def __init__(
+        self,
+        *,
+        partition: Partition,
+        put: Callable[[int, Parcel], None],
+        crew: Crew | None = None,
+        **rest: Any,
+    ) -> None:
         self._partition = partition
         self._put = put
+        self._crew = crew
         super().__init__(model=partition.network, owned=partition.owned, **rest)
 
     def _new_trainer(self, **common: Any) -> PartTrainer:
@@ -39,6 +49,10 @@ class Parted(Copied):
     def graph(self, landed: Callable[[Tag], None], deliver: Deliver) -> Graph:
         """See `WayOfTraining.graph`. Blocks of others are delivered to its ports ``in-<crossing>``."""
         self._landed = landed
+        if self._crew is not None:
+            return crew_graph(
+                self._crew, self._partition.worker, self._on_trained, waits_for_pull=not self._background
+            )
         return part_graph(
             self._parts,
             self._partition,
@@ -46,6 +60,11 @@ class Parted(Copied):
             self._on_trained,
             waits_for_pull=not self._background,
         )
+
+    def join_crew(self, deliver: Deliver) -> None:
+        """Take our place among the workers of this process, if we work with them."""
+        if self._crew is not None:
+            self._crew.join(self._partition.worker, self._parts, self._partition, deliver)
 
     def _leave(self, target: int, parcels: Sequence[Parcel]) -> None:
         for parcel in parcels:
@@ -58,5 +77,6 @@ class Parted(Copied):
             "part": {
                 "segments": len(self._partition.segments),
                 "wires": self._parts.wires_made,
+                "handed_over": self._crew.handed_over if self._crew is not None else 0,
             },
         }

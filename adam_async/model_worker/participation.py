@@ -31,6 +31,7 @@ from adam_async.model.plan import PartitionPlan
 from adam_async.model.spec import ModelSpec
 from adam_async.model_worker.aliased import Aliased
 from adam_async.model_worker.copied import Copied
+from adam_async.model_worker.crew import CrewShelf
 from adam_async.model_worker.neighbours import Neighbours, new_neighbours
 from adam_async.model_worker.parted import Parted
 from adam_async.model_worker.way import Gate, WayOfTraining
@@ -75,6 +76,7 @@ class Participation:
         traffic: Traffic,
         pace: float = 1.0,
         pool: ComputePool | None = None,
+        crews: CrewShelf | None = None,
         storage: ShardStorage | None = None,
         layers: Mapping[str, type[Layer]] = BUILTIN_LAYERS,
         timeline: Timeline | None = None,
@@ -127,9 +129,11 @@ class Participation:
             others = new_neighbours(cluster, replica, partition, self._on_block)
             greet = Greet(run=run.id, replica=replica, life=life, partition=part, received=0)
             self.neighbours = Neighbours(greet=greet, others=others, **reach)
+            self._talks = crews is None
             self._way = Parted(
                 partition=partition,
                 put=self.neighbours.put,
+                crew=crews.find(run.id, replica, life, parts=cluster.partitions) if crews else None,
                 session=pushing,
                 buffers=buffers,
                 in_flight=self._in_flight,
@@ -171,7 +175,7 @@ class Participation:
         async with AsyncExitStack() as stack:
             group = await stack.enter_async_context(asyncio.TaskGroup())
             stack.callback(group.create_task(self._client.run(), name=f"{node}/parameters").cancel)
-            if self.neighbours is not None:
+            if self.neighbours is not None and self._talks:
                 stack.callback(group.create_task(self.neighbours.run(), name=f"{node}/neighbours").cancel)
             self._pool = self._shared
             if self._pool is None:
@@ -198,6 +202,8 @@ class Participation:
                     wait_timeout_s=self._waits.patience_s,
                 )
             )
+            if isinstance(self._way, Parted):
+                self._way.join_crew(self._deliver_now)
             self.prepared.set()
             if self._pulls_to_begin:
                 while not self._data.has_group:
@@ -324,6 +330,11 @@ class Participation:
         tag = Tag(block.epoch, block.number, block.attempt)
         with suppress(EngineClosed):  # the run is over: others still talk until they hear of it
             self._engine.deliver(self._ports[block.crossing], tag, tensor)
+
+    def _deliver_now(self, port: str, tag: Tag, value: Any) -> None:
+        assert self._engine is not None
+        with suppress(EngineClosed):
+            self._engine.deliver(port, tag, value)
 
     def _landed(self, tag: Tag) -> None:
         assert self._engine is not None
