@@ -38,7 +38,7 @@ class TrainOptions:
     """Groups in flight per worker; 0 is twice its threads."""
     servers: int | None = None
     """Parameter servers."""
-    slow: tuple[str, ...] | None = None
+    slow: Annotated[tuple[str, ...] | None, _OnlyOn] = None
     """Slow a worker (worker-1:0.2 of its cores) or a link (worker-0~ps-0:5ms+1ms) on purpose; repeat."""
     processes: bool | None = None
     """Each role a child process over loopback TCP, instead of all in this one."""
@@ -130,7 +130,7 @@ class RoleOptions:
     """Name of this node, unique in its cluster; by default role, host and process id."""
     token_file: Path | None = None
     """File with the cluster's token; without it ADAM_TOKEN."""
-    slow: tuple[str, ...] = ()
+    slow: Annotated[tuple[str, ...], _OnlyOn] = ()
     """Be slow on purpose: NODE:SHARE of its cores, or NODE~NODE:DELAY of what it says to another; repeat."""
     verbose: Annotated[bool, _OnlyOn] = False
     """Say what the role does."""
