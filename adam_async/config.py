@@ -70,9 +70,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     halo: Literal["auto", "exchange", "recompute"] = "auto"
     """With plan ``vertical``: whether image rows that two workers need are sent or computed twice."""
     epoch_fraction: float = 0.75
-    """An epoch ends when this share of the live replicas has finished, or of its images (`epoch_rule`)."""
+    """An epoch ends when this share of the live replicas has finished, or of its images (`epoch_rule`). What
+    is skipped comes first in the next one. With ``ssp`` and ``bsp`` it has no force: nothing is skipped."""
     epoch_rule: Literal["replicas", "images"] = "replicas"
-    """What `epoch_fraction` counts: replicas that have trained their share, or images out of one pool."""
+    """What `epoch_fraction` counts: replicas that have trained their share, or images out of one pool. With
+    ``ssp`` and ``bsp`` there is no pool."""
     slow: tuple[str, ...] = ()
     """Stragglers made on purpose: ``worker-1:0.2`` computes a fifth of the time, ``worker-0~worker-1:5ms``
     delays what the two say to each other; in the environment separated by commas."""
@@ -164,6 +166,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             self._check_aliased()
         if self.record:
             self._check_record()
+        if self.partitions > 1:
+            self._check_cut()
+        if not 0 < self.epoch_fraction <= 1:
+            raise ConfigError(f"epoch_fraction must be above 0 and at most 1, not {self.epoch_fraction}")
         if not 0 <= self.until_accuracy <= 1:
             raise ConfigError(f"until_accuracy is a share between 0 and 1, not {self.until_accuracy}")
 
@@ -214,6 +220,16 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return self.lag if self.synchronous else int(self.consistency.partition(":")[2])
 
     @property
+    def fraction_in_force(self) -> float:
+        """The part of an epoch after which it ends: `epoch_fraction`, or 1 where clocks meet at its end."""
+        return self.epoch_fraction if self.slack is None else 1.0
+
+    @property
+    def pooled(self) -> bool:
+        """Whether replicas take groups out of one pool."""
+        return self.epoch_rule == "images" and self.slack is None
+
+    @property
     def synchronous(self) -> bool:
         """Whether the pushes of a step are added up and applied once."""
         return self.consistency == "bsp"
@@ -244,6 +260,19 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                     f"record with pull_every=1, or without {name}"
                 )
 
+    def _check_cut(self) -> None:
+        whole = {
+            "clip": "no worker has the whole gradient, whose norm it is about",
+            "layer_rate": "no worker has the whole gradient of a tensor, whose norm it is about",
+            "record": "no record holds what the workers of a replica send one another",
+        }
+        for name, why in whole.items():
+            if getattr(self, name):
+                raise ConfigError(
+                    f"{name} cannot be with partitions={self.partitions}: {why}; leave it out, or train with "
+                    "partitions=1"
+                )
+
     def _check_aliased(self) -> None:
         if self.processes:
             raise ConfigError("weights=aliased needs all roles in one process: leave processes off")
@@ -255,7 +284,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         for name, plain in _IN_PLACE.items():
             if getattr(self, name) != plain:
                 raise ConfigError(
-                    f"weights=aliased needs {name}={plain}: threads apply each gradient as they have it"
+                    f"weights=aliased needs {name}={plain}: threads apply each whole gradient as they have it"
                 )
 
     def weights_in(self, *, one_process: bool) -> Literal["copy", "aliased"]:
@@ -327,10 +356,16 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return self.images_per_group * groups
 
 
+def default_in_flight(threads: int, partitions: int) -> int:
+    """Groups in flight of a replica whose workers have so many compute threads each: two for each thread."""
+    return 2 * threads * partitions
+
+
 FRESH_GROUPS = 5 / 3
 """So many groups in flight on copies are stale by too little to need a lower rate."""
 
 _IN_PLACE = {
+    "partitions": 1,
     "consistency": "asp",
     "clip": 0.0,
     "layer_rate": 0.0,
@@ -345,6 +380,7 @@ _OF_STEPS = {"decay": 0.5, "decay_every": 1.0}
 _LEAST = {
     "epochs": 1,
     "replicas": 1,
+    "partitions": 1,
     "threads": 0,
     "images_per_group": 1,
     "in_flight": 0,
@@ -370,6 +406,7 @@ MOST = {
     "images_per_group": 65_536,
     "in_flight": 4096,  # each has its own memory
     "replicas": 1024,
+    "partitions": 64,
     "servers": 64,  # one for each bucket
     "lag": 1,
     "decay": 1.0,

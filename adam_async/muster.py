@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 from adam_async.cluster_map import ClusterMap, NodeRecord, ready_word
-from adam_async.config import Config
+from adam_async.config import Config, default_in_flight
 from adam_async.controller.client import Membership
 from adam_async.errors import ConfigError, DeadlineExceeded, RoleDied, RunFailed
 from adam_async.inquiries import Inquiries
@@ -79,9 +79,12 @@ class Muster:
                 "start them with --threads 1"
             )
         chosen = cluster.live("worker")[: self._workers]
-        at_once = [int(cluster.nodes[worker].info.get("in_flight", 1)) for worker in chosen]
-        # The workers of a replica have the same groups in flight.
-        return -(-sum(max(groups, config.push_every) for groups in at_once) // config.partitions)
+        return -(-sum(self._at_once(cluster.nodes[worker]) for worker in chosen) // config.partitions)
+
+    def _at_once(self, worker: NodeRecord) -> int:
+        """Groups in flight of a worker's replica; all its workers have the same ones in flight."""
+        given, threads = int(worker.info.get("in_flight", 0)), int(worker.info.get("threads", 1))
+        return max(given or default_in_flight(threads, self._config.partitions), self._config.push_every)
 
     async def wait_placed(self, run: str) -> ClusterMap:
         """Wait until it is known which servers hold the shards of a run.

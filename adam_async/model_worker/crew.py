@@ -84,7 +84,7 @@ class Crew:
         for part, segment in order:
             self._trainers[part][0].run_local(segment, offers[part][0], passages[part], wires)
         for part, (own, _) in enumerate(offers):
-            trainer, partition = self._trainers[part]
+            partition = self._trainers[part][1]
             for crossing in partition.partial:
                 partition.write_partial(own.context, crossing, wires[crossing.number])
         self.handed_over += len(wires)

@@ -9,6 +9,10 @@ worker of another life is not talked to, so what an earlier life still says is r
 Blocks that become ready in one turn of the loop leave in one message, whatever groups they belong to; what
 arrives is handed to the engine at once. Confirmations ride on the blocks of the other way; where nothing
 goes that way for `CONFIRM_BLOCKS`, a message without blocks brings them.
+
+A worker that sends and gets nothing back, such as one whose layers are all frozen, could run away from one
+that is slower. So each says how many groups it has begun, and nobody begins a group that is more than a
+*lead* ahead of a worker that it sends to: so many groups wait anywhere, and no more.
 """
 
 import asyncio
@@ -17,12 +21,13 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.cluster_map import ClusterMap
 from adam_async.config import Waits
-from adam_async.errors import RoleDied
+from adam_async.errors import DeadlineExceeded, RoleDied
 from adam_async.messages import Block, Blocks, Greet, check_tensor, pack, unpack
 from adam_async.model.partition import Partition
 from adam_async.model_worker.block_stream import Parcel, ReceivingStream, SendingStream
@@ -52,6 +57,9 @@ MESSAGE_BYTES = 32 << 20
 CONFIRM_BLOCKS = 32
 """After so many blocks that nothing was said behind, they are confirmed by a message of their own."""
 
+TELL_SHARE = 4
+"""Who sends to us hears that often of the groups that we begin, while he goes through his lead."""
+
 ROOM_S = 0.005
 """When the other side does not read fast enough, it is tried again after this long."""
 
@@ -70,7 +78,10 @@ class Neighbour:
         address: Where it listens.
         expects: Shape, but for the images, of what crosses from there, by number of the crossing.
         dtype: Of all of it.
+        lead: Groups that who sends may be ahead of who receives.
+        heeded: Whether we send to it, and so wait until it has begun enough groups.
         on_block: Takes what arrives.
+        on_progress: Called when it has begun more groups.
     """
 
     def __init__(
@@ -81,16 +92,26 @@ class Neighbour:
         address: str,
         expects: Mapping[int, Callable[[int], tuple[int, ...]]],
         dtype: np.dtype[Any],
+        lead: int,
+        heeded: bool,
         on_block: OnBlock,
+        on_progress: Callable[[], None],
     ) -> None:
         self.part, self.node, self.address = part, node, address
         self._expects = expects
         self._dtype = dtype
+        self._lead, self._heeded = lead, heeded
+        self._tell_every = max(1, lead // TELL_SHARE)
         self._on_block = on_block
+        self._on_progress = on_progress
         self._sending = SendingStream()
         self._receiving = ReceivingStream()
         self._told = 0
         """Blocks that the other side knows us to have."""
+        self._begun = 0
+        """Groups that we have begun; then those that the other side knows of, and those that it has begun."""
+        self._told_begun = 0
+        self._has_begun = 0
         self._link: Link | None = None
         self._flushing = False
         self.links = 0
@@ -106,6 +127,24 @@ class Neighbour:
         self._sending.add(parcel)
         self._flush_soon()
 
+    @property
+    def keeps_up(self) -> bool:
+        """Whether we may begin one more group, as far as it is concerned."""
+        return not self._heeded or self._begun - self._has_begun < self._lead
+
+    def begin(self) -> None:
+        """We have begun one more group. Never waits."""
+        self._begun += 1
+        if self._owes_word:
+            self._flush_soon()
+
+    @property
+    def _owes_word(self) -> bool:
+        """Whether the other side must hear of us, even if there is no block to say."""
+        if self.received - self._told >= CONFIRM_BLOCKS:
+            return True
+        return self._begun - self._told_begun >= self._tell_every and bool(self._expects)
+
     def _flush_soon(self) -> None:
         if not self._flushing and self._link is not None:
             self._flushing = True
@@ -114,7 +153,7 @@ class Neighbour:
     def _flush(self) -> None:
         self._flushing = False
         link = self._link
-        while link is not None and not link.closed and self._sending.waiting:
+        while link is not None and not link.closed and (self._sending.waiting or self._owes_word):
             if not self._say(link):
                 return
 
@@ -123,7 +162,8 @@ class Neighbour:
         first, parcels = self._sending.take(BLOCKS, MESSAGE_BYTES)
         for parcel in parcels:
             parcel.hold()
-        body = Blocks(first=first, blocks=tuple([p.block for p in parcels]), received=self.received)
+        blocks = tuple([parcel.block for parcel in parcels])
+        body = Blocks(first=first, blocks=blocks, received=self.received, begun=self._begun)
         message = pack(body, [parcel.tensor for parcel in parcels])
         try:
             link.send_nowait(message, partial(_let_go, parcels) if parcels else None, ordered=True)
@@ -135,7 +175,7 @@ class Neighbour:
                 asyncio.get_running_loop().call_later(ROOM_S, self._flush)
             return False
         self.messages += 1
-        self._told = self.received
+        self._told, self._told_begun = self.received, self._begun
         return True
 
     async def converse(self, link: Link, greet: Greet) -> None:
@@ -148,6 +188,7 @@ class Neighbour:
         if self._link is not None:
             self._link.abort()  # it is over, and we have not noticed yet
         self._sending.resume(greet.received)
+        self._hear(greet.begun)
         self._link = link
         self.links += 1
         self._flush_soon()
@@ -157,6 +198,11 @@ class Neighbour:
         finally:
             if self._link is link:
                 self._link = None
+
+    def hello(self, ours: Greet) -> Greet:
+        """What we say first on a new link: `ours`, and what we have of the other side."""
+        self._told, self._told_begun = self.received, self._begun
+        return msgspec.structs.replace(ours, received=self.received, begun=self._begun)
 
     def close(self) -> None:
         """This life of the replica is over."""
@@ -170,14 +216,19 @@ class Neighbour:
                 "blocks", f"{len(body.blocks)} blocks with {len(message.tensors)} tensors"
             )
         self._sending.confirm(body.received)
+        self._hear(body.begun)
+        for block, tensor in zip(body.blocks, message.tensors, strict=True):
+            self._check(block, tensor)
         known = self._receiving.accept(body.first, len(body.blocks)) if body.blocks else 0
         for block, tensor in zip(body.blocks[known:], message.tensors[known:], strict=True):
-            self._check(block, tensor)
             self._on_block(block, tensor)
-        if self.received - self._told >= CONFIRM_BLOCKS and not self._sending.waiting:
-            link = self._link
-            if link is not None and not link.closed:
-                self._say(link)
+        if self._owes_word:
+            self._flush_soon()
+
+    def _hear(self, begun: int) -> None:
+        if begun > self._has_begun:
+            self._has_begun = begun
+            self._on_progress()
 
     def _check(self, block: Block, tensor: NDArray[Any]) -> None:
         expected = self._expects.get(block.crossing)
@@ -205,35 +256,17 @@ def _let_go(parcels: list[Parcel]) -> None:
         parcel.let_go()
 
 
-def new_neighbours(
-    cluster: ClusterMap, replica: int, partition: Partition, on_block: OnBlock
-) -> dict[int, Neighbour]:
-    """Make the other workers of a replica, by their part, as the cluster map has them."""
-    others = {}
-    for part, node in enumerate(cluster.members(replica)):
-        if part != partition.worker:
-            expects = {
-                c.number: partial(partition.wire_shape, c) for c in partition.incoming if c.source == part
-            }
-            others[part] = Neighbour(
-                part=part,
-                node=node,
-                address=cluster.nodes[node].address,
-                expects=expects,
-                dtype=partition.network.dtype,
-                on_block=on_block,
-            )
-    return others
-
-
 class Neighbours:
     """All other workers of the replica.
 
     Args:
         network: How to reach them.
         identity: Who we are.
-        greet: What we say first; `received` is filled in.
-        others: They, by their part.
+        greet: What we say first; its counts are filled in.
+        cluster: Who the others are, and where.
+        partition: Our part.
+        lead: Groups that who sends may be ahead of who receives.
+        on_block: Takes what arrives.
         waits: Deadlines.
         traffic: Where the links are counted.
 
@@ -246,20 +279,64 @@ class Neighbours:
         network: Network,
         identity: Identity,
         greet: Greet,
-        others: Mapping[int, Neighbour],
+        cluster: ClusterMap,
+        partition: Partition,
+        lead: int,
+        on_block: OnBlock,
         waits: Waits,
         traffic: Traffic,
     ) -> None:
         self._network = network
         self._identity = identity
         self._greet = greet
-        self._others = others
         self._waits = waits
         self._traffic = traffic
+        self._progress = asyncio.Event()
+        self._others: dict[int, Neighbour] = {}
+        for part, node in enumerate(cluster.members(greet.replica)):
+            if part != partition.worker:
+                expects = {
+                    c.number: partial(partition.wire_shape, c) for c in partition.incoming if c.source == part
+                }
+                self._others[part] = Neighbour(
+                    part=part,
+                    node=node,
+                    address=cluster.nodes[node].address,
+                    expects=expects,
+                    dtype=partition.network.dtype,
+                    lead=lead,
+                    heeded=any(crossing.target == part for crossing in partition.outgoing),
+                    on_block=on_block,
+                    on_progress=self._progress.set,
+                )
 
     def put(self, part: int, parcel: Parcel) -> None:
         """Send a block to the worker with a part. Never waits."""
         self._others[part].put(parcel)
+
+    def begin(self) -> None:
+        """We have begun one more group. Never waits."""
+        for other in self._others.values():
+            other.begin()
+
+    @property
+    def keep_up(self) -> bool:
+        """Whether we may begin one more group, as far as those are concerned that we send to."""
+        return all(other.keeps_up for other in self._others.values())
+
+    async def wait_progress(self) -> None:
+        """Wait until one of them has begun another group. Cancelling it loses nothing.
+
+        Raises:
+            DeadlineExceeded: None has for `waits.clock_s`.
+        """
+        late = ", ".join(other.node for other in self._others.values() if not other.keeps_up)
+        self._progress.clear()
+        try:
+            async with asyncio.timeout(self._waits.clock_s):
+                await self._progress.wait()
+        except TimeoutError:
+            raise DeadlineExceeded(f"{late} to begin another group", self._waits.clock_s) from None
 
     async def run(self) -> None:
         """Keep a link to each worker with a higher part until cancelled; the others dial us.
@@ -337,15 +414,7 @@ class Neighbours:
             logger.info("link to %s ended: %s", other.node, error)
 
     def _say_hello(self, link: Link, other: Neighbour) -> None:
-        ours = self._greet
-        greet = Greet(
-            run=ours.run,
-            replica=ours.replica,
-            life=ours.life,
-            partition=ours.partition,
-            received=other.received,
-        )
-        link.send_nowait(pack(greet))
+        link.send_nowait(pack(other.hello(self._greet)))
 
     def statistics(self) -> dict[str, Any]:
         """By node, how the talk went."""

@@ -17,7 +17,7 @@ import msgspec
 from numpy.typing import NDArray
 
 from adam_async.cluster_map import ClusterMap
-from adam_async.config import Config, Waits
+from adam_async.config import Config, Waits, default_in_flight
 from adam_async.data_server.client import DataClient
 from adam_async.errors import ConfigError
 from adam_async.machine import pinned_cpus
@@ -32,7 +32,7 @@ from adam_async.model.spec import ModelSpec
 from adam_async.model_worker.aliased import Aliased
 from adam_async.model_worker.copied import Copied
 from adam_async.model_worker.crew import CrewShelf
-from adam_async.model_worker.neighbours import Neighbours, new_neighbours
+from adam_async.model_worker.neighbours import Neighbours
 from adam_async.model_worker.parted import Parted
 from adam_async.model_worker.way import Gate, WayOfTraining
 from adam_async.parameter_server.client import ParameterClient, SessionIdentity
@@ -44,12 +44,9 @@ from adam_async.traffic import Traffic
 from dataflow import ComputePool, Engine, EngineClosed, Tag, WaitTimedOut
 from transport import BufferPool, Identity, Network
 
-GROUPS_PER_THREAD = 4
-"""Groups in flight per compute thread of a replica whose model is cut: each of them waits most of the
-time."""
-
-EARLY_PER_GROUP = 64
-"""Blocks that may come before their group is admitted here, per group in flight."""
+LEAD = 2
+"""Groups that a worker may be ahead of one that it sends to, per group in flight: enough for that one to find
+its input there, whatever it begins."""
 
 
 class Participation:
@@ -121,14 +118,24 @@ class Participation:
             "client": self._client,
         }
         self._way: WayOfTraining
+        self._early_limit = 0
+        """Blocks that may come before their groups are begun here."""
         self.neighbours: Neighbours | None = None
         """The other workers of the replica, in a run whose model is cut."""
         if partition is not None:
-            self._in_flight = in_flight or GROUPS_PER_THREAD * threads * cluster.partitions
+            self._in_flight = in_flight or default_in_flight(threads, cluster.partitions)
             self._ports = {crossing.number: f"in-{crossing.number}" for crossing in partition.incoming}
-            others = new_neighbours(cluster, replica, partition, self._on_block)
-            greet = Greet(run=run.id, replica=replica, life=life, partition=part, received=0)
-            self.neighbours = Neighbours(greet=greet, others=others, **reach)
+            lead = LEAD * self._in_flight
+            self._early_limit = lead * len(partition.incoming)
+            greet = Greet(run=run.id, replica=replica, life=life, partition=part, received=0, begun=0)
+            self.neighbours = Neighbours(
+                greet=greet,
+                cluster=cluster,
+                partition=partition,
+                lead=lead,
+                on_block=self._on_block,
+                **reach,
+            )
             self._talks = crews is None
             self._way = Parted(
                 partition=partition,
@@ -145,7 +152,7 @@ class Participation:
                     f"record needs one compute thread per worker, for a replay has to know in which order "
                     f"groups were trained; this worker has threads={threads}: set threads to 1"
                 )
-            self._in_flight = in_flight or 2 * threads
+            self._in_flight = in_flight or default_in_flight(threads, 1)
             self._way = Copied(
                 model=self._model, session=pushing, buffers=buffers, in_flight=self._in_flight, **common
             )
@@ -198,7 +205,7 @@ class Participation:
                     contexts=await self._new_contexts(self._pool),
                     on_room=self._fill,
                     trace=None if timeline is None else partial(timeline.fired, node, self._run),
-                    early_limit=max(1024, EARLY_PER_GROUP * self._in_flight),
+                    early_limit=self._early_limit,
                     wait_timeout_s=self._waits.patience_s,
                 )
             )
@@ -265,6 +272,8 @@ class Participation:
                 await self._wait_room(engine)
             elif gate is not None and not gate.opens_for(self._data.first):
                 await gate.wait()
+            elif self.neighbours is not None and not self.neighbours.keep_up:
+                await self.neighbours.wait_progress()
             self._fill()
 
     async def _wait_room(self, engine: Engine) -> None:
@@ -285,7 +294,7 @@ class Participation:
     def _fill(self) -> None:
         """Admit groups, while there are some, there is room, and servers and others keep up. Never waits."""
         engine, data, client, timeline = self._engine, self._data, self._client, self._timeline
-        gate = self._way.gate
+        gate, neighbours = self._way.gate, self.neighbours
         assert engine is not None
         if self._filling:
             return  # the engine asks within a turn that an admission of ours began: groups stay in order
@@ -293,6 +302,10 @@ class Participation:
         while data.has_group and engine.has_room and client.may_push:
             if gate is not None and not gate.opens_for(data.first):
                 break
+            if neighbours is not None:
+                if not neighbours.keep_up:
+                    break
+                neighbours.begin()
             begin = timeline.clock() if timeline is not None else 0.0
             group = data.take()
             tag = Tag(group.lease.epoch, group.lease.number, group.lease.attempt)

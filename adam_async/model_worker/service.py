@@ -76,7 +76,7 @@ class ModelWorker(Role):
             identity=identity,
             waits=waits,
             controller=controller,
-            info={"threads": threads, "in_flight": in_flight or 2 * threads},
+            info={"threads": threads, "in_flight": in_flight},
             timeline=timeline,
         )
         self._buffers = buffers
