@@ -178,6 +178,8 @@ class Greet(Body, frozen=True, kw_only=True):
     """Of the sender."""
     received: int
     """Blocks that it has from the other: sending goes on behind them."""
+    begun: int
+    """As in `Blocks`."""
 
 
 class Block(msgspec.Struct, frozen=True, array_like=True):
@@ -198,6 +200,8 @@ class Blocks(Body, frozen=True, kw_only=True):
     blocks: tuple[Block, ...]
     received: int
     """Blocks that the sender has from the receiver: those need not be kept any longer."""
+    begun: int
+    """Groups that the sender has begun in this life: nobody who sends to it goes far ahead of that."""
 
 
 # --- worker and parameter server -------------------------------------------------------------

@@ -119,14 +119,15 @@ class Participation:
         }
         self._way: WayOfTraining
         self._early_limit = 0
-        """Blocks that may come before their groups are begun here."""
+        """Tokens that may come before their groups are begun here."""
+        self._talks = False
         self.neighbours: Neighbours | None = None
         """The other workers of the replica, in a run whose model is cut."""
         if partition is not None:
             self._in_flight = in_flight or default_in_flight(threads, cluster.partitions)
             self._ports = {crossing.number: f"in-{crossing.number}" for crossing in partition.incoming}
             lead = LEAD * self._in_flight
-            self._early_limit = lead * len(partition.incoming)
+            self._early_limit = lead * max(1, len(partition.incoming))
             greet = Greet(run=run.id, replica=replica, life=life, partition=part, received=0, begun=0)
             self.neighbours = Neighbours(
                 greet=greet,
@@ -272,7 +273,7 @@ class Participation:
                 await self._wait_room(engine)
             elif gate is not None and not gate.opens_for(self._data.first):
                 await gate.wait()
-            elif self.neighbours is not None and not self.neighbours.keep_up:
+            elif self.neighbours is not None and self._talks and not self.neighbours.keep_up:
                 await self.neighbours.wait_progress()
             self._fill()
 
@@ -294,7 +295,7 @@ class Participation:
     def _fill(self) -> None:
         """Admit groups, while there are some, there is room, and servers and others keep up. Never waits."""
         engine, data, client, timeline = self._engine, self._data, self._client, self._timeline
-        gate, neighbours = self._way.gate, self.neighbours
+        gate, neighbours = self._way.gate, self.neighbours if self._talks else None
         assert engine is not None
         if self._filling:
             return  # the engine asks within a turn that an admission of ours began: groups stay in order

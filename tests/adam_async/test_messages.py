@@ -159,8 +159,8 @@ EXAMPLES = [
     Statistics(node="ps-0", role="ps"),
     GetProfile(start=5, stop=10),
     Profile(total=7),
-    Greet(run="r", replica=1, life=5, partition=2, received=7),
-    Blocks(first=8, blocks=(Block(3, 1, 2, 1), Block(4, 1, 2, 1)), received=9),
+    Greet(run="r", replica=1, life=5, partition=2, received=7, begun=3),
+    Blocks(first=8, blocks=(Block(3, 1, 2, 1), Block(4, 1, 2, 1)), received=9, begun=4),
 ]
 
 
