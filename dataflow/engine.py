@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Literal, Self, cast
 
@@ -278,6 +278,20 @@ class Engine:
         self._check_running()
         self._scheduler.deliver(port, tag, value)
         if not self._turning:
+            self._turn()
+
+    def deliver_all(self, tokens: Iterable[tuple[str, Tag, Any]]) -> None:
+        """Like `deliver` for several ``(port, tag, value)``, in one turn: nodes start when all are there.
+
+        Raises:
+            UnknownPort, DuplicateToken, TooManyEarlyTokens: See `Scheduler.deliver`; what came before it counts.
+            EngineClosed: The engine is not running.
+        """
+        self._check_running()
+        try:
+            for port, tag, value in tokens:
+                self._scheduler.deliver(port, tag, value)
+        finally:
             self._turn()
 
     def deliver_threadsafe(self, port: str, tag: Tag, value: Any) -> None:
