@@ -52,6 +52,8 @@ MAY_CHANGE = frozenset(
     {
         "data",
         "epochs",
+        "epoch_fraction",
+        "epoch_rule",
         "replicas",
         "threads",
         "in_flight",
@@ -116,7 +118,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     """The epoch in which it was taken, at its end or before."""
     groups: int
-    """Groups of that epoch that were trained."""
+    """Groups of that epoch that were trained; at its end all, those that it skipped included."""
     resume: ResumeRecord
     """Where a run that continues this one takes up."""
     epochs: tuple[dict[str, Any], ...] = ()

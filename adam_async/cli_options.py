@@ -28,6 +28,16 @@ class TrainOptions:
     """Passes over the training images."""
     replicas: int | None = None
     """Model replicas; each has its own worker."""
+    partitions: int | None = None
+    """Workers that the model of each replica is cut over."""
+    plan: Literal["vertical", "layers"] | None = None
+    """How it is cut: each layer over all workers, or consecutive layers to each."""
+    halo: Literal["auto", "exchange", "recompute"] | None = None
+    """With plan vertical: send image rows that two workers need, or compute them twice."""
+    epoch_fraction: float | None = None
+    """An epoch ends when this share of the replicas has finished; what is skipped comes first in the next."""
+    epoch_rule: Literal["replicas", "images"] | None = None
+    """What epoch-fraction counts: replicas that have finished, or images out of one pool; asp only."""
     threads: int | None = None
     """Compute threads per worker; 0 shares the cores out."""
     pin_threads: bool | None = None

@@ -96,6 +96,10 @@ class EpochRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Where every replica's clock stands when the epoch begins. 0 in asp."""
     finished: tuple[tuple[int, int], ...] = ()
     """Ranges of groups that were trained before the run was resumed."""
+    carried: int = 0
+    """Groups, from the first one, with what the epoch before has skipped: they are trained in any case."""
+    behind: tuple[int, ...] = ()
+    """Replicas in whose shares that was."""
     paused: int = 0
     """Set by the data server while it leases nothing and nothing is leased: groups finished. The driver sets
     it back to 0 when its checkpoint is taken. In ssp and bsp all clocks meet meanwhile, at the `clock` of the
@@ -103,8 +107,9 @@ class EpochRecord(msgspec.Struct, frozen=True, kw_only=True):
     that are bound to that clock."""
     ended: bool = False
     result: dict[str, Any] = {}
-    """Set by the data server with `ended`: images, loss, seconds, and the clock at which all meet; in asp the
-    highest one of any replica."""
+    """Set by the data server with `ended`: images, loss, seconds, and the clock at which all meet, in asp the
+    highest one of any replica; images that were skipped and trained again, ranges of the groups that were
+    skipped, and the replicas in whose shares these were."""
     changed: int = 0
 
 
@@ -165,6 +170,11 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True):
             if life and all(node.ready == ready_word(self.run.id, life) for node in members):
                 found[replica] = life
         return found
+
+
+def skipped_groups(results: Sequence[dict[str, Any]]) -> list[list[tuple[int, int]]]:
+    """For each epoch that has ended, ranges of its groups that were skipped."""
+    return [[(start, stop) for start, stop in result.get("skipped_groups", ())] for result in results]
 
 
 def replica_life(members: Sequence[tuple[int, int]], partitions: int) -> int:

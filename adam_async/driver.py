@@ -18,7 +18,7 @@ from adam_async.checkpoint import Checkpoint, CheckpointError, check_data, resum
 from adam_async.checkpoint_files import CheckpointFolder
 from adam_async.checkpointer import Checkpointer, common_manifest, make_tensors
 from adam_async.choose_model import check_fits, choose_model
-from adam_async.cluster_map import ClusterMap, EpochRecord, NodeRecord, RunRecord
+from adam_async.cluster_map import ClusterMap, EpochRecord, NodeRecord, RunRecord, skipped_groups
 from adam_async.config import Config
 from adam_async.controller.client import Membership
 from adam_async.errors import DeadlineExceeded, RoleDied, RunFailed
@@ -325,7 +325,7 @@ class Driver:
             weights, versions = pulled.weights, pulled.versions
         result = await self._evaluate_epoch(model, weights, epoch, came_to)
         if self._recorder is not None:
-            self._recorder.evaluated(result, versions)
+            self._recorder.evaluated(result, versions, skipped_groups([came_to])[0])
         self.progress.epochs.append(result)
         self.progress.images, self.progress.loss = result.images, result.train_loss
         self.progress.replicas = len(self.map.live_replicas())
@@ -500,7 +500,8 @@ class Driver:
         return EpochResult(
             epoch=epoch,
             images=int(result["images"]),
-            skipped=0,
+            skipped=int(result["skipped"]),
+            trained_again=int(result["trained_again"]),
             train_loss=read_number(result["loss"]),
             test_accuracy=await self.evaluate(model, weights),
             train_s=float(result["train_s"]),

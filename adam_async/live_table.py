@@ -147,10 +147,11 @@ def introduction(data: Mapping[str, Any], model: Network) -> list[str]:
 
 def epoch_line(result: EpochResult, epochs: int) -> str:
     """One finished epoch as a line."""
+    skipped = f", {_count(result.skipped)} skipped" if result.skipped else ""
     return (
         f"epoch {result.epoch}/{epochs}: loss {result.train_loss:.4f}, test accuracy "
         f"{result.test_accuracy:.2%}, {_count(result.images)} images in {result.train_s:.2f} s "
-        f"({_count(result.images_per_s)}/s)"
+        f"({_count(result.images_per_s)}/s){skipped}"
     )
 
 
@@ -239,6 +240,8 @@ def consistency_line(progress: Progress) -> str:
     line = f"{progress.consistency}, staleness at most {progress.staleness_max} so far"
     if progress.consistency != "asp":
         line += f", slowest clock {_count(progress.clock)}"
+    if progress.skipped:
+        line += f", {_count(progress.skipped)} images skipped"
     if progress.waiting_for:
         more = len(progress.waiting_for) - WAITING_SHOWN
         line += f"; waiting: {', '.join(progress.waiting_for[:WAITING_SHOWN])}"

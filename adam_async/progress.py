@@ -24,6 +24,8 @@ class Progress:
     epoch: int = 0
     images: int = 0
     """Images of this epoch that are trained."""
+    skipped: int = 0
+    """Images that the epoch leaves for the next one, as far as that is known."""
     images_per_s: float = 0.0
     """Rate between the last two looks."""
     loss: float = 0.0
@@ -53,7 +55,7 @@ class Progress:
 
     def begin_epoch(self, epoch: int, *, now: float) -> None:
         """Training of an epoch begins; `now` is in seconds of the loop's clock."""
-        self.phase, self.epoch, self.images = "training", epoch, 0
+        self.phase, self.epoch, self.images, self.skipped = "training", epoch, 0, 0
         self._began = self._looked = now
 
     @property
@@ -75,6 +77,7 @@ class Progress:
         values = list(roles.values())
         at_data = ended or next((each for each in values if "loss" in each), {"images": 0, "loss": 0.0})
         before, self.images = self.images, int(at_data["images"])
+        self.skipped = int(at_data.get("skipped", 0))
         if self.images > before and now > self._looked:
             self.images_per_s = (self.images - before) / (now - self._looked)
         self._looked = now

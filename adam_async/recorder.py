@@ -16,6 +16,7 @@ from adam_async.replay.record_file import Log, dump_record
 from adam_async.replay.recording import Header, RecordedEpoch, RecordError
 from adam_async.replay.run import digest
 from adam_async.run_result import EpochResult
+from adam_async.shares import Ranges
 from dataflow import ComputePool
 from transport import TransportError
 
@@ -57,8 +58,8 @@ class Recorder:
         self._pool = pool
         self._epochs: list[RecordedEpoch] = []
 
-    def evaluated(self, result: EpochResult, versions: Sequence[int]) -> None:
-        """Note an epoch, and the version of each shard of which its accuracy is."""
+    def evaluated(self, result: EpochResult, versions: Sequence[int], skipped: Ranges) -> None:
+        """Note an epoch: the version of each shard of which its accuracy is, and the groups it skipped."""
         finite = np.isfinite(result.train_loss)
         self._epochs.append(
             RecordedEpoch(
@@ -67,6 +68,7 @@ class Recorder:
                 train_loss=result.train_loss if finite else None,
                 test_accuracy=result.test_accuracy,
                 versions=tuple(versions),
+                skipped_groups=tuple(skipped),
             )
         )
 

@@ -70,6 +70,7 @@ class EpochReport(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     images: int
     skipped: int
+    trained_again: int = 0
     train_loss: float | None
     test_accuracy: float
     train_s: float
@@ -81,6 +82,8 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
 
     train_s: float
     images: int
+    skipped: int = 0
+    trained_again: int = 0
     images_per_s: float
     test_accuracy: float
     peak_rss_mb: float
@@ -310,6 +313,7 @@ def _epoch(epoch: EpochResult) -> EpochReport:
         epoch=epoch.epoch,
         images=epoch.images,
         skipped=epoch.skipped,
+        trained_again=epoch.trained_again,
         train_loss=epoch.train_loss if isfinite(epoch.train_loss) else None,
         test_accuracy=epoch.test_accuracy,
         train_s=epoch.train_s,
@@ -337,6 +341,8 @@ def _totals(result: RunResult) -> Totals:
     return Totals(
         train_s=train_s,
         images=images,
+        skipped=sum(epoch.skipped for epoch in result.epochs),
+        trained_again=sum(epoch.trained_again for epoch in result.epochs),
         images_per_s=images / train_s if train_s else 0.0,
         test_accuracy=result.test_accuracy,
         peak_rss_mb=round(_memory_mb(result.statistics), 1),

@@ -17,10 +17,14 @@ class EpochResult:
 
     epoch: int
     images: int
+    """Trained, each counted once."""
     skipped: int
+    """Left for the next epoch, where they come first; of the last one left out."""
     train_loss: float
     test_accuracy: float
     train_s: float
+    trained_again: int = 0
+    """Of groups whose lease came back, because their replica was lost."""
 
     @property
     def images_per_s(self) -> float:
@@ -28,9 +32,10 @@ class EpochResult:
         return self.images / self.train_s if self.train_s else 0.0
 
     def __str__(self) -> str:
+        skipped = f", {self.skipped} skipped" if self.skipped else ""
         return (
             f"epoch {self.epoch}: loss {self.train_loss:.4f}, test accuracy {self.test_accuracy:.2%}, "
-            f"{self.images} images in {self.train_s:.2f} s"
+            f"{self.images} images in {self.train_s:.2f} s{skipped}"
         )
 
 

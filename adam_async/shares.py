@@ -2,8 +2,11 @@
 
 The controller decides who has which place (`share_out`), a data server makes queues of it (`assign`); both
 look at what is *left* of the epoch: its groups in order, without those that were trained before the run was
-resumed. Of what is left the first `warm` groups go to the lowest replica alone. The rest is shared out
+resumed. Of what is left the first `warm` groups go to the lowest replica alone. The first `carried` groups of
+the epoch hold what the epoch before has skipped: they are shared out evenly and come before all others, but
+a replica in whose share they were gets none. The rest is shared out
 
+    in a pool   everybody takes the next group
     in ranges   a contiguous range of group numbers per replica; they differ by one group at most
     in turns    of `turn` groups, the groups of one step: the turns are dealt out in order, so that step k of
                 all replicas together is one contiguous piece of the epoch's order, as one that trains alone
@@ -11,13 +14,16 @@ resumed. Of what is left the first `warm` groups go to the lowest replica alone.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from adam_async.ids import Replica
 
 Ranges = Sequence[tuple[int, int]]
 """Ranges of group numbers, each from its first to behind its last."""
+
+POOL = Replica(-1)
+"""Whose queue the common pool is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -57,19 +63,26 @@ def warm_groups(warm_start: int, *, epoch: int, groups: int, finished: Ranges, t
 
 
 def share_out(
-    replicas: Sequence[int], *, groups: int, turn: int, warm: int = 0, finished: Ranges = ()
+    replicas: Sequence[int],
+    *,
+    groups: int,
+    turn: int,
+    warm: int = 0,
+    finished: Ranges = (),
+    carried: int = 0,
 ) -> dict[str, tuple[int, int]]:
     """Give each replica (as text) its range of groups, or, in turns, its place and the number of places.
 
-    Ranges cover all groups, and those that are left are spread evenly over them: the lowest replica has the
-    `warm` ones beside its part of the rest.
+    Ranges cover all groups, and those that are left are spread evenly over them. The range of the lowest
+    replica begins with the `warm` and the `carried` groups; `assign` gives others their part of the carried.
     """
     places = len(replicas)
     if turn:
         return {str(replica): (place, places) for place, replica in enumerate(sorted(replicas))}
     left = groups_left(groups, finished)
-    rest = len(left) - warm
-    inner = [warm + rest * place // places for place in range(1, places)]
+    lead = _lead(left, warm, carried)
+    rest = len(left) - lead
+    inner = [lead + rest * place // places for place in range(1, places)]
     cuts = [0, *(left[at] if at < len(left) else groups for at in inner), groups]
     return {str(replica): (cuts[place], cuts[place + 1]) for place, replica in enumerate(sorted(replicas))}
 
@@ -81,23 +94,53 @@ def assign(
     turn: int,
     warm: int = 0,
     finished: Ranges = (),
+    carried: int = 0,
+    behind: Collection[Replica] = (),
 ) -> Assignment:
-    """Make queues of what `share_out` decided."""
+    """Make queues of what `share_out` decided.
+
+    Args:
+        shares: Replica to its range, or to its place and the number of places.
+        groups: Of the epoch.
+        turn: Groups of a turn; 0: shares are ranges.
+        warm: Groups of the warm start.
+        finished: Trained before the run was resumed.
+        carried: Groups, from the first one, of images that the epoch before has skipped.
+        behind: Replicas in whose shares those were: they get none of them while there are others.
+    """
     left = groups_left(groups, finished)
-    rest = left[warm:]
-    queues: dict[Replica, Sequence[int]]
     if turn:
-        queues = {replica: _turns(rest, turn, place, places) for replica, (place, places) in shares.items()}
-        return Assignment(
-            warm=left[:warm], queues=queues, progress={number: number / groups for number in left}
-        )
-    queues = {replica: _within(rest, share) for replica, share in shares.items()}
+        rest = left[warm:]
+        turns = {replica: _turns(rest, turn, place, places) for replica, (place, places) in shares.items()}
+        return Assignment(warm=left[:warm], queues=turns, progress=_in_order(left, groups))
+    lead = _lead(left, warm, carried)
+    takers = sorted(set(shares).difference(behind)) or sorted(shares)
+    cuts = [warm + (lead - warm) * place // len(takers) for place in range(len(takers) + 1)]
+    first = {replica: left[cuts[place] : cuts[place + 1]] for place, replica in enumerate(takers)}
+    queues: dict[Replica, Sequence[int]] = {
+        replica: (*first.get(replica, ()), *_within(left[lead:], share)) for replica, share in shares.items()
+    }
     before = 1 - len(left) / groups
     progress: dict[int, float] = {}
-    for share in shares.values():
-        own = _within(left, share)
+    for replica, queue in queues.items():
+        own = [*left[:warm], *queue] if replica == min(shares) else queue
         progress.update((number, before + (1 - before) * at / len(own)) for at, number in enumerate(own))
     return Assignment(warm=left[:warm], queues=queues, progress=progress)
+
+
+def assign_pool(groups: int, *, warm: int = 0, finished: Ranges = ()) -> Assignment:
+    """Make one queue for all of what is left behind the warm start."""
+    left = groups_left(groups, finished)
+    return Assignment(warm=left[:warm], queues={POOL: left[warm:]}, progress=_in_order(left, groups))
+
+
+def _in_order(left: Sequence[int], groups: int) -> dict[int, float]:
+    return {number: number / groups for number in left}
+
+
+def _lead(left: Sequence[int], warm: int, carried: int) -> int:
+    """How many of the groups that are left come before what is shared out in ranges."""
+    return max(warm, bisect_left(left, carried))
 
 
 def _turns(numbers: Sequence[int], turn: int, place: int, places: int) -> list[int]:

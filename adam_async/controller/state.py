@@ -299,12 +299,18 @@ class ControllerState:
         warm = warm_groups(
             int(config["warm_start"]), epoch=run.epoch, groups=groups, finished=finished, turn=turn
         )
+        before = self.map.results[-1] if self.map.results else {}
+        carried = -(-int(before.get("skipped", 0)) // int(config["images_per_group"]))
         return EpochRecord(
             run=run.id,
             number=run.epoch,
             groups=groups,
-            shares=share_out(replicas, groups=groups, turn=turn, warm=warm, finished=finished),
+            shares=share_out(
+                replicas, groups=groups, turn=turn, warm=warm, finished=finished, carried=carried
+            ),
             turn=turn,
+            carried=carried,
+            behind=tuple(before.get("behind", ())),
             first_clock=clock if turn else 0,
             finished=finished,
             changed=self.map.version + 1,

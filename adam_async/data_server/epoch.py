@@ -11,16 +11,23 @@ Whoever is lost leaves groups behind. In ranges they go to the *successor*, the 
 they are dealt out, turn by turn, to all that take part, those first that will be done first. Whoever joins
 gets an equal part of what nobody has been given yet, in ranges; with turns it takes part from the next epoch
 on, unless nobody else is there. Without any live replica groups wait for the next one.
+
+An epoch may end before all its groups are trained. It *closes* when a fraction of the live replicas to whom
+it gave work have finished their shares: from then on nothing is leased, but for groups that hold what the
+epoch before has skipped, which go to those that have finished. What is leased is still trained and counts;
+when all of that is finished the epoch is over, and what is neither finished nor leased was skipped. Of a pool
+as many groups are leased as make up the fraction, so it closes when these are finished.
 """
 
 from collections import deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from itertools import chain, islice
+from math import ceil
 
 from adam_async.data_server.meeting import Meeting
 from adam_async.ids import Replica
-from adam_async.shares import Ranges, assign
+from adam_async.shares import POOL, Ranges, assign, assign_pool
 
 Queue = deque[tuple[int, int]]
 """Groups that wait: their numbers and the attempt that the next lease is."""
@@ -49,6 +56,10 @@ class Epoch:
         warm: Groups of the warm start.
         every: Groups between two pauses; 0: none.
         live: Replicas that are live.
+        carried: Groups, from the first one, of images that the epoch before has skipped.
+        behind: Replicas in whose shares those were.
+        fraction: Of replicas, or of groups in a pool, after which it closes.
+        pooled: Whether there is one queue for all.
     """
 
     def __init__(
@@ -63,10 +74,26 @@ class Epoch:
         warm: int,
         every: int,
         live: Collection[Replica],
+        carried: int = 0,
+        behind: Collection[Replica] = (),
+        fraction: float = 1.0,
+        pooled: bool = False,
     ) -> None:
         self.number, self.groups = number, groups
         self._turn, self._every = turn, every
-        assigned = assign(shares, groups=groups, turn=turn, warm=warm, finished=finished)
+        self._carried, self._fraction, self._pooled = carried, fraction, pooled
+        if pooled:
+            assigned = assign_pool(groups, warm=warm, finished=finished)
+        else:
+            assigned = assign(
+                shares,
+                groups=groups,
+                turn=turn,
+                warm=warm,
+                finished=finished,
+                carried=carried,
+                behind=behind,
+            )
         self._progress = assigned.progress
         self.finished = groups - len(assigned.progress)
         self._paused_at = self.finished
@@ -75,6 +102,12 @@ class Epoch:
         """Stretches that have begun, without the warm start."""
         self.queues: dict[Replica, Queue] = {}
         self.leases: dict[int, GroupLease] = {}
+        self.closed = False
+        self.skipped: dict[int, Replica] = {}
+        """Groups that were not trained, and in whose share they were."""
+        self.again: list[int] = []
+        """Groups whose lease has come back."""
+        self._given: set[Replica] = set()
         self._later = {
             replica: deque((group, 1) for group in queue) for replica, queue in assigned.queues.items()
         }
@@ -93,6 +126,7 @@ class Epoch:
         for replica in self._live:
             self._take_in(replica)
         self._pass_on()
+        self._close_if_due()
 
     def progress(self, number: int) -> float:
         """Epochs of the run that lie before a group, for the replica of its share."""
@@ -102,16 +136,18 @@ class Epoch:
 
     @property
     def over(self) -> bool:
-        """Whether every group is finished."""
-        return self.finished == self.groups
+        """Whether every group is finished or skipped."""
+        return self.finished + len(self.skipped) == self.groups
 
     def advance(self) -> bool:
-        """Begin the next stretch if this one is over; returns whether the epoch pauses first."""
+        """Close the epoch or begin the next stretch, if it is time; returns whether it pauses first."""
+        self._close_if_due()
         if self.paused or self.over or self.leases or any(self.queues.values()):
             return False
         self.paused = bool(self._every) and self.finished - self._paused_at >= self._every
         if not self.paused:
             self._begin_stretch()
+            self._close_if_due()
         return self.paused
 
     def resume(self) -> None:
@@ -123,7 +159,7 @@ class Epoch:
     def _begin_stretch(self) -> None:
         self._warming = False
         self.stretch += 1
-        takers = sum(map(bool, self._later.values())) or 1
+        takers = sum(map(bool, self._later.values())) or 1  # of a pool all together
         size = self.groups
         if self._every:
             size = -(-self._every // takers)
@@ -144,13 +180,16 @@ class Epoch:
 
     def lease(self, replica: Replica, count: int) -> tuple[tuple[int, int], ...]:
         """Hand the next groups, `count` at most, to a live replica."""
-        queue = self.queues.get(replica)
-        if not queue or replica not in self._live:
-            return ()
-        granted = tuple(queue.popleft() for _ in range(min(count, len(queue))))
-        for number, attempt in granted:
+        granted: list[tuple[int, int]] = []
+        while len(granted) < count and self.has_work(replica) and replica in self._live:
+            number, attempt = self._queue_of(replica).popleft()
             self.leases[number] = GroupLease(replica, attempt)
-        return granted
+            self._given.add(replica)
+            granted.append((number, attempt))
+        return tuple(granted)
+
+    def _queue_of(self, replica: Replica) -> Queue:
+        return self.queues.setdefault(POOL if self._pooled and not self._warming else replica, deque())
 
     @property
     def end(self) -> int:
@@ -163,7 +202,14 @@ class Epoch:
 
     def has_work(self, replica: Replica) -> bool:
         """Whether a group waits for the replica."""
-        return bool(self.queues.get(replica))
+        queue = self._queue_of(replica)
+        if not queue or self._warming or not self._pooled:
+            return bool(queue)
+        return queue[0][0] < self._carried or self.finished + len(self.leases) < self._pool_limit
+
+    @property
+    def _pool_limit(self) -> int:
+        return _part(self._fraction, self.groups)
 
     def tell_end(self, replica: Replica) -> int:
         """A live replica is told that nothing more waits for it; returns `Groups.end`."""
@@ -184,9 +230,47 @@ class Epoch:
     def _return_leases(self, replica: Replica) -> int:
         """Put what a replica was leased back into its queue; returns how much that is."""
         back = sorted(number for number, lease in self.leases.items() if lease.replica == replica)
-        queue = self.queues.setdefault(replica, deque())
-        queue.extendleft((number, self.leases.pop(number).attempt + 1) for number in reversed(back))
+        groups = [(number, self.leases.pop(number).attempt + 1) for number in back]
+        self._queue_of(replica).extendleft(reversed(groups))
+        self.again += back
+        if self.closed:
+            self._queue_of(replica).extend(self._skip({replica: self._queue_of(replica)}))
         return len(back)
+
+    # --- the early end -----------------------------------------------------------------------
+
+    def _close_if_due(self) -> None:
+        """Nothing more is leased once enough is done, but for what was carried."""
+        if self.closed or self._warming or self.meeting is not None or self._fraction >= 1:
+            return
+        if self._pooled:
+            done = [POOL] if self.finished >= self._pool_limit else []
+        else:
+            done = self._done_if_enough()
+        if done:
+            self.closed = True
+            kept = self._skip(self.queues) + self._skip(self._later)
+            for at, group in enumerate(sorted(kept)):
+                self.queues.setdefault(done[at % len(done)], deque()).append(group)
+
+    def _done_if_enough(self) -> list[Replica]:
+        """The replicas that have finished their shares, if they are as many as close the epoch."""
+        waiting = {r for queues in (self.queues, self._later) for r, queue in queues.items() if queue}
+        needed = _part(self._fraction, len(self._members & (waiting | self._given)))
+        idle = sorted(self._members & self._given - waiting)
+        if len(idle) < needed:
+            return []
+        busy = {lease.replica for lease in self.leases.values()}
+        done = [replica for replica in idle if replica not in busy]
+        return done if len(done) >= needed else []
+
+    def _skip(self, queues: dict[Replica, Queue]) -> list[tuple[int, int]]:
+        """Skip what waits in some queues, but for what was carried, which is taken out and returned."""
+        kept = [group for queue in queues.values() for group in queue if group[0] < self._carried]
+        for replica, queue in queues.items():
+            self.skipped.update((number, replica) for number, _ in queue if number >= self._carried)
+            queue.clear()
+        return kept
 
     # --- who is there ------------------------------------------------------------------------
 
@@ -199,11 +283,13 @@ class Epoch:
         self._pass_on()
         for replica in joined:
             self._join(replica)
+        self._close_if_due()
         return again
 
     def _lose(self, replica: Replica) -> int:
         again = self._return_leases(replica)
         self._members.discard(replica)
+        self._given.discard(replica)
         if self.meeting is not None:
             self.meeting.leave(replica)
         return again
@@ -219,7 +305,7 @@ class Epoch:
         if replica in self._members or (self.meeting is not None and self._members):
             return
         self._members.add(replica)
-        if self.meeting is None:
+        if self.meeting is None and not self._pooled:
             for queues in (self._later,) if self._warming else (self.queues, self._later):
                 self._cut_a_part(queues, replica)
 
@@ -241,7 +327,7 @@ class Epoch:
         first = min(self._members)
         for queues in (self.queues, self._later):
             takers = [first] if self._warming and queues is self.queues else sorted(self._members)
-            for replica in sorted(r for r, queue in queues.items() if queue and r not in takers):
+            for replica in sorted(r for r, queue in queues.items() if queue and r not in (POOL, *takers)):
                 self._deal(queues, takers, replica)
         self._grow()
 
@@ -261,10 +347,16 @@ class Epoch:
 
     def upcoming(self, replica: Replica, count: int) -> list[int]:
         """The next group numbers that the replica would get."""
-        waiting = chain(self.queues.get(replica, ()), self._later.get(replica, ()))
+        whose = POOL if self._pooled and not self.queues.get(replica) else replica
+        waiting = chain(self.queues.get(whose, ()), self._later.get(whose, ()))
         return [number for number, _ in islice(waiting, count)]
 
     def waiting(self) -> list[int]:
         """All group numbers that nobody has been given."""
         queues = chain(self.queues.values(), self._later.values())
         return [number for queue in queues for number, _ in queue]
+
+
+def _part(fraction: float, whole: int) -> int:
+    """The least whole number that is at least this part of another one, but for the errors of a product."""
+    return ceil(fraction * whole - 1e-9)

@@ -1,14 +1,16 @@
 """The data-server role: image groups, ready before they are asked for.
 
-The whole data set lies decoded in memory (AD-04). The order of an epoch is keyed by (seed, epoch), so
-any server makes the same groups; the next groups of every replica are gathered ahead of the request
-(AD-03), and a worker that is slow to ask delays no other: answers are sent and forgotten (AD-05). The workers
-that a replica is cut over are all given its groups, each the rows of the images that it needs.
+The whole data set lies decoded in memory (AD-04). The order of an epoch is keyed by (seed, epoch), with what
+the one before has skipped moved to the front (AD-24), so any server makes the same groups; the next groups of
+every replica are gathered ahead of the request (AD-03), and a worker that is slow to ask delays no other:
+answers are sent and forgotten (AD-05). The workers that a replica is cut over are all given its groups, each
+the rows of the images that it needs.
 """
 
 import logging
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, starmap
 from math import prod
 from typing import Any
 
@@ -16,10 +18,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from adam_async.cluster_map import ClusterMap, EpochRecord, RunRecord
-from adam_async.config import Waits
+from adam_async.cluster_map import ClusterMap, EpochRecord, RunRecord, skipped_groups
+from adam_async.config import Config, Waits
 from adam_async.data_server.dataset import Dataset
-from adam_async.data_server.order import epoch_order
+from adam_async.data_server.order import EpochOrders
 from adam_async.data_server.state import (
     DataState,
     Effect,
@@ -48,7 +50,7 @@ from adam_async.messages import (
     pack,
 )
 from adam_async.role import Role
-from adam_async.shares import warm_groups
+from adam_async.shares import Ranges, warm_groups
 from adam_async.timeline import Timeline
 from adam_async.timer import Timer
 from transport import Identity, Network, Request
@@ -138,7 +140,7 @@ class DataServer(Role):
                 self._tell(ReplicasChanged(live))
             if cluster.epoch is not None and cluster.epoch.run == run.id and cluster.epoch.number > epoch:
                 epoch = cluster.epoch.number
-                self._begin_epoch(run, cluster.epoch)
+                self._begin_epoch(run, cluster.epoch, skipped_groups(cluster.results[: epoch - 1]))
 
     def _take_up(self, cluster: ClusterMap) -> None:
         run = cluster.run
@@ -148,17 +150,17 @@ class DataServer(Role):
         self._read_ahead = int(run.config["read_ahead"])
         group_bytes = self._group_images * prod(self._dataset.image_shape)
         self._most_groups = min(max(ANSWER_BYTES // group_bytes, 1), ANSWER_GROUPS)
-        self._dice = Dice(int(run.config["seed"]))
-        self._partitions = cluster.partitions
-        self.state = DataState(partitions=self._partitions)
-
-    def _begin_epoch(self, run: RunRecord, epoch: EpochRecord) -> None:
-        order = epoch_order(
-            self._dice,
-            epoch=epoch.number,
+        self._config = msgspec.convert(run.config, Config)
+        self._orders = EpochOrders(
+            Dice(self._config.seed),
             num_images=len(self._dataset.train_labels),
             images_per_group=self._group_images,
         )
+        self._partitions = cluster.partitions
+        self.state = DataState(partitions=self._partitions)
+
+    def _begin_epoch(self, run: RunRecord, epoch: EpochRecord, skipped: Sequence[Ranges]) -> None:
+        order = self._orders.order(epoch.number, skipped)
         self._stock = Stock(self._dataset, order, takers=self._partitions)
         shares = {Replica(int(replica)): share for replica, share in epoch.shares.items()}
         taken_up = run.resumed if epoch.finished else None
@@ -180,6 +182,10 @@ class DataServer(Role):
                 turn=epoch.turn,
             ),
             every=int(run.config["checkpoint_every"]),
+            carried=epoch.carried,
+            behind=tuple(map(Replica, epoch.behind)),
+            fraction=self._config.fraction_in_force,
+            pooled=self._config.pooled,
         )
         self._tell(began)
         for replica in shares:
@@ -248,7 +254,10 @@ class DataServer(Role):
                 case Grant():
                     self._send_groups(effect)
                 case EpochEnded():
-                    self._spawn(f"epoch-{effect.number}", self._report_epoch(self._run, effect))
+                    self._spawn(
+                        f"epoch-{effect.number}",
+                        self._report_epoch(self._run, effect.number, self._result(effect)),
+                    )
                 case Paused():
                     self._spawn(f"pause-{effect.number}", self._pause(self._run, effect))
 
@@ -272,18 +281,29 @@ class DataServer(Role):
         if timeline is not None and leases:
             timeline.leased(self._identity.node, self._run, request.link.peer.node, leases, begin)
 
-    async def _report_epoch(self, run: str, ended: EpochEnded) -> None:
-        result = {
+    def _result(self, ended: EpochEnded) -> dict[str, Any]:
+        """What `EpochRecord.result` says of an epoch."""
+        skipped = chain.from_iterable(starmap(range, ended.skipped))
+        return {
             "images": ended.images,
             "loss": ended.loss,
             "train_s": ended.train_s,
             "clock": ended.clock,
+            "skipped": self._images_in(skipped),
+            "skipped_groups": ended.skipped,
+            "behind": ended.behind,
+            "trained_again": self._images_in(ended.again),
         }
 
+    def _images_in(self, numbers: Iterable[int]) -> int:
+        stock = self._stock
+        return sum(map(stock.count, numbers)) if stock is not None else 0
+
+    async def _report_epoch(self, run: str, number: int, result: Mapping[str, Any]) -> None:
         def end(epoch: EpochRecord) -> EpochRecord | None:
-            if (epoch.run, epoch.number) != (run, ended.number):
+            if (epoch.run, epoch.number) != (run, number):
                 return None  # the run was replaced by another while its last report came in
-            return msgspec.structs.replace(epoch, ended=True, result=result)
+            return msgspec.structs.replace(epoch, ended=True, result=dict(result))
 
         await self._membership.update_epoch(end)
 
@@ -312,7 +332,9 @@ class DataServer(Role):
 
     def statistics(self) -> dict[str, Any]:
         """Progress of the epoch, groups trained again, and the traffic of each link."""
-        return {**self.state.statistics(), **super().statistics()}
+        told = self.state.statistics()
+        skipped = self._images_in(chain.from_iterable(starmap(range, told["skipped_groups"])))
+        return {**told, "skipped": skipped, **super().statistics()}
 
     def __repr__(self) -> str:
         return f"<DataServer {self._identity.node} at {self.address} {self._dataset!r}>"

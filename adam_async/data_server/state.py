@@ -10,7 +10,7 @@ first of them comes to the end of the log, more is leased.
 
 A report for a group that is not leased under that attempt, or of another life, is late: the group was given
 to another and will be trained again. It is counted, and changes nothing. Every group of an epoch is thus
-finished exactly once, and the epoch ends when all of them are.
+finished exactly once, and the epoch ends when all of them are, but for those that it skips (`epoch`).
 
 A question that finds no work is *parked* until there is some, the epoch changes, or its time is up; so is a
 question of a life that has not begun or is over. But who has not heard that nothing waits for its replica,
@@ -18,7 +18,7 @@ and where all clocks meet then with `ssp` and `bsp`, hears it at once. Times are
 caller's clock.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, assert_never
 
@@ -26,7 +26,7 @@ from adam_async.data_server.epoch import Epoch
 from adam_async.data_server.lease_log import LeaseLog, Logged
 from adam_async.ids import Replica
 from adam_async.messages import Finished
-from adam_async.shares import Ranges
+from adam_async.shares import POOL, Ranges
 
 Request = Any
 """The shell's handle on a question; passed back in the effect that answers it."""
@@ -56,6 +56,14 @@ class EpochBegan:
     """Groups of the warm start."""
     every: int = 0
     """Groups between two pauses; 0: none."""
+    carried: int = 0
+    """Groups, from the first one, of images that the epoch before has skipped."""
+    behind: tuple[Replica, ...] = ()
+    """Replicas in whose shares those were."""
+    fraction: float = 1.0
+    """Of the replicas, or of the groups in a pool, after which nothing more is leased."""
+    pooled: bool = False
+    """Whether all take their groups out of one pool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +127,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class EpochEnded:
-    """Every group of the epoch is finished."""
+    """Every group of the epoch is finished or skipped."""
 
     number: int
     images: int
@@ -129,6 +137,12 @@ class EpochEnded:
     """Seconds from the first lease to the last report, those of the runs that this one continues included."""
     clock: int
     """Where all meet; without turns the highest clock of a replica."""
+    skipped: tuple[tuple[int, int], ...] = ()
+    """Ranges of groups."""
+    behind: tuple[Replica, ...] = ()
+    """Replicas in whose shares those were."""
+    again: tuple[int, ...] = ()
+    """Groups whose lease came back, each as often as it did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +155,17 @@ class Paused:
 
 
 Effect = Grant | EpochEnded | Paused
+
+
+def _ranges(numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:
+    """Numbers as ranges of neighbours, in their order."""
+    found: list[tuple[int, int]] = []
+    for number in sorted(numbers):
+        if found and found[-1][1] == number:
+            found[-1] = (found[-1][0], number + 1)
+        else:
+            found.append((number, number + 1))
+    return tuple(found)
 
 
 def _worker(asked: LeaseAsked) -> tuple[Replica, int, int]:
@@ -157,6 +182,7 @@ class DataState:
     def __init__(self, *, partitions: int = 1) -> None:
         self._partitions = partitions
         self._epoch: Epoch | None = None
+        self._is_open = False
         self._images = 0
         self._loss_sum = 0.0
         self._started: float | None = None
@@ -176,6 +202,7 @@ class DataState:
                 return self._begin(event, now)
             case ReplicasChanged():
                 self._replicas_changed(event)
+                return self._ended_if_over() + self._answer_parked(now)
             case LeaseAsked():
                 return self._asked(event) + self._answer_parked(now)
             case GroupsReported():
@@ -216,8 +243,13 @@ class DataState:
             warm=event.warm,
             every=event.every,
             live=self._logs,
+            carried=event.carried,
+            behind=event.behind,
+            fraction=event.fraction,
+            pooled=event.pooled,
         )
-        return self._ended(self._epoch) if self._epoch.over else self._answer_parked(now)
+        self._is_open = True
+        return self._ended_if_over() + self._answer_parked(now)
 
     # --- leases ------------------------------------------------------------------------------
 
@@ -252,23 +284,35 @@ class DataState:
             return []
         lease.losses[partition] = report.loss
         effects: list[Effect] = []
-        stretch = epoch.stretch
+        before = epoch.stretch, epoch.closed
         if len(lease.losses) == self._partitions:
             epoch.finish(report.number)
             assert self._started is not None, "what is reported was leased"
             self._train_s = self._before_s + now - self._started
             self._images += report.images
             self._loss_sum += sum(lease.losses.values()) * report.images
-            if epoch.over:
-                return self._ended(epoch)
-            effects = [Paused(epoch.number, epoch.finished)] if epoch.advance() else []
-        if epoch.meeting is not None or epoch.stretch != stretch:
+            effects = [Paused(epoch.number, epoch.finished)] if epoch.advance() else self._ended_if_over()
+        if epoch.meeting is not None or (epoch.stretch, epoch.closed) != before or epoch.over:
             effects += self._answer_parked(now)
         return effects
 
-    def _ended(self, epoch: Epoch) -> list[Effect]:
-        loss = self._loss_sum / max(self._images, 1)
-        return [EpochEnded(epoch.number, self._images, loss, self._train_s, self._meet(epoch))]
+    def _ended_if_over(self) -> list[Effect]:
+        """What came of the epoch, once it is over; told once."""
+        epoch = self._epoch
+        if epoch is None or not epoch.over or not self._is_open:
+            return []
+        self._is_open = False
+        ended = EpochEnded(
+            number=epoch.number,
+            images=self._images,
+            loss=self._loss_sum / max(self._images, 1),
+            train_s=self._train_s,
+            clock=self._meet(epoch),
+            skipped=_ranges(epoch.skipped),
+            behind=tuple(sorted(set(epoch.skipped.values()) - {POOL})),
+            again=tuple(epoch.again),
+        )
+        return [ended]
 
     def _meet(self, epoch: Epoch) -> int:
         return epoch.meeting.end if epoch.meeting is not None else self._clock
@@ -346,22 +390,22 @@ class DataState:
         return self._epoch.upcoming(replica, count) if self._epoch is not None else []
 
     def trained_ranges(self) -> tuple[tuple[int, int], ...]:
-        """Ranges of the epoch's groups that are finished: those that are neither queued nor leased."""
+        """Ranges of the epoch's groups that are finished: neither queued nor leased nor skipped."""
         epoch = self._epoch
         if epoch is None:
             return ()
-        left = sorted((*epoch.waiting(), *epoch.leases, epoch.groups))
+        left = sorted((*epoch.waiting(), *epoch.leases, *epoch.skipped, epoch.groups))
         starts = [0, *(number + 1 for number in left)]
         return tuple((start, stop) for start, stop in zip(starts, left, strict=False) if start < stop)
 
     # --- invariants and statistics -----------------------------------------------------------
 
     def check_invariants(self) -> None:
-        """Assert that every group of the epoch is queued, leased or finished, exactly once."""
+        """Assert that every group of the epoch is queued, leased, skipped or finished, exactly once."""
         epoch = self._epoch
         if epoch is None:
             return
-        everywhere = epoch.waiting() + list(epoch.leases)
+        everywhere = epoch.waiting() + list(epoch.leases) + list(epoch.skipped)
         assert len(everywhere) == len(set(everywhere)), "a group is in two places"
         assert len(everywhere) + epoch.finished == epoch.groups, (len(everywhere), epoch.finished)
         holders = {lease.replica for lease in epoch.leases.values()}
@@ -379,6 +423,7 @@ class DataState:
             "clock": self._meet(epoch) if epoch else 0,
             "images": self._images,
             "train_s": self._train_s,
+            "skipped_groups": _ranges(epoch.skipped) if epoch else (),
             "loss": self._loss_sum / self._images if self._images else 0.0,
             "leased": self.leased,
             "trained_again": self.trained_again,

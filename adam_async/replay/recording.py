@@ -32,6 +32,8 @@ class RecordedEpoch(msgspec.Struct, frozen=True, kw_only=True):
     test_accuracy: float
     versions: tuple[int, ...]
     """Version of each shard in the snapshot that was evaluated."""
+    skipped_groups: tuple[tuple[int, int], ...] = ()
+    """Ranges of groups that were not trained; the order of the next epoch depends on them."""
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):

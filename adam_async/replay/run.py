@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.data_server.dataset import Dataset
-from adam_async.data_server.order import EpochOrder, epoch_order
+from adam_async.data_server.order import EpochOrder, EpochOrders
 from adam_async.dice import Dice
 from adam_async.errors import RunFailed
 from adam_async.model.layer import Layer
@@ -70,8 +70,9 @@ class Replay:
         _check_data(header.data, dataset)
         config = header.options()
         self._dataset = dataset
-        self._group_images = config.images_per_group
-        self._dice = Dice(config.seed)
+        self._epoch_orders = EpochOrders(
+            Dice(config.seed), num_images=len(dataset.train_labels), images_per_group=config.images_per_group
+        )
         self._orders: dict[int, EpochOrder] = {}
         self.header = header
         self.network = Network(
@@ -191,12 +192,8 @@ class Replay:
         """Images and labels of a group."""
         order = self._orders.get(epoch)
         if order is None:
-            order = self._orders[epoch] = epoch_order(
-                self._dice,
-                epoch=epoch,
-                num_images=len(self._dataset.train_labels),
-                images_per_group=self._group_images,
-            )
+            skipped = [before.skipped_groups for before in self.header.epochs[: epoch - 1]]
+            order = self._orders[epoch] = self._epoch_orders.order(epoch, skipped)
         chosen = order.group(number)
         return self._dataset.train_images[chosen], self._dataset.train_labels[chosen]
 

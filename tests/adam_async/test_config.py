@@ -97,6 +97,16 @@ def test_a_file_with_a_wrong_key_is_told_the_nearest(text, said):
         ({"momentum": 1.0}, "momentum must be in [0, 1), not 1.0"),
         ({"momentum": float("nan")}, "momentum must be in [0, 1), not nan"),
         ({"momentum": 0.5, "rule": "adam"}, "momentum belongs to rule sgd"),
+        ({"partitions": 0}, "partitions must be a number of at least 1, not 0"),
+        ({"partitions": 65}, "partitions must be at most 64, not 65"),
+        ({"partitions": 2, "clip": 1}, "clip cannot be with partitions=2: no worker has the whole gradient"),
+        ({"partitions": 2, "layer_rate": 0.1}, "layer_rate cannot be with partitions=2: no worker has"),
+        ({"partitions": 2, "record": True}, "record cannot be with partitions=2: no record holds"),
+        ({"partitions": 2, "weights": "aliased"}, "weights=aliased needs partitions=1"),
+        ({"plan": "diagonal"}, "plan must be one of vertical, layers, not 'diagonal'"),
+        ({"epoch_fraction": 0}, "epoch_fraction must be above 0 and at most 1, not 0.0"),
+        ({"epoch_fraction": 1.5}, "epoch_fraction must be above 0 and at most 1, not 1.5"),
+        ({"epoch_rule": "time"}, "epoch_rule must be one of replicas, images, not 'time'"),
         ({"until_accuracy": 98.7}, "until_accuracy is a share between 0 and 1, not 98.7"),
         ({"rule": "newton"}, "rule must be one of sgd, adagrad, adam, not 'newton'"),
         ({"dtype": "float16"}, "dtype must be one of float32, float64, not 'float16'"),
@@ -169,7 +179,18 @@ def test_a_step_may_be_longer_than_what_is_in_flight_in_every_mode():
         assert make_config({"consistency": consistency, "push_every": 8, "in_flight": 1}).push_every == 8
 
 
-@pytest.mark.parametrize("values", [{"consistency": "ssp:9"}, {"clip": 1}, {"scale_by_staleness": True}])
+@pytest.mark.parametrize(
+    ("consistency", "fraction", "pooled"), [("asp", 0.5, True), ("ssp:3", 1.0, False), ("bsp", 1.0, False)]
+)
+def test_where_clocks_meet_at_its_end_all_of_an_epoch_is_trained(consistency, fraction, pooled):
+    config = Config(consistency=consistency, epoch_fraction=0.5, epoch_rule="images")
+    assert (config.fraction_in_force, config.pooled) == (fraction, pooled)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"consistency": "ssp:9"}, {"clip": 1}, {"scale_by_staleness": True}, {"partitions": 2}],
+)
 def test_what_needs_a_copy_is_not_trained_in_place_unless_asked_for(values):
     assert make_config({}).weights_in(one_process=True) == "aliased"
     assert make_config(values).weights_in(one_process=True) == "copy"

@@ -126,7 +126,7 @@ def servers_of(result):
 
 
 OTHERS = {
-    "more-replicas": {"replicas": 4},
+    "more-replicas": {"replicas": 4, "epoch_fraction": 1.0},
     "one-replica": {"replicas": 1},
     "more-servers": {"servers": 5},
     "one-server": {"servers": 1},

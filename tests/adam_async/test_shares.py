@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adam_async.ids import Replica
-from adam_async.shares import assign, covers, groups_left, share_out, warm_groups
+from adam_async.shares import POOL, assign, assign_pool, covers, groups_left, share_out, warm_groups
 
 
 def of(shares):
@@ -19,21 +19,39 @@ def of(shares):
     warm_start=st.integers(0, 80),
     epoch=st.integers(1, 2),
     cuts=st.lists(st.integers(0, 60), max_size=4),
+    carried=st.integers(0, 60),
+    behind=st.sets(st.integers(0, 9)),
 )
-def test_every_group_that_is_left_is_assigned_once(replicas, groups, turn, warm_start, epoch, cuts):
+def test_every_group_that_is_left_is_assigned_once(
+    replicas, groups, turn, warm_start, epoch, cuts, carried, behind
+):
+    carried = min(carried, groups)
     cuts = sorted(min(cut, groups) for cut in cuts)
     finished = tuple(zip(cuts[::2], cuts[1::2], strict=False))
     warm = warm_groups(warm_start, epoch=epoch, groups=groups, finished=finished, turn=turn)
-    shares = share_out(tuple(replicas), groups=groups, turn=turn, warm=warm, finished=finished)
+    shares = share_out(
+        tuple(replicas), groups=groups, turn=turn, warm=warm, finished=finished, carried=carried
+    )
     assert covers(shares.values(), groups=groups, turn=turn)
-    assigned = assign(of(shares), groups=groups, turn=turn, warm=warm, finished=finished)
+    assigned = assign(
+        of(shares),
+        groups=groups,
+        turn=turn,
+        warm=warm,
+        finished=finished,
+        carried=carried,
+        behind=frozenset(map(Replica, behind)),
+    )
     left = list(groups_left(groups, finished))
     queues = [list(queue) for queue in assigned.queues.values()]
     assert sorted([*assigned.warm, *(number for queue in queues for number in queue)]) == left
     assert assigned.progress.keys() == set(left)
     assert all(0 <= value < 1 for value in assigned.progress.values())
-    spread = max(map(len, queues)) - min(map(len, queues))
-    assert spread <= (turn or 1)
+    shared = [[number for number in queue if turn or number >= carried] for queue in queues]
+    assert max(map(len, shared)) - min(map(len, shared)) <= (turn or 1)
+    for replica, queue in assigned.queues.items():
+        if not turn and replica in behind and replicas - behind:
+            assert all(number >= carried for number in queue)
     for queue in queues:
         along = [assigned.progress[number] for number in queue]
         assert along == sorted(along)
@@ -71,6 +89,25 @@ def test_the_lowest_replica_has_the_warm_groups_beside_its_part_of_the_rest():
         1: [4, 5, 6],
         2: [7, 8, 9],
     }
+
+
+def test_carried_groups_come_first_and_to_those_who_were_not_behind():
+    shares = share_out((0, 1, 2), groups=15, turn=0, carried=6)
+    assert shares == {"0": (0, 9), "1": (9, 12), "2": (12, 15)}
+    assigned = assign(of(shares), groups=15, turn=0, carried=6, behind=[Replica(1)])
+    assert {replica: list(queue) for replica, queue in assigned.queues.items()} == {
+        0: [0, 1, 2, 6, 7, 8],
+        1: [9, 10, 11],
+        2: [3, 4, 5, 12, 13, 14],
+    }
+    assert [assigned.progress[number] for number in (0, 6, 9, 3, 12)] == [0.0, 0.5, 0.0, 0.0, 0.5]
+
+
+def test_a_pool_is_one_queue_behind_the_warm_start():
+    assigned = assign_pool(10, warm=2, finished=((0, 3), (5, 6)))
+    assert list(assigned.warm) == [3, 4]
+    assert {whose: list(queue) for whose, queue in assigned.queues.items()} == {POOL: [6, 7, 8, 9]}
+    assert assigned.progress[6] == 0.6
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from adam_async.cluster_map import EpochRecord, NodeRecord, ResumeRecord, RunRecord, ready_word
+from adam_async.cluster_map import (
+    EpochRecord,
+    NodeRecord,
+    ResumeRecord,
+    RunRecord,
+    ready_word,
+    skipped_groups,
+)
 from adam_async.config import Config
 from adam_async.controller.state import Changed, CompareAndSet, Conflict, ControllerState, Invalid, NodeLost
 from adam_async.model.named import mlp
@@ -210,6 +217,17 @@ def test_a_resumed_run_begins_with_the_epoch_that_it_takes_up_and_its_results(co
     assert epoch.first_clock == (9 if synchronous else 0)
     cluster.end_epoch(images=100, clock=12)
     assert (cluster.map.run.phase, len(cluster.map.results)) == ("between", 2)
+
+
+def test_what_an_epoch_skipped_is_carried_into_the_next_and_who_was_behind_is_known():
+    cluster = training(replicas=2)
+    assert (cluster.map.epoch.carried, cluster.map.epoch.behind) == (0, ())
+    cluster.end_epoch(images=69, skipped=31, behind=(1,), skipped_groups=((6, 10),))
+    cluster.set("run", msgspec.structs.replace(cluster.map.run, phase="training", epoch=2))
+    epoch = cluster.map.epoch
+    assert (epoch.carried, epoch.behind) == (4, (1,))
+    assert epoch.shares == {"0": (0, 7), "1": (7, 10)}
+    assert skipped_groups(cluster.map.results) == [[(6, 10)]]
 
 
 def test_finished_ranges_beyond_the_epoch_are_cut_off():

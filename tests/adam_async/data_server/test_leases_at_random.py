@@ -62,6 +62,9 @@ class Leases(RuleBasedStateMachine):
     TURN = 0
     WARM = 0
     EVERY = 0
+    FRACTION = 1.0
+    POOLED = False
+    CARRIED = 0
     FINISHED: tuple[tuple[int, int], ...] = ()
 
     def __init__(self):
@@ -112,7 +115,14 @@ class Leases(RuleBasedStateMachine):
         self.done = [number for number in range(self.GROUPS) if number not in left]
         warm = warm_groups(self.WARM, epoch=self.epoch, groups=self.GROUPS, finished=finished, turn=self.TURN)
         replicas = self.live or range(2)
-        shares = share_out(tuple(replicas), groups=self.GROUPS, turn=self.TURN, warm=warm, finished=finished)
+        shares = share_out(
+            tuple(replicas),
+            groups=self.GROUPS,
+            turn=self.TURN,
+            warm=warm,
+            finished=finished,
+            carried=self.CARRIED,
+        )
         for part in self.parts:
             part.held = {}
         self.tell(
@@ -125,6 +135,10 @@ class Leases(RuleBasedStateMachine):
                 finished=finished,
                 warm=warm,
                 every=self.EVERY,
+                carried=self.CARRIED,
+                behind=(Replica(1),),
+                fraction=self.FRACTION,
+                pooled=self.POOLED,
             )
         )
 
@@ -223,7 +237,16 @@ class Leases(RuleBasedStateMachine):
         self.scene.state.check_invariants()
         assert len(self.done) == len(set(self.done))
         ended = bool(self.ends) and self.ends[-1].number == self.epoch
-        assert ended == (len(self.done) == self.GROUPS)
+        assert ended == (len(self.done) + len(self.skipped) == self.GROUPS)
+        assert self.FRACTION < 1 or not self.skipped
+
+    @property
+    def skipped(self):
+        ranges = self.scene.state.statistics()["skipped_groups"]
+        skipped = [number for start, stop in ranges for number in range(start, stop)]
+        assert all(self.CARRIED <= number for number in skipped)
+        assert not set(skipped) & set(self.done)
+        return skipped
 
     @invariant()
     def all_workers_of_a_replica_are_told_the_same(self):
@@ -243,7 +266,7 @@ class Leases(RuleBasedStateMachine):
         if not self.live:
             self.change(0)
         for _ in range(8 * self.GROUPS):
-            if len(self.done) == self.GROUPS:
+            if len(self.done) + len(self.skipped) == self.GROUPS:
                 break
             if self.paused:
                 self.the_pause_ends()
@@ -251,7 +274,7 @@ class Leases(RuleBasedStateMachine):
                 self.ask(part, 9)
                 for number in list(part.held):
                     self.report(part, number, *part.held.pop(number))
-        assert sorted(self.done) == list(range(self.GROUPS))
+        assert sorted([*self.done, *self.skipped]) == list(range(self.GROUPS))
         if self.TURN:
             for part in self.parts * 3:
                 self.ask(part, 9)
@@ -274,6 +297,40 @@ class PausingLeases(Leases):
 
 class ResumedLeases(Leases):
     EVERY = 3
+    FINISHED = ((1, 3), (6, 9))
+
+
+class ClosingLeases(Leases):
+    REPLICAS = 4
+    FRACTION = 0.5
+    CARRIED = 3
+    PARTS = 2
+
+
+class WarmClosingLeases(Leases):
+    FRACTION = 0.3
+    WARM = 4
+    EVERY = 3
+    CARRIED = 2
+
+
+class PooledLeases(Leases):
+    POOLED = True
+    PARTS = 2
+    EVERY = 4
+
+
+class ClosingPool(Leases):
+    POOLED = True
+    FRACTION = 0.5
+    WARM = 7
+    CARRIED = 3
+
+
+class ResumedPool(Leases):
+    POOLED = True
+    FRACTION = 0.6
+    CARRIED = 4
     FINISHED = ((1, 3), (6, 9))
 
 
@@ -317,6 +374,11 @@ for machine in (
     WarmLeases,
     PausingLeases,
     ResumedLeases,
+    ClosingLeases,
+    WarmClosingLeases,
+    PooledLeases,
+    ClosingPool,
+    ResumedPool,
     Turns,
     CutTurns,
     TurnsOfOne,
@@ -331,6 +393,11 @@ TestCutLeases = CutLeases.TestCase
 TestWarmLeases = WarmLeases.TestCase
 TestPausingLeases = PausingLeases.TestCase
 TestResumedLeases = ResumedLeases.TestCase
+TestClosingLeases = ClosingLeases.TestCase
+TestWarmClosingLeases = WarmClosingLeases.TestCase
+TestPooledLeases = PooledLeases.TestCase
+TestClosingPool = ClosingPool.TestCase
+TestResumedPool = ResumedPool.TestCase
 TestTurns = Turns.TestCase
 TestCutTurns = CutTurns.TestCase
 TestTurnsOfOne = TurnsOfOne.TestCase

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adam_async.data_server.order import count_groups, epoch_order
+from adam_async.data_server.order import EpochOrders, count_groups, epoch_order
 from adam_async.dice import Dice
 
 counts = st.integers(1, 300)
@@ -50,3 +50,40 @@ def test_counts_that_make_no_sense_are_refused() -> None:
     with pytest.raises(ValueError, match="not 0 and 16"):
         epoch_order(Dice(1), epoch=0, num_images=0, images_per_group=16)
     assert count_groups(33, 16) == 3
+
+
+ranges_of_groups = st.lists(st.integers(0, 12), max_size=6, unique=True).map(
+    lambda cuts: tuple(zip(sorted(cuts)[::2], sorted(cuts)[1::2], strict=False))
+)
+
+
+@given(st.integers(0, 99), st.lists(ranges_of_groups, max_size=6))
+def test_what_an_epoch_skipped_comes_first_in_the_next_in_the_order_of_its_permutation(seed, skipped) -> None:
+    images, size = 49, 4
+    orders = EpochOrders(Dice(seed), num_images=images, images_per_group=size)
+    carried: list[int] = []
+    for epoch in range(1, len(skipped) + 2):
+        order = orders.order(epoch, skipped[: epoch - 1])
+        plain = epoch_order(
+            Dice(seed), epoch=epoch, num_images=images, images_per_group=size
+        ).indices.tolist()
+        first = set(carried)
+        expected = [image for image in plain if image in first] + [i for i in plain if i not in first]
+        assert order.indices.tolist() == expected
+        assert order.carried == len(first)
+        if epoch <= len(skipped):
+            groups = [group for start, stop in skipped[epoch - 1] for group in range(start, stop)]
+            carried = [image for group in groups for image in order.group(group).tolist()]
+
+
+@given(st.lists(ranges_of_groups, min_size=1, max_size=6))
+def test_whoever_begins_in_the_middle_of_a_run_finds_the_order_of_who_was_there_all_the_time(skipped) -> None:
+    def new() -> EpochOrders:
+        return EpochOrders(Dice(3), num_images=50, images_per_group=4)
+
+    there = new()
+    for epoch in range(1, len(skipped) + 2):
+        order = there.order(epoch, skipped[: epoch - 1])
+        again = there.order(epoch, skipped)
+        np.testing.assert_array_equal(order.indices, again.indices)
+        np.testing.assert_array_equal(order.indices, new().order(epoch, skipped).indices)

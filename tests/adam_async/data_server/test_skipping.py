@@ -1,0 +1,279 @@
+"""Epochs that end when enough is done: what is skipped, and that it comes first in the next one."""
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from adam_async.data_server.order import EpochOrders
+from adam_async.data_server.state import EpochBegan, EpochEnded
+from adam_async.dice import Dice
+from adam_async.ids import Replica
+from adam_async.shares import share_out
+from tests.adam_async.data_server.scene import Scene, said
+
+FOUR = tuple(map(Replica, range(4)))
+ZERO, ONE, TWO, THREE = FOUR
+
+
+def scene_of(groups=16, *, replicas=FOUR, fraction=0.75, partitions=1, **more):
+    """An epoch of live replicas, shared out as the controller does."""
+    scene = Scene(partitions=partitions)
+    scene.live(*replicas)
+    shares = share_out(replicas, groups=groups, turn=0, carried=more.get("carried", 0))
+    own = {Replica(int(replica)): share for replica, share in shares.items()}
+    scene.tell(EpochBegan(1, groups, own, fraction=fraction, **more))
+    return scene
+
+
+def train(scene, replica, count=99):
+    """Train what a replica is given, until it is told that nothing more waits or has trained so many."""
+    effects = []
+    trained = 0
+    while trained < count and (answer := scene.ask(replica, 1)) is not None and answer.groups:
+        numbers = [number for number, _ in answer.groups]
+        effects += scene.report(replica, *numbers)
+        trained += len(numbers)
+    return effects
+
+
+def test_an_epoch_ends_when_three_of_four_replicas_have_finished_their_shares():
+    scene = scene_of()
+    assert train(scene, THREE, 1) == []
+    assert train(scene, ZERO) == train(scene, ONE) == []
+    (ended,) = train(scene, TWO)
+    assert (ended.skipped, ended.behind) == (((13, 16),), (THREE,))
+    assert ended.images == 13 * 4
+    assert said(scene.ask(THREE)) == ([], True, 0, 0)
+
+
+def test_groups_that_are_leased_when_it_closes_are_finished_and_count():
+    scene = scene_of()
+    assert scene.leased(THREE, 2) == ((12, 1), (13, 1))
+    for replica in (ZERO, ONE, TWO):
+        assert train(scene, replica) == []
+    assert said(scene.ask(THREE)) == ([], True, 0, 0)
+    assert scene.report(THREE, 12) == []
+    (ended,) = scene.report(THREE, 13)
+    assert (ended.skipped, ended.images) == (((14, 16),), 14 * 4)
+    assert scene.state.trained_ranges() == ((0, 14),)
+
+
+def test_who_waits_hears_at_once_that_an_epoch_has_closed():
+    scene = scene_of()
+    scene.leased(THREE, 2)
+    for replica in (ZERO, ONE):
+        train(scene, replica)
+    waiting = scene.worker(THREE)
+    assert waiting.heard == -1
+    train(scene, TWO)
+    assert said(scene.ask(THREE)) == ([], True, 0, 0)
+
+
+@pytest.mark.parametrize(("replicas", "skips"), [(1, False), (2, False), (3, False), (4, True), (8, True)])
+def test_up_to_three_replicas_train_all_of_an_epoch(replicas, skips):
+    names = tuple(map(Replica, range(replicas)))
+    scene = scene_of(16, replicas=names)
+    ended = []
+    for replica in names:
+        ended += train(scene, replica)
+    assert bool(ended[0].skipped) == skips
+
+
+def test_with_fewer_groups_than_replicas_those_without_any_are_not_counted():
+    scene = scene_of(2)
+    assert train(scene, ONE) == []
+    (ended,) = train(scene, THREE)
+    assert ended.skipped == ()
+
+
+def test_what_a_lost_replica_held_when_it_closed_is_skipped():
+    scene = scene_of()
+    scene.leased(THREE, 2)
+    for replica in (ZERO, ONE, TWO):
+        train(scene, replica)
+    (ended,) = scene.live(ZERO, ONE, TWO)
+    assert (ended.skipped, ended.behind, ended.again) == (((12, 16),), (THREE,), (12, 13))
+    assert scene.live(ZERO, ONE) == [], "an epoch ends once"
+
+
+def test_what_a_lost_replica_held_before_is_trained_by_its_successor_first():
+    scene = scene_of()
+    scene.leased(THREE, 2)
+    scene.live(ZERO, ONE, TWO)
+    for replica in (ONE, TWO):
+        assert train(scene, replica) == []
+    (ended,) = train(scene, ZERO)
+    assert (ended.skipped, ended.again) == ((), (12, 13))
+
+
+def test_carried_groups_come_first_and_to_others_than_those_who_were_behind():
+    scene = scene_of(carried=6, behind=(THREE,))
+    firsts = {replica: scene.leased(replica, 3) for replica in FOUR}
+    assert firsts == {
+        ZERO: ((0, 1), (1, 1), (6, 1)),
+        ONE: ((2, 1), (3, 1), (8, 1)),
+        TWO: ((4, 1), (5, 1), (11, 1)),
+        THREE: ((13, 1), (14, 1), (15, 1)),
+    }
+
+
+def test_an_epoch_does_not_end_before_what_was_carried_is_trained():
+    scene = scene_of(carried=6)
+    assert scene.leased(THREE, 1) == ((4, 1),)
+    for replica in (ZERO, ONE):
+        assert train(scene, replica) == []
+    # When it closes the carried group that waits for the slow one goes to one that has finished.
+    assert train(scene, TWO) == []
+    assert scene.worker(ZERO).answer.groups == ((5, 1),)
+    assert scene.report(ZERO, 5) == []
+    (ended,) = scene.report(THREE, 4)
+    assert ended.skipped == ((13, 16),)
+
+
+def test_a_carried_group_of_a_lost_replica_is_trained_though_the_epoch_has_closed():
+    scene = scene_of(carried=6)
+    assert scene.leased(THREE, 3) == ((4, 1), (5, 1), (13, 1))
+    for replica in (ZERO, ONE, TWO):
+        assert train(scene, replica) == []
+    assert scene.live(ZERO, ONE, TWO) == []
+    assert scene.worker(ZERO).answer.groups == ((4, 2),)
+    assert scene.leased(ZERO) == ((5, 2),)
+    (ended,) = scene.report(ZERO, 4, 5)
+    assert (ended.skipped, ended.again) == (((13, 16),), (4, 5, 13))
+
+
+def test_out_of_a_pool_everybody_takes_the_next_group_until_the_fraction_is_leased():
+    scene = scene_of(10, fraction=0.75, pooled=True)
+    assert scene.leased(TWO, 3) == ((0, 1), (1, 1), (2, 1))
+    assert scene.leased(ZERO, 2) == ((3, 1), (4, 1))
+    assert said(scene.ask(ONE, 9)) == ([5, 6, 7], True, 0, 0)
+    assert said(scene.ask(THREE)) == ([], True, 0, 0)
+    scene.report(ZERO, 3, 4)
+    scene.report(TWO, 0, 1, 2)
+    (ended,) = scene.report(ONE, 5, 6, 7)
+    assert (ended.skipped, ended.behind, ended.images) == (((8, 10),), (), 32)
+
+
+def test_what_a_lost_replica_took_out_of_the_pool_is_given_out_again():
+    scene = scene_of(8, fraction=0.5, pooled=True)
+    scene.leased(ZERO, 2)
+    assert said(scene.ask(ONE, 9)) == ([2, 3], True, 0, 0)
+    assert scene.leased(ONE) is None
+    scene.live(ONE)
+    assert scene.worker(ONE).answer.groups == ((0, 2), (1, 2))
+    (ended,) = scene.report(ONE, 0, 1, 2, 3)
+    assert (ended.skipped, ended.again) == (((4, 8),), (0, 1))
+
+
+def test_a_pool_of_which_all_is_wanted_shares_the_work():
+    scene = scene_of(10, fraction=1.0, pooled=True)
+    assert train(scene, ONE, 9) == []
+    (ended,) = train(scene, ZERO)
+    assert (ended.images, ended.skipped) == (40, ())
+
+
+def test_more_that_was_carried_than_the_fraction_is_trained_all_the_same():
+    scene = scene_of(10, fraction=0.25, pooled=True, carried=7)
+    (ended,) = train(scene, ZERO)
+    assert ended.skipped == ((7, 10),)
+
+
+# --- many epochs -------------------------------------------------------------------------------
+
+IMAGES, SIZE, EPOCHS = 150, 4, 20
+
+
+class Run:
+    """Epochs of replicas that are of any speed, die and come back."""
+
+    def __init__(self, seed, *, fraction, pooled, replicas, partitions):
+        self.chance = random.Random(seed)
+        self.fraction, self.pooled = fraction, pooled
+        self.scene = Scene(partitions=partitions)
+        self.partitions = partitions
+        self.everybody = tuple(map(Replica, range(replicas)))
+        self.speeds = {replica: self.chance.choice([1, 2, 20]) for replica in self.everybody}
+        self.orders = EpochOrders(Dice(seed), num_images=IMAGES, images_per_group=SIZE)
+        self.skipped = []
+        self.scene.live(*self.everybody)
+
+    def epoch(self, number, behind):
+        """Train one; returns what came of it, and its order."""
+        order = self.orders.order(number, self.skipped)
+        carried = -(-order.carried // SIZE)
+        live = tuple(sorted(self.scene.lives)) or self.everybody
+        shares = share_out(live, groups=order.num_groups, turn=0, carried=carried)
+        for asker in self.scene.askers.values():
+            asker.attempts.clear()
+        effects = self.scene.tell(
+            EpochBegan(
+                number,
+                order.num_groups,
+                {Replica(int(replica)): share for replica, share in shares.items()},
+                carried=carried,
+                behind=behind,
+                fraction=self.fraction,
+                pooled=self.pooled,
+            )
+        )
+        while not effects:
+            effects = self.turn(order)
+        (ended,) = effects
+        assert isinstance(ended, EpochEnded)
+        self.skipped.append(ended.skipped)
+        return ended, order
+
+    def turn(self, order):
+        """Something happens: mostly somebody trains a group."""
+        live = sorted(self.scene.lives)
+        what = self.chance.random()
+        if not live or (what < 0.01 and len(live) < len(self.everybody)):
+            away = [replica for replica in self.everybody if replica not in live]
+            return self.scene.live(*live, self.chance.choice(away))
+        if what < 0.02:
+            return self.scene.live(*(replica for replica in live if replica != self.chance.choice(live)))
+        (replica,) = self.chance.choices(live, [self.speeds[each] for each in live])
+        part = self.chance.randrange(self.partitions)
+        asker = self.scene.worker(replica, part)
+        if not asker.attempts:
+            self.scene.ask(replica, 3, part=part, now=1e9)
+        if not asker.attempts:
+            return []
+        number = min(asker.attempts)
+        about = {"epoch": order.epoch, "images": len(order.group(number))}
+        effects = self.scene.report(replica, number, part=part, **about)
+        asker.attempts.pop(number, None)
+        return effects
+
+
+@given(
+    seed=st.integers(0, 1 << 30),
+    fraction=st.sampled_from([0.25, 0.5, 0.75, 0.9, 1.0]),
+    pooled=st.booleans(),
+    replicas=st.integers(1, 6),
+    partitions=st.integers(1, 2),
+)
+@settings(max_examples=60, deadline=None)
+def test_no_image_is_skipped_twice_in_a_row_however_fast_replicas_are_and_whoever_dies(
+    seed, fraction, pooled, replicas, partitions
+):
+    run = Run(seed, fraction=fraction, pooled=pooled, replicas=replicas, partitions=partitions)
+    trained = np.zeros(IMAGES, int)
+    before = np.zeros(IMAGES, bool)
+    behind = ()
+    for number in range(1, EPOCHS + 1):
+        ended, order = run.epoch(number, behind)
+        behind = ended.behind
+        groups = [group for start, stop in ended.skipped for group in range(start, stop)]
+        skipped = np.zeros(IMAGES, bool)
+        for group in groups:
+            skipped[order.group(group)] = True
+        assert ended.images + skipped.sum() == IMAGES
+        assert not (skipped & before).any()
+        assert fraction < 1 or not groups
+        trained += ~skipped
+        before = skipped
+    assert trained.min() >= EPOCHS // 2
