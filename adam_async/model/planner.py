@@ -15,7 +15,8 @@ What plans cost is predicted by `prediction.py`, from times that somebody measur
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import combinations, pairwise
+from itertools import accumulate, combinations, pairwise
+from math import inf
 from typing import Literal
 
 from adam_async.model.errors import ModelError
@@ -49,7 +50,7 @@ def vertical_plan(
         link: What crossings cost, to choose by.
 
     Raises:
-        ModelError: There is no worker.
+        ModelError: There is no worker, or one of them would have nothing to compute, or times are missing.
     """
     _check_workers(workers)
     topology = network.topology
@@ -59,8 +60,10 @@ def vertical_plan(
     plan = PartitionPlan(
         kind="vertical", workers=workers, layers=tuple(planned), owners=_owners(topology, workers - 1)
     )
-    times = times or estimated_times(network, 16)
-    return _choose_halos(network, plan, halo, times, link or LinkCost())
+    layout = Layout(topology, network.input_shape, plan)
+    if halo == "exchange":
+        return plan
+    return _choose_halos(network, layout, halo, _times_of(network, times), link or LinkCost())
 
 
 def _cut_vertically(topology: Topology, number: int, workers: int, later: Sequence[LayerPlan]) -> LayerPlan:
@@ -110,25 +113,24 @@ def _owners(topology: Topology, worker: int) -> dict[str, int]:
 
 
 def _choose_halos(
-    network: Network, plan: PartitionPlan, halo: Halo, times: LayerTimes, link: LinkCost
+    network: Network, layout: Layout, halo: Halo, times: LayerTimes, link: LinkCost
 ) -> PartitionPlan:
     """Decide for each halo, from the last one to the images, whether it is sent or computed twice."""
-    if halo == "exchange" or plan.workers == 1:
-        return plan
-    item_bytes = network.dtype.itemsize
-    topology = network.topology
 
-    def seconds(candidate: PartitionPlan) -> float:
-        layout = Layout(topology, network.input_shape, candidate)
-        return predicted_seconds(layout, times, link, item_bytes=item_bytes)
+    def seconds(layout: Layout) -> float:
+        return predicted_seconds(layout, times, link, item_bytes=network.dtype.itemsize)
 
-    for number in reversed(range(len(plan.layers))):
-        if not _has_halo(Layout(topology, network.input_shape, plan), number):
+    for number in reversed(range(len(network.layers))):
+        plan = _recompute(layout, number) if _has_halo(layout, number) else None
+        if plan is None:
             continue
-        candidate = _recompute(topology, plan, number)
-        if candidate is not None and (halo == "recompute" or seconds(candidate) < seconds(plan)):
-            plan = candidate
-    return plan
+        try:
+            candidate = Layout(network.topology, network.input_shape, plan)
+        except ModelError:  # whoever computed only what others now make themselves has nothing left
+            continue
+        if halo == "recompute" or seconds(candidate) < seconds(layout):
+            layout = candidate
+    return layout.plan
 
 
 def _has_halo(layout: Layout, number: int) -> bool:
@@ -141,8 +143,9 @@ def _has_halo(layout: Layout, number: int) -> bool:
     return crosses and all(len(need) < rows for need in layout.needs[number])
 
 
-def _recompute(topology: Topology, plan: PartitionPlan, number: int) -> PartitionPlan | None:
+def _recompute(layout: Layout, number: int) -> PartitionPlan | None:
     """Have a layer and all that it is made from computed by all who read it; None if one is whole."""
+    topology, plan = layout.topology, layout.plan
     wanted, layers = {number}, list(plan.layers)
     for each in reversed(range(number + 1)):
         if each in wanted:
@@ -169,20 +172,27 @@ def layers_plan(
         link: What crossings cost.
 
     Raises:
-        ModelError: There are fewer layers with parameters than workers.
+        ModelError: There are fewer layers than workers, or times are missing.
     """
     _check_workers(workers)
     topology = network.topology
-    starts = _starts(topology, workers)
-    times = times or estimated_times(network, 16)
-    link = link or LinkCost()
-    found = []
-    for cuts in _candidates(starts, workers - 1):
-        plan = _consecutive(topology, (0, *cuts, len(topology.layers)))
+    times, link = _times_of(network, times), link or LinkCost()
+    spent = [0.0 if layer.moves else times.seconds[layer.name] for layer in topology.layers]
+    before = [0.0, *accumulate(spent)]
+
+    def busiest(edges: Sequence[int]) -> float:
+        return max(before[stop] - before[start] for start, stop in pairwise(edges))
+
+    found: list[tuple[float, int, PartitionPlan]] = []
+    best = inf
+    for edges in sorted(_candidates(topology, workers), key=busiest):
+        if busiest(edges) > best * BALANCE:  # before anything is sent, and so are all that follow
+            break
+        plan = _consecutive(topology, edges)
         layout = Layout(topology, network.input_shape, plan)
         seconds = predicted_seconds(layout, times, link, item_bytes=network.dtype.itemsize)
         found.append((seconds, sum(crossing.values for crossing in layout.crossings), plan))
-    best = min(seconds for seconds, _, _ in found)
+        best = min(best, seconds)
     near = [entry for entry in found if entry[0] <= best * BALANCE]
     return min(near, key=lambda entry: (entry[1], entry[0]))[2]
 
@@ -205,11 +215,13 @@ MOST_CANDIDATES = 20_000
 """Ways to cut that are looked at."""
 
 
-def _candidates(starts: Sequence[int], cuts: int) -> Iterator[tuple[int, ...]]:
-    """Ways to cut; of a very deep network those whose cuts lie on an even grid of its layers."""
+def _candidates(topology: Topology, workers: int) -> Iterator[tuple[int, ...]]:
+    """Edges between the parts; of a very deep network those that lie on an even grid of its layers."""
+    starts, cuts = _starts(topology, workers), workers - 1
     while len(starts) > cuts and _choices(len(starts), cuts) > MOST_CANDIDATES:
         starts = starts[::2] if len(starts) // 2 >= cuts else starts[:cuts]
-    yield from combinations(starts, cuts)
+    for chosen in combinations(starts, cuts):
+        yield 0, *chosen, len(topology.layers)
 
 
 def _choices(of: int, count: int) -> int:
@@ -231,6 +243,16 @@ def _consecutive(topology: Topology, edges: Sequence[int]) -> PartitionPlan:
                 blocks = _all_at(worker, extent(layer.output_shape), workers)
                 layers.append(LayerPlan(layer=layer.name, blocks=blocks))
     return PartitionPlan(kind="layers", workers=workers, layers=tuple(layers), owners={})
+
+
+def _times_of(network: Network, times: LayerTimes | None) -> LayerTimes:
+    """Times of all layers: those that somebody measured, or estimates."""
+    if times is None:
+        return estimated_times(network, 16)
+    missing = [layer.name for layer in network.layers if layer.name not in times.seconds]
+    if missing:
+        raise ModelError(f"times of the layers {', '.join(missing)} are missing: measure this very model")
+    return times
 
 
 def _check_workers(workers: int) -> None:
