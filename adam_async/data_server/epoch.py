@@ -20,7 +20,7 @@ as many groups are leased as make up the fraction, so it closes when these are f
 """
 
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from math import ceil
@@ -118,9 +118,13 @@ class Epoch:
             for replica in self._live:
                 self.meeting.join(replica)
         self._warming = warm > 0
+        self._open(assigned.warm, shares)
+
+    def _open(self, warm: Sequence[int], shares: Collection[Replica]) -> None:
+        """Begin the first stretch, with those who are there."""
         if self._warming:
             lowest = min(self._members or shares)
-            self.queues[lowest] = deque((group, 1) for group in assigned.warm)
+            self.queues[lowest] = deque((group, 1) for group in warm)
         else:
             self._begin_stretch()
         for replica in self._live:

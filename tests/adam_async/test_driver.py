@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from adam_async.cluster_map import ClusterMap, NodeRecord
+from adam_async.cluster_map import ClusterMap, NodeRecord, ready_word, replica_life
 from adam_async.config import Config, Waits
 from adam_async.controller.service import Controller
 from adam_async.data_server.service import DataServer
@@ -82,19 +82,35 @@ async def test_missing_roles_are_named_with_those_who_are_here():
     )
 
 
+async def test_a_run_of_cut_replicas_waits_for_all_their_workers():
+    async with cluster_of(config_of()) as cluster:
+        wanting = config_of(replicas=2, partitions=3, waits=SHORT)
+        driver = driver_of(cluster.network, cluster.controller.address, wanting)
+        error = await failure_of(driver, begin=lambda: OWN.node in driver.map.nodes)
+    assert isinstance(error, DeadlineExceeded)
+    assert "a data server and 6 worker(s) (3 for each of 2 replica(s)); joined so far" in str(error)
+
+
 def test_who_is_here_is_told_from_who_is_gone_and_who_is_ready_from_who_is_not():
-    def node(role, *, ready="", live=True):
-        return NodeRecord(role=role, address="local://x", incarnation=1, ready=ready, live=live)
+    def node(role, *, ready="", live=True, replica=-1):
+        return NodeRecord(
+            role=role, address="local://x", incarnation=1, ready=ready, live=live, replica=replica
+        )
 
     here = ClusterMap(
         nodes={
-            "worker-0": node("worker", ready="an older run"),
+            "worker-0": node(
+                "worker", ready=ready_word("an older run", replica_life([(1, 0)], 1)), replica=0
+            ),
+            "worker-1": node("worker", ready=ready_word("run", replica_life([(1, 0)], 1)), replica=1),
             "data-0": node("data", ready="run"),
             "ps-0": node("ps", live=False),
             "driver": node("driver"),
         }
     )
-    assert who_is_here(here, "run") == "joined so far: data-0 (ready), worker-0 (not ready)"
+    assert who_is_here(here, "run") == (
+        "joined so far: data-0 (ready), worker-0 (not ready), worker-1 (ready)"
+    )
     assert who_is_here(ClusterMap(), "run") == "joined so far: nobody"
 
 

@@ -10,7 +10,15 @@ from adam_async.baseline import Baseline
 from adam_async.cluster import LocalCluster
 from adam_async.config import Config
 from adam_async.data_server.datasets import load
-from adam_async.live_table import LiveTable, busy_share, consistency_line, introduction, summary, why_not_one
+from adam_async.live_table import (
+    LiveTable,
+    busy_share,
+    consistency_line,
+    epoch_line,
+    introduction,
+    summary,
+    why_not_one,
+)
 from adam_async.machine import describe_machine
 from adam_async.model import Network, named_model
 from adam_async.ports import Disk
@@ -127,6 +135,12 @@ def test_a_bounded_run_shows_its_mode_the_slowest_clock_and_who_waits_for_whom()
 
 def test_an_asynchronous_run_shows_no_clock() -> None:
     assert consistency_line(Progress(clock=5)) == "asp, staleness at most 0 so far"
+    assert consistency_line(Progress(skipped=1600)).endswith("so far, 1 600 images skipped")
+
+
+def test_the_line_of_an_epoch_says_what_it_skipped_if_it_did():
+    assert "skipped" not in epoch_line(EPOCH, 3)
+    assert epoch_line(dataclasses.replace(EPOCH, skipped=2000), 3).endswith("/s), 2 000 skipped")
 
 
 async def test_the_table_goes_when_the_run_fails() -> None:

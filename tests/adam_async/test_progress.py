@@ -89,3 +89,13 @@ def test_what_no_role_said_is_nothing() -> None:
 
     assert (progress.images, progress.loss, progress.clock, progress.waited_s) == (0, 0.0, 0, 0)
     assert progress.staleness_mean == pytest.approx(0.0)
+
+
+def test_what_an_epoch_skips_is_seen_from_when_it_is_known_until_the_next_one_begins() -> None:
+    progress = begun()
+    progress.look({"data-0": {"images": 80, "loss": 0.5, "skipped": 20}}, now=101.0)
+    assert progress.skipped == 20
+
+    progress.begin_epoch(2, now=102.0)
+
+    assert progress.skipped == 0

@@ -66,6 +66,17 @@ def test_neighbours_are_slices_of_one_block_whose_memory_is_let_go_with_the_last
     assert repr(stock) == "<Stock of epoch 1, 6 groups>"
 
 
+def test_groups_that_several_take_are_gathered_once():
+    data, order = dataset(1000, pixels=BLOCK_BYTES // 64), order_of(1000, 16)
+    stock = Stock(data, order, takers=2)
+    first, _ = stock.take([0, 1, 2, 3])
+    again, _ = stock.take([0, 1])
+    assert again.base is first.base
+    assert repr(stock) == "<Stock of epoch 1, 2 groups>"
+    stock.take([2, 3])
+    assert repr(stock) == "<Stock of epoch 1, 0 groups>"
+
+
 def test_what_the_epoch_does_not_have_is_refused():
     stock = Stock(dataset(10), order_of(10, 4))
     with pytest.raises(IndexError, match="groups 0 to 2"):
