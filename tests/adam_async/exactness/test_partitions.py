@@ -1,5 +1,6 @@
 """A model that is cut over several workers learns what it learns uncut; whole layers to the last bit."""
 
+import asyncio
 from functools import cache
 
 import msgspec
@@ -7,10 +8,22 @@ import pytest
 
 from adam_async.config import Config
 from adam_async.dice import Dice
-from adam_async.model.named import digits
+from adam_async.model.named import digits, mnist_adam
+from adam_async.model.network import Network as Model
+from adam_async.model.partition import Partition
 from adam_async.model.spec import LayerSpec, ModelSpec
+from adam_async.partitioning import plan_run
 from tests.adam_async.exactness.serial import RULES, assert_close, assert_equal_bits, lockstep_sgd
-from tests.adam_async.runs import NETWORKS, SHARDED, cluster_of, tiny_dataset, with_frozen
+from tests.adam_async.runs import (
+    IMPATIENT,
+    NETWORKS,
+    SHARDED,
+    Rough,
+    cluster_of,
+    tiny_dataset,
+    with_frozen,
+)
+from transport.testing import Faults
 
 of = LayerSpec.of
 
@@ -182,3 +195,134 @@ async def test_asynchronous_workers_of_a_cut_model_learn(plan, workers):
     flow = {"consistency": "asp", "in_flight": 1, "epochs": 6, "dtype": "float32", "rate": 0.1}
     result = await train(config_of(partitions=workers, **PLANS[plan], **flow))
     assert result.epochs[-1].train_loss < 0.3 * result.epochs[0].train_loss
+
+
+def blocks_sent(result, source, target):
+    """Bytes of all blocks that one worker sent another, as its links counted them."""
+    rows = result.statistics[f"worker-{source}"]["traffic"]
+    return sum(
+        row["payload_bytes"] for row in rows if (row["to"], row["type"]) == (f"worker-{target}", "Blocks")
+    )
+
+
+def crossings_of(config, spec):
+    network = Model(spec, dtype=config.dtype)
+    return Partition(network, plan_run(network, config), 0).layout.crossings
+
+
+@pytest.mark.parametrize(("workers", "network"), [(2, "local"), (3, "tcp"), (4, "local")])
+@pytest.mark.parametrize("plan", PLANS)
+async def test_the_bytes_over_each_cut_are_those_that_the_plan_says(plan, workers, network):
+    config = config_of(partitions=workers, dtype="float32", rate=0.01, **PLANS[plan])
+    result = await train(config, NETWORKS[network]())
+    groups = -(-IMAGES // config.images_per_group)
+    for source in range(workers):
+        for target in range(workers):
+            said = 4 * sum(
+                crossing.values * (groups if crossing.kind == "gradient" else IMAGES)
+                for crossing in crossings_of(config, digits())
+                if (crossing.source, crossing.target) == (source, target)
+            )
+            assert blocks_sent(result, source, target) == said
+
+
+async def test_two_halves_of_the_paper_model_send_1605_values_per_image_each_way():
+    config = config_of(partitions=2, dtype="float32", rate=0.01, **PLANS["exchange"])
+    dataset = tiny_dataset(train=IMAGES, shape=(1, 28, 28))
+    async with cluster_of(config, dataset=dataset, spec=mnist_adam()) as cluster:
+        result = await cluster.train()
+    (sums,) = [c for c in crossings_of(config, mnist_adam()) if c.kind == "gradient"]
+    assert (sums.source, sums.target) == (0, 1)
+    assert sums.values == Model(mnist_adam()).num_parameters - (
+        320 * 400 + 400 + 400 * 400 + 400 + 400 * 10 + 10
+    )
+    assert blocks_sent(result, 0, 1) == 4 * (1605 * IMAGES + sums.values * 10)
+    assert blocks_sent(result, 1, 0) == 4 * 1605 * IMAGES
+
+
+class LostThenCut:
+    """What a network does that goes away: messages are lost, and a moment later all links are over."""
+
+    delay_s = 0.002
+
+    def __init__(self, network):
+        self._network = network
+
+    def draw(self, dice):
+        if dice.random() > 0.1:
+            return ""
+        asyncio.get_running_loop().call_later(self.delay_s, self._network.cut_all)
+        return "drop"
+
+
+def rough(network, faults):
+    """Links that misbehave between workers, and nowhere else."""
+    made = Rough(NETWORKS[network](), Faults(), towards="worker")
+    made.faults = LostThenCut(made) if faults is None else faults
+    return made
+
+
+def talk_of(result):
+    """What each worker says of its talk with each other one."""
+    return {
+        (node, other): told
+        for node, counted in result.statistics.items()
+        for other, told in counted.get("neighbours", {}).items()
+    }
+
+
+def assert_each_group_once(config, result):
+    groups = -(-IMAGES // config.images_per_group) * config.epochs
+    for number in range(config.workers):
+        engine = result.statistics[f"worker-{number}"]["engine"]
+        assert (engine["admitted"], engine["finished"]) == (groups, groups)
+        assert (engine["abandoned"], engine["failed"], engine["dropped_tokens"]) == (0, 0, 0)
+        assert (engine["live"], engine["early_tokens"]) == (0, 0)
+    crossings = crossings_of(config, digits())
+    for (node, other), told in talk_of(result).items():
+        ways = [(f"worker-{c.source}", f"worker-{c.target}") for c in crossings]
+        assert told["blocks_received"] == groups * ways.count((other, node))
+
+
+ROUGH = {
+    "cut": Faults(cut=0.1),
+    "delayed": Faults(delay=0.3, delay_s=0.002),
+    "lost": None,
+    "all": Faults(cut=0.05, delay=0.1, delay_s=0.002),
+}
+
+
+@pytest.mark.parametrize(
+    ("plan", "faults", "network"),
+    [
+        ("layers", "cut", "local"),
+        ("layers", "lost", "tcp"),
+        ("exchange", "cut", "tcp"),
+        ("exchange", "lost", "local"),
+        ("exchange", "delayed", "local"),
+        ("recompute", "all", "tcp"),
+    ],
+)
+async def test_links_that_fail_between_workers_change_nothing_of_what_is_learnt(plan, faults, network):
+    config = config_of(partitions=3, images_per_group=4, waits=IMPATIENT, **PLANS[plan], **RULES["momentum"])
+    result = await train(config, rough(network, ROUGH[faults]))
+    assert_each_group_once(config, result)
+    talk = talk_of(result)
+    assert sum(told["links"] for told in talk.values()) > len(talk)
+    smooth = await train(config)
+    assert all(told["links"] == 1 for told in talk_of(smooth).values())
+    assert_equal_bits(result.weights, smooth.weights)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("network", NETWORKS)
+async def test_a_link_that_is_cut_hundreds_of_times_costs_nothing_but_time(network):
+    flow = {"epochs": 3, "images_per_group": 1, "in_flight": 6, "waits": IMPATIENT}
+    config = config_of(partitions=2, **PLANS["exchange"], **RULES["sgd"], **flow)
+    smooth = await train(config)
+    result = await train(config, rough(network, Faults(cut=0.4)))
+    assert_each_group_once(config, result)
+    assert_equal_bits(result.weights, smooth.weights)
+    talk = talk_of(result)
+    assert min(told["links"] for told in talk.values()) > 200
+    assert sum(told["blocks_said_again"] for told in talk.values()) > 0

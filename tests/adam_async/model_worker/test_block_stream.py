@@ -1,4 +1,4 @@
-"""Blocks between two workers: none is lost, none is taken twice, and memory comes back once, and not early."""
+"""Blocks between two workers: none is lost, none is taken twice; their memory comes back once, not early."""
 
 from collections import deque
 
