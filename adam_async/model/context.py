@@ -211,6 +211,8 @@ class Context:
         for number, layer in enumerate(layers):
             if topology.shares[number]:
                 output = bound.outputs[topology.producers[number][0]].reshape(*layer.output_shape, images)
+            elif number in topology.hosts:
+                output = self._hosted(number, layer, images)
             else:
                 output = self._per_image(("output", number), layer.output_shape, images)
             bound.outputs.append(output)
@@ -236,6 +238,13 @@ class Context:
         self._bound[images] = bound
         return bound
 
+    def _hosted(self, number: int, layer: Layer, images: int) -> Array:
+        """Memory of an output that is a part of a later one's."""
+        host, start = self._topology.hosts[number]
+        whole = self._per_image(("output", host), self._topology.layers[host].output_shape, images)
+        stop = start + math.prod(layer.output_shape)
+        return whole[start:stop].reshape(*layer.output_shape, images)
+
     def _bind_errors(self, bound: "_Bound") -> None:
         topology = self._topology
         for number in reversed(range(len(topology.layers))):
@@ -245,6 +254,8 @@ class Context:
             shape = topology.layers[number].output_shape
             if len(readers) == 1 and topology.shares[readers[0][0]]:
                 error = bound.errors[readers[0][0]].reshape(*shape, bound.images)
+            elif len(readers) == 1 and (start := topology.layers[readers[0][0]].hosts_at) is not None:
+                error = bound.errors[readers[0][0]][start : start + shape[0]]
             else:
                 error = self._per_image(("error", number), shape, bound.images)
             bound.errors[number] = error

@@ -6,17 +6,22 @@ An *arrival* makes the rows that a layer here reads out of those computed here a
 way back it hands the error gradients of both on, to where they came from. Without anything received it is a
 cut through one output.
 
-What comes and goes lies in *wires*: arrays by the number of their crossing, batch axis last and C-contiguous,
-which whoever runs the network puts into the slots' views before it runs the step.
+What comes and goes lies in *wires*: arrays by the number of their crossing, batch axis last, which whoever
+runs the network puts into the slots' views before it runs the step. A wire may be the very place where its
+values belong, in the arrays of a reader in the same process; then they are not copied there.
+
+Of flat features an arrival *hosts* what is computed here: it lies in the arrival's own array from the
+beginning (`Layer.hosts_at`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from adam_async.model.layer import Array, Layer, ScratchSpec, Slots, Weights
+from adam_async.model.plan import common
 from adam_async.model.spec import LayerSpec, Shape
 
 WIRES = "wires"
@@ -122,6 +127,8 @@ class Arrival(Layer):
         self.rows = rows
         self.own = own
         self.wires = tuple(wires)
+        if len(shape) == 1 and own is not None and common(own, rows) == own:
+            self.hosts_at = own.start - rows.start
 
     def prepare(self, slots: Slots) -> None:
         """Cut out what comes from where."""
@@ -129,27 +136,33 @@ class Arrival(Layer):
         slots.views["rows"] = [_rows(slots.output, wire.rows, self.rows) for wire in self.wires]
         if slots.output_error is not None:
             slots.views["errors"] = [_rows(slots.error, wire.rows, self.rows) for wire in self.wires]
+        slots.views["hosted"] = False
         if self.own is None:
             return
-        start, stop = max(self.own.start, self.rows.start), min(self.own.stop, self.rows.stop)
-        both = range(start, max(start, stop))
+        slots.views["hosted"] = np.may_share_memory(slots.inputs[0], slots.output)
+        both = common(self.own, self.rows)
         slots.views["own"] = (_rows(slots.output, both, self.rows), _rows(slots.inputs[0], both, self.own))
         target = slots.input_errors[0]
         if target is not None:
             slots.views["own errors"] = (_rows(target, both, self.own), _rows(slots.error, both, self.rows))
             slots.views["covers"] = len(both) == len(self.own)
+            slots.views["hosted back"] = np.may_share_memory(target, slots.error)
 
     def forward(self, weights: Weights, slots: Slots) -> None:
         """Put the rows together."""
         incoming = slots.views[WIRES]
-        if self.own is not None:
+        if self.own is not None and not slots.views["hosted"]:
             target, source = slots.views["own"]
             np.copyto(target, source)
         for wire, rows in zip(self.wires, slots.views["rows"], strict=True):
-            np.copyto(rows, incoming[wire.forward])
+            part = incoming[wire.forward]
+            if part is not rows:
+                np.copyto(rows, part)
 
     def backward(self, weights: Weights, slots: Slots) -> None:
         """Hand the error gradients of what was computed here on; nobody here read the rest of that."""
+        if slots.views["hosted back"]:
+            return
         target, source = slots.views["own errors"]
         if not slots.views["covers"]:
             error = slots.input_errors[0]
@@ -161,8 +174,16 @@ class Arrival(Layer):
         """Copy the error gradients of what was received; they are complete when `backward` may run."""
         outgoing = slots.views[WIRES]
         for wire, rows in zip(self.wires, slots.views["errors"], strict=True):
-            if wire.back is not None:
+            if wire.back is not None and outgoing[wire.back] is not rows:
                 np.copyto(outgoing[wire.back], rows)
+
+    def places(self, slots: Slots) -> Iterator[tuple[int, Array]]:
+        """Where what is received belongs, and its error gradients lie, by the number of the crossing."""
+        errors = slots.views.get("errors", [None] * len(self.wires))
+        for wire, rows, error in zip(self.wires, slots.views["rows"], errors, strict=True):
+            yield wire.forward, rows
+            if wire.back is not None and error is not None:
+                yield wire.back, error
 
 
 class Landing(Arrival):

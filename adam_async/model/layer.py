@@ -200,6 +200,9 @@ class Layer(ABC):
         self.multiply_adds: int = 0
         self.cut_by: Cut = self.CUT
         self.moves: bool = self.MOVES
+        self.hosts_at: int | None = None
+        """First feature of the output of which the (only) input is a part, and in the memory of the output if
+        nobody else reads it; None where it is not."""
         known = ", ".join(self.OPTIONS) or "none"
         given = dict(spec.options)
         self.frozen = given.pop("frozen", False)

@@ -28,6 +28,7 @@ class Topology:
         wants_error: Whether the layer or any before it has parameters to train, so that its output's error
             gradient is needed.
         shares: Whether the layer's output lies in the memory of its input.
+        hosts: For a layer whose output lies in the memory of a later one's: which, and from which feature on.
     """
 
     layers: tuple[Layer, ...]
@@ -35,6 +36,7 @@ class Topology:
     consumers: tuple[tuple[tuple[int, int], ...], ...]
     wants_error: tuple[bool, ...]
     shares: tuple[bool, ...]
+    hosts: Mapping[int, tuple[int, int]]
 
     @classmethod
     def of(cls, spec: ModelSpec, kinds: Mapping[str, type[Layer]]) -> "Topology":
@@ -77,12 +79,14 @@ class Topology:
     ) -> "Topology":
         """Join layers that fit. Those of a partition may lack a loss, and have ends that nobody reads."""
         consumers = _consumers(producers)
+        shares = _sharing(layers, producers, consumers)
         return cls(
             layers=tuple(layers),
             producers=tuple(producers),
             consumers=consumers,
             wants_error=tuple(wants_error),
-            shares=_sharing(layers, producers, consumers),
+            shares=shares,
+            hosts=_hosting(layers, producers, consumers, shares),
         )
 
 
@@ -149,5 +153,26 @@ def _sharing(
             and not (layer.OVERWRITES and read_later[source])
         )
         shares.append(shared)
-        read_later.append(layer.READS_OUTPUT or (shared and read_later[source]))
+        hosted = layer.hosts_at is not None and source != INPUT_INDEX
+        read_later.append(layer.READS_OUTPUT or ((shared or hosted) and read_later[source]))
     return tuple(shares)
+
+
+def _hosting(
+    layers: Sequence[Layer],
+    producers: Sequence[tuple[int, ...]],
+    consumers: tuple[tuple[tuple[int, int], ...], ...],
+    shares: Sequence[bool],
+) -> dict[int, tuple[int, int]]:
+    """Find the layers, each the first that shares its memory, whose output is a part of a later one's."""
+    hosts: dict[int, tuple[int, int]] = {}
+    for number, layer in enumerate(layers):
+        if layer.hosts_at is None or producers[number][0] == INPUT_INDEX:
+            continue
+        first = producers[number][0]
+        if len(consumers[first]) > 1:
+            continue
+        while shares[first]:
+            first = producers[first][0]
+        hosts[first] = number, layer.hosts_at
+    return hosts
