@@ -9,7 +9,7 @@ leaves when it ends, and since every worker goes through the same order, whoever
 who is ahead of it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from adam_async.model.context import Context
@@ -98,7 +98,7 @@ class Partition:
         shape = self._shapes[crossing.number]
         return shape if crossing.kind == "gradient" else (*shape, images)
 
-    def run(self, weights: Weights, context: Context, segment: Segment, wires: dict[int, Array]) -> None:
+    def run(self, weights: Weights, context: Context, segment: Segment, wires: Mapping[int, Array]) -> None:
         """Run one segment of the group that is loaded in the context.
 
         Args:
@@ -107,18 +107,34 @@ class Partition:
             segment: One of `segments`; those before it have run.
             wires: An array for each crossing that it receives, read, and that it sends, written.
         """
+        self.connect(context, segment, [wires[crossing] for _, crossing in segment.places])
+        self.compute(weights, context, segment)
+        self.send_errors(context, segment)
+        self.disconnect(context, segment)
+
+    def connect(self, context: Context, segment: Segment, wires: Sequence[Array]) -> None:
+        """Lend a segment its wires: what it receives, then what it sends, in its order."""
+        for (layer, crossing), wire in zip(segment.places, wires, strict=True):
+            context.slots(layer).views[WIRES][crossing] = wire
+
+    def disconnect(self, context: Context, segment: Segment) -> None:
+        """Take the wires back."""
         for layer, crossing in segment.places:
-            context.slots(layer).views[WIRES][crossing] = wires[crossing]
+            del context.slots(layer).views[WIRES][crossing]
+
+    def compute(self, weights: Weights, context: Context, segment: Segment) -> None:
+        """Run the layers of a segment, between wires that are there."""
         if segment.forward:
             self.network.forward_layers(weights, context, segment.forward)
         if segment.back:
             self.network.backward_layers(weights, context, segment.back)
-            for number in segment.departs:
-                arrival = self.network.layers[number]
-                assert isinstance(arrival, Arrival)
-                arrival.send_errors(context.slots(number))
-        for layer, crossing in segment.places:
-            del context.slots(layer).views[WIRES][crossing]  # it is lent, and may be somebody's memory
+
+    def send_errors(self, context: Context, segment: Segment) -> None:
+        """Copy the error gradients that a segment has for others to their wires."""
+        for number in segment.departs:
+            arrival = self.network.layers[number]
+            assert isinstance(arrival, Arrival)
+            arrival.send_errors(context.slots(number))
 
     def write_partial(self, context: Context, crossing: Crossing, out: Array) -> None:
         """Write the partial weight gradients that one crossing takes, one tensor after the other."""

@@ -7,116 +7,136 @@ come between them, a group goes through the segments of all parts in one job of 
 Everything else is as it is between processes: each worker leases, admits, has a copy of its weights, pushes
 what it owns and pulls what it reads.
 
-A worker *offers* each group that it has admitted, with its context. The worker with part 0 leads: its job
-begins when all others have offered the group, runs the segments of all parts in an order in which whatever
-one receives has been sent, and hands to each worker what it shall push.
+The worker with part 0 *leads*. Its training contexts are those of all parts, wired to one another once: what
+leaves one part is written where the other one reads it, and error gradients are read where they lie. The
+other workers *offer* each group that they have admitted; the lead's job begins when all have offered it,
+runs the segments of all parts in an order in which whatever one receives has been sent, and hands to each
+worker what it shall push.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.data_server.client import ImageGroup
+from adam_async.model.context import Context
+from adam_async.model.exchange import WIRES, Arrival, Departure
 from adam_async.model.partition import Partition
 from adam_async.model_worker.part_trainer import PartTrainer, Passage
 from adam_async.model_worker.training import Admitted, Trained
 from dataflow import Firing, Graph, Node, Tag
 
-Offer = tuple[Firing, ImageGroup | Admitted]
+Offered = ImageGroup | Admitted
 
 LEAD = 0
 """Part whose worker runs the jobs."""
+
+
+class CrewContext:
+    """The contexts of all parts for one group in flight, wired to one another.
+
+    Args:
+        parts: All parts.
+        group_images: Most images of a group.
+    """
+
+    def __init__(self, parts: Sequence[Partition], group_images: int) -> None:
+        self._parts = parts
+        self.contexts: list[Context] = [part.network.context(group_images) for part in parts]
+        self.partial: dict[int, NDArray[Any]] = {
+            crossing.number: np.zeros(crossing.values, part.network.dtype)
+            for part in parts
+            for crossing in part.partial
+        }
+        """Memory of partial weight gradients, by the number of their crossing."""
+        self._wired: set[int] = set()
+
+    def wire(self, images: int) -> None:
+        """Lead what crosses to its place, for groups of so many images; the contexts are laid out for
+        them."""
+        if images in self._wired:
+            return
+        self._wired.add(images)
+        places: dict[int, NDArray[Any]] = {}
+        for part, context in zip(self._parts, self.contexts, strict=True):
+            for number, layer in enumerate(part.network.layers):
+                if isinstance(layer, Arrival):
+                    places |= dict(layer.places(context.slots(number)))
+        for part, context in zip(self._parts, self.contexts, strict=True):
+            for number, layer in enumerate(part.network.layers):
+                if isinstance(layer, Arrival | Departure):
+                    context.slots(number).views[WIRES] = places
 
 
 class Crew:
     """The workers of one life of one replica, all in this process.
 
     Args:
-        parts: How many there are.
+        parts: All parts, in their order.
     """
 
-    def __init__(self, parts: int) -> None:
-        self._parts = parts
-        self._trainers: dict[int, tuple[PartTrainer, Partition]] = {}
+    def __init__(self, parts: Sequence[Partition]) -> None:
+        self._parts = tuple(parts)
+        self._order = runnable_order(self._parts)
+        self._crossings = len(self._parts[0].layout.crossings)
+        self._trainers: dict[int, PartTrainer] = {}
         self._deliver: dict[int, Callable[[str, Tag, Any], None]] = {}
-        self._offers: dict[Tag, dict[int, Offer]] = {}
-        self._order: list[tuple[int, int]] | None = None
+        self._offers: dict[Tag, dict[int, Offered]] = {}
         self.handed_over = 0
         """Blocks that went from one worker to another."""
 
-    def join(
-        self,
-        part: int,
-        trainer: PartTrainer,
-        partition: Partition,
-        deliver: Callable[[str, Tag, Any], None],
-    ) -> None:
+    def new_context(self, part: int, group_images: int) -> CrewContext | None:
+        """Make what one group in flight needs at one worker: all of it at the lead, nothing at the others."""
+        return CrewContext(self._parts, group_images) if part == LEAD else None
+
+    def join(self, part: int, trainer: PartTrainer, deliver: Callable[[str, Tag, Any], None]) -> None:
         """A worker takes its place, before its first group.
 
         Args:
             part: Its part.
             trainer: What runs it.
-            partition: The part itself.
             deliver: Gives its graph a token, on the loop.
         """
-        self._trainers[part] = trainer, partition
+        self._trainers[part] = trainer
         self._deliver[part] = deliver
 
-    def offer(self, part: int, firing: Firing, group: ImageGroup | Admitted) -> None:
+    def offer(self, part: int, tag: Tag, group: Offered) -> None:
         """A worker other than the lead has admitted a group. On the loop."""
-        offers = self._offers.setdefault(firing.tag, {})
-        offers[part] = firing, group
-        if len(offers) == self._parts - 1:
-            del self._offers[firing.tag]
-            self._deliver[LEAD]("others", firing.tag, offers)
+        offers = self._offers.setdefault(tag, {})
+        offers[part] = group
+        if len(offers) == len(self._parts) - 1:
+            del self._offers[tag]
+            self._deliver[LEAD]("others", tag, offers)
 
-    def train(self, firing: Firing, group: ImageGroup | Admitted, others: dict[int, Offer]) -> list[Trained]:
+    # A run that diverges is told by its loss and its refused pushes; a warning per group says nothing more.
+    @np.errstate(over="ignore", invalid="ignore", divide="ignore")
+    def train(self, firing: Firing, group: Offered, others: dict[int, Offered]) -> list[Trained]:
         """Take a group through all parts; returns what each worker pushes. On a compute thread."""
-        order = self._order
-        if order is None:
-            order = self._order = runnable_order([self._trainers[part][1] for part in range(self._parts)])
-        offers = [(firing, group) if part == LEAD else others[part] for part in range(self._parts)]
+        crew: CrewContext = firing.context
+        trainers = [self._trainers[place] for place in range(len(self._parts))]
         passages: list[Passage] = []
-        for part, (own, offered) in enumerate(offers):
-            passages.append(self._trainers[part][0].begin(own, offered))
-        wires = self._wires(firing, passages[0].group.lease.images)
-        for part, segment in order:
-            self._trainers[part][0].run_local(segment, offers[part][0], passages[part], wires)
-        for part, (own, _) in enumerate(offers):
-            partition = self._trainers[part][1]
-            for crossing in partition.partial:
-                partition.write_partial(own.context, crossing, wires[crossing.number])
-        self.handed_over += len(wires)
+        for place, (trainer, context) in enumerate(zip(trainers, crew.contexts, strict=True)):
+            passages.append(trainer.begin(context, group if place == LEAD else others[place]))
+        crew.wire(passages[LEAD].group.lease.images)
+        for place, segment in self._order:
+            trainers[place].compute(segment, crew.contexts[place], passages[place])
+        for part, context in zip(self._parts, crew.contexts, strict=True):
+            for crossing in part.partial:
+                part.write_partial(context, crossing, crew.partial[crossing.number])
+        self.handed_over += self._crossings
         return [
-            self._finish(part, firing, offers[part][0], passages[part], wires) for part in range(self._parts)
+            trainer.finish(context, passage, [crew.partial[c.number] for c in part.sums], firing.scratch)
+            for trainer, context, passage, part in zip(
+                trainers, crew.contexts, passages, self._parts, strict=True
+            )
         ]
 
-    def _finish(
-        self, part: int, lead: Firing, own: Firing, passage: Passage, wires: dict[int, NDArray[Any]]
-    ) -> Trained:
-        trainer, partition = self._trainers[part]
-        parts = [wires[crossing.number] for crossing in partition.sums]
-        return trainer.finish(own, passage, parts, scratch=lead.scratch)
-
-    def _wires(self, firing: Firing, images: int) -> dict[int, NDArray[Any]]:
-        """Memory of all crossings, kept with the lead's context."""
-        kept: dict[Any, Any] = firing.context.tapes
-        wires: dict[int, NDArray[Any]] | None = kept.get("wires")
-        if wires is None:
-            wires = {}
-            for trainer, partition in self._trainers.values():
-                wires |= {
-                    crossing.number: trainer.new_wire(partition.wire_shape(crossing, images))
-                    for crossing in partition.outgoing
-                }
-            kept["wires"] = wires
-        return wires
-
-    def hand_out(self, firing: Firing, trained: Sequence[Trained]) -> None:
+    def hand_out(self, tag: Tag, trained: Sequence[Trained]) -> None:
         """Give each worker but the lead what it pushes. On the loop."""
-        for part in range(1, self._parts):
-            self._deliver[part]("trained", firing.tag, trained[part])
+        for part in range(1, len(self._parts)):
+            self._deliver[part]("trained", tag, trained[part])
 
 
 def runnable_order(parts: Sequence[Partition]) -> list[tuple[int, int]]:
@@ -151,7 +171,7 @@ def crew_graph(
     if part == LEAD:
 
         def hand_out(firing: Firing, trained: list[Trained]) -> None:
-            crew.hand_out(firing, trained)
+            crew.hand_out(firing.tag, trained)
             push(firing, trained[LEAD])
 
         inputs.append("others")
@@ -161,8 +181,8 @@ def crew_graph(
         ]
     else:
 
-        def offer(firing: Firing, group: ImageGroup | Admitted) -> None:
-            crew.offer(part, firing, group)
+        def offer(firing: Firing, group: Offered) -> None:
+            crew.offer(part, firing.tag, group)
 
         inputs.append("trained")
         nodes += [Node("offer", offer, inputs=("group",)), Node("push", push, inputs=("trained",))]
@@ -182,10 +202,12 @@ class CrewShelf:
     def __init__(self) -> None:
         self._crews: dict[tuple[str, int, int], Crew] = {}
 
-    def find(self, run: str, replica: int, life: int, *, parts: int) -> Crew:
-        """The crew of one life; those of earlier lives are forgotten."""
-        for key in [
-            key for key in self._crews if (key[:2] == (run, replica) and key[2] != life) or key[0] != run
-        ]:
+    def find(self, run: str, replica: int, life: int, make: Callable[[], Sequence[Partition]]) -> Crew:
+        """The crew of one life, of parts that are made for it; those of earlier lives are forgotten."""
+        over = [key for key in self._crews if key[0] != run or (key[1] == replica and key[2] != life)]
+        for key in over:
             del self._crews[key]
-        return self._crews.setdefault((run, replica, life), Crew(parts))
+        found = self._crews.get((run, replica, life))
+        if found is None:
+            found = self._crews[run, replica, life] = Crew(make())
+        return found

@@ -100,12 +100,11 @@ class PartTrainer(GroupTrainer):
         """Send buffers that exist."""
         return sum(shelf.made for shelf in self._shelves.values())
 
-    def begin(self, firing: Firing, group: ImageGroup | Admitted) -> Passage:
+    def begin(self, context: Context, group: ImageGroup | Admitted) -> Passage:
         """Load a group, and decide what it reads."""
         admitted = group if isinstance(group, Admitted) else None
         images = group.group if isinstance(group, Admitted) else group
         read = self._weights.snapshot() if admitted is None or admitted.read is None else admitted.read
-        context: Context = firing.context
         lease = images.lease
         pictures = images.images if self._reads_images else None
         if pictures is not None and self._features is not None:
@@ -113,64 +112,49 @@ class PartTrainer(GroupTrainer):
         context.load(pictures, images.labels, dice=self._dice, keys=(lease.epoch, lease.number))
         return Passage(images, read, read.arrays, admitted)
 
-    # A run that diverges is told by its loss and its refused pushes; a warning per group says nothing more.
-    @np.errstate(over="ignore", invalid="ignore", divide="ignore")
-    def run(
-        self, number: int, firing: Firing, passage: Passage, received: Sequence[NDArray[Any]]
-    ) -> list[Parcel]:
-        """Run one segment; returns what it has for others."""
-        partition, context = self._partition, firing.context
-        segment = partition.segments[number]
-        wires = dict(zip(segment.receives, received, strict=True))
+    def run(self, number: int, context: Context, passage: Passage, received: Sequence[Any]) -> list[Parcel]:
+        """Run one segment, with what it receives; returns what it has for others."""
+        segment = self._partition.segments[number]
         parcels = [self._parcel(crossing, passage) for crossing in segment.sends]
-        for crossing, parcel in zip(segment.sends, parcels, strict=True):
-            wires[crossing] = parcel.tensor
-        partition.run(passage.arrays, context, segment, wires)
-        if number == self._loss_at and partition.has_loss:
-            passage.loss = partition.network.loss(context)
+        wires = [*received, *(parcel.tensor for parcel in parcels)]
+        self._partition.connect(context, segment, wires)
+        self.compute(number, context, passage)
+        self._partition.send_errors(context, segment)
+        self._partition.disconnect(context, segment)  # it is lent, and may be somebody's memory
         return parcels
 
-    @np.errstate(over="ignore", invalid="ignore", divide="ignore")
-    def run_local(
-        self, number: int, firing: Firing, passage: Passage, wires: dict[int, NDArray[Any]]
-    ) -> None:
-        """Run one segment where what crosses lies in shared memory."""
+    def compute(self, number: int, context: Context, passage: Passage) -> None:
+        """Run one segment between wires that are there."""
         partition = self._partition
-        partition.run(passage.arrays, firing.context, partition.segments[number], wires)
+        partition.compute(passage.arrays, context, partition.segments[number])
         if number == self._loss_at and partition.has_loss:
-            passage.loss = partition.network.loss(firing.context)
+            passage.loss = partition.network.loss(context)
 
-    def new_wire(self, shape: tuple[int, ...]) -> NDArray[Any]:
-        """Memory for what crosses."""
-        return np.zeros(shape, self._network.dtype)
-
-    @np.errstate(over="ignore", invalid="ignore", divide="ignore")
-    def run_last(self, firing: Firing, passage: Passage) -> list[Parcel]:
+    def run_last(self, context: Context, passage: Passage) -> list[Parcel]:
         """Behind the last segment: partial weight gradients for others."""
         parcels = []
         for crossing in self._partition.partial:
             parcel = self._parcel(crossing.number, passage)
-            self._partition.write_partial(firing.context, crossing, parcel.tensor)
+            self._partition.write_partial(context, crossing, parcel.tensor)
             parcels.append(parcel)
         return parcels
 
-    @np.errstate(over="ignore", invalid="ignore", divide="ignore")
     def finish(
         self,
-        firing: Firing,
+        context: Context,
         passage: Passage,
-        parts: Sequence[NDArray[Any]] = (),
-        scratch: dict[Any, ThreadScratch] | None = None,
+        parts: Sequence[NDArray[Any]],
+        scratch: dict[Any, ThreadScratch],
     ) -> Trained:
         """Fill the push buffer, with the partial gradients of others added, and make the local step.
 
         Args:
-            firing: Of this worker's group.
-            passage: Of it.
+            context: Of the group.
+            passage: Its passage.
             parts: Partial weight gradients of others, in the order of `Partition.sums`.
-            scratch: Of the thread, where another worker's job runs on it.
+            scratch: Of the thread.
         """
-        context, lease = firing.context, passage.group.lease
+        lease = passage.group.lease
         buffer = self.group_buffers.take()
         buffer.fill(context)
         if parts:
@@ -179,8 +163,7 @@ class PartTrainer(GroupTrainer):
             buffer.scale_all(buffer.images / self._group_images)
         stepped = {}
         if self._local:
-            own = _scratch(firing.scratch if scratch is None else scratch, self)
-            stepped = self._local_step(context, buffer, own, lease, {})
+            stepped = self._local_step(context, buffer, _scratch(scratch, self), lease, {})
         return Trained(lease, passage.loss, buffer, passage.read, stepped, passage.admitted)
 
     def _add_up(self, buffer: PushBuffer, parts: Sequence[NDArray[Any]]) -> None:
@@ -267,12 +250,15 @@ def part_graph(
 
 
 def _step(trainer: PartTrainer, number: int, *, last: bool, ends: bool, sends: bool) -> Callable[..., Any]:
+    # A run that diverges is told by its loss and its refused pushes; a warning per group says nothing more.
+    @np.errstate(over="ignore", invalid="ignore", divide="ignore")
     def step(firing: Firing, before: Any, *received: NDArray[Any]) -> Any:
-        passage: Passage = trainer.begin(firing, before) if number == 0 else before
-        parcels = trainer.run(number, firing, passage, received)
+        context = firing.context
+        passage: Passage = trainer.begin(context, before) if number == 0 else before
+        parcels = trainer.run(number, context, passage, received)
         if last:
-            parcels += trainer.run_last(firing, passage)
-        after = trainer.finish(firing, passage) if ends else passage
+            parcels += trainer.run_last(context, passage)
+        after = trainer.finish(context, passage, (), firing.scratch) if ends else passage
         return (after, parcels) if sends else after
 
     return step
@@ -286,8 +272,9 @@ def _leaver(trainer: PartTrainer, leave: Leave) -> Callable[[Firing, list[Parcel
 
 
 def _summed(trainer: PartTrainer) -> Callable[..., Trained]:
+    @np.errstate(over="ignore", invalid="ignore", divide="ignore")
     def summed(firing: Firing, passage: Passage, *parts: NDArray[Any]) -> Trained:
-        return trainer.finish(firing, passage, parts)
+        return trainer.finish(firing.context, passage, parts, firing.scratch)
 
     return summed
 

@@ -42,6 +42,12 @@ class Parted(Copied):
         self._parts = PartTrainer(self._partition, **common)
         return self._parts
 
+    def new_context(self) -> Any:
+        """See `WayOfTraining.new_context`."""
+        if self._crew is not None:
+            return self._crew.new_context(self._partition.worker, self._config.images_per_group)
+        return super().new_context()
+
     def new_scratch(self) -> Any:
         """See `WayOfTraining.new_scratch`: a thread may work for several parts."""
         return {}
@@ -64,7 +70,7 @@ class Parted(Copied):
     def join_crew(self, deliver: Deliver) -> None:
         """Take our place among the workers of this process, if we work with them."""
         if self._crew is not None:
-            self._crew.join(self._partition.worker, self._parts, self._partition, deliver)
+            self._crew.join(self._partition.worker, self._parts, deliver)
 
     def _leave(self, target: int, parcels: Sequence[Parcel]) -> None:
         for parcel in parcels:

@@ -30,6 +30,7 @@ from adam_async.model.partition import Partition
 from adam_async.model.plan import PartitionPlan
 from adam_async.model.spec import ModelSpec
 from adam_async.model_worker.aliased import Aliased
+from adam_async.model_worker.block_stream import Parcel
 from adam_async.model_worker.copied import Copied
 from adam_async.model_worker.crew import CrewShelf
 from adam_async.model_worker.neighbours import Neighbours
@@ -120,28 +121,28 @@ class Participation:
         self._way: WayOfTraining
         self._early_limit = 0
         """Tokens that may come before their groups are begun here."""
-        self._talks = False
         self.neighbours: Neighbours | None = None
         """The other workers of the replica, in a run whose model is cut."""
         if partition is not None:
             self._in_flight = in_flight or default_in_flight(threads, cluster.partitions)
-            self._ports = {crossing.number: f"in-{crossing.number}" for crossing in partition.incoming}
-            lead = LEAD * self._in_flight
-            self._early_limit = lead * max(1, len(partition.incoming))
-            greet = Greet(run=run.id, replica=replica, life=life, partition=part, received=0, begun=0)
-            self.neighbours = Neighbours(
-                greet=greet,
-                cluster=cluster,
-                partition=partition,
-                lead=lead,
-                on_block=self._on_block,
-                **reach,
-            )
-            self._talks = crews is None
+            self._early_limit = LEAD * self._in_flight * max(1, len(partition.incoming))
+            crew = None
+            if crews is not None:
+                crew = crews.find(run.id, replica, life, partial(_all_parts, self._model, partition))
+            else:
+                self._ports = {crossing.number: f"in-{crossing.number}" for crossing in partition.incoming}
+                self.neighbours = Neighbours(
+                    greet=Greet(run=run.id, replica=replica, life=life, partition=part, received=0, begun=0),
+                    cluster=cluster,
+                    partition=partition,
+                    lead=LEAD * self._in_flight,
+                    on_block=self._on_block,
+                    **reach,
+                )
             self._way = Parted(
                 partition=partition,
-                put=self.neighbours.put,
-                crew=crews.find(run.id, replica, life, parts=cluster.partitions) if crews else None,
+                put=self.neighbours.put if self.neighbours is not None else _nobody,
+                crew=crew,
                 session=pushing,
                 buffers=buffers,
                 in_flight=self._in_flight,
@@ -183,7 +184,7 @@ class Participation:
         async with AsyncExitStack() as stack:
             group = await stack.enter_async_context(asyncio.TaskGroup())
             stack.callback(group.create_task(self._client.run(), name=f"{node}/parameters").cancel)
-            if self.neighbours is not None and self._talks:
+            if self.neighbours is not None:
                 stack.callback(group.create_task(self.neighbours.run(), name=f"{node}/neighbours").cancel)
             self._pool = self._shared
             if self._pool is None:
@@ -273,7 +274,7 @@ class Participation:
                 await self._wait_room(engine)
             elif gate is not None and not gate.opens_for(self._data.first):
                 await gate.wait()
-            elif self.neighbours is not None and self._talks and not self.neighbours.keep_up:
+            elif self.neighbours is not None and not self.neighbours.keep_up:
                 await self.neighbours.wait_progress()
             self._fill()
 
@@ -295,7 +296,7 @@ class Participation:
     def _fill(self) -> None:
         """Admit groups, while there are some, there is room, and servers and others keep up. Never waits."""
         engine, data, client, timeline = self._engine, self._data, self._client, self._timeline
-        gate, neighbours = self._way.gate, self.neighbours if self._talks else None
+        gate, neighbours = self._way.gate, self.neighbours
         assert engine is not None
         if self._filling:
             return  # the engine asks within a turn that an admission of ours began: groups stay in order
@@ -371,3 +372,16 @@ class Participation:
             "pool": self._pool.statistics() if self._pool is not None else None,
             "engine": self._engine.statistics() if self._engine is not None else None,
         }
+
+
+def _all_parts(model: Model, partition: Partition) -> list[Partition]:
+    """All parts of a model, of which there is one."""
+    plan = partition.layout.plan
+    return [
+        partition if worker == partition.worker else Partition(model, plan, worker)
+        for worker in range(plan.workers)
+    ]
+
+
+def _nobody(part: int, parcel: Parcel) -> None:
+    """What is handed over needs no sending."""
