@@ -32,8 +32,9 @@ from adam_async.model.network import Network as Model
 from adam_async.model.spec import ModelSpec
 from adam_async.muster import LOOK_S, Muster, check_failed
 from adam_async.parameter_server.client import ParameterClient, SessionIdentity
-from adam_async.partitioning import plan_run, table_of
+from adam_async.partitioning import table_of
 from adam_async.placement import holders
+from adam_async.planning import plan_here
 from adam_async.progress import Progress
 from adam_async.recorder import Recorder
 from adam_async.run_result import CheckpointResult, EpochResult, RunResult
@@ -202,7 +203,11 @@ class Driver:
         spec = self._spec or choose_model(self.config.model, data, text=self._model_text)
         model = Model(spec, dtype=self.config.dtype, kernels=self.config.kernels, layers=self._layers)
         self.progress.data, self.progress.model = data, model
-        run = self._submit(model, await self._muster.wait_for_workers())
+        if self._resume is not None:
+            self._plan = self._resume.manifest.plan
+        else:
+            self._plan = await plan_here(model, self.config, self._pool)
+        run = self._submit(spec, await self._muster.wait_for_workers())
         self._recorder = self._record(run, model, data)
         self.progress.begin(Series(Schedule.of(self.config), epoch_images=data["train_images"]))
         await self._membership.submit_run(run)
@@ -211,20 +216,15 @@ class Driver:
         finally:
             await self._end(run.id)
 
-    def _submit(self, model: Model, groups_in_flight: int) -> RunRecord:
+    def _submit(self, spec: ModelSpec, groups_in_flight: int) -> RunRecord:
         self.config = msgspec.structs.replace(self._asked, rate=self._asked.default_rate(groups_in_flight))
         config = msgspec.to_builtins(self.config)
         run = f"{self._identity.node}-{self._identity.incarnation:x}-{self._runs}"
-        if self._resume is not None:
-            self._plan = self._resume.manifest.plan
-        else:
-            plan = plan_run(model, self.config)
-            self._plan = plan.to_dict() if plan is not None else None
         return RunRecord(
             id=run,
             driver=self._identity.node,
             config=config,
-            spec=model.spec.to_dict(),
+            spec=spec.to_dict(),
             plan=self._plan,
             resumed=self._resume.manifest.resume if self._resume is not None else None,
         )
