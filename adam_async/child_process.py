@@ -39,6 +39,9 @@ class ChildProcess:
         self.node = node
         self.address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.ended = asyncio.Event()
+        self.served_s = 0.0
+        """How long it lived after it had said where it listens; told when it has ended."""
+        self._listens_at: float | None = None
         self._arguments = arguments
         self._orders = orders
         self._environment = environment
@@ -84,6 +87,8 @@ class ChildProcess:
             self.kill()
             await process.wait()
             process.stdin.close()
+            if self._listens_at is not None:
+                self.served_s = asyncio.get_running_loop().time() - self._listens_at
             if not self.address.done():
                 self._fail_start(process.returncode or 0)
             self.ended.set()
@@ -117,6 +122,7 @@ class ChildProcess:
             line = raw.decode(errors="replace").rstrip()
             address = address_in(line)
             if address and not self.address.done():
+                self._listens_at = asyncio.get_running_loop().time()
                 self.address.set_result(address)
 
     async def _read_stderr(self, process: asyncio.subprocess.Process) -> None:

@@ -2,9 +2,10 @@
 
 The children are started under the words that a user would start them with by hand, and find each other
 through the controller like any others. What is added here is care: a child that dies is named at once
-with how it ended; a worker is started again, since all it loses are the groups in its hands; the death of
-a role that holds the run's only copy of something ends the run. When this process goes, in whatever way,
-its children go too (see `cli_parent`).
+with how it ended, and to the controller too, so that nobody waits whether it comes back; a worker is
+started again, since all it loses are the groups in its hands; the death of a role that holds the run's only
+copy of something ends the run. When this process goes, in whatever way, its children go too (see
+`cli_parent`).
 """
 
 import asyncio
@@ -44,7 +45,10 @@ COMPILE_S = 120.0
 """How long leaving may wait for a kernel that is being compiled; a thread cannot be stopped."""
 
 RESTARTS = 5
-"""How often one worker is started again; after that something is wrong that a restart does not cure."""
+"""How often in a row one worker is started again; then something is wrong that a restart does not cure."""
+
+SOUND_S = 10.0
+"""A worker that lived this long after it had joined was well: restarts before it count no more."""
 
 
 class ProcessCluster:
@@ -218,20 +222,29 @@ class ProcessCluster:
     async def _keep(self, role: str, node: str, words: tuple[str, ...], child: ChildProcess) -> None:
         """Attend a child from life to life."""
         assert self._death is not None
-        for left in range(RESTARTS, -1, -1):
+        left, served = RESTARTS, False
+        while True:
             code = await child.run()
             if self._stopping:
                 return
             how = how_it_ended(code)
-            restart = role == "worker" and left > 0 and self._driver is not None
+            served = served or child.served_s > 0
+            if child.served_s >= SOUND_S:
+                left = RESTARTS
+            restart = (
+                role == "worker" and served and left > 0
+            )  # what never served cannot start: `_open` says so
             self._incident(f"{node} died: {how}{'; starting it again' if restart else ''}")
             if not restart:
-                if role == "worker" and left == 0:
-                    how = f"{how}, after it had been started again {RESTARTS} times"
+                if left == 0:
+                    how = f"{how}, after it had been started again {RESTARTS} times within a short time"
                 if not self._death.done():
                     self._death.set_exception(RoleDied(node, how))
                     self._death.exception()  # seen; `train` raises it, and there may be none
                 return
+            left -= 1
+            if self._driver is not None:
+                await self._driver.report_death(node)
             child = self._child(node, words)
 
     def _incident(self, what: str) -> None:

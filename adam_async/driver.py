@@ -596,6 +596,10 @@ class Driver:
                     self._alive[name] = node.incarnation
                     self._ever.add(name)
 
+    async def report_death(self, node: str) -> None:
+        """Tell the controller that a node's process has ended. See `Membership.report_death`."""
+        await self._membership.report_death(node)
+
     def note(self, what: str) -> None:
         """Add an incident to the run's events, with the time."""
         at = asyncio.get_running_loop().time() - self._run_begin if self._run_begin else 0.0

@@ -36,7 +36,8 @@ from transport import (
 logger = logging.getLogger(__name__)
 
 GOODBYE_S = 1.0
-"""How long who leaves waits for the controller to hear of it; without that it is missed after the grace."""
+"""How long who leaves, or knows of a death, waits for the controller to hear of it; without that it is missed
+after the grace."""
 
 WATCH_S = 300.0
 """A watch without news is asked again after this long; a dead controller is noticed by its silent link."""
@@ -215,6 +216,27 @@ class Membership:
                     pass
         except (TimeoutError, TransportError, RunFailed) as error:
             logger.info("%s leaves without a goodbye: %r", self.node, error)
+
+    async def report_death(self, node: str) -> None:
+        """Say that the process of another node has ended, for `GOODBYE_S` at most.
+
+        Who started it knows; nobody else need wait to see whether the node comes back.
+        """
+        known = self.map.nodes.get(node)
+        if known is None:
+            return
+
+        def gone(newest: ClusterMap) -> NodeRecord | None:
+            record = newest.nodes.get(node)
+            if record is None or not record.live or record.incarnation != known.incarnation:
+                return None
+            return msgspec.structs.replace(record, live=False)
+
+        try:
+            async with asyncio.timeout(GOODBYE_S):
+                await self._update(f"nodes/{node}", gone)
+        except (TimeoutError, DeadlineExceeded, RunFailed) as error:
+            logger.info("the controller did not hear from %s that %s is gone: %r", self.node, node, error)
 
     async def submit_run(self, record: RunRecord) -> None:
         """Begin a run, as its driver."""

@@ -110,6 +110,32 @@ async def test_a_link_that_breaks_and_comes_back_within_the_grace_is_no_death(ne
         assert table.controller.map.version == version + 1
 
 
+async def test_a_death_that_somebody_knows_of_is_believed_before_the_grace_is_over():
+    async with table_of(NETWORKS["local"](), FORGIVING) as table:
+        driver, worker = await table.joined("driver", role="driver"), await table.joined("worker-0")
+        await driver.wait_for(lambda m: m.live("worker"), "the worker", 20.0)
+        await table.leave(worker)
+        assert table.controller.map.nodes["worker-0"].live
+
+        await driver.report_death("worker-0")
+        assert not table.controller.map.nodes["worker-0"].live
+        assert not table.controller.map.nodes["worker-0"].left
+
+
+async def test_a_death_that_is_told_late_does_not_touch_the_next_life():
+    async with table_of(NETWORKS["local"]()) as table:
+        driver, old = await table.joined("driver", role="driver"), await table.joined("worker-0")
+        await driver.wait_for(lambda m: m.live("worker"), "the worker", 20.0)
+        await table.leave(old)
+        telling = asyncio.ensure_future(driver.report_death("worker-0"))
+        new = await table.joined("worker-0", incarnation=2)
+        await telling
+        await driver.report_death("nobody")
+
+        assert new.seated
+        assert table.controller.map.nodes["worker-0"].live
+
+
 async def test_a_restarted_node_takes_its_own_seat():
     async with table_of(NETWORKS["local"]()) as table:
         old = await table.joined("worker-0", incarnation=9)
