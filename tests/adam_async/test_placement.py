@@ -1,5 +1,6 @@
 """Shards and buckets: complete, small enough, whole rows, balanced, and the same every time."""
 
+from dataclasses import replace
 from itertools import pairwise
 from math import prod
 
@@ -11,7 +12,15 @@ from adam_async.ids import NodeId
 from adam_async.model.layer import ParameterSpec
 from adam_async.model.named import mnist_adam
 from adam_async.model.network import Network
-from adam_async.placement import NUM_BUCKETS, assign_buckets, cut_tensor, holders, shard_table, spread
+from adam_async.placement import (
+    NUM_BUCKETS,
+    assign_buckets,
+    cut_tensor,
+    holders,
+    part_table,
+    shard_table,
+    spread,
+)
 
 shapes = st.lists(st.integers(1, 12), min_size=1, max_size=3).map(tuple)
 limits = st.integers(1, 300)
@@ -113,6 +122,58 @@ def test_holders_are_those_whose_buckets_hold_a_shard_and_no_others(sizes, serve
     assert list(found) == sorted(set(found))
     for name in set(primaries):
         assert (name in found) == any(primaries[shard.bucket] == name for shard in table.shards)
+
+
+@st.composite
+def cut_tensors(draw):
+    """A tensor, and the rows before which it is cut."""
+    shape = draw(shapes)
+    rows = draw(st.sets(st.integers(1, shape[0] - 1))) if shape[0] > 1 else set()
+    return shape, tuple(sorted(rows))
+
+
+@given(cut=cut_tensors(), limit=limits)
+def test_a_range_ends_before_each_row_at_which_a_tensor_is_cut(cut, limit):
+    shape, rows = cut
+    ranges = cut_tensor(shape, limit, rows)
+    assert ranges[0][0] == 0
+    assert ranges[-1][1] == prod(shape)
+    assert all(one[1] == other[0] for one, other in pairwise(ranges))
+    assert all(0 < stop - start <= limit for start, stop in ranges)
+    assert {row * prod(shape[1:]) for row in rows} <= {start for start, _ in ranges}
+
+
+@given(cuts=st.lists(cut_tensors(), min_size=1, max_size=4), limit=st.integers(16, 400))
+def test_the_tables_of_all_parts_hold_each_shard_once_with_its_number_and_bucket(cuts, limit):
+    whole = parameters(*[shape for shape, _ in cuts])
+    named = {f"t{number}": rows for number, (_, rows) in enumerate(cuts)}
+    table = shard_table(whole, shard_bytes=4 * limit, cuts=named)
+    seen = []
+    for part in range(1 + max(len(rows) for rows in named.values())):
+        mine = []
+        for parameter in whole:
+            edges = (0, *named[parameter.name], parameter.shape[0])
+            if part < len(edges) - 1:
+                mine.append(replace(parameter, first_row=0).rows(range(edges[part], edges[part + 1])))
+        cut = part_table(table, mine)
+        for parameter in mine:
+            ranges = [(spec.start, spec.stop) for spec in cut.by_tensor[parameter.name]]
+            assert ranges[0][0] == 0
+            assert ranges[-1][1] == parameter.size
+            assert all(one[1] == other[0] for one, other in pairwise(ranges))
+            for spec in cut.by_tensor[parameter.name]:
+                first = parameter.first_row * spec.row_size
+                assert (
+                    replace(spec, start=spec.start + first, stop=spec.stop + first) == table.shards[spec.id]
+                )
+        seen += [spec.id for spec in cut.shards]
+    assert sorted(seen) == list(range(len(table.shards)))
+
+
+def test_a_part_that_has_all_rows_has_the_shards_of_the_whole():
+    whole = parameters((7, 3), (4,))
+    table = shard_table(whole, shard_bytes=64)
+    assert part_table(table, [replace(p, first_row=0) for p in whole]) == table
 
 
 def test_what_cannot_be_placed_is_refused():

@@ -11,6 +11,7 @@ from adam_async.model.network import Network as Model
 from adam_async.model_worker import updates
 from adam_async.model_worker.updates import PushBuffer, choose_protocol, factorable_tensors, plan_pushes
 from adam_async.placement import assign_buckets, shard_table
+from tests.adam_async.runs import with_frozen
 
 GROUP = 4
 WANTED = ["auto", "delta", "factors"]
@@ -180,3 +181,51 @@ def test_tensors_of_a_full_buffer_are_its_own_memory():
         for tensor, again in zip(buffer.tensors(index), buffer.tensors(index), strict=True):
             assert tensor is again
             assert tensor.flags.c_contiguous
+
+
+def by_owner(plan):
+    """Shards of a plan: pushed, named by ticks, and only read."""
+    pushed = [shard for message in plan.messages for shard in message.shards]
+    silent = [shard for _, shards in plan.silent for shard in shards]
+    return pushed, silent, [spec.id for spec in plan.read_only]
+
+
+@pytest.mark.parametrize("frozen", [(), ("conv2d",), ("dense",)], ids=str)
+@pytest.mark.parametrize("wanted", WANTED)
+def test_a_worker_pushes_what_it_owns_and_reads_what_others_push(wanted, frozen):
+    spec = digits()
+    for kind in frozen:
+        spec = with_frozen(spec, kind)
+    layout = Layout(spec=spec)
+    names = {parameter.name for parameter in layout.model.parameters}
+    for owned in ({"fc1.weight", "fc1.bias"}, {"conv1.weight", "conv1.bias"}, set(), names):
+        plan = plan_pushes(
+            layout.model, layout.table, layout.buckets, images=GROUP, wanted=wanted, owned=owned
+        )
+        pushed, silent, read_only = by_owner(plan)
+        for shard in layout.table.shards:
+            is_frozen = shard.tensor in layout.model.frozen
+            assert (shard.id in pushed) == (shard.tensor in owned and not is_frozen)
+            assert (shard.id in silent) == (shard.tensor in owned and is_frozen)
+            assert (shard.id in read_only) == (shard.tensor not in owned and not is_frozen)
+        assert set(plan.protocols) == owned - set(layout.model.frozen)
+
+
+@pytest.mark.parametrize("shard_bytes", [512, 16 << 10, 1 << 20])
+def test_partial_gradients_of_others_are_added_and_spread_over_the_messages(shard_bytes):
+    layout = Layout(shard_bytes=shard_bytes)
+    plan = layout.plan("delta")
+    mine, others = layout.trained(number=0), [layout.trained(number=number) for number in (1, 2)]
+    buffer = PushBuffer(layout.model, plan, GROUP)
+    buffer.fill(mine)
+    for context in others:
+        for name in ("conv1.weight", "conv1.bias"):
+            buffer.add_partial(name, layout.gradient(context, name).reshape(-1))
+    buffer.spread()
+    received = layout.received(plan, buffer)
+    for parameter in layout.model.parameters:
+        expected = layout.gradient(mine, parameter.name).reshape(-1)
+        if parameter.layer == "conv1":
+            for context in others:
+                expected = expected + layout.gradient(context, parameter.name).reshape(-1)
+        np.testing.assert_array_equal(received[parameter.name], expected, err_msg=parameter.name)
