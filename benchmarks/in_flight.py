@@ -1,0 +1,372 @@
+"""Groups in flight hide a slow cable: rates of a cut model over a link with delay, beside what is predicted.
+
+    ADAM_DATA_DIR=DIR python -m benchmarks.in_flight --json FILE --picture docs/images/in_flight.svg
+    ... --images 16 --delays 0 5 --in-flight 1 16 --no-accuracy                a part of it
+    python -m benchmarks.in_flight --draw FILE --picture docs/images/in_flight.svg
+
+`mnist-adam` is cut vertically over the two workers of one replica, all roles in one process, a pool of two
+threads. What the two workers say to each other goes by links, and takes `d` longer each way. With `n` groups
+in flight the prediction is the smaller of two rates, in groups per second:
+
+    B(n)               measured over the same links at d = 0, with the same n
+    n / (c d + t1)     each slot is taken until its group has gone the longest way
+
+- `c`: `longest_chain` of the plan. The crossing of weight gradients at its end counts: the worker that adds
+  them up keeps the group's slot until they have come (its graph ends behind node `summed`). Acknowledgements
+  and pulls do not count; only for n = 1 a slot waits for its values, which is in `t1`.
+- `t1`: seconds of one group alone, 1 / B(1).
+- `d`: what a message between the same two nodes takes through the same slow link, just before training
+  begins: the mean of `PINGS`. `busy_ms` is the same while training goes on, when the loop has more to do.
+
+A rate is that of a window behind a warm-up, from one finished group to another, a whole number of times n
+later (groups that began together stay together). Bounds: within 15 % of the prediction, or 30 % within a
+factor of 2 of the knee, which is at n = B(n) (c d + t1). The last rows are accuracies after 3 epochs with
+most groups in flight over the slowest link, at the rates of `RATES`.
+
+Rows: case, ours and peer (the prediction) in groups/s, ratio, unit, knee (n over that of the knee), bound and
+whether it is met, delays in ms.
+"""
+
+import os
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+import argparse
+import asyncio
+import json
+import random
+import statistics
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import uvloop
+
+from adam_async import Config, Disk, LocalCluster, load_dataset
+from adam_async.data_server.dataset import Dataset
+from adam_async.kernel_cache import use_kernel_cache
+from adam_async.messages import Greet, pack, role_table
+from adam_async.model import Network as Model
+from adam_async.model import named_model
+from adam_async.model.partition import Partition
+from adam_async.model.prediction import longest_chain
+from adam_async.partitioning import plan_run
+from adam_async.staleness import add_up
+from benchmarks.in_flight_plot import picture
+from transport import Identity, LocalNetwork, Network, TransportError
+from transport.link import Link
+from transport.slow import SlowNetwork
+
+ENDS = ("worker-0", "worker-1")
+SUMMING = 1
+"""The worker that adds up the gradients of shared weights, and so has each group longest."""
+PINGS = 20
+POLL_S = 0.001
+WARM_UP_S = 0.7
+TIMES = 4
+"""The training images so many times over, so that no epoch ends within a window."""
+BOUND, BOUND_AT_KNEE = 0.15, 0.30
+RATES = {1: 0.0015, 16: 0.003}
+"""Learning rates of the accuracy runs, by images per group: chosen for gradients that are 63 pushes old."""
+ACCURACY_IMAGES = {1: 20_000, 16: 60_000}
+"""Training images of those, so that they take a few minutes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What one point came to."""
+
+    groups_per_s: float
+    delay_s: float
+    """Of a message on the quiet loop; 0 where nothing is slowed."""
+    busy_s: float
+    """Of a message while training goes on."""
+
+
+class Pings:
+    """How long messages take through the links that the workers use: one end to the other, in one process.
+
+    Args:
+        network: The network of the cluster.
+    """
+
+    def __init__(self, network: Network) -> None:
+        self._network = network
+        self._stack = AsyncExitStack()
+        self._sent: list[float] = []
+        self._took: list[float] = []
+
+    async def __aenter__(self) -> "Pings":
+        one, other = (Identity(role="worker", node=node, incarnation=1) for node in ENDS)
+        listener = await self._stack.enter_async_context(
+            self._network.listen("local://", other, self._answer)
+        )
+        self._link = await self._network.dial(listener.address, one, peer_role="worker")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._link.abort()
+        await self._stack.aclose()
+
+    async def _answer(self, link: Link) -> None:
+        with suppress(TransportError):
+            while True:
+                number = (await link.receive()).meta["received"]
+                self._took.append(time.perf_counter() - self._sent[number])
+
+    async def send(self, count: int, every_s: float) -> None:
+        """Send so many, one after the other."""
+        for _ in range(count):
+            ping = Greet(run="", replica=0, life=0, partition=0, received=len(self._sent), begun=0)
+            self._sent.append(time.perf_counter())
+            self._link.send_nowait(pack(ping))
+            await asyncio.sleep(every_s)
+
+    async def mean_s(self) -> float:
+        """Mean of all that were sent since the last time."""
+        while len(self._took) < len(self._sent):  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(POLL_S)
+        mean = statistics.mean(self._took)
+        self._sent.clear()
+        self._took.clear()
+        return mean
+
+
+# --- one point -------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def slow_network(delay_s: float) -> AsyncIterator[Network]:
+    """Local links, slow between the two workers. Whoever hands a network in gets links between parts."""
+    local = LocalNetwork(rules=role_table())
+    if not delay_s:
+        yield local
+        return
+    async with SlowNetwork(local, delay_s=delay_s, dice=random.Random(7), between=ENDS) as slow:
+        yield slow
+
+
+def config_of(images: int, in_flight: int, **more: Any) -> Config:
+    """The run that is measured."""
+    return Config(
+        model="mnist-adam",
+        partitions=2,
+        plan="vertical",
+        threads=1,
+        images_per_group=images,
+        in_flight=in_flight,
+        **more,
+    )
+
+
+async def measure(
+    dataset: Dataset, *, images: int, in_flight: int, delay_s: float, trip_s: float, seconds: float
+) -> Found:
+    """The rate of one point.
+
+    Args:
+        dataset: Enough images that no epoch ends.
+        images: Of a group.
+        in_flight: Groups.
+        delay_s: As asked for.
+        trip_s: What a group alone takes, or more; the warm-up is at least twice that.
+        seconds: Length of the window, or more.
+    """
+    config = config_of(images, in_flight, epochs=1)
+    async with (
+        slow_network(delay_s) as network,
+        Pings(network) as pings,
+        LocalCluster(config, dataset=dataset, network=network, address="local://") as cluster,
+    ):
+        await pings.send(PINGS, 0.003)
+        quiet_s = await pings.mean_s()
+        training = asyncio.create_task(cluster.train(), name="train")
+        try:
+            await next_group(cluster, training, 1)
+            await asyncio.sleep(max(WARM_UP_S, 2 * trip_s))
+            begin, first = await next_group(cluster, training, finished(cluster) + 1)
+            while time.perf_counter() - begin < seconds:
+                await pings.send(1, 0.05)
+            rounds = -(-(finished(cluster) - first) // in_flight)
+            end, last = await next_group(cluster, training, first + max(1, rounds) * in_flight)
+            busy_s = await pings.mean_s()
+        finally:
+            training.cancel()
+            with suppress(asyncio.CancelledError):
+                await training
+    return Found(
+        groups_per_s=(last - first) / (end - begin), delay_s=quiet_s if delay_s else 0.0, busy_s=busy_s
+    )
+
+
+def finished(cluster: LocalCluster) -> int:
+    """Groups that have left the worker which has them longest."""
+    engine = cluster.workers[SUMMING].statistics().get("engine")
+    return 0 if engine is None else int(engine.finished)
+
+
+async def next_group(cluster: LocalCluster, training: asyncio.Task[Any], count: int) -> tuple[float, int]:
+    """Wait until so many groups are finished; when that was seen, and how many they were."""
+    while (now := finished(cluster)) < count:
+        if training.done():
+            await training
+            raise SystemExit("the epoch ended within a window: raise TIMES or shorten --seconds")
+        await asyncio.sleep(POLL_S)
+    return time.perf_counter(), now
+
+
+# --- all of them -----------------------------------------------------------------------------
+
+
+def chain() -> int:
+    """Crossings one after the other that a slot waits for."""
+    model = Model(named_model("mnist-adam"))
+    plan = plan_run(model, config_of(16, 1))
+    assert plan is not None
+    return longest_chain([Partition(model, plan, worker) for worker in range(2)])
+
+
+async def curves(arguments: argparse.Namespace, images: int, dataset: Dataset) -> list[dict[str, Any]]:
+    """All points of one group size; those of one number in flight one after the other."""
+    crossings = chain()
+
+    async def point(n: int, delay_s: float) -> Found:
+        return await measure(
+            dataset,
+            images=images,
+            in_flight=n,
+            delay_s=delay_s,
+            trip_s=crossings * delay_s,
+            seconds=arguments.seconds,
+        )
+
+    rows: list[dict[str, Any]] = []
+    alone_s = 1 / (await point(1, 0.0)).groups_per_s
+    for n in arguments.in_flight:
+        free = await point(n, 0.0)
+        rows.append(
+            point_row(images, n, 0.0, free, free.groups_per_s, n / (free.groups_per_s * alone_s), alone_s)
+        )
+        print(json.dumps(rows[-1]), flush=True)
+        for delay_ms in (each for each in arguments.delays if each):
+            found = await point(n, delay_ms / 1e3)
+            trip_s = crossings * found.delay_s + alone_s
+            predicted = min(free.groups_per_s, n / trip_s)
+            rows.append(
+                point_row(images, n, delay_ms, found, predicted, n / (free.groups_per_s * trip_s), alone_s)
+            )
+            print(json.dumps(rows[-1]), flush=True)
+    return rows
+
+
+def point_row(
+    images: int, n: int, delay_ms: float, found: Found, predicted: float, knee: float, alone_s: float
+) -> dict[str, Any]:
+    """The row of one point."""
+    bound = BOUND_AT_KNEE if 0.5 <= knee <= 2 else BOUND
+    ratio = found.groups_per_s / predicted
+    return {
+        "case": f"{images} images per group, {n} in flight, {delay_ms:g} ms",
+        "ours": round(found.groups_per_s, 2),
+        "peer": round(predicted, 2),
+        "ratio": round(ratio, 3),
+        "unit": "groups/s",
+        "images": images,
+        "in_flight": n,
+        "asked_ms": delay_ms,
+        "delay_ms": round(found.delay_s * 1e3, 3),
+        "busy_ms": round(found.busy_s * 1e3, 3),
+        "alone_ms": round(alone_s * 1e3, 3),
+        "knee": round(knee, 3),
+        "bound": bound,
+        "met": abs(ratio - 1) <= bound,
+    }
+
+
+async def accuracy(images: int, in_flight: int, delay_ms: float, dataset: Dataset) -> dict[str, Any]:
+    """Train three epochs with gradients as stale as they get here."""
+    config = config_of(images, in_flight, epochs=3, rate=RATES[images])
+    dataset = first_images(dataset, ACCURACY_IMAGES[images])
+    async with (
+        slow_network(delay_ms / 1e3) as network,
+        LocalCluster(config, dataset=dataset, network=network, address="local://") as cluster,
+    ):
+        result = await cluster.train()
+    staleness = add_up(values.get("staleness", {}) for values in result.statistics.values())
+    return {
+        "case": f"{images} images per group, {in_flight} in flight, {delay_ms:g} ms: accuracy after 3 epochs",
+        "ours": result.test_accuracy,
+        "peer": None,
+        "ratio": None,
+        "unit": "test accuracy",
+        "rate": config.rate,
+        "train_images": len(dataset.train_labels),
+        "staleness": round(staleness.mean, 1),
+        "images_per_s": round(result.epochs[-1].images_per_s),
+    }
+
+
+def first_images(dataset: Dataset, count: int) -> Dataset:
+    """The first training images."""
+    return with_training(dataset, dataset.train_images[:count], dataset.train_labels[:count])
+
+
+def with_training(dataset: Dataset, images: Any, labels: Any) -> Dataset:
+    """The same tests with other training images."""
+    return Dataset(
+        name=dataset.name,
+        source=dataset.source,
+        train_images=images,
+        train_labels=labels,
+        test_images=dataset.test_images,
+        test_labels=dataset.test_labels,
+        num_classes=dataset.num_classes,
+    )
+
+
+async def measure_all(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Every row."""
+    async with Disk() as disk:
+        dataset = await load_dataset(os.environ["ADAM_DATA_DIR"], disk)
+    many = with_training(
+        dataset, np.tile(dataset.train_images, (TIMES, 1, 1, 1)), np.tile(dataset.train_labels, TIMES)
+    )
+    rows = [row for images in arguments.images for row in await curves(arguments, images, many)]
+    for images in arguments.images if arguments.accuracy else ():
+        rows.append(await accuracy(images, max(arguments.in_flight), max(arguments.delays), dataset))
+        print(json.dumps(rows[-1]), flush=True)
+    return rows
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", type=Path, help="where to write the rows")
+    parser.add_argument("--picture", type=Path, help="where to draw them, an SVG file")
+    parser.add_argument("--draw", type=Path, help="measure nothing, draw the rows of this file")
+    parser.add_argument("--images", type=int, nargs="+", default=[16, 1], choices=list(RATES))
+    parser.add_argument("--delays", type=float, nargs="+", default=[0, 2, 5, 10, 20], help="ms")
+    parser.add_argument("--in-flight", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64])
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each window, at least")
+    parser.add_argument("--accuracy", action=argparse.BooleanOptionalAction, default=True)
+    arguments = parser.parse_args()
+    if arguments.draw is None:
+        use_kernel_cache()
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            rows = runner.run(measure_all(arguments))
+    else:
+        rows = json.loads(arguments.draw.read_text())
+    if arguments.json:
+        arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
+    if arguments.picture:
+        arguments.picture.write_text(picture(rows))
+
+
+if __name__ == "__main__":
+    main()
