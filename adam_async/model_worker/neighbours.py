@@ -17,7 +17,7 @@ that is slower. So each says how many groups it has begun, and nobody begins a g
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -66,7 +66,8 @@ ROOM_S = 0.005
 PAUSES = RetrySchedule(first_s=0.01, longest_s=0.5)
 """Between two links on which the other side said nothing."""
 
-OnBlock = Callable[[Block, NDArray[Any]], None]
+OnBlocks = Callable[[Sequence[tuple[Block, NDArray[Any]]]], None]
+"""Takes what came in one message."""
 
 
 class Neighbour:
@@ -80,7 +81,7 @@ class Neighbour:
         dtype: Of all of it.
         lead: Groups that who sends may be ahead of who receives.
         heeded: Whether we send to it, and so wait until it has begun enough groups.
-        on_block: Takes what arrives.
+        on_blocks: Takes what arrives.
         on_progress: Called when it has begun more groups.
     """
 
@@ -94,7 +95,7 @@ class Neighbour:
         dtype: np.dtype[Any],
         lead: int,
         heeded: bool,
-        on_block: OnBlock,
+        on_blocks: OnBlocks,
         on_progress: Callable[[], None],
     ) -> None:
         self.part, self.node, self.address = part, node, address
@@ -102,7 +103,8 @@ class Neighbour:
         self._dtype = dtype
         self._lead, self._heeded = lead, heeded
         self._tell_every = max(1, lead // TELL_SHARE)
-        self._on_block = on_block
+        self._on_blocks = on_blocks
+        self._shapes: dict[tuple[int, int], tuple[int, ...]] = {}
         self._on_progress = on_progress
         self._sending = SendingStream()
         self._receiving = ReceivingStream()
@@ -217,11 +219,12 @@ class Neighbour:
             )
         self._sending.confirm(body.received)
         self._hear(body.begun)
-        for block, tensor in zip(body.blocks, message.tensors, strict=True):
-            self._check(block, tensor)
-        known = self._receiving.accept(body.first, len(body.blocks)) if body.blocks else 0
-        for block, tensor in zip(body.blocks[known:], message.tensors[known:], strict=True):
-            self._on_block(block, tensor)
+        if body.blocks:
+            arrived = tuple(zip(body.blocks, message.tensors, strict=True))
+            for block, tensor in arrived:
+                self._check(block, tensor)
+            known = self._receiving.accept(body.first, len(arrived))
+            self._on_blocks(arrived[known:])
         if self._owes_word:
             self._flush_soon()
 
@@ -231,13 +234,17 @@ class Neighbour:
             self._on_progress()
 
     def _check(self, block: Block, tensor: NDArray[Any]) -> None:
+        images = tensor.shape[-1] if tensor.ndim else 0
+        shape = self._shapes.get((block.crossing, images))
+        if shape == tensor.shape and tensor.dtype == self._dtype:
+            return  # as most do
         expected = self._expects.get(block.crossing)
         if expected is None:
             raise RemoteProtocolError(
                 "blocks", f"crossing {block.crossing} does not lead here from {self.node}"
             )
-        images = tensor.shape[-1] if tensor.ndim else 0
         check_tensor(tensor, f"crossing {block.crossing}", expected(images), self._dtype)
+        self._shapes[block.crossing, images] = tensor.shape
 
     def statistics(self) -> dict[str, int]:
         """How the talk went."""
@@ -266,7 +273,7 @@ class Neighbours:
         cluster: Who the others are, and where.
         partition: Our part.
         lead: Groups that who sends may be ahead of who receives.
-        on_block: Takes what arrives.
+        on_blocks: Takes what arrives.
         waits: Deadlines.
         traffic: Where the links are counted.
 
@@ -282,7 +289,7 @@ class Neighbours:
         cluster: ClusterMap,
         partition: Partition,
         lead: int,
-        on_block: OnBlock,
+        on_blocks: OnBlocks,
         waits: Waits,
         traffic: Traffic,
     ) -> None:
@@ -306,7 +313,7 @@ class Neighbours:
                     dtype=partition.network.dtype,
                     lead=lead,
                     heeded=any(crossing.target == part for crossing in partition.outgoing),
-                    on_block=on_block,
+                    on_blocks=on_blocks,
                     on_progress=self._progress.set,
                 )
 

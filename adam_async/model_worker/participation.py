@@ -136,7 +136,7 @@ class Participation:
                     cluster=cluster,
                     partition=partition,
                     lead=LEAD * self._in_flight,
-                    on_block=self._on_block,
+                    on_blocks=self._on_blocks,
                     **reach,
                 )
             self._way = Parted(
@@ -339,12 +339,17 @@ class Participation:
         assert self._engine is not None
         self._engine.deliver_threadsafe(port, tag, value)
 
-    def _on_block(self, block: Block, tensor: NDArray[Any]) -> None:
-        """Something of a group came from another worker of the replica."""
+    def _on_blocks(self, arrived: Sequence[tuple[Block, NDArray[Any]]]) -> None:
+        """Something of some groups came from another worker of the replica."""
         assert self._engine is not None, "the replica is live, so all its workers are ready"
-        tag = Tag(block.epoch, block.number, block.attempt)
+        ports = self._ports
         with suppress(EngineClosed):  # the run is over: others still talk until they hear of it
-            self._engine.deliver(self._ports[block.crossing], tag, tensor)
+            self._engine.deliver_all(
+                [
+                    (ports[block.crossing], Tag(block.epoch, block.number, block.attempt), tensor)
+                    for block, tensor in arrived
+                ]
+            )
 
     def _deliver_now(self, port: str, tag: Tag, value: Any) -> None:
         assert self._engine is not None

@@ -69,7 +69,7 @@ class Worker:
             cluster=cluster,
             partition=Partition(MODEL, PLAN, self.part),
             lead=LEAD,
-            on_block=lambda block, tensor: self.taken.append((block, tensor.copy())),
+            on_blocks=lambda arrived: self.taken.extend((block, tensor.copy()) for block, tensor in arrived),
             waits=self.waits,
             traffic=Traffic(f"worker-{self.part}"),
         )
