@@ -6,6 +6,7 @@ from functools import cache
 import msgspec
 import pytest
 
+from adam_async.cluster import LocalCluster
 from adam_async.config import Config
 from adam_async.dice import Dice
 from adam_async.model.named import digits, mnist_adam
@@ -155,8 +156,7 @@ async def test_two_replicas_that_are_cut_learn_what_serial_sgd_does_on_the_batch
     await assert_learns_the_same(config, result)
 
 
-@pytest.mark.parametrize("threads", [1, 3])
-@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize(("threads", "network"), [(1, "tcp"), (3, "tcp"), (3, "local")])
 @pytest.mark.parametrize("plan", PLANS)
 async def test_neither_links_nor_threads_change_what_a_cut_model_learns(plan, network, threads):
     # With steps of 5 groups, and values that may be a step old, many are on their way at once.
@@ -164,6 +164,20 @@ async def test_neither_links_nor_threads_change_what_a_cut_model_learns(plan, ne
     config = config_of(partitions=3, **PLANS[plan], **RULES["momentum"], **options)
     result = await train(config, NETWORKS[network]())
     await assert_learns_the_same(config, result)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("plan", PLANS)
+async def test_workers_that_share_a_process_learn_what_those_do_that_talk(plan, replicas):
+    config = config_of(partitions=3, replicas=replicas, threads=2, **PLANS[plan], **RULES["momentum"])
+    talked = await train(config)
+    async with LocalCluster(config, dataset=tiny_dataset(train=IMAGES), spec=digits()) as cluster:
+        result = await cluster.train()
+    assert_equal_bits(result.weights, talked.weights)
+    assert [epoch.images for epoch in result.epochs] == [IMAGES]
+    assert all(told["messages"] == 0 for told in talk_of(result).values())
+    handed = [result.statistics[f"worker-{n}"]["part"]["handed_over"] for n in range(config.workers)]
+    assert min(handed) > 0
 
 
 @pytest.mark.parametrize("workers", [2, 3])
