@@ -1,9 +1,11 @@
 """Every example runs, is short, and shows what it says it shows. So does the program in the README."""
 
 import asyncio
+import json
 import re
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from runpy import run_path
 from types import ModuleType
 
 import httpx
@@ -76,6 +78,35 @@ async def test_the_web_application_answers_while_it_trains() -> None:
 
 async def test_a_layer_of_the_user_is_checked_and_trained() -> None:
     assert await load("06_own_layer.py").main(epochs=8) > 0.8
+
+
+async def test_a_cut_replica_trains_and_says_what_crosses(capsys: pytest.CaptureFixture[str]) -> None:
+    result = await load("07_partitioned.py").main(epochs=1)
+
+    assert [epoch.images for epoch in result.epochs] == [1437]
+    printed = capsys.readouterr().out
+    assert "worker 0 -> worker 1: gradient of conv1, 160 values" in printed
+    assert f"{90 * 11} tensors went" in printed
+
+
+async def test_the_halves_of_a_cut_model_talk_over_tcp(capsys: pytest.CaptureFixture[str]) -> None:
+    result = await load("08_partitioned_tcp.py").main(epochs=1)
+
+    assert [epoch.images for epoch in result.epochs] == [1437]
+    printed = capsys.readouterr().out
+    assert "worker-0 -> worker-1: " in printed
+    assert f"worker-1 has {90 * 6} tensors from worker-0" in printed
+
+
+async def test_over_a_slow_cable_groups_overtake_each_other(tmp_path: Path) -> None:
+    file = tmp_path / "run.json"
+
+    assert await load("09_overtaking.py").main(str(file))
+
+    drawn = run_path(str(ROOT / "docs" / "images" / "draw_overtaking.py"))["picture"](
+        json.loads(file.read_text())["traceEvents"]
+    )
+    assert "began later, and was done earlier" in drawn
 
 
 def test_the_program_in_the_readme_runs_as_it_is_printed(

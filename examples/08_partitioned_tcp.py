@@ -1,0 +1,43 @@
+"""The same over TCP: every role listens at a port of its own, and the two halves of the model talk by frames.
+
+All roles are in this program only because that is short. Workers on two machines, started by `adam-async
+worker`, send one another the same messages.
+
+python examples/08_partitioned_tcp.py [digits | mnist | FOLDER]
+"""
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+import uvloop
+
+from adam_async import Config, Disk, LocalCluster, RunResult, load_dataset
+from adam_async.messages import role_table
+from transport import TcpNetwork
+
+
+async def main(source: str = "digits", *, epochs: int = 3) -> RunResult:
+    async with Disk() as disk:
+        cache = Path.home() / ".cache" / "adam-async" / "mnist"
+        dataset = await load_dataset(source, disk, cache_dir=cache)
+    config = Config(epochs=epochs, partitions=2, plan="vertical", in_flight=8)
+    network = TcpNetwork(token=os.urandom(32), entropy=os.urandom, rules=role_table())
+    async with LocalCluster(config, dataset=dataset, network=network, address="tcp://127.0.0.1:0") as cluster:
+        print("workers listen at", *(worker.address for worker in cluster.workers))
+        result = await cluster.train(print)
+    for name in ("worker-0", "worker-1"):
+        counted = result.statistics[name]
+        for sent in counted["traffic"]:
+            if sent["type"] == "Blocks":
+                size = sent["payload_bytes"] + sent["frame_bytes"]
+                print(f"{sent['from']} -> {sent['to']}: {sent['messages']} messages of blocks, {size} bytes")
+        for other, talk in counted["neighbours"].items():
+            print(f"{name} has {talk['blocks_received']} tensors from {other}")
+    return result
+
+
+if __name__ == "__main__":
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main(*sys.argv[1:]))
