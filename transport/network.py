@@ -43,6 +43,9 @@ OnLink = Callable[[Link], Awaitable[object]]
 
 DIAL_S = 10.0
 
+NOT_NOW = ("crowded", "late")
+"""Refusals that are no last word: who was too busy to finish a handshake may be less so the next time."""
+
 
 class Listener:
     """An open door.
@@ -147,7 +150,7 @@ class Network(ABC):
         """Reach the peer at ``address``; the caller closes the link.
 
         Tries again as ``retry`` says (default: with growing waits) until ``timeout_s`` have passed. A
-        refusal is final. With ``peer_role``, any other role is refused. Cancelling leaves nothing behind.
+        refusal is final, but for those of who is too busy. With ``peer_role``, any other role is refused. Cancelling leaves nothing behind.
 
         Raises:
             DialFailed: Nobody answered in time.
@@ -193,7 +196,7 @@ class Network(ABC):
                     except (OSError, LinkBroken) as error:
                         reason = str(error) or type(error).__name__
                     except HandshakeRejected as error:
-                        if error.code != "crowded":
+                        if error.code not in NOT_NOW:
                             raise
                         reason = str(error)
                     wait_s = next(waits, None)

@@ -11,6 +11,7 @@ import pytest
 
 from transport import (
     BindRefused,
+    DialFailed,
     HandshakeRejected,
     Identity,
     Link,
@@ -114,6 +115,18 @@ async def test_who_says_nothing_is_hung_up_on() -> None:
     async with door(network(handshake_s=0.05)) as (listener, _), raw_peer(listener.address) as (reader, _):
         answer = await reader.read()
         assert b"late" in answer
+
+
+async def test_who_is_too_busy_for_a_handshake_is_dialled_again() -> None:
+    knocks: list[asyncio.StreamWriter] = []
+    server = await asyncio.start_server(lambda _, writer: knocks.append(writer), "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(DialFailed, match="late: no handshake within"):
+            await network(handshake_s=0.01).dial(f"tcp://127.0.0.1:{port}", NEAR, timeout_s=0.2)
+        for writer in knocks:
+            writer.close()
+    assert len(knocks) > 1
 
 
 async def test_too_many_strangers_are_turned_away() -> None:
