@@ -150,7 +150,8 @@ class Network(ABC):
         """Reach the peer at ``address``; the caller closes the link.
 
         Tries again as ``retry`` says (default: with growing waits) until ``timeout_s`` have passed. A
-        refusal is final, but for those of who is too busy. With ``peer_role``, any other role is refused. Cancelling leaves nothing behind.
+        refusal is final, but for those of who is too busy. With ``peer_role``, any other role is refused.
+        Cancelling leaves nothing behind.
 
         Raises:
             DialFailed: Nobody answered in time.
