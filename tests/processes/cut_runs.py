@@ -1,0 +1,151 @@
+"""Two replicas of two processes each, and a watcher who sees what becomes of them while workers are killed.
+
+The watcher is a member of the cluster like any driver: it hears of every change of the map, and asks roles
+what they have counted. Nothing here waits for time to pass.
+"""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+from adam_async.cluster_map import ClusterMap, NodeRecord
+from adam_async.cluster_processes import ProcessCluster
+from adam_async.config import make_config
+from adam_async.controller.client import Membership
+from adam_async.entrypoints import cluster_network
+from adam_async.inquiries import Inquiries
+from adam_async.run_result import EpochResult
+from adam_async.traffic import Traffic
+from tests.adam_async.runs import until
+from tests.processes.commands import command_line
+from transport import BufferPool, Identity, Network, TransportError
+
+WORKERS = 4
+IMAGES = 1437
+"""Of the digits."""
+
+PATIENCE_S = 90.0
+"""For what takes seconds on an idle machine."""
+
+
+class CutRun:
+    """A cluster of processes that trains the digits, cut, and what a test may do to it.
+
+    Args:
+        cluster: The processes, all of them started.
+        said: What the cluster says of deaths.
+        network: How the watcher reaches the roles.
+        seat: The watcher's own.
+    """
+
+    def __init__(
+        self, cluster: ProcessCluster, said: list[str], network: Network, identity: Identity, seat: Membership
+    ) -> None:
+        self.cluster, self.said, self.network = cluster, said, network
+        self.epochs: list[EpochResult] = []
+        self.pids = {child.pid or 0 for child in cluster.children.values()}
+        self._seat = seat
+        self._asks = Inquiries(
+            network=network, identity=identity, waits=cluster.config.waits, traffic=Traffic("watcher")
+        )
+
+    @property
+    def map(self) -> ClusterMap:
+        return self._seat.map
+
+    async def see(self, predicate: Callable[[ClusterMap], bool], what: str) -> ClusterMap:
+        """Wait until the map is as it should be."""
+        return await self._seat.wait_for(predicate, what, PATIENCE_S)
+
+    async def both_live(self) -> dict[int, int]:
+        """Wait until both replicas train; returns their lives."""
+        return (await self.see(lambda m: len(m.lives()) == 2, "both replicas")).lives()
+
+    async def begun(self, epoch: int) -> None:
+        """Wait until an epoch has begun."""
+        await self.see(lambda m: m.epoch is not None and m.epoch.number >= epoch, f"epoch {epoch}")
+
+    async def ask(self, node: str) -> dict[str, Any]:
+        """What a node counts."""
+        return (await self._asks.statistics(self.map.nodes[node].address, ""))[1]
+
+    async def trained(self, replica: int) -> int | None:
+        """Groups that a replica has trained in its present life; None if it cannot be asked."""
+        with suppress(TransportError, KeyError, IndexError):
+            return int((await self.ask(self.map.members(replica)[0]))["engine"]["finished"])
+        return None
+
+    def pid(self, worker: int) -> int:
+        """The process of a worker; there must be one."""
+        return self.cluster.children[f"worker-{worker}"].pid or 0
+
+    async def kill(self, worker: int) -> None:
+        """Kill the process of a worker, as soon as it has one that lives; fails if that does not die."""
+        node = f"worker-{worker}"
+        await until(lambda: command_line(self.pid(worker)) != "" and not self._children[node].ended.is_set())
+        child, pid = self._children[node], self.pid(worker)
+        self.pids.add(pid)
+        os.kill(pid, signal.SIGKILL)
+        await child.ended.wait()
+        await until(lambda: self._children[node] is not child)
+        assert f"{node} died: killed by signal 9; starting it again" in self.said
+
+    @property
+    def _children(self) -> dict[str, Any]:
+        return self.cluster.children
+
+    def deaths(self) -> int:
+        """Workers that died by a kill and were started again."""
+        return sum("died: killed by signal 9; starting it again" in line for line in self.said)
+
+    def replica_of(self, worker: int) -> int:
+        return self.map.nodes[f"worker-{worker}"].replica
+
+
+@asynccontextmanager
+async def cut_run(**options: Any) -> AsyncIterator[CutRun]:
+    """Start the processes, and see that all of them have ended when the block has."""
+    config = make_config(
+        {"data": "digits", "replicas": 2, "partitions": 2, "processes": True, "threads": 1, **options}
+    )
+    said: list[str] = []
+    drawn: list[bytes] = []
+
+    def entropy(count: int) -> bytes:
+        drawn.append(os.urandom(count))
+        return drawn[-1]
+
+    async with ProcessCluster(config, say=said.append, entropy=entropy) as cluster:
+        network = cluster_network(drawn[0].hex(), entropy=os.urandom, buffers=BufferPool())
+        identity = Identity(role="driver", node="watcher", incarnation=1)
+        controller = await cluster.children["controller"].address
+        seat = Membership(
+            network=network,
+            controller=controller,
+            identity=identity,
+            record=NodeRecord(role="driver", address="", incarnation=1),
+            waits=config.waits,
+            traffic=Traffic("watcher"),
+        )
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(seat.run(), name="watcher/seat")
+            run = CutRun(cluster, said, network, identity, seat)
+            try:
+                await run.see(lambda m: len(m.live("worker")) == WORKERS, "all workers")
+                yield run
+            finally:
+                task.cancel()
+        run.pids |= {child.pid or 0 for child in cluster.children.values()}
+    assert [pid for pid in run.pids if command_line(pid)] == []
+
+
+@asynccontextmanager
+async def training(run: CutRun) -> AsyncIterator["asyncio.Task[Any]"]:
+    """Train while the block lasts; what is trained after it is given up."""
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(run.cluster.train(run.epochs.append), name="watched/train")
+        yield task
+        task.cancel()

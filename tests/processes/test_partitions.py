@@ -1,0 +1,344 @@
+"""Replicas that are cut over several processes: they train, lose workers at any moment, and nothing else."""
+
+import asyncio
+import json
+import os
+import random
+import re
+import signal
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from adam_async import cluster_processes
+from adam_async.cluster_map import ClusterMap
+from adam_async.cluster_processes import ProcessCluster
+from adam_async.config import make_config
+from adam_async.messages import Finished, Greet, Reported, ReportGroups, pack, unpack
+from adam_async.run_result import RunResult
+from tests.adam_async.runs import until
+from tests.processes.commands import Command
+from tests.processes.cut_runs import IMAGES, WORKERS, CutRun, cut_run, training
+from tests.processes.test_roles_by_hand import address_of
+from transport import Identity, LinkBroken, LinkClosed
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(300)]
+
+ENDLESS = 100_000
+"""Epochs of a run that the test gives up when it has seen enough."""
+
+PLANS = ("vertical", "layers")
+
+
+def all_images(run: CutRun) -> bool:
+    """Whether each epoch so far has trained or skipped every image."""
+    return all(epoch.images + epoch.skipped == IMAGES for epoch in run.epochs)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_cut_model_trains_and_the_report_says_who_sent_what_to_whom(plan: str, tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    cut = ("--replicas", "2", "--partitions", "2", "--processes", "--plan", plan)
+    with Command("train", "--data", "digits", "--epochs", "8", *cut, "--report", str(path)) as command:
+        code, output = command.finish(seconds=90), command.output
+    report = json.loads(path.read_text())
+    blocks = {(row["from"], row["to"]) for row in report["traffic"] if row["type"] == "Blocks"}
+
+    assert code == 0, output
+    assert [worker["node"] for worker in report["workers"]] == [f"worker-{n}" for n in range(WORKERS)]
+    # Over every cut something crosses both ways, and never from replica to replica.
+    first, second = ("worker-0", "worker-1"), ("worker-2", "worker-3")
+    assert blocks == {first, first[::-1], second, second[::-1]}
+    assert report["events"] == []
+    assert [epoch["images"] + epoch["skipped"] for epoch in report["epochs"]] == [IMAGES] * 8
+    assert report["totals"]["test_accuracy"] > 0.5, output
+
+
+def test_a_spare_worker_that_joined_by_hand_takes_the_place_of_a_dead_one(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    with ExitStack() as stack:
+        controller = stack.enter_context(Command("controller", "--bind", "tcp://127.0.0.1:0"))
+        meet = address_of(controller)
+
+        def start(*words: str) -> Command:
+            role = stack.enter_context(Command(*words, meet))
+            address_of(role)
+            return role
+
+        start("ps", "--controller")
+        start("data", "--data", "digits", "--controller")
+        start("worker", "--id", "stays", "--threads", "1", "--join")
+        goes = start("worker", "--id", "goes", "--threads", "1", "--join")
+        start("worker", "--id", "spare", "--threads", "1", "--join")
+        words = ("train", "--partitions", "2", "--epochs", "30", "--report", str(path), "--controller", meet)
+        train = stack.enter_context(Command(*words))
+        train.wait_for("epoch 1/30")
+        goes.signal(signal.SIGKILL)
+        assert train.finish(seconds=120) == 0, train.output
+    report = json.loads(path.read_text())
+
+    assert [event["event"] for event in report["events"]] == ["goes died"]
+    assert {worker["node"] for worker in report["workers"]} == {"stays", "spare"}
+    assert all(worker["data"]["groups"] > 0 for worker in report["workers"])
+    assert [epoch["images"] for epoch in report["epochs"]] == [IMAGES] * 30
+
+
+# --- one death -----------------------------------------------------------------------------------
+
+
+async def is_refused(run: CutRun, node: str, greet: Greet) -> bool:
+    """Whether a worker hangs up on somebody who greets it so."""
+    identity = Identity(role="worker", node="ghost", incarnation=1)
+    async with run.network.connect(run.map.nodes[node].address, identity, timeout_s=20.0) as link:
+        link.send_nowait(pack(greet))
+        try:
+            await link.receive()
+        except (LinkBroken, LinkClosed):
+            return True
+    return False
+
+
+async def report_of(run: CutRun, replica: int, life: int) -> None:
+    """Say to the data server, for a life of a replica, that some group is finished."""
+    assert run.map.run is not None
+    identity = Identity(role="worker", node="ghost", incarnation=1)
+    report = Finished(epoch=run.map.run.epoch, number=0, attempt=1, images=16, loss=0.0)
+    body = ReportGroups(run=run.map.run.id, replica=replica, life=life, partition=0, finished=(report,))
+    async with run.network.connect(run.map.nodes["data-0"].address, identity, timeout_s=20.0) as link:
+        unpack(await link.call(pack(body), timeout_s=20.0), Reported)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+async def test_a_replica_that_lost_a_worker_begins_anew_as_a_unit_and_the_other_one_goes_on(
+    plan: str,
+) -> None:
+    async with cut_run(epochs=ENDLESS, plan=plan) as run, training(run):
+        before = await run.both_live()
+        hit, other = run.replica_of(1), run.replica_of(3)
+        at_first, survivor = await run.trained(other), run.pid(0)
+        await run.kill(1)
+        # The cluster knew it from the kill itself, and waited for no grace.
+        await run.see(lambda m: hit not in m.lives(), "the replica to be missed")
+        after = await run.both_live()
+        at_last = await run.trained(other)
+
+        assert after[hit] != before[hit]
+        assert after[other] == before[other]
+        assert run.map.members(hit) == ("worker-0", "worker-1")
+        assert run.pid(0) == survivor, "the survivor lives on"
+        assert at_first is not None
+        assert at_last is not None
+        assert at_last > at_first
+        await run.begun(len(run.epochs) + 3)
+        assert all_images(run)
+
+
+async def test_messages_of_a_life_that_is_over_are_refused_or_change_nothing() -> None:
+    async with cut_run(epochs=ENDLESS) as run, training(run):
+        before = await run.both_live()
+        hit = run.replica_of(1)
+        await run.kill(1)
+        await run.see(lambda m: m.lives().get(hit, before[hit]) != before[hit], "another life")
+        assert run.map.run is not None
+        old = Greet(run=run.map.run.id, replica=hit, life=before[hit], partition=1, received=0, begun=0)
+        late = (await run.ask("data-0"))["late_reports"]
+        refused = (await run.ask("worker-0"))["refused_greets"]
+
+        assert await is_refused(run, "worker-0", old)
+        assert (await run.ask("worker-0"))["refused_greets"] == refused + 1
+        await report_of(run, hit, before[hit])
+        assert (await run.ask("data-0"))["late_reports"] == late + 1
+        await run.begun(len(run.epochs) + 3)
+        assert all_images(run)
+
+
+async def test_both_workers_of_a_replica_may_die_at_once() -> None:
+    async with cut_run(epochs=ENDLESS) as run, training(run):
+        before = await run.both_live()
+        hit, other = run.replica_of(0), run.replica_of(2)
+        await asyncio.gather(run.kill(0), run.kill(1))
+        await run.see(lambda m: hit not in m.lives(), "the replica to be missed")
+        after = await run.both_live()
+
+        assert after[hit] != before[hit]
+        assert after[other] == before[other]
+        await run.begun(len(run.epochs) + 3)
+        assert all_images(run)
+
+
+async def test_a_worker_of_each_replica_may_die_at_once() -> None:
+    async with cut_run(epochs=ENDLESS) as run, training(run):
+        before = await run.both_live()
+        await asyncio.gather(run.kill(0), run.kill(3))
+        await run.see(lambda m: not m.lives(), "both replicas to be missed")
+        after = await run.both_live()
+
+        assert not set(after.values()) & set(before.values())
+        await run.begun(len(run.epochs) + 3)
+        assert all_images(run)
+
+
+async def test_a_worker_that_is_stopped_counts_as_dead_and_takes_a_place_again_when_it_goes_on() -> None:
+    async with cut_run(epochs=ENDLESS) as run, training(run):
+        before = await run.both_live()
+        hit, other, stopped = run.replica_of(1), run.replica_of(3), run.pid(1)
+        os.kill(stopped, signal.SIGSTOP)
+        try:
+            # Its links are silent for 15 s, and then the grace.
+            await run.see(lambda m: hit not in m.lives(), "the silent worker to be missed")
+            at_first = await run.trained(other)
+            await run.begun(len(run.epochs) + 3)
+            at_last = await run.trained(other)
+        finally:
+            os.kill(stopped, signal.SIGCONT)
+        after = await run.both_live()
+
+        assert at_first is not None
+        assert at_last is not None
+        assert at_last > at_first, "the other replica has the epochs to itself"
+        assert after[hit] != before[hit]
+        assert after[other] == before[other]
+        assert run.pid(1) == stopped
+        assert not any("died" in line for line in run.said), run.said
+        await run.begun(len(run.epochs) + 3)
+        assert all_images(run)
+
+
+# --- deaths at awkward moments -------------------------------------------------------------------
+
+
+async def test_workers_may_die_before_the_first_group() -> None:
+    async with cut_run(epochs=3) as run:
+        await run.kill(2)
+        async with training(run) as task:
+            await run.see(lambda m: m.run is not None, "the run")
+            assert run.map.run is not None
+            assert run.map.run.phase == "preparing"
+            await run.kill(1)
+            await task
+
+        assert run.deaths() == 2
+        assert [epoch.images for epoch in run.epochs] == [IMAGES] * 3
+
+
+async def test_a_worker_may_die_while_other_roles_are_still_starting() -> None:
+    config = make_config({"data": "digits", "epochs": 2, "partitions": 2, "processes": True, "threads": 1})
+    said: list[str] = []
+    cluster = ProcessCluster(config, say=said.append)
+
+    async def kill() -> None:
+        await until(lambda: "worker-0" in cluster.children)
+        child = cluster.children["worker-0"]
+        await child.address
+        assert child.pid is not None
+        os.kill(child.pid, signal.SIGKILL)
+        await child.ended.wait()
+
+    async with asyncio.TaskGroup() as group:
+        killer = group.create_task(kill(), name="killer")
+        async with cluster:
+            await killer
+            result = await cluster.train()
+
+    assert said == ["worker-0 died: killed by signal 9; starting it again"]
+    assert [epoch.images for epoch in result.epochs] == [IMAGES] * 2
+
+
+async def test_workers_may_die_between_epochs() -> None:
+    async with cut_run(epochs=6) as run:
+        pids = []
+
+        def on_epoch(epoch: object) -> None:
+            if len(pids) < 2:  # now nothing is leased: the driver has just evaluated
+                pids.append(run.pid(3 * len(pids)))
+                os.kill(pids[-1], signal.SIGKILL)
+
+        result = await run.cluster.train(on_epoch)
+
+    assert len(pids) == run.deaths() == 2
+    assert [epoch.images for epoch in result.epochs] == [IMAGES] * 6
+
+
+async def test_a_worker_that_was_well_uses_up_no_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_processes, "SOUND_S", 0.001)
+    times = cluster_processes.RESTARTS + 2
+    async with cut_run(epochs=ENDLESS) as run, training(run):
+        for _ in range(times):
+            await run.both_live()
+            await run.kill(1)
+            await run.see(lambda m: len(m.lives()) < 2, "the replica to be missed")
+        await run.both_live()
+
+        assert run.deaths() == times
+        assert all_images(run)
+
+
+# --- many deaths ---------------------------------------------------------------------------------
+
+EPOCHS, KILLS = 120, 9
+
+
+async def outage(run: CutRun, hit: int, other: int) -> int | None:
+    """Groups that the other replica trains while one is out; None if it was out itself meanwhile."""
+    lives = run.map.lives()
+    first = await run.trained(other) if other in lives else None
+    if first is None:
+        return None
+
+    def over(cluster: ClusterMap) -> bool:
+        now = cluster.lives()
+        back = now.get(hit) not in (None, lives.get(hit))
+        ended = cluster.run is None or cluster.run.phase == "finished"
+        return back or ended or now.get(other) != lives[other]
+
+    await run.see(over, "the end of an outage")
+    last = await run.trained(other)
+    return last - first if last is not None and run.map.lives().get(other) == lives[other] else None
+
+
+async def kill_at_random(run: CutRun, dice: random.Random) -> list[int]:
+    """Kill workers at random moments of the first epochs; returns what the others trained in the outages."""
+    moments = sorted(dice.uniform(1, 0.8 * EPOCHS) for _ in range(KILLS))
+    watches = []
+    async with asyncio.TaskGroup() as group:
+        for moment in moments:
+            await run.begun(int(moment))
+            while True:
+                counts = await run.ask("data-0")
+                if counts["epoch"] > int(moment) or counts["finished"] >= moment % 1 * counts["groups"]:
+                    break
+            worker = dice.randrange(WORKERS)
+            hit = run.replica_of(worker)
+            watch = outage(run, hit, other=1 - hit) if hit >= 0 else None
+            if watch is not None:
+                watches.append(group.create_task(watch, name=f"outage-{len(watches)}"))
+            await run.kill(worker)
+    return [groups for watch in watches if (groups := watch.result()) is not None]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("seed", "plan"), [(1, "layers"), (2, "vertical"), (3, "layers")])
+async def test_workers_that_are_killed_at_random_moments_cost_no_image_and_stop_no_other_replica(
+    seed: int, plan: str
+) -> None:
+    async with cut_run(epochs=EPOCHS, plan=plan, seed=seed) as run:
+        async with training(run) as task:
+            await run.both_live()
+            outages = await kill_at_random(run, random.Random(seed))
+            assert not task.done(), "every kill was one of a run in progress"
+            result: RunResult = await task
+        data = result.statistics["data-0"]
+
+    assert run.deaths() == KILLS == len(run.said), run.said
+    assert outages, "no replica was ever alone"
+    assert min(outages) > 0, outages
+    assert all_images(run)
+    skipped = sum(epoch.skipped for epoch in result.epochs)
+    again = sum(epoch.trained_again for epoch in result.epochs)
+    # What was leased was finished, or came back and was trained again.
+    groups = EPOCHS * -(-IMAGES // 16)
+    assert groups - skipped <= data["leased"] - data["trained_again"] <= groups
+    assert 0 < again <= 16 * data["trained_again"]
+    assert result.epochs[-1].test_accuracy > 0.9
+    assert sum(bool(re.search(r"worker-\d died: killed", event["event"])) for event in result.events) == KILLS
