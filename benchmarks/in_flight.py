@@ -4,16 +4,19 @@
     ... --images 16 --delays 0 5 --in-flight 1 16 --no-accuracy                a part of it
     python -m benchmarks.in_flight --draw FILE --picture docs/images/in_flight.svg
 
-`mnist-adam` is cut vertically over the two workers of one replica, all roles in one process, a pool of two
-threads. What the two workers say to each other goes by links, and takes `d` longer each way. With `n` groups
-in flight the prediction is the smaller of two rates, in groups per second:
+`mnist-adam` is cut vertically over the two workers of one replica, halos sent (`--halo`), all roles in one
+process, a pool of two threads. What the two workers say to each other goes by links, and takes `d` longer
+each way. With `n` groups in flight the prediction is the smaller of two rates, in groups per second:
 
     B(n)               measured over the same links at d = 0, with the same n
     n / (c d + t1)     each slot is taken until its group has gone the longest way
 
-- `c`: `longest_chain` of the plan. The crossing of weight gradients at its end counts: the worker that adds
-  them up keeps the group's slot until they have come (its graph ends behind node `summed`). Acknowledgements
-  and pulls do not count; only for n = 1 a slot waits for its values, which is in `t1`.
+- `c`: crossings one after the other from a group's beginning to the end of its slot, see `slot_chain`: 10
+  where halos are sent. The crossing of weight gradients at the end counts: the worker that adds them up keeps
+  the slot until they have come (its graph ends behind node `summed`), and the other one does not.
+  Acknowledgements and pulls do not count; only for n = 1 a slot waits for its values, which is in `t1`. With
+  halos computed twice `c` is 8, and `longest_chain` 9: that one begins at one worker and ends at the other,
+  which does not keep the first one from beginning its next group.
 - `t1`: seconds of one group alone, 1 / B(1).
 - `d`: what a message between the same two nodes takes through the same slow link, just before training
   begins: the mean of `PINGS`. `busy_ms` is the same while training goes on, when the loop has more to do.
@@ -34,10 +37,11 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import argparse
 import asyncio
 import json
+import math
 import random
 import statistics
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,8 +57,7 @@ from adam_async.messages import Greet, pack, role_table
 from adam_async.model import Network as Model
 from adam_async.model import named_model
 from adam_async.model.partition import Partition
-from adam_async.model.prediction import longest_chain
-from adam_async.partitioning import plan_run
+from adam_async.model.planner import Halo, vertical_plan
 from adam_async.staleness import add_up
 from benchmarks.in_flight_plot import picture
 from transport import Identity, LocalNetwork, Network, TransportError
@@ -150,12 +153,13 @@ async def slow_network(delay_s: float) -> AsyncIterator[Network]:
         yield slow
 
 
-def config_of(images: int, in_flight: int, **more: Any) -> Config:
+def config_of(images: int, in_flight: int, halo: Halo, **more: Any) -> Config:
     """The run that is measured."""
     return Config(
         model="mnist-adam",
         partitions=2,
         plan="vertical",
+        halo=halo,  # one of its kinds, or the plan would go by the times of the moment
         threads=1,
         images_per_group=images,
         in_flight=in_flight,
@@ -164,7 +168,14 @@ def config_of(images: int, in_flight: int, **more: Any) -> Config:
 
 
 async def measure(
-    dataset: Dataset, *, images: int, in_flight: int, delay_s: float, trip_s: float, seconds: float
+    dataset: Dataset,
+    *,
+    images: int,
+    in_flight: int,
+    halo: Halo,
+    delay_s: float,
+    trip_s: float,
+    seconds: float,
 ) -> Found:
     """The rate of one point.
 
@@ -172,11 +183,12 @@ async def measure(
         dataset: Enough images that no epoch ends.
         images: Of a group.
         in_flight: Groups.
+        halo: Of the plan.
         delay_s: As asked for.
         trip_s: What a group alone takes, or more; the warm-up is at least twice that.
         seconds: Length of the window, or more.
     """
-    config = config_of(images, in_flight, epochs=1)
+    config = config_of(images, in_flight, halo, epochs=1)
     async with (
         slow_network(delay_s) as network,
         Pings(network) as pings,
@@ -186,21 +198,20 @@ async def measure(
         quiet_s = await pings.mean_s()
         training = asyncio.create_task(cluster.train(), name="train")
         try:
-            await next_group(cluster, training, 1)
+            await reach(cluster, training, 1)
             await asyncio.sleep(max(WARM_UP_S, 2 * trip_s))
-            begin, first = await next_group(cluster, training, finished(cluster) + 1)
+            first = finished(cluster) + 1
+            begin = await reach(cluster, training, first)
             while time.perf_counter() - begin < seconds:
                 await pings.send(1, 0.05)
-            rounds = -(-(finished(cluster) - first) // in_flight)
-            end, last = await next_group(cluster, training, first + max(1, rounds) * in_flight)
+            groups = ((finished(cluster) - first) // in_flight + 1) * in_flight
+            end = await reach(cluster, training, first + groups)
             busy_s = await pings.mean_s()
         finally:
             training.cancel()
             with suppress(asyncio.CancelledError):
                 await training
-    return Found(
-        groups_per_s=(last - first) / (end - begin), delay_s=quiet_s if delay_s else 0.0, busy_s=busy_s
-    )
+    return Found(groups_per_s=groups / (end - begin), delay_s=quiet_s if delay_s else 0.0, busy_s=busy_s)
 
 
 def finished(cluster: LocalCluster) -> int:
@@ -209,36 +220,64 @@ def finished(cluster: LocalCluster) -> int:
     return 0 if engine is None else int(engine.finished)
 
 
-async def next_group(cluster: LocalCluster, training: asyncio.Task[Any], count: int) -> tuple[float, int]:
-    """Wait until so many groups are finished; when that was seen, and how many they were."""
-    while (now := finished(cluster)) < count:
+async def reach(cluster: LocalCluster, training: asyncio.Task[Any], count: int) -> float:
+    """Wait until so many groups are finished; returns when that was seen."""
+    while finished(cluster) < count:
         if training.done():
             await training
             raise SystemExit("the epoch ended within a window: raise TIMES or shorten --seconds")
         await asyncio.sleep(POLL_S)
-    return time.perf_counter(), now
+    return time.perf_counter()
 
 
 # --- all of them -----------------------------------------------------------------------------
 
 
-def chain() -> int:
-    """Crossings one after the other that a slot waits for."""
+def slot_chain(parts: Sequence[Partition]) -> float:
+    """How many crossings a slot is taken for, where two workers have as many slots each.
+
+    With way[a][b] crossings from a group's beginning at worker a to its end at worker b, and the next group
+    beginning at b in the slot that it leaves there, a slot is taken in the long run for the longest mean way
+    around: from a worker to itself, or to the other one and back.
+    """
+    way = [_ends(parts, begin) for begin in range(2)]
+    return max(way[0][0], way[1][1], (way[0][1] + way[1][0]) / 2)
+
+
+def _ends(parts: Sequence[Partition], begin: int) -> list[float]:
+    """When a group is over at each worker, in crossings since it began at one of them."""
+    ends = [0.0 if part.worker == begin else -math.inf for part in parts]
+    arrived: dict[int, float] = {}
+    left = [list(part.segments) for part in parts]
+    while any(left):
+        for worker, segments in enumerate(left):
+            if segments and arrived.keys() >= set(segments[0].receives):
+                segment = segments.pop(0)
+                ends[worker] = max(ends[worker], *(arrived[number] for number in segment.receives), -math.inf)
+                arrived |= dict.fromkeys(segment.sends, ends[worker] + 1)
+    arrived |= {sum_.number: ends[part.worker] + 1 for part in parts for sum_ in part.partial}
+    return [
+        max(ends[part.worker], *(arrived[sum_.number] for sum_ in part.sums), -math.inf) for part in parts
+    ]
+
+
+def crossings_of(halo: Halo) -> float:
+    """`slot_chain` of the plan that is measured."""
     model = Model(named_model("mnist-adam"))
-    plan = plan_run(model, config_of(16, 1))
-    assert plan is not None
-    return longest_chain([Partition(model, plan, worker) for worker in range(2)])
+    plan = vertical_plan(model, 2, halo=halo)
+    return slot_chain([Partition(model, plan, worker) for worker in range(2)])
 
 
 async def curves(arguments: argparse.Namespace, images: int, dataset: Dataset) -> list[dict[str, Any]]:
     """All points of one group size; those of one number in flight one after the other."""
-    crossings = chain()
+    crossings = crossings_of(arguments.halo)
 
     async def point(n: int, delay_s: float) -> Found:
         return await measure(
             dataset,
             images=images,
             in_flight=n,
+            halo=arguments.halo,
             delay_s=delay_s,
             trip_s=crossings * delay_s,
             seconds=arguments.seconds,
@@ -287,9 +326,11 @@ def point_row(
     }
 
 
-async def accuracy(images: int, in_flight: int, delay_ms: float, dataset: Dataset) -> dict[str, Any]:
+async def accuracy(
+    images: int, in_flight: int, halo: Halo, delay_ms: float, dataset: Dataset
+) -> dict[str, Any]:
     """Train three epochs with gradients as stale as they get here."""
-    config = config_of(images, in_flight, epochs=3, rate=RATES[images])
+    config = config_of(images, in_flight, halo, epochs=3, rate=RATES[images])
     dataset = first_images(dataset, ACCURACY_IMAGES[images])
     async with (
         slow_network(delay_ms / 1e3) as network,
@@ -337,7 +378,8 @@ async def measure_all(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     )
     rows = [row for images in arguments.images for row in await curves(arguments, images, many)]
     for images in arguments.images if arguments.accuracy else ():
-        rows.append(await accuracy(images, max(arguments.in_flight), max(arguments.delays), dataset))
+        deepest = max(arguments.in_flight), arguments.halo, max(arguments.delays)
+        rows.append(await accuracy(images, *deepest, dataset))
         print(json.dumps(rows[-1]), flush=True)
     return rows
 
@@ -353,6 +395,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, nargs="+", default=[16, 1], choices=list(RATES))
     parser.add_argument("--delays", type=float, nargs="+", default=[0, 2, 5, 10, 20], help="ms")
     parser.add_argument("--in-flight", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64])
+    parser.add_argument("--halo", choices=["exchange", "recompute"], default="exchange")
     parser.add_argument("--seconds", type=float, default=3.0, help="of each window, at least")
     parser.add_argument("--accuracy", action=argparse.BooleanOptionalAction, default=True)
     arguments = parser.parse_args()
