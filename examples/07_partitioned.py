@@ -34,7 +34,7 @@ async def main(source: str = "digits", *, epochs: int = 3) -> RunResult:
     async with Disk() as disk:
         cache = Path.home() / ".cache" / "adam-async" / "mnist"
         dataset = await load_dataset(source, disk, cache_dir=cache)
-    config = Config(epochs=epochs, partitions=2, plan="vertical")
+    config = Config(epochs=epochs, partitions=2, plan="vertical", halo="exchange")
     async with LocalCluster(config, dataset=dataset) as cluster:
         result = await cluster.train(print)
         run = cluster.controller.map.run

@@ -22,7 +22,7 @@ async def main(source: str = "digits", *, epochs: int = 3) -> RunResult:
     async with Disk() as disk:
         cache = Path.home() / ".cache" / "adam-async" / "mnist"
         dataset = await load_dataset(source, disk, cache_dir=cache)
-    config = Config(epochs=epochs, partitions=2, plan="vertical", in_flight=8)
+    config = Config(epochs=epochs, partitions=2, plan="vertical", halo="exchange", in_flight=8)
     network = TcpNetwork(token=os.urandom(32), entropy=os.urandom, rules=role_table())
     async with LocalCluster(config, dataset=dataset, network=network, address="tcp://127.0.0.1:0") as cluster:
         print("workers listen at", *(worker.address for worker in cluster.workers))
