@@ -82,6 +82,9 @@ WANTED_US = 25.0
 THREADS = 2
 BLOCKS_IN_FLIGHT = 4
 
+Arrived = Sequence[tuple[Block, NDArray[Any]]]
+"""What came in one message."""
+
 
 # --- rates -----------------------------------------------------------------------------------
 
@@ -183,12 +186,12 @@ class End:
             dtype=own.network.dtype,
             lead=1 << 30,
             heeded=False,
-            on_block=self._on_block,
+            on_blocks=self._on_blocks,
             on_progress=lambda: None,
         )
 
-    def _on_block(self, block: Block, tensor: NDArray[Any]) -> None:
-        self.take(block, tensor)
+    def _on_blocks(self, arrived: Arrived) -> None:
+        self.take(arrived)
 
     async def converse(self, link: Link) -> None:
         """Talk until cancelled."""
@@ -221,7 +224,8 @@ async def message_us(blocks: int) -> float:
     done = asyncio.Event()
     turns = [outgoing_blocks(part) for part in parts]
 
-    def answer(worker: int, block: Block, tensor: NDArray[Any]) -> None:
+    def answer(worker: int, arrived: Arrived) -> None:
+        ((block, _),) = arrived
         if block.number >= blocks:
             done.set()
             return
@@ -234,7 +238,7 @@ async def message_us(blocks: int) -> float:
     async with AsyncExitStack() as stack:
         await joined(stack, ends)
         begin = time.thread_time()
-        answer(0, Block(0, 1, 0, 1), np.empty(0))
+        answer(0, [(Block(0, 1, 0, 1), np.empty(0))])
         await done.wait()
         return (time.thread_time() - begin) / blocks / 2 * 1e6
 
@@ -307,9 +311,14 @@ def leave(neighbour: Neighbour, _: int, parcels: Sequence[Parcel]) -> None:
         neighbour.put(parcel)
 
 
-def deliver(engine: Engine, block: Block, tensor: NDArray[Any]) -> None:
-    """What came of a group goes to its node."""
-    engine.deliver(f"in-{block.crossing}", Tag(block.epoch, block.number, block.attempt), tensor)
+def deliver(engine: Engine, arrived: Arrived) -> None:
+    """What came of some groups goes to their nodes, as in training."""
+    engine.deliver_all(
+        [
+            (f"in-{block.crossing}", Tag(block.epoch, block.number, block.attempt), tensor)
+            for block, tensor in arrived
+        ]
+    )
 
 
 async def feed(engine: Engine, groups: int) -> None:
