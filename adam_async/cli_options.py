@@ -70,7 +70,7 @@ class TrainOptions:
     """With bsp: steps by which values may be behind, 0 or 1; sums travel while the next step computes."""
     warm_start: int | None = None
     """Groups that one replica trains alone, before the others begin."""
-    schedule: Literal["constant", "step", "cosine"] | None = None
+    schedule: Literal["auto", "constant", "step", "cosine"] | None = None
     """How the rate changes: not, by a factor every so many epochs, or along half a cosine to 0."""
     warm_up: float | None = None
     """Epochs over which the rate rises from 0, before its schedule."""

@@ -106,8 +106,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """How far replicas may be apart: ``asp`` (any distance), ``ssp:S`` (S steps), ``bsp`` (in lockstep)."""
     warm_start: int = 0
     """Groups that one replica trains alone, before the others begin."""
-    schedule: Literal["constant", "step", "cosine"] = "constant"
-    """How the rate changes: not, by `decay` every `decay_every` epochs, or along half a cosine to 0."""
+    schedule: Literal["auto", "constant", "step", "cosine"] = "auto"
+    """How the rate changes: not, by `decay` every `decay_every` epochs, or along half a cosine to 0. ``auto``
+    is constant; but cosine after a short warm-up where nobody waits for anybody and models are cut, so that
+    many groups are under way at once."""
     warm_up: float = 0.0
     """Epochs over which the rate rises from 0, before its schedule."""
     decay: float = 0.5
@@ -347,7 +349,27 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             groups_in_flight = min(groups_in_flight, self.replicas * self.push_every * (self.slack + 1))
         if self.weights != "aliased" and not self.synchronous and groups_in_flight > FRESH_GROUPS:
             rate *= FRESH_GROUPS / groups_in_flight
+            if self._falls:
+                rate *= FALLING
         return rate
+
+    @property
+    def _falls(self) -> bool:
+        """Whether schedule ``auto`` lets the rate fall."""
+        return self.schedule == "auto" and self.partitions > 1 and self.slack is None
+
+    def decided(self, groups_in_flight: int) -> "Config":
+        """The options in force: what was left open about the rate is decided.
+
+        Args:
+            groups_in_flight: Of all workers together.
+        """
+        rate = self.default_rate(groups_in_flight)
+        if not self._falls:
+            schedule = "constant" if self.schedule == "auto" else self.schedule
+            return msgspec.structs.replace(self, rate=rate, schedule=schedule)
+        rise = self.warm_up or RISE_EPOCHS
+        return msgspec.structs.replace(self, rate=rate, schedule="cosine", warm_up=rise)
 
     @property
     def images_per_update(self) -> int:
@@ -363,6 +385,13 @@ def default_in_flight(threads: int, partitions: int) -> int:
 
 FRESH_GROUPS = 5 / 3
 """So many groups in flight on copies are stale by too little to need a lower rate."""
+
+FALLING = 3.2
+"""A rate that falls to nothing may begin at so many times the constant one: it is half of that on the
+average, and the noise of stale gradients dies away with it."""
+
+RISE_EPOCHS = 0.2
+"""Warm-up of a rate that falls so."""
 
 _IN_PLACE = {
     "partitions": 1,

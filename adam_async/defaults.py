@@ -14,6 +14,8 @@ def explain_defaults(asked: Config, decided: Config, *, kernels: str) -> dict[st
     found = {}
     if not asked.rate:
         found["rate"] = _why_rate(decided)
+    if asked.schedule == "auto":
+        found["schedule"] = _why_schedule(decided)
     if not asked.momentum and asked.rule == "sgd":
         found["momentum"] = "none: groups in flight at once act like momentum that grows with their number"
     if not asked.threads:
@@ -45,6 +47,12 @@ def _why_rate(decided: Config) -> str:
     if decided.rate < usual:
         why += f"; lowered from {usual:.4g} because gradients of so many groups in flight are stale"
     return why
+
+
+def _why_schedule(decided: Config) -> str:
+    if decided.schedule == "constant":
+        return "constant: a rate that does not depend on how long the run is"
+    return "cosine after a short warm-up: of a cut model many groups are under way, and stale ones are noise"
 
 
 def _why_weights(decided: Config) -> str:

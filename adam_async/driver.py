@@ -217,7 +217,7 @@ class Driver:
             await self._end(run.id)
 
     def _submit(self, spec: ModelSpec, groups_in_flight: int) -> RunRecord:
-        self.config = msgspec.structs.replace(self._asked, rate=self._asked.default_rate(groups_in_flight))
+        self.config = self._asked.decided(groups_in_flight)
         config = msgspec.to_builtins(self.config)
         run = f"{self._identity.node}-{self._identity.incarnation:x}-{self._runs}"
         return RunRecord(

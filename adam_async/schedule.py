@@ -30,9 +30,9 @@ class Schedule:
 
     @classmethod
     def of(cls, config: Config) -> Self:
-        """The schedule that a run's options ask for; its peak is the rate in force."""
+        """The schedule of a run's options in force (`Config.decided`); its peak is the rate in force."""
         return cls(
-            kind=config.schedule,
+            kind="constant" if config.schedule == "auto" else config.schedule,
             peak=config.default_rate(),
             warm_up=config.warm_up,
             decay=config.decay,
