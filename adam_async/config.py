@@ -348,9 +348,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         if self.slack is not None:
             groups_in_flight = min(groups_in_flight, self.replicas * self.push_every * (self.slack + 1))
         if self.weights != "aliased" and not self.synchronous and groups_in_flight > FRESH_GROUPS:
-            rate *= FRESH_GROUPS / groups_in_flight
+            fresh, rate = rate, rate * FRESH_GROUPS / groups_in_flight
             if self._falls:
-                rate *= FALLING
+                rate = min(FALLING * rate, FALLING_MOST * fresh)
         return rate
 
     @property
@@ -368,7 +368,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         if not self._falls:
             schedule = "constant" if self.schedule == "auto" else self.schedule
             return msgspec.structs.replace(self, rate=rate, schedule=schedule)
-        rise = self.warm_up or RISE_EPOCHS
+        rise = self.warm_up or min(RISE_EPOCHS, self.epochs / 3)
         return msgspec.structs.replace(self, rate=rate, schedule="cosine", warm_up=rise)
 
     @property
@@ -386,12 +386,12 @@ def default_in_flight(threads: int, partitions: int) -> int:
 FRESH_GROUPS = 5 / 3
 """So many groups in flight on copies are stale by too little to need a lower rate."""
 
-FALLING = 3.2
-"""A rate that falls to nothing may begin at so many times the constant one: it is half of that on the
-average, and the noise of stale gradients dies away with it."""
+FALLING, FALLING_MOST = 3.2, 2 / 3
+"""A rate that falls to nothing may begin at so many times the constant one, for the noise of stale gradients
+dies away with it; but at no more than this share of what would do if none were stale."""
 
-RISE_EPOCHS = 0.2
-"""Warm-up of a rate that falls so."""
+RISE_EPOCHS = 1.0
+"""Warm-up of a rate that falls so, but for short runs: the first steps are those that stale gradients upset."""
 
 _IN_PLACE = {
     "partitions": 1,

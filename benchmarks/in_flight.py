@@ -156,6 +156,7 @@ async def slow_network(delay_s: float) -> AsyncIterator[Network]:
 def config_of(images: int, in_flight: int, halo: Halo, **more: Any) -> Config:
     """The run that is measured."""
     return Config(
+        schedule="constant",
         model="mnist-adam",
         partitions=2,
         plan="vertical",

@@ -1,6 +1,7 @@
 """What was left open is explained, and nothing else."""
 
 import msgspec
+import pytest
 
 from adam_async.config import Config
 from adam_async.defaults import explain_defaults
@@ -51,6 +52,9 @@ def test_the_rate_of_a_cut_model_falls_by_itself_and_says_why() -> None:
 
     assert cut.decided(8).schedule == "cosine"
     assert cut.decided(8).rate == 3.2 * Config(partitions=2, schedule="constant").default_rate(8)
+    assert cut.decided(4).rate == pytest.approx(2 / 3 * Config().default_rate())
+    assert cut.decided(8).warm_up == 1.0
+    assert Config(partitions=2, epochs=1).decided(8).warm_up == pytest.approx(1 / 3)
     assert explained(cut)["schedule"].startswith("cosine after a short warm-up")
     for waits in (Config(partitions=2, consistency="bsp"), Config(replicas=2), Config()):
         assert waits.decided(8).schedule == "constant"
