@@ -387,8 +387,8 @@ FRESH_GROUPS = 5 / 3
 """So many groups in flight on copies are stale by too little to need a lower rate."""
 
 FALLING, FALLING_MOST = 3.2, 2 / 3
-"""A rate that falls to nothing may begin at so many times the constant one, for the noise of stale gradients
-dies away with it; but at no more than this share of what would do if none were stale."""
+"""A rate that falls to nothing may begin at so many times the constant one, for the noise of stale
+gradients dies away with it; but at no more than this share of what would do if none were stale."""
 
 RISE_EPOCHS = 1.0
 """Warm-up of a rate that falls so, but for short runs: the first steps are those that stale gradients upset."""
