@@ -391,7 +391,7 @@ FALLING, FALLING_MOST = 3.2, 2 / 3
 gradients dies away with it; but at no more than this share of what would do if none were stale."""
 
 RISE_EPOCHS = 1.0
-"""Warm-up of a rate that falls so, but for short runs: the first steps are those that stale gradients upset."""
+"""Warm-up of a rate that falls so, but for short runs: stale gradients upset the first steps most."""
 
 _IN_PLACE = {
     "partitions": 1,
