@@ -284,7 +284,7 @@ class Engine:
         """Like `deliver` for several ``(port, tag, value)``, in one turn: nodes start when all are there.
 
         Raises:
-            UnknownPort, DuplicateToken, TooManyEarlyTokens: See `Scheduler.deliver`; what came before it counts.
+            UnknownPort, DuplicateToken, TooManyEarlyTokens: See `Scheduler.deliver`; what came before counts.
             EngineClosed: The engine is not running.
         """
         self._check_running()
