@@ -206,7 +206,7 @@ async def test_frozen_layers_stay_as_they_are_on_whichever_worker_they_are(plan,
 @pytest.mark.parametrize("workers", [2, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("plan", PLANS)
 async def test_asynchronous_workers_of_a_cut_model_learn(plan, workers):
-    flow = {"consistency": "asp", "in_flight": 1, "epochs": 6, "dtype": "float32", "rate": 0.1}
+    flow = {"in_flight": 1, "epochs": 6, "dtype": "float32", "rate": 0.1, "schedule": "constant"}
     result = await train(config_of(partitions=workers, **PLANS[plan], **flow))
     assert result.epochs[-1].train_loss < 0.3 * result.epochs[0].train_loss
 
