@@ -145,6 +145,7 @@ class Held:
         self._open.set()
 
 
+@pytest.mark.slow  # it must hold the second worker before that has trained everything
 @pytest.mark.parametrize("network", NETWORKS)
 async def test_a_worker_that_gets_nothing_back_does_not_run_away_from_a_slower_one(network):
     # The convolution is frozen: the first worker sends activations, and needs no error gradients.
