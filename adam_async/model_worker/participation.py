@@ -130,15 +130,7 @@ class Participation:
             if crews is not None:
                 crew = crews.find(run.id, replica, life, partial(_all_parts, self._model, partition))
             else:
-                self._ports = {crossing.number: f"in-{crossing.number}" for crossing in partition.incoming}
-                self.neighbours = Neighbours(
-                    greet=Greet(run=run.id, replica=replica, life=life, partition=part, received=0, begun=0),
-                    cluster=cluster,
-                    partition=partition,
-                    lead=LEAD * self._in_flight,
-                    on_blocks=self._on_blocks,
-                    **reach,
-                )
+                self.neighbours = self._new_neighbours(cluster, replica, partition, reach)
             self._way = Parted(
                 partition=partition,
                 put=self.neighbours.put if self.neighbours is not None else _nobody,
@@ -177,6 +169,27 @@ class Participation:
         self._pool: ComputePool | None = None
         self._engine: Engine | None = None
         self._filling = False
+
+    def _new_neighbours(
+        self, cluster: ClusterMap, replica: int, partition: Partition, reach: Mapping[str, Any]
+    ) -> Neighbours:
+        self._ports = {crossing.number: f"in-{crossing.number}" for crossing in partition.incoming}
+        greet = Greet(
+            run=self._run,
+            replica=replica,
+            life=cluster.life(replica),
+            partition=partition.worker,
+            received=0,
+            begun=0,
+        )
+        return Neighbours(
+            greet=greet,
+            cluster=cluster,
+            partition=partition,
+            lead=LEAD * self._in_flight,
+            on_blocks=self._on_blocks,
+            **reach,
+        )
 
     async def run(self) -> None:
         """Prepare, then train until cancelled."""
