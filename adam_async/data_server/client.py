@@ -207,8 +207,8 @@ class DataClient:
 
     async def _report(self, link: Link) -> None:
         while True:
-            # A few at a time, unless nothing more waits for us: then the epoch may wait for these.
-            while not self._reports or (len(self._reports) < self._ahead // 2 and not self._last):
+            # A few at a time; but at once where the epoch, or more groups for us, may wait for these.
+            while not self._reports or not (len(self._reports) >= self._ahead // 2 or self._is_short):
                 self._has_reports.clear()
                 await self._has_reports.wait()
             reports = tuple(self._reports)
@@ -271,8 +271,13 @@ class DataClient:
     def finished(self, report: Finished) -> None:
         """A group was trained and its push acknowledged; tell the data server soon."""
         self._reports.append(report)
-        if self._last or len(self._reports) >= self._ahead // 2:
+        if self._is_short or len(self._reports) >= self._ahead // 2:
             self._has_reports.set()
+
+    @property
+    def _is_short(self) -> bool:
+        """Whether we hold nothing ahead: all that waited for us is taken, or more is given only for reports."""
+        return self._last or not self._groups
 
     def statistics(self) -> DataClientStatistics:
         """Count groups and waits for them."""

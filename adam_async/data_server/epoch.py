@@ -196,6 +196,11 @@ class Epoch:
         return self.queues.setdefault(POOL if self._pooled and not self._warming else replica, deque())
 
     @property
+    def may_close_early(self) -> bool:
+        """Whether it ends with what is leased when enough is done, instead of with all that there is."""
+        return self._pooled or (self.meeting is None and self._fraction < 1)
+
+    @property
     def end(self) -> int:
         """Where all meet, as far as is known; 0 where there are no clocks."""
         return self.meeting.end if self.meeting is not None else 0

@@ -186,6 +186,7 @@ class DataServer(Role):
             behind=tuple(map(Replica, epoch.behind)),
             fraction=self._config.fraction_in_force,
             pooled=self._config.pooled,
+            step=self._config.push_every,
         )
         self._tell(began)
         for replica in shares:

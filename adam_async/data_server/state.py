@@ -24,6 +24,7 @@ from typing import Any, assert_never
 
 from adam_async.data_server.epoch import Epoch
 from adam_async.data_server.lease_log import LeaseLog, Logged
+from adam_async.data_server.tempo import Tempo
 from adam_async.ids import Replica
 from adam_async.messages import Finished
 from adam_async.shares import POOL, Ranges
@@ -64,6 +65,8 @@ class EpochBegan:
     """Of the replicas, or of the groups in a pool, after which nothing more is leased."""
     pooled: bool = False
     """Whether all take their groups out of one pool."""
+    step: int = 1
+    """Groups of a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +193,7 @@ class DataState:
         self._clock = 0
         self._logs: dict[Replica, LeaseLog] = {}
         """Of the live replicas."""
+        self._tempo = Tempo()
         self._parked: list[LeaseAsked] = []
         self.trained_again = 0
         self.late_reports = 0
@@ -226,6 +230,7 @@ class DataState:
             self._logs = logs
             if self._epoch is not None:
                 self.trained_again += self._epoch.replicas_changed(logs)
+            self._tempo.keep(logs)
 
     def _begin(self, event: EpochBegan, now: float) -> list[Effect]:
         self._images, self._loss_sum, self._started = event.images, event.loss * event.images, None
@@ -233,6 +238,7 @@ class DataState:
         self._clock = max(self._clock, event.first_clock)
         for log in self._logs.values():
             log.begin_epoch()
+        self._tempo = Tempo(event.step)
         self._epoch = Epoch(
             number=event.number,
             groups=event.groups,
@@ -268,7 +274,10 @@ class DataState:
         if log is None or log.life != event.life:
             self.late_reports += len(event.finished)
             return []
-        return [e for r in event.finished for e in self._finish(event.replica, event.partition, r, now)]
+        effects = [e for r in event.finished for e in self._finish(event.replica, event.partition, r, now)]
+        if self._tempo.room(event.replica, now) is not None:
+            effects += self._answer_parked(now)
+        return effects
 
     def _finish(self, replica: Replica, partition: int, report: Finished, now: float) -> list[Effect]:
         epoch = self._epoch
@@ -287,6 +296,7 @@ class DataState:
         before = epoch.stretch, epoch.closed
         if len(lease.losses) == self._partitions:
             epoch.finish(report.number)
+            self._tempo.finished(replica)
             assert self._started is not None, "what is reported was leased"
             self._train_s = self._before_s + now - self._started
             self._images += report.images
@@ -356,9 +366,11 @@ class DataState:
         return Grant(asked.request, number, leased, last=end >= 0, clock=groups[0].clock, end=max(end, 0))
 
     def _lease(self, epoch: Epoch, replica: Replica, log: LeaseLog, count: int, now: float) -> list[Logged]:
-        fresh = epoch.lease(replica, count)
+        room = self._tempo.room(replica, now) if epoch.may_close_early else None
+        fresh = epoch.lease(replica, count if room is None else min(count, room))
         if not fresh:
             return []
+        self._tempo.leased(replica, len(fresh), now)
         self._started = self._started if self._started is not None else now
         self.leased += len(fresh)
         stop = log.stop

@@ -167,7 +167,7 @@ async def test_images_that_were_not_asked_for_break_the_link(network):
 async def test_reports_travel_a_few_at_a_time(network):
     async with client_of(network) as (client, server):
         await server.grant()
-        one, two, three, _ = await take(client, 4)
+        one, two, three = await take(client, 3)
         client.finished(finished(one))
         await turns(20)
         assert server.reported == []
@@ -176,6 +176,14 @@ async def test_reports_travel_a_few_at_a_time(network):
         client.finished(finished(three))
         await turns(20)
         assert server.reported == [(0, 1)]
+
+
+async def test_who_holds_nothing_ahead_reports_at_once_for_more_may_be_given_only_then(network):
+    async with client_of(network) as (client, server):
+        await server.grant()
+        one, *_ = await take(client, 4)
+        client.finished(finished(one))
+        await until(lambda: server.reported == [(0,)])
 
 
 async def test_when_nothing_more_waits_every_report_travels_at_once(network):
