@@ -27,7 +27,6 @@ from adam_async.messages import role_table
 from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.model.spec import ModelSpec
-from adam_async.model_worker.crew import CrewShelf
 from adam_async.model_worker.service import ModelWorker
 from adam_async.parameter_server.service import ParameterServer
 from adam_async.ports import system_entropy
@@ -96,7 +95,7 @@ class LocalCluster:
         self._stack = AsyncExitStack()
         self._shelf = StorageShelf()
         # What somebody else put between the workers, or slows down on purpose, is to be felt.
-        self._crews = CrewShelf() if network is None and not config.slow else None
+        self._together = config.partitions > 1 and network is None and not config.slow
         self.servers: list[ParameterServer] = []
         self.workers: list[ModelWorker] = []
 
@@ -156,7 +155,6 @@ class LocalCluster:
                     buffers=self.buffers,
                     threads=threads,
                     pool=pool,
-                    crews=self._crews,
                     in_flight=config.in_flight,
                     entropy=self._entropy,
                     shelf=self._shelf,
@@ -178,6 +176,7 @@ class LocalCluster:
                     timeline=self.timeline,
                     checkpoints=folder,
                     resume=resume,
+                    together=self._together,
                 )
             )
             self._stack = stack.pop_all()
@@ -187,7 +186,8 @@ class LocalCluster:
         partitions = self.config.partitions
         first = replica * partitions
         paced = any(pace_of(self.config.slow, f"worker-{first + n}") < 1 for n in range(partitions))
-        if partitions == 1 or paced:  # threads that all of them use cannot be slow for one of them
+        if partitions == 1 or self._together or paced:
+            # Nothing to share, or threads that cannot be slow for one worker only.
             return None
         pool = ComputePool(threads=threads * partitions, name=f"replica-{replica}", contexts=dict)
         return await stack.enter_async_context(pool)

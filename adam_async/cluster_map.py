@@ -68,6 +68,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The model, as `ModelSpec.to_dict` gives it."""
     plan: dict[str, Any] | None = None
     """How the model is cut over a replica's workers, as `PartitionPlan.to_dict` gives it; None if not."""
+    together: bool = False
+    """Whether a replica's workers are in one process, and the first of them trains all parts."""
     phase: Phase = "preparing"
     epoch: int = 0
     """Epoch in training, from 1; 0 while preparing."""
@@ -134,6 +136,11 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True):
     def partitions(self) -> int:
         """Workers of one replica in this run."""
         return int(self.run.config.get("partitions", 1)) if self.run is not None else 1
+
+    @property
+    def takers(self) -> int:
+        """Workers of one replica that take its groups from a data server."""
+        return 1 if self.run is not None and self.run.together else self.partitions
 
     def members(self, replica: int) -> tuple[str, ...]:
         """The live workers that have a part of this replica, in the order of their parts."""

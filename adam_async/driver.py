@@ -65,6 +65,7 @@ class Driver:
         timeline: Where epochs and messages are noted.
         checkpoints: Where checkpoints go; without it none are taken.
         resume: What the first training continues; its model and rate are in force.
+        together: Whether the first worker of each replica trains all parts of a model that is cut.
 
     `config` is what is run: what the caller left open is decided there. Cancelling `train` ends the run in
     good order: phase `finished` is set if the controller can be reached within `drain_s`.
@@ -85,6 +86,7 @@ class Driver:
         timeline: Timeline | None = None,
         checkpoints: CheckpointFolder | None = None,
         resume: Checkpoint | None = None,
+        together: bool = False,
     ) -> None:
         self._network = network
         self._controller = controller
@@ -102,6 +104,7 @@ class Driver:
             )
         self._folder = checkpoints
         self._resume = resume
+        self._together = together
         self._asked = self.config = config
         self._buffers = buffers
         self._threads = threads
@@ -226,6 +229,7 @@ class Driver:
             config=config,
             spec=spec.to_dict(),
             plan=self._plan,
+            together=self._together,
             resumed=self._resume.manifest.resume if self._resume is not None else None,
         )
 

@@ -41,8 +41,7 @@ async def main(source: str = "digits", *, epochs: int = 3) -> RunResult:
     assert run is not None
     assert run.plan is not None
     show_plan(result.model, PartitionPlan.from_dict(run.plan))
-    handed_over = result.statistics["worker-0"]["part"]["handed_over"]
-    print(f"{handed_over} tensors went from one worker to the other, all by reference")
+    print("in one process all of it went by reference: worker-0 trained both parts")
     return result
 
 

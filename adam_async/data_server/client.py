@@ -276,7 +276,7 @@ class DataClient:
 
     @property
     def _is_short(self) -> bool:
-        """Whether we hold nothing ahead: all that waited for us is taken, or more is given only for reports."""
+        """Whether we hold nothing ahead: all is taken, or more is given only for reports."""
         return self._last or not self._groups
 
     def statistics(self) -> DataClientStatistics:

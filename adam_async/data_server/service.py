@@ -156,7 +156,7 @@ class DataServer(Role):
             num_images=len(self._dataset.train_labels),
             images_per_group=self._group_images,
         )
-        self._partitions = cluster.partitions
+        self._partitions = cluster.takers
         self.state = DataState(partitions=self._partitions)
 
     def _begin_epoch(self, run: RunRecord, epoch: EpochRecord, skipped: Sequence[Ranges]) -> None:

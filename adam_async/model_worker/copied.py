@@ -12,8 +12,8 @@ from adam_async.config import Config
 from adam_async.dice import Dice
 from adam_async.ids import ShardId
 from adam_async.messages import Finished
-from adam_async.model.context import Context
 from adam_async.model.network import Network as Model
+from adam_async.model.trainable import Trainable
 from adam_async.model_worker.clocked import ClockedStepper
 from adam_async.model_worker.clocks import ReplicaClock
 from adam_async.model_worker.pulls import Puller
@@ -59,7 +59,7 @@ class Copied:
     def __init__(
         self,
         *,
-        model: Model,
+        model: Trainable,
         config: Config,
         table: ShardTable,
         buckets: Sequence[str],
@@ -108,7 +108,11 @@ class Copied:
         self._scaling = Scaling.of(config)
         # Limits of the gradient, and sums of several groups, need all of it before any of it may leave.
         leaves_ahead = config.push_every == 1 and not config.local_steps and self._scaling is None
-        self._stages = plan_stages(model, self._plan) if leaves_ahead and owned is None else ()
+        self._stages = (
+            plan_stages(model, self._plan)
+            if leaves_ahead and owned is None and isinstance(model, Model)
+            else ()
+        )
         self._trainer = self._new_trainer(
             weights=self._weights,
             plan=self._plan,
@@ -196,7 +200,7 @@ class Copied:
             timeout_s=config.waits.clock_s,
         )
 
-    def new_context(self) -> Context:
+    def new_context(self) -> Any:
         """See `WayOfTraining.new_context`."""
         return self._model.context(self._config.images_per_group)
 

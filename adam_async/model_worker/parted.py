@@ -6,7 +6,6 @@ from typing import Any
 from adam_async.model.partition import Partition
 from adam_async.model_worker.block_stream import Parcel
 from adam_async.model_worker.copied import Copied
-from adam_async.model_worker.crew import Crew, crew_graph
 from adam_async.model_worker.part_trainer import PartTrainer, part_graph
 from adam_async.model_worker.way import Deliver
 from dataflow import Graph, Tag
@@ -21,7 +20,6 @@ class Parted(Copied):
     Args:
         partition: The part.
         put: Sends a block to the worker that has another part. Never waits.
-        crew: The other workers, if all of them are in this process; then nothing is sent.
         rest: As of `Copied`, with the shards of the part.
     """
 
@@ -30,23 +28,15 @@ class Parted(Copied):
         *,
         partition: Partition,
         put: Callable[[int, Parcel], None],
-        crew: Crew | None = None,
         **rest: Any,
     ) -> None:
         self._partition = partition
         self._put = put
-        self._crew = crew
         super().__init__(model=partition.network, owned=partition.owned, **rest)
 
     def _new_trainer(self, **common: Any) -> PartTrainer:
         self._parts = PartTrainer(self._partition, **common)
         return self._parts
-
-    def new_context(self) -> Any:
-        """See `WayOfTraining.new_context`."""
-        if self._crew is not None:
-            return self._crew.new_context(self._partition.worker, self._config.images_per_group)
-        return super().new_context()
 
     def new_scratch(self) -> Any:
         """See `WayOfTraining.new_scratch`: a thread may work for several parts."""
@@ -55,10 +45,6 @@ class Parted(Copied):
     def graph(self, landed: Callable[[Tag], None], deliver: Deliver) -> Graph:
         """See `WayOfTraining.graph`. Blocks of others are delivered to its ports ``in-<crossing>``."""
         self._landed = landed
-        if self._crew is not None:
-            return crew_graph(
-                self._crew, self._partition.worker, self._on_trained, waits_for_pull=not self._background
-            )
         return part_graph(
             self._parts,
             self._partition,
@@ -66,11 +52,6 @@ class Parted(Copied):
             self._on_trained,
             waits_for_pull=not self._background,
         )
-
-    def join_crew(self, deliver: Deliver) -> None:
-        """Take our place among the workers of this process, if we work with them."""
-        if self._crew is not None:
-            self._crew.join(self._partition.worker, self._parts, deliver)
 
     def _leave(self, target: int, parcels: Sequence[Parcel]) -> None:
         for parcel in parcels:
@@ -83,6 +64,5 @@ class Parted(Copied):
             "part": {
                 "segments": len(self._partition.segments),
                 "wires": self._parts.wires_made,
-                "handed_over": self._crew.handed_over if self._crew is not None else 0,
             },
         }

@@ -23,6 +23,7 @@ from adam_async.errors import ConfigError
 from adam_async.machine import pinned_cpus
 from adam_async.messages import Block, Finished, Greet, Lease
 from adam_async.model.context import Context
+from adam_async.model.joint import JointNetwork
 from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.model.network import Network as Model
@@ -30,9 +31,7 @@ from adam_async.model.partition import Partition
 from adam_async.model.plan import PartitionPlan
 from adam_async.model.spec import ModelSpec
 from adam_async.model_worker.aliased import Aliased
-from adam_async.model_worker.block_stream import Parcel
 from adam_async.model_worker.copied import Copied
-from adam_async.model_worker.crew import CrewShelf
 from adam_async.model_worker.neighbours import Neighbours
 from adam_async.model_worker.parted import Parted
 from adam_async.model_worker.way import Gate, WayOfTraining
@@ -74,7 +73,6 @@ class Participation:
         traffic: Traffic,
         pace: float = 1.0,
         pool: ComputePool | None = None,
-        crews: CrewShelf | None = None,
         storage: ShardStorage | None = None,
         layers: Mapping[str, type[Layer]] = BUILTIN_LAYERS,
         timeline: Timeline | None = None,
@@ -87,7 +85,7 @@ class Participation:
         self._run, self._session = run.id, session
         self._timeline = timeline
         self._waits = waits
-        self._threads = threads
+        self._threads = threads * cluster.partitions if run.together else threads
         self._pace = pace
         self._group_images = config.images_per_group
         # Where nobody waits for clocks, whoever begins after the warm start has to look what came of it.
@@ -98,9 +96,12 @@ class Participation:
         self._model = Model(spec, dtype=config.dtype, kernels=config.kernels, layers=layers)
         self._compiled = (0, 0)
         table = run_table(run, self._model)
-        partition = None
-        if run.plan is not None:
-            partition = Partition(self._model, PartitionPlan.from_dict(run.plan), part)
+        plan = PartitionPlan.from_dict(run.plan) if run.plan is not None else None
+        partition = joint = None
+        if plan is not None and run.together:
+            joint = JointNetwork(self._model, plan)
+        elif plan is not None:
+            partition = Partition(self._model, plan, part)
             table = part_table(table, partition.network.parameters)
         pushing = SessionIdentity(
             run=run.id,
@@ -126,15 +127,10 @@ class Participation:
         if partition is not None:
             self._in_flight = in_flight or default_in_flight(threads, cluster.partitions)
             self._early_limit = LEAD * self._in_flight * max(1, len(partition.incoming))
-            crew = None
-            if crews is not None:
-                crew = crews.find(run.id, replica, life, partial(_all_parts, self._model, partition))
-            else:
-                self.neighbours = self._new_neighbours(cluster, replica, partition, reach)
+            self.neighbours = self._new_neighbours(cluster, replica, partition, reach)
             self._way = Parted(
                 partition=partition,
-                put=self.neighbours.put if self.neighbours is not None else _nobody,
-                crew=crew,
+                put=self.neighbours.put,
                 session=pushing,
                 buffers=buffers,
                 in_flight=self._in_flight,
@@ -146,9 +142,13 @@ class Participation:
                     f"record needs one compute thread per worker, for a replay has to know in which order "
                     f"groups were trained; this worker has threads={threads}: set threads to 1"
                 )
-            self._in_flight = in_flight or default_in_flight(threads, 1)
+            self._in_flight = in_flight or default_in_flight(threads, cluster.partitions)
             self._way = Copied(
-                model=self._model, session=pushing, buffers=buffers, in_flight=self._in_flight, **common
+                model=joint or self._model,
+                session=pushing,
+                buffers=buffers,
+                in_flight=self._in_flight,
+                **common,
             )
         else:
             clock = None if timeline is None else timeline.clock
@@ -224,8 +224,6 @@ class Participation:
                     wait_timeout_s=self._waits.patience_s,
                 )
             )
-            if isinstance(self._way, Parted):
-                self._way.join_crew(self._deliver_now)
             self.prepared.set()
             if self._pulls_to_begin:
                 while not self._data.has_group:
@@ -364,11 +362,6 @@ class Participation:
                 ]
             )
 
-    def _deliver_now(self, port: str, tag: Tag, value: Any) -> None:
-        assert self._engine is not None
-        with suppress(EngineClosed):
-            self._engine.deliver(port, tag, value)
-
     def _landed(self, tag: Tag) -> None:
         assert self._engine is not None
         with suppress(EngineClosed):  # the run is over: answers still come until its links are closed
@@ -390,16 +383,3 @@ class Participation:
             "pool": self._pool.statistics() if self._pool is not None else None,
             "engine": self._engine.statistics() if self._engine is not None else None,
         }
-
-
-def _all_parts(model: Model, partition: Partition) -> list[Partition]:
-    """All parts of a model, of which there is one."""
-    plan = partition.layout.plan
-    return [
-        partition if worker == partition.worker else Partition(model, plan, worker)
-        for worker in range(plan.workers)
-    ]
-
-
-def _nobody(part: int, parcel: Parcel) -> None:
-    """What is handed over needs no sending."""

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from adam_async.ids import ShardId
 from adam_async.messages import Values
-from adam_async.model.network import Network
-from adam_async.model_worker.updates import MESSAGE_BYTES, MESSAGE_SHARDS
+from adam_async.model.trainable import Trainable
+from adam_async.model_worker.updates import MESSAGE_BYTES, MESSAGE_SHARDS, travels_apart
 from adam_async.model_worker.weights import WorkerWeights
 from adam_async.parameter_server.client import OnBehind, ParameterClient
 from adam_async.placement import ShardSpec, ShardTable
@@ -76,11 +76,16 @@ class Landing:
             self._puller.weights.newest = max(self._puller.weights.newest, clock)
         else:
             clock = 0
-        at = 0
-        for spec, version in zip(specs, versions, strict=True):
-            end = at + spec.stop - spec.start
-            self._land(spec, version, flat[at:end], clock)
-            at = end
+        at = place = 0
+        while place < len(specs):
+            spec, shards = specs[place], self._puller.together(specs, place)
+            end = at + (specs[place + shards - 1].stop - spec.start)
+            if shards > 1:
+                values = flat[at:end].reshape(self._puller.shapes[spec.tensor])
+                self._puller.weights.install(spec.tensor, values, versions[place : place + shards], clock)
+            else:
+                self._land(spec, versions[place], flat[at:end], clock)
+            at, place = end, place + shards
         self._missing -= 1
         if not self._missing:
             if self.clock is not None:
@@ -134,7 +139,7 @@ class Puller:
     def __init__(
         self,
         *,
-        network: Network,
+        network: Trainable,
         table: ShardTable,
         buckets: Sequence[str],
         client: ParameterClient,
@@ -168,9 +173,11 @@ class Puller:
             server = self._buckets[spec.bucket]
             size = spec.size * self.table.item_bytes
             group = open_.get(server)
-            # A tensor of several shards is asked for by itself, so that its values land in their place.
-            apart = group is not None and (
-                spec.tensor != group[-1].tensor and bool(self.split & {spec.tensor, group[-1].tensor})
+            # A large tensor of several shards is asked for by itself, so that its values land in their place.
+            apart = (
+                group is not None
+                and spec.tensor != group[-1].tensor
+                and any(travels_apart(self.table, tensor) for tensor in (spec.tensor, group[-1].tensor))
             )
             if group is None or apart or size > room[server] or len(group) >= MESSAGE_SHARDS:
                 group = open_[server] = []
@@ -179,6 +186,14 @@ class Puller:
             group.append(spec)
             room[server] -= size
         return tuple((server, tuple(group)) for server, group in found)
+
+    def together(self, specs: Sequence[ShardSpec], place: int) -> int:
+        """How many shards from a place on are all those of one tensor, in their order; 1 if they are not."""
+        spec = specs[place]
+        if spec.tensor not in self.split or spec.start:
+            return 1
+        shards = self.table.by_tensor[spec.tensor]
+        return len(shards) if tuple(specs[place : place + len(shards)]) == tuple(shards) else 1
 
     def pull(
         self, on_landed: Callable[[], None], *, clock: int = 0, on_behind: OnPlaceBehind | None = None

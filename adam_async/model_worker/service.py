@@ -14,7 +14,6 @@ from adam_async.loop_lag import LoopLag
 from adam_async.messages import Body, GetRecord, Greet, RecordPart, pack, unpack
 from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
-from adam_async.model_worker.crew import CrewShelf
 from adam_async.model_worker.participation import Participation
 from adam_async.role import Role
 from adam_async.shard_storage import ShardStorage, StorageShelf
@@ -43,8 +42,6 @@ class ModelWorker(Role):
         pace: Share of a core's time that each compute thread may use; see `ComputePool`.
         pool: Where it computes beside the other workers of its replica, made with ``contexts=dict``;
             without it, in one of its own.
-        crews: Where it finds the other workers of its replica, if all of them compute in that pool and have
-            nothing between them; without it they talk over links.
 
     Leaving the block says goodbye to the controller: others take over at once what is leased to it, and with
     `ssp` and `bsp` wait for it no longer. It ends after the jobs that compute threads are in; pushes on their
@@ -67,7 +64,6 @@ class ModelWorker(Role):
         timeline: Timeline | None = None,
         pace: float = 1.0,
         pool: ComputePool | None = None,
-        crews: CrewShelf | None = None,
         layers: Mapping[str, type[Layer]] = BUILTIN_LAYERS,
     ) -> None:
         super().__init__(
@@ -85,7 +81,6 @@ class ModelWorker(Role):
         self._in_flight = in_flight
         self._pace = pace
         self._pool = pool
-        self._crews = crews
         self._entropy = entropy
         self._shelf = shelf or StorageShelf()
         self._lag = LoopLag()
@@ -124,12 +119,17 @@ class ModelWorker(Role):
         assert run is not None
         life = cluster.life(replica)
         word = ready_word(run.id, life)
+        place = cluster.nodes[self._identity.node].partition
+        if run.together and place > 0:  # the first worker of the replica trains all parts
+            await self._membership.set_node(ready=word)
+            await self._part_over(run.id, replica, life)
+            return
         part = Participation(
             network=self._network,
             identity=self._identity,
             cluster=cluster,
             replica=replica,
-            part=cluster.nodes[self._identity.node].partition,
+            part=place,
             session=int.from_bytes(self._entropy(7), "little"),
             waits=self._waits,
             buffers=self._buffers,
@@ -137,7 +137,6 @@ class ModelWorker(Role):
             in_flight=self._in_flight,
             pace=self._pace,
             pool=self._pool,
-            crews=self._crews,
             traffic=self._traffic,
             storage=storage,
             layers=self._layers,

@@ -24,6 +24,7 @@ from adam_async.messages import Lease
 from adam_async.model.context import Context
 from adam_async.model.network import Network
 from adam_async.model.rules import new_scratch, plain_step
+from adam_async.model.trainable import Trainable
 from adam_async.model_worker.scaling import Scaling
 from adam_async.model_worker.updates import PushBuffer, PushPlan, Stage
 from adam_async.model_worker.weights import Snapshot, TensorCopy, WorkerWeights
@@ -74,7 +75,7 @@ class Ahead:
 class ThreadScratch:
     """Scratch memory of one compute thread."""
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: Trainable) -> None:
         largest = max((p.size for p in network.parameters), default=0)
         self.product = np.empty(largest, network.dtype)
         self.rule = new_scratch(network.dtype)
@@ -124,7 +125,7 @@ class GroupTrainer:
     def __init__(
         self,
         *,
-        network: Network,
+        network: Trainable,
         weights: WorkerWeights,
         plan: PushPlan,
         schedule: Schedule,
@@ -172,7 +173,7 @@ class GroupTrainer:
     # A run that diverges is told by its loss and its refused pushes; a warning per group says nothing more.
     @np.errstate(over="ignore", invalid="ignore", divide="ignore")
     def _train(self, firing: Firing, group: ImageGroup, read: Snapshot, admitted: Admitted | None) -> Trained:
-        context: Context = firing.context
+        context = firing.context
         lease = group.lease
         context.load(group.images, group.labels, dice=self._dice, keys=(lease.epoch, lease.number))
         arrays = read.arrays
@@ -195,6 +196,7 @@ class GroupTrainer:
 
     def _train_back(self, tag: Tag, context: Context, trained: Trained) -> None:
         """The way back, stage by stage; what is complete may leave."""
+        assert isinstance(self._network, Network), "only a whole network has stages"
         arrays, buffer = trained.read.arrays, trained.buffer
         buffer.images = context.images
         for number, stage in enumerate(self._stages):

@@ -12,6 +12,7 @@ Letters: K images of one step, I inputs, R rows of one server, O all outputs. Fa
 (I, K) and (R, K), as they lie in a context.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -22,8 +23,8 @@ from numpy.typing import NDArray
 
 from adam_async.ids import ShardId
 from adam_async.messages import Part
-from adam_async.model.context import Context
 from adam_async.model.network import Network
+from adam_async.model.trainable import Trainable
 from adam_async.placement import ShardSpec, ShardTable
 
 MESSAGE_BYTES = 2 << 20
@@ -111,14 +112,14 @@ def choose_protocol(
     )
 
 
-def factorable_tensors(network: Network) -> frozenset[str]:
+def factorable_tensors(network: Trainable) -> frozenset[str]:
     """Tensors whose gradient comes as two factors; asked of a context for one image."""
     context = network.context(1)
     return frozenset(p.name for p in network.trained if network.factors(context, p.name) is not None)
 
 
 def plan_pushes(
-    network: Network,
+    network: Trainable,
     table: ShardTable,
     buckets: Sequence[str],
     *,
@@ -176,21 +177,28 @@ def cut_shards(by_server: Mapping[str, Sequence[ShardId]]) -> tuple[tuple[str, t
     )
 
 
+def travels_apart(table: ShardTable, tensor: str) -> bool:
+    """Whether the shards of a tensor share their messages with no other tensor.
+
+    So it is where they are too many for one message: apart, their values land in their place.
+    """
+    return sum(shard.size for shard in table.by_tensor[tensor]) * table.item_bytes > MESSAGE_BYTES
+
+
 def _split(
     specs: Sequence[ShardSpec], protocols: Mapping[str, ProtocolChoice], table: ShardTable
 ) -> list[list[ShardSpec]]:
     """Cut one server's shards into messages: by their values, which a pull brings back.
 
-    Shards of a tensor that has several are kept in messages of their own, so that values can land in
-    their place. Those that go as factors stay together, however many, so that the activations go once.
+    Large tensors of several shards are kept in messages of their own, so that values can land in their
+    place. Shards that go as factors stay together, however many, so that the activations go once.
     """
     groups: list[list[ShardSpec]] = []
     kept: tuple[object, ...] = ()
     room = 0
     for spec in specs:
-        split = len(table.by_tensor[spec.tensor]) > 1
-        key = (spec.tensor,) if split else ()
-        whole = split and protocols[spec.tensor].chosen == "factors"
+        key = (spec.tensor,) if travels_apart(table, spec.tensor) else ()
+        whole = len(table.by_tensor[spec.tensor]) > 1 and protocols[spec.tensor].chosen == "factors"
         size = spec.size * table.item_bytes
         full = (size > room and not whole) or (groups and len(groups[-1]) >= MESSAGE_SHARDS)
         if not groups or key != kept or full:
@@ -205,7 +213,10 @@ def _message(
     server: str, specs: Sequence[ShardSpec], protocols: Mapping[str, ProtocolChoice], item_bytes: int
 ) -> PushMessage:
     # Sizes that are whole cache lines first: what follows them in flat memory then starts on one.
-    ordered = sorted(specs, key=lambda spec: (spec.size % ALIGNED_VALUES != 0, spec.id))
+    sizes = Counter[str]()
+    for spec in specs:
+        sizes[spec.tensor] += spec.size
+    ordered = sorted(specs, key=lambda spec: (sizes[spec.tensor] % ALIGNED_VALUES != 0, spec.id))
     parts: list[PushPart] = []
     deltas = tuple(spec for spec in ordered if protocols[spec.tensor].chosen == "delta")
     if deltas:
@@ -294,7 +305,7 @@ class PushBuffer:
         capacity: Most images that it shall hold.
     """
 
-    def __init__(self, network: Network, plan: PushPlan, capacity: int) -> None:
+    def __init__(self, network: Trainable, plan: PushPlan, capacity: int) -> None:
         self._network = network
         self._capacity = capacity
         self.images = 0
@@ -337,14 +348,19 @@ class PushBuffer:
         self._flat.append(flat)
         self._tensors[-1].append(flat)
         at = 0
+        sizes = Counter[str]()
+        for shard in part.shards:
+            sizes[shard.tensor] += shard.size
         for shard in part.shards:
             piece = flat[at : at + shard.size]
-            at += shard.size
+            shape, size = self._shapes[shard.tensor], prod(self._shapes[shard.tensor])
             self._shares.append((shard.tensor, piece))
-            shape = self._shapes[shard.tensor]
-            if shard.size == prod(shape):
-                self._deltas.append((shard.tensor, piece.reshape(shape)))
+            if sizes[shard.tensor] == size:  # all of its shards are here, one after the other
+                if not shard.start:
+                    self._deltas.append((shard.tensor, flat[at : at + size].reshape(shape)))
+                at += shard.size
                 continue
+            at += shard.size
             if shard.tensor not in apart:
                 apart[shard.tensor] = np.zeros(shape, self._dtype)
                 self._deltas.append((shard.tensor, apart[shard.tensor]))
@@ -360,12 +376,12 @@ class PushBuffer:
         self._errors.append((tensor, errors, [shard.rows for shard in part.shards]))
         self._tensors[-1] += [self._inputs[tensor], errors]
 
-    def fill(self, context: Context) -> None:
+    def fill(self, context: Any) -> None:
         """Write the gradients of the group in `context`. On a compute thread."""
         self.images = context.images
         self.fill_messages(context, range(len(self._fills)))
 
-    def fill_messages(self, context: Context, messages: Iterable[int]) -> None:
+    def fill_messages(self, context: Any, messages: Iterable[int]) -> None:
         """Write what these messages of the plan carry, once their gradients are complete; `images` is set.
 
         A tensor that several messages share is complete for all of them at once: name them in their order.
@@ -387,7 +403,7 @@ class PushBuffer:
                     errors[at:end, :count] = columns[piece_rows]
                     at = end
 
-    def _factors_of(self, context: Context, name: str) -> tuple[NDArray[Any], NDArray[Any]]:
+    def _factors_of(self, context: Any, name: str) -> tuple[NDArray[Any], NDArray[Any]]:
         pair = self._network.factors(context, name)
         assert pair is not None, f"{name} was planned as factors and has none"
         return pair
