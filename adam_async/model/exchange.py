@@ -62,7 +62,7 @@ class Departure(Layer):
         self.block = block
         self.worker = worker
         self.wires = tuple(wires)
-        self._read = read
+        self.read = read
         self._before = sum(wire.back is not None and wire.peer < worker for wire in self.wires)
 
     def scratch(self, images: int) -> dict[str, ScratchSpec]:
@@ -91,7 +91,7 @@ class Departure(Layer):
     def backward(self, weights: Weights, slots: Slots) -> None:
         """Add the error gradients of all readers up, in the order of their workers."""
         incoming = slots.views[WIRES]
-        if not self._read:
+        if not self.read:
             slots.error.fill(0)
         before = slots.scratch.get("before")
         if before is not None:

@@ -14,7 +14,7 @@ workers, to the last bit as between processes.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,9 @@ from adam_async.model.layer import Array, Factors, ParameterSpec, Weights
 from adam_async.model.network import Network
 from adam_async.model.partition import Partition
 from adam_async.model.plan import PartitionPlan
+
+if TYPE_CHECKING:
+    from adam_async.model.fast.joint import JointTapes
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +121,11 @@ class JointNetwork:
                 self._pieces[parameter.name].append(_Piece(at, rows))
         shared = {name: pieces for name, pieces in self._pieces.items() if len(pieces) > 1}
         self._partial = max((network.parameter(name).size for name in shared), default=0)
+        self._compiled = False
+        if network.engine is not None:
+            from adam_async.model.fast.joint import can_join  # importing numba takes a while
+
+            self._compiled = can_join(self.parts)
         self._errors = {
             name: network.parameter(name).shape[0]
             for name, pieces in shared.items()
@@ -172,13 +180,36 @@ class JointNetwork:
 
         The segment that ends in the loss goes on to its way back.
         """
-        self._run(weights, context, self._there)
+        if self._compiled:
+            self._tapes(context).forward(weights)
+        else:
+            self._run(weights, context, self._there)
         at = self._there[-1][0]
         return self._loss_part.loss(context.contexts[at])
 
     def backward(self, weights: Weights, context: JointContext) -> None:
         """Run what is left; afterwards `delta` and `factors` are valid."""
-        self._run(weights, context, self._back)
+        if self._compiled:
+            self._tapes(context).backward(weights)
+        else:
+            self._run(weights, context, self._back)
+
+    def _tapes(self, context: JointContext) -> "JointTapes":
+        """What was compiled for the group's images, kept beside the first part's own."""
+        kept = context.contexts[0].tapes
+        if "joint" not in kept:
+            from adam_async.model.fast.joint import JointTapes
+
+            kept["joint"] = JointTapes(
+                self.parts,
+                context.contexts,
+                there=self._there,
+                back=self._back,
+                pieces={name: [(p.part, p.rows) for p in held] for name, held in self._pieces.items()},
+                partial=context.partial,
+            )
+        tapes: JointTapes = kept["joint"]
+        return tapes
 
     def _run(self, weights: Weights, context: JointContext, order: Sequence[tuple[int, int]]) -> None:
         of_parts = [
@@ -191,6 +222,9 @@ class JointNetwork:
 
     def delta(self, context: JointContext, name: str, *, out: Array) -> None:
         """Write the group gradient of one tensor into `out`; see `Network.delta`."""
+        if self._compiled:
+            self._tapes(context).delta(name, out)
+            return
         first, *others = self._pieces[name]
         self._part_of_delta(context, name, first, out)
         for piece in others:

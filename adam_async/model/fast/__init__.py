@@ -15,4 +15,5 @@ tape        the rows it works off
 compiled    what a layer with such kernels offers
 dense, conv2d, locally_connected, sliding, joins, layers   the layers
 engine      a network's passes
+joint       those of all parts of a cut network in one process
 """

@@ -122,13 +122,16 @@ class Engine:
     def backward_ops(self, context: Context, number: int, layer: Compiled) -> list[Op]:
         """What a layer does on the way back, the sum of what its readers handed it before."""
         slots = context.slots(number)
-        ops = []
-        parts = context.error_parts(number)
-        if parts:
-            ops = [Op.of(program.ADD, slots.error.size, slots.error, parts[0], parts[1])]
-            ops += [
-                Op.of(program.ADD, slots.error.size, slots.error, slots.error, part) for part in parts[2:]
-            ]
+        ops = self.gather_ops(context, number)
         if any(error is not None for error in slots.input_errors):
             ops += layer.backward_ops(slots)
         return ops
+
+    def gather_ops(self, context: Context, number: int) -> list[Op]:
+        """Add up what several readers of an output handed it; see `Context.gather_error`."""
+        parts = context.error_parts(number)
+        if not parts:
+            return []
+        total = context.slots(number).error
+        ops = [Op.of(program.ADD, total.size, total, parts[0], parts[1])]
+        return ops + [Op.of(program.ADD, total.size, total, total, part) for part in parts[2:]]

@@ -13,6 +13,15 @@ def copy(t, like, hyper):
 
 
 @kernel
+def clear(t, like, hyper):
+    """Zeros. Fields: n to."""
+    n, zero = t[1], like * 0
+    to = floats(t[2], n, like)
+    for i in range(n):
+        to[i] = zero
+
+
+@kernel
 def relu(t, like, hyper):
     """The larger of x and 0; a NaN stays one. Fields: n output input."""
     n, zero = t[1], like * 0

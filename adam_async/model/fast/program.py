@@ -24,7 +24,7 @@ from adam_async.model.fast.pixels import (
     pack,
     unpack,
 )
-from adam_async.model.fast.pointwise import add, copy, multiply_values, relu, relu_back
+from adam_async.model.fast.pointwise import add, clear, copy, multiply_values, relu, relu_back
 from adam_async.model.fast.products import (
     convolve,
     correlate,
@@ -75,7 +75,8 @@ FIELDS = 17
     LOCAL_BACK,
     LOCAL_DELTA,
     MEAN,
-) = range(34)
+    CLEAR,
+) = range(35)
 
 _KERNELS = (
     multiply,
@@ -111,6 +112,7 @@ _KERNELS = (
     local_forward,
     local_back,
     local_delta,
+    clear,
 )
 
 
@@ -193,6 +195,8 @@ def run(tape, like, hyper):
             local_back(t, like, hyper)
         elif code == LOCAL_DELTA:
             local_delta(t, like, hyper)
+        elif code == CLEAR:
+            clear(t, like, hyper)
         elif code == MEAN:
             losses, total = floats(t[2], t[1], like), 0.0
             for i in range(t[1]):

@@ -1,0 +1,199 @@
+"""Pure: all parts of a cut network as tapes that go through the contexts of all of them, one call each way.
+
+Rows of a tape hold addresses, so they do not care whose arrays they work on. Where parts meet, what a
+departure copies out lies in the memory of the arrival that it is for, and an arrival copies nothing but what
+was computed beside it. A tensor that is cut stands on a tape once for each part, under a name of its own.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from adam_async.model.context import Context
+from adam_async.model.exchange import WIRES, Arrival, Departure
+from adam_async.model.fast import program
+from adam_async.model.fast.compiled import Compiled
+from adam_async.model.fast.tape import OUT, Field, Op, Ref, Tape
+from adam_async.model.layer import Array, Slots, Weights
+from adam_async.model.partition import Partition
+
+Pieces = Mapping[str, Sequence[tuple[int, slice | None]]]
+"""Tensor to the parts that have some of it, and which rows of the whole; None: all of them."""
+
+
+def can_join(parts: Sequence[Partition]) -> bool:
+    """Whether every layer of all parts has compiled kernels."""
+    return all(
+        part.network.engine is not None
+        and all(isinstance(layer, Compiled | Arrival | Departure) for layer in part.network.layers)
+        for part in parts
+    )
+
+
+class JointTapes:
+    """The tapes of all parts for groups of one size. For one thread at a time, as their contexts are.
+
+    Args:
+        parts: All parts; `can_join` them.
+        contexts: Of each, laid out for such groups and wired to one another.
+        there: Parts and segments in their order, up to the loss.
+        back: The rest of them.
+        pieces: Who has what of which tensor.
+        partial: Memory for one part's part of a gradient.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[Partition],
+        contexts: Sequence[Context],
+        *,
+        there: Sequence[tuple[int, int]],
+        back: Sequence[tuple[int, int]],
+        pieces: Pieces,
+        partial: Array,
+    ) -> None:
+        self._parts, self._contexts = parts, contexts
+        self._pieces, self._partial = pieces, partial
+        self._dtype = parts[0].network.dtype
+        self._cuts = [
+            (name, part, rows) for name, held in pieces.items() for part, rows in held if rows is not None
+        ]
+        self._there, self._back = (
+            Tape([op for part, number in order for op in self._segment(part, number)], self._dtype)
+            for order in (there, back)
+        )
+        self._deltas: dict[str, Tape] = {}
+
+    def forward(self, weights: Weights) -> None:
+        """Run everything up to the loss."""
+        self._there.run(self._named(weights))
+
+    def backward(self, weights: Weights) -> None:
+        """Run the rest."""
+        self._back.run(self._named(weights))
+
+    def _named(self, weights: Weights) -> dict[str, Array]:
+        return {**weights, **{_of_part(name, part): weights[name][rows] for name, part, rows in self._cuts}}
+
+    def delta(self, name: str, out: Array) -> None:
+        """Write the group gradient of one whole tensor."""
+        tape = self._deltas.get(name)
+        if tape is None:
+            tape = self._deltas[name] = Tape(list(self._delta_ops(name, out)), self._dtype)
+        cuts = {_of_part(OUT, part): out[rows] for part, rows in self._pieces[name] if rows is not None}
+        tape.run({OUT: out, **cuts})
+
+    def _delta_ops(self, name: str, out: Array) -> Iterator[Op]:
+        whole = Ref(name=OUT, shape=out.shape, written=True)
+        for at, (part, rows) in enumerate(self._pieces[name]):
+            target: Field = whole
+            if rows is not None:
+                target = Ref(name=_of_part(OUT, part), shape=out[rows].shape, written=True)
+            elif at:
+                target = self._partial[: out.size].reshape(out.shape)
+            network = self._parts[part].network
+            layer = next(each for each in network.layers if network.parameter(name) in each.parameters)
+            assert isinstance(layer, Compiled)
+            slots = self._contexts[part].slots(network.layers.index(layer))
+            yield from layer.delta_ops(slots, network.parameter(name).kind, target)
+            if at and rows is None:
+                yield Op.of(program.ADD, out.size, whole, whole, target)
+
+    # --- segments ----------------------------------------------------------------------------
+
+    def _segment(self, part: int, number: int) -> Iterator[Op]:
+        segment = self._parts[part].segments[number]
+        for layer in segment.forward:
+            yield from self._renamed(part, self._forward(part, layer))
+        for layer in reversed(segment.back):
+            yield from self._renamed(part, self._backward(part, layer))
+
+    def _forward(self, part: int, number: int) -> list[Op]:
+        context, network = self._contexts[part], self._parts[part].network
+        layer = network.layers[number]
+        if isinstance(layer, Compiled):
+            return layer.forward_ops(context.slots(number))
+        slots = context.slots(number)
+        if isinstance(layer, Departure):
+            return list(_departs(layer, slots))
+        assert isinstance(layer, Arrival)
+        if layer.own is None or slots.views["hosted"]:
+            return []
+        return _copies(*slots.views["own"])
+
+    def _backward(self, part: int, number: int) -> list[Op]:
+        context, network = self._contexts[part], self._parts[part].network
+        layer, slots = network.layers[number], context.slots(number)
+        assert network.engine is not None
+        if isinstance(layer, Compiled):
+            return network.engine.backward_ops(context, number, layer)
+        ops = network.engine.gather_ops(context, number)
+        if not any(error is not None for error in slots.input_errors):
+            return ops
+        if isinstance(layer, Departure):
+            return [*ops, *_returns(layer, slots)]
+        if slots.views["hosted back"]:
+            return ops
+        if not slots.views["covers"]:
+            assert slots.input_errors[0] is not None
+            ops += _zeros(slots.input_errors[0])
+        return ops + _copies(*slots.views["own errors"])
+
+    def _renamed(self, part: int, ops: Sequence[Op]) -> Iterator[Op]:
+        """Let ops name tensors that are cut as those of this part."""
+        own = {name for name, whose, _ in self._cuts if whose == part}
+
+        def named(field: Field) -> Field:
+            if isinstance(field, Ref) and field.name in own:
+                return replace(field, name=_of_part(field.name, part))
+            return field
+
+        for op in ops:
+            yield replace(op, fields=tuple(named(field) for field in op.fields))
+
+
+def _departs(layer: Departure, slots: Slots) -> Iterator[Op]:
+    """Copy the rows that others read to where they read them."""
+    for wire, rows in zip(layer.wires, slots.views["rows"], strict=True):
+        yield from _copies(slots.views[WIRES][wire.forward], rows)
+
+
+def _returns(layer: Departure, slots: Slots) -> Iterator[Op]:
+    """Add the error gradients of all readers up, in the order of their workers; see `Departure.backward`."""
+    before = slots.scratch.get("before")
+    if not layer.read:
+        yield from _zeros(slots.error)
+    if before is not None:
+        yield from _zeros(before)
+    for wire, rows in zip(layer.wires, slots.views["errors"], strict=True):
+        if wire.back is None:
+            continue
+        if before is not None and wire.peer > layer.worker:
+            yield from _adds(slots.error, before)
+            before = None
+        yield from _adds(rows, slots.views[WIRES][wire.back])
+    if before is not None:
+        yield from _adds(slots.error, before)
+
+
+def _copies(target: Array, source: Array) -> list[Op]:
+    return [Op.of(program.COPY, to.size, to, of) for to, of in _stretches(target, source)]
+
+
+def _adds(target: Array, part: Array) -> list[Op]:
+    return [Op.of(program.ADD, to.size, to, to, of) for to, of in _stretches(target, part)]
+
+
+def _zeros(target: Array) -> list[Op]:
+    return [Op.of(program.CLEAR, to.size, to) for to, _ in _stretches(target, target)]
+
+
+def _stretches(first: Array, second: Array) -> Iterator[tuple[Array, Array]]:
+    """Two arrays of one shape in stretches without gaps: rows of images are one per channel."""
+    if first.flags.c_contiguous and second.flags.c_contiguous:
+        yield first, second
+    else:
+        yield from zip(first, second, strict=True)
+
+
+def _of_part(name: str, part: int) -> str:
+    return f"{name} of part {part}"
