@@ -68,10 +68,15 @@ MODELS: dict[str, ModelSpec] = {
     "mnist-adam": named_model("mnist-adam"),
     "mlp 784-2048-2048-10": mlp((784, 2048, 2048, 10), name="mlp-2048"),
 }
-IMAGES = {"mnist-adam": 60_000, "mlp 784-2048-2048-10": 6_000}
-"""Training images of an epoch: some seconds of training each."""
 PLANS: dict[PlanKind, int] = {"layers": 16, "vertical": 64}
 """Images per group, by plan."""
+IMAGES = {
+    ("mnist-adam", "layers"): 60_000,
+    ("mnist-adam", "vertical"): 60_000,
+    ("mlp 784-2048-2048-10", "layers"): 6_000,
+    ("mlp 784-2048-2048-10", "vertical"): 24_000,
+}
+"""Training images of an epoch: some seconds of training each, and hundreds of groups."""
 WANTED = {
     ("local", "layers"): 0.9,
     ("local", "vertical"): 0.85,
@@ -119,7 +124,7 @@ async def rates(mode: str, rounds: int, whole: Dataset) -> list[dict[str, Any]]:
     found: dict[tuple[str, PlanKind], list[tuple[RunResult, RunResult]]] = {case: [] for case in cases}
     for turn in range(rounds):
         for name, plan in cases:
-            dataset = first_images(whole, IMAGES[name])
+            dataset = first_images(whole, IMAGES[name, plan])
             runs = [partial(train, config, MODELS[name], dataset) for config in configs(mode, plan)]
             results = [await run() for run in (reversed(runs) if turn % 2 else runs)]
             cut, uncut = reversed(results) if turn % 2 else results
