@@ -33,6 +33,10 @@ class Dataset:
     test_images: NDArray[np.uint8]
     test_labels: NDArray[np.int64]
     num_classes: int
+    class_names: tuple[str, ...] = ()
+    """What class 0, 1, ... is called; empty where the source has numbers only."""
+    damaged: tuple[str, ...] = ()
+    """What was left out because it was damaged: a sentence each, at most 100, then how many more."""
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -63,6 +67,8 @@ def make_dataset(
     train: tuple[NDArray[Any], NDArray[Any]],
     test: tuple[NDArray[Any], NDArray[Any]],
     origins: tuple[str, str, str, str],
+    class_names: tuple[str, ...] = (),
+    damaged: tuple[str, ...] = (),
 ) -> Dataset:
     """Check four raw arrays and join them.
 
@@ -72,6 +78,8 @@ def make_dataset(
         train: Images (N, H, W), (N, C, H, W) or (N, H, W, C) of uint8, and integer labels (N,) or (N, 1).
         test: The same for the test set.
         origins: What to call the four arrays in an error: train images, train labels, test images, labels.
+        class_names: What class 0, 1, ... is called, if the source says so.
+        damaged: What the source left out because it was damaged.
 
     Raises:
         DataError: A wrong dtype, shape or count; names the array, what it is and what it should be.
@@ -92,6 +100,12 @@ def make_dataset(
             f"{origins[0]} has images of {train_images.shape[1:]} (channels, rows, columns) but {origins[2]} "
             f"of {test_images.shape[1:]}; training and test images must have one shape"
         )
+    num_classes = int(max(train_labels.max(), test_labels.max())) + 1
+    if class_names and num_classes > len(class_names):
+        raise DataError(
+            f"{source}: the label {num_classes - 1} has no name; "
+            f"there are names for {len(class_names)} classes, numbered from 0"
+        )
     return Dataset(
         name=name,
         source=source,
@@ -99,7 +113,9 @@ def make_dataset(
         train_labels=train_labels,
         test_images=test_images,
         test_labels=test_labels,
-        num_classes=int(max(train_labels.max(), test_labels.max())) + 1,
+        num_classes=len(class_names) or num_classes,
+        class_names=class_names,
+        damaged=damaged,
     )
 
 
