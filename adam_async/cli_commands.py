@@ -12,6 +12,7 @@ from typing import Any
 
 from cyclopts import App, CycloptsError
 
+from adam_async.cli_data_options import InspectOptions
 from adam_async.cli_errors import explain
 from adam_async.cli_options import LoopName, MemberOptions, RoleOptions, TrainOptions, WorkerOptions
 from adam_async.cli_plan_options import PlanOptions
@@ -28,6 +29,9 @@ app = App(
     version=lambda: version("adam-async"),
     result_action="return_value",
 )
+
+data_commands = App(name="data")
+app.command(data_commands)
 
 
 def run_command(arguments: list[str]) -> int:
@@ -170,7 +174,7 @@ def ps(options: MemberOptions) -> int:
     return _run(lambda _: serve_ps(options, os.environ), loop=options.loop, verbose=options.verbose)
 
 
-@app.command
+@data_commands.default
 def data(options: MemberOptions, *, data: str = "auto") -> int:
     """Run a data server: it hands out image groups to the workers.
 
@@ -182,6 +186,24 @@ def data(options: MemberOptions, *, data: str = "auto") -> int:
     from adam_async.cli_roles import serve_data
 
     return _run(lambda _: serve_data(options, data, os.environ), loop=options.loop, verbose=options.verbose)
+
+
+@data_commands.command(name="inspect")
+def inspect_data(source: str = "auto", /, options: InspectOptions = InspectOptions()) -> int:  # noqa: B008
+    """Say what a source of images holds, and draw its images, as they are or transformed.
+
+    Parameters
+    ----------
+    source
+        auto, mnist, digits, a folder or a file, as `train --data`.
+    """
+    from adam_async.cli_data_inspect import run_inspection
+
+    return _run(
+        lambda terminal: run_inspection(source, options, os.environ, terminal),
+        loop=options.loop,
+        verbose=False,
+    )
 
 
 @app.command

@@ -1,0 +1,36 @@
+"""The options of the command `data inspect`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from adam_async.cli_options import LoopName
+
+_OnlyOn = Parameter(negative="")
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InspectOptions:
+    """What `data inspect` can be told."""
+
+    png: Path | None = None
+    """Draw a contact sheet of the training images into this file, a row for each class."""
+    augment: Annotated[bool, _OnlyOn] = False
+    """Show one image of each class, and what the default transforms make of it epoch by epoch."""
+    transforms: Path | None = None
+    """The same with the transforms of this TOML file."""
+    seed: int = 0
+    """Seed of the run whose variants are shown."""
+    epoch: int = 1
+    """First epoch that is shown."""
+    samples: int = 8
+    """Variants of an image, one an epoch; without transforms, images of a class beside its first."""
+    classes: int = 10
+    """Most classes that are listed and drawn; --json lists all."""
+    json: Annotated[bool, _OnlyOn] = False
+    """Print what was found as one JSON object."""
+    loop: LoopName = "uvloop"
+    """The event loop."""
