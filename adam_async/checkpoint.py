@@ -51,6 +51,7 @@ FILE_BYTES = 256 << 20
 MAY_CHANGE = frozenset(
     {
         "data",
+        "transforms",
         "epochs",
         "epoch_fraction",
         "epoch_rule",
@@ -71,7 +72,8 @@ MAY_CHANGE = frozenset(
         "waits",
     }
 )
-"""Options that a resumed run may have another value of. `data` says where; what is there is checked."""
+"""Options that a resumed run may have another value of. `data` says where; what is there is checked. The
+transforms of a checkpoint are in it."""
 
 _DTYPES = {"F32": np.float32, "F64": np.float64, "I64": np.int64}
 _CODES = {np.dtype(dtype): code for code, dtype in _DTYPES.items()}
@@ -113,6 +115,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """The model, as `ModelSpec.to_dict` gives it."""
     plan: dict[str, Any] | None = None
     """How it is cut over the workers of a replica, as `PartitionPlan.to_dict` gives it; None if it is not."""
+    transforms: tuple[dict[str, Any], ...] = ()
+    """What data servers do to training images; see `RunRecord.transforms`."""
     data: dict[str, Any]
     """What the data server says of its data."""
     epoch: int

@@ -285,6 +285,7 @@ def common_manifest(
         rate=float(run.config["rate"]),
         spec=run.spec,
         plan=run.plan,
+        transforms=run.transforms,
         data=dict(data),
         epoch=0,
         groups=0,

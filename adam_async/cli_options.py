@@ -24,6 +24,10 @@ class TrainOptions:
     """auto (what fits the data), mnist-adam, digits, mlp, cifar-conv, or FILE.toml with a spec."""
     data: str | None = None
     """auto, mnist, digits, a folder with the four MNIST files, or an .npz file."""
+    augment: bool | None = None
+    """Change training images at random, in another way each epoch."""
+    transforms: str | None = None
+    """TOML file that says how; without it as suits the images."""
     epochs: int | None = None
     """Passes over the training images."""
     replicas: int | None = None

@@ -4,10 +4,11 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from adam_async.baseline import Baseline
 from adam_async.checkpoint import Manifest, resumed_config, resumed_options, resumed_spec
@@ -22,6 +23,7 @@ from adam_async.cluster import LocalCluster
 from adam_async.cluster_processes import ProcessCluster
 from adam_async.config import COMMAND_LINE, ENVIRONMENT, Config, from_environment, from_toml, make_config
 from adam_async.data_server.dataset import Dataset
+from adam_async.data_server.transforms.recipe import read_steps
 from adam_async.driver import Driver
 from adam_async.entrypoints import check_address, cluster_network
 from adam_async.errors import ConfigError
@@ -72,6 +74,10 @@ async def run_training(options: TrainOptions, environment: Mapping[str, str], te
         model_text = None
         if is_file(config.model) and resumed is None:  # a checkpoint has the model in it
             model_text = await read_file(Path(config.model), "--model", disk)
+        transforms = None
+        if config.transforms and resumed is None:  # a checkpoint has them in it
+            text = await read_file(Path(config.transforms), "--transforms", disk)
+            transforms = read_steps(text, config.transforms)
         for folder in (options.out, *(file.parent for file in _files(options))):
             if folder is not None:
                 await disk.run(make_folder, folder)
@@ -83,7 +89,7 @@ async def run_training(options: TrainOptions, environment: Mapping[str, str], te
         result: RunResult | None = None
         try:
             async with open_cluster(
-                options, config, model_text, environment, dataset, terminal, timeline
+                options, config, Contents(model_text, transforms), environment, dataset, terminal, timeline
             ) as cluster:
                 driver = cluster.driver
                 table = LiveTable(
@@ -289,11 +295,19 @@ async def read_file(path: Path, option: str, disk: Disk) -> str:
         raise ConfigError(f"{option} {path} is not text in UTF-8") from None
 
 
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What was read of files that options name."""
+
+    model_text: str | None = None
+    transforms: Sequence[Mapping[str, Any]] | None = None
+
+
 @asynccontextmanager
 async def open_cluster(
     options: TrainOptions,
     config: Config,
-    model_text: str | None,
+    contents: Contents,
     environment: Mapping[str, str],
     dataset: Dataset | None,
     terminal: Terminal,
@@ -301,12 +315,13 @@ async def open_cluster(
 ) -> AsyncIterator[Trainable]:
     """Start the roles that the configuration asks for, or join those that run."""
     if options.controller is not None:
-        async with _join(options, config, model_text, environment) as driver:
+        async with _join(options, config, contents, environment) as driver:
             yield Remote(driver)
     elif config.processes:
         async with ProcessCluster(
             config,
-            model_text=model_text,
+            model_text=contents.model_text,
+            transforms=contents.transforms,
             environment=environment,
             say=terminal.news,
             timeline=timeline,
@@ -319,7 +334,8 @@ async def open_cluster(
         async with LocalCluster(
             config,
             dataset=dataset,
-            model_text=model_text,
+            model_text=contents.model_text,
+            transforms=contents.transforms,
             timeline=timeline,
             checkpoint=options.checkpoint,
             resume=options.resume,
@@ -329,7 +345,7 @@ async def open_cluster(
 
 @asynccontextmanager
 async def _join(
-    options: TrainOptions, config: Config, model_text: str | None, environment: Mapping[str, str]
+    options: TrainOptions, config: Config, contents: Contents, environment: Mapping[str, str]
 ) -> AsyncIterator[Driver]:
     assert options.controller is not None
     buffers = BufferPool()
@@ -345,7 +361,8 @@ async def _join(
             config=config,
             buffers=buffers,
             threads=usable_cores(),
-            model_text=model_text,
+            model_text=contents.model_text,
+            transforms=contents.transforms,
             checkpoints=folder,
             resume=resume,
         )

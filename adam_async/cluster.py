@@ -6,7 +6,7 @@ loop and block: no signal handlers, no logging set-up, no loop policy, no global
 may live side by side.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
@@ -47,6 +47,8 @@ class LocalCluster:
         spec: The model; without it `config.model` says.
         layers: Kinds of layers that it may use; ``{**BUILTIN_LAYERS, "mine": Mine}`` adds one.
         model_text: What the TOML file that `config.model` names holds.
+        transforms: What becomes of training images where `config.augment` is set, as `Recipe.of` takes it;
+            None is what suits them.
         network: Links between the roles; without it local ones. Tests hand in faulty ones.
         address: Where every role listens: one that lets the network choose, such as ``tcp://127.0.0.1:0``.
         entropy: Dice for incarnations and session ids.
@@ -70,6 +72,7 @@ class LocalCluster:
         spec: ModelSpec | None = None,
         layers: Mapping[str, type[Layer]] = BUILTIN_LAYERS,
         model_text: str | None = None,
+        transforms: Sequence[Mapping[str, Any]] | None = None,
         network: Network | None = None,
         address: str = "",
         entropy: Callable[[int], bytes] = system_entropy,
@@ -88,6 +91,7 @@ class LocalCluster:
         self._spec = spec
         self._layers = layers
         self._model_text = model_text
+        self._transforms = transforms
         self._entropy = entropy
         self.timeline = timeline
         self._checkpoint = checkpoint
@@ -173,6 +177,7 @@ class LocalCluster:
                     spec=self._spec,
                     layers=self._layers,
                     model_text=self._model_text,
+                    transforms=self._transforms,
                     timeline=self.timeline,
                     checkpoints=folder,
                     resume=resume,

@@ -68,6 +68,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The model, as `ModelSpec.to_dict` gives it."""
     plan: dict[str, Any] | None = None
     """How the model is cut over a replica's workers, as `PartitionPlan.to_dict` gives it; None if not."""
+    transforms: tuple[dict[str, Any], ...] = ()
+    """What data servers do to training images, as `Recipe.of` takes it; nothing, if it is empty."""
     together: bool = False
     """Whether a replica's workers are in one process, and the first of them trains all parts."""
     phase: Phase = "preparing"

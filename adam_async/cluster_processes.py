@@ -11,11 +11,11 @@ copy of something ends the run. When this process goes, in whatever way, its chi
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import msgspec
 
@@ -58,6 +58,8 @@ class ProcessCluster:
         config: The run, and how many of each role.
         spec: The model; without it `config.model` says.
         model_text: What the TOML file that `config.model` names holds.
+        transforms: What becomes of training images where `config.augment` is set, as `Recipe.of` takes it;
+            None is what suits them.
         environment: Of the children; without it that of this process.
         say: Told of deaths, and of each line that a child writes to stderr; without it they are logged.
         entropy: Dice for the cluster's token and the driver's incarnation.
@@ -78,6 +80,7 @@ class ProcessCluster:
         *,
         spec: ModelSpec | None = None,
         model_text: str | None = None,
+        transforms: Sequence[Mapping[str, Any]] | None = None,
         environment: Mapping[str, str] | None = None,
         say: Callable[[str], None] = logger.warning,
         entropy: Callable[[int], bytes] = system_entropy,
@@ -90,6 +93,7 @@ class ProcessCluster:
         self.children: dict[str, ChildProcess] = {}
         self._spec = spec
         self._model_text = model_text
+        self._transforms = transforms
         self._environment = dict(os.environ if environment is None else environment)
         # A child has its options on its command line; the token of another cluster is not for it.
         self._environment.pop("ADAM_TOKEN", None)
@@ -157,6 +161,7 @@ class ProcessCluster:
                     threads=min(threads * config.workers, usable_cores()),
                     spec=self._spec,
                     model_text=self._model_text,
+                    transforms=self._transforms,
                     timeline=self.timeline,
                     checkpoints=folder,
                     resume=resume,

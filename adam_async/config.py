@@ -59,6 +59,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """``auto`` (what fits the data), a named model, or a TOML file with a spec."""
     data: str = "auto"
     """``auto``, ``mnist``, ``digits``, or a folder or ``.npz`` file."""
+    augment: bool = False
+    """Whether training images are changed at random, in another way each epoch, before they are used."""
+    transforms: str = ""
+    """How: a TOML file of transforms; without it as suits the images. It needs `augment`."""
     epochs: int = 3
     """Passes over the training images."""
     replicas: int = 1
@@ -170,6 +174,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             self._check_record()
         if self.partitions > 1:
             self._check_cut()
+        if self.transforms and not self.augment:
+            raise ConfigError(f"transforms={self.transforms} has no effect without augment: turn augment on")
         if not 0 < self.epoch_fraction <= 1:
             raise ConfigError(f"epoch_fraction must be above 0 and at most 1, not {self.epoch_fraction}")
         if not 0 <= self.until_accuracy <= 1:

@@ -5,7 +5,7 @@ code drives a cluster in its own event loop, child processes, or roles started b
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from types import TracebackType
 from typing import Any, Self
@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from adam_async.augmenting import steps_for
 from adam_async.checkpoint import Checkpoint, CheckpointError, check_data, resumed_config, resumed_spec
 from adam_async.checkpoint_files import CheckpointFolder
 from adam_async.checkpointer import Checkpointer, common_manifest, make_tensors
@@ -23,6 +24,7 @@ from adam_async.config import Config
 from adam_async.controller.client import Membership
 from adam_async.errors import DeadlineExceeded, RoleDied, RunFailed
 from adam_async.evaluator import Evaluator
+from adam_async.incidents import Incidents
 from adam_async.inquiries import Inquiries
 from adam_async.machine import process_memory
 from adam_async.messages import PROFILED, read_number
@@ -61,6 +63,7 @@ class Driver:
         threads: Threads that evaluate.
         spec: The model, if the caller brings one; otherwise `config.model` says.
         model_text: What the TOML file that `config.model` names holds; the caller has read it.
+        transforms: What becomes of training images where `config.augment` is set; None is what suits them.
         layers: Kinds of layers that the model may use; every role must know the same.
         timeline: Where epochs and messages are noted.
         checkpoints: Where checkpoints go; without it none are taken.
@@ -82,6 +85,7 @@ class Driver:
         threads: int,
         spec: ModelSpec | None = None,
         model_text: str | None = None,
+        transforms: Sequence[Mapping[str, Any]] | None = None,
         layers: Mapping[str, type[Layer]] = BUILTIN_LAYERS,
         timeline: Timeline | None = None,
         checkpoints: CheckpointFolder | None = None,
@@ -110,6 +114,7 @@ class Driver:
         self._threads = threads
         self._spec = spec
         self._model_text = model_text
+        self._transforms = transforms
         self._layers = layers
         self._waits = config.waits
         self._timeline = timeline
@@ -132,11 +137,8 @@ class Driver:
             traffic=self._traffic,
         )
         self._stack = AsyncExitStack()
-        self._events: list[dict[str, Any]] = []
-        self._run_begin = 0.0
+        self._incidents = Incidents()
         self._runs = 0
-        self._alive: dict[str, int] = {}
-        self._ever: set[str] = set()
         self.progress = Progress(consistency=config.consistency)
         self._muster = Muster(
             config=config, membership=self._membership, inquiries=self._inquiries, progress=self.progress
@@ -145,7 +147,8 @@ class Driver:
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
             group = await stack.enter_async_context(asyncio.TaskGroup())
-            for name, work in (("membership", self._membership.run()), ("events", self._note_events())):
+            following = self._incidents.follow(self._membership.changes())
+            for name, work in (("membership", self._membership.run()), ("incidents", following)):
                 task = group.create_task(work, name=f"{self._identity.node}/{name}")
                 stack.callback(task.cancel)
             pool = self._pool = await stack.enter_async_context(
@@ -190,10 +193,8 @@ class Driver:
             RoleDied: A role that the run needs was lost; says which.
             RunFailed: It ended early for another reason, such as a controller that was started again.
         """
-        if self._runs:  # what an earlier run came to is in its result
-            self._events.clear()
+        self._incidents.begin(anew=self._runs > 0)
         self._runs += 1
-        self._run_begin = asyncio.get_running_loop().time()
         if self.config.slow:
             self.note(f"slowed on purpose: {describe(self.config.slow)}")
         if self._folder is not None:
@@ -210,7 +211,7 @@ class Driver:
             self._plan = self._resume.manifest.plan
         else:
             self._plan = await plan_here(model, self.config, self._pool)
-        run = self._submit(spec, await self._muster.wait_for_workers())
+        run = self._submit(spec, self._steps(data), await self._muster.wait_for_workers())
         self._recorder = self._record(run, model, data)
         self.progress.begin(Series(Schedule.of(self.config), epoch_images=data["train_images"]))
         await self._membership.submit_run(run)
@@ -219,7 +220,21 @@ class Driver:
         finally:
             await self._end(run.id)
 
-    def _submit(self, spec: ModelSpec, groups_in_flight: int) -> RunRecord:
+    def _steps(self, data: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
+        """What becomes of training images.
+
+        Raises:
+            ConfigError: They cannot be so transformed, or would have another shape than those of the test.
+        """
+        if not self.config.augment:
+            return ()
+        if self._resume is not None:
+            return self._resume.manifest.transforms
+        return steps_for(self._transforms, data["shape"])
+
+    def _submit(
+        self, spec: ModelSpec, transforms: tuple[dict[str, Any], ...], groups_in_flight: int
+    ) -> RunRecord:
         self.config = self._asked.decided(groups_in_flight)
         config = msgspec.to_builtins(self.config)
         run = f"{self._identity.node}-{self._identity.incarnation:x}-{self._runs}"
@@ -229,6 +244,7 @@ class Driver:
             config=config,
             spec=spec.to_dict(),
             plan=self._plan,
+            transforms=transforms,
             together=self._together,
             resumed=self._resume.manifest.resume if self._resume is not None else None,
         )
@@ -300,7 +316,7 @@ class Driver:
             model=model,
             data=data,
             statistics=statistics,
-            events=tuple(self._events),
+            events=self._incidents.noted,
             series=tuple(self.progress.series),
             checkpoints=self._written(),
             record=record,
@@ -348,7 +364,7 @@ class Driver:
             model=progress.model,
             data=progress.data,
             statistics={**progress.roles, self._identity.node: self._own_statistics()},
-            events=tuple(self._events),
+            events=self._incidents.noted,
             series=tuple(progress.series),
             checkpoints=self._written(),
         )
@@ -533,15 +549,9 @@ class Driver:
         return addresses[0]
 
     async def _gather_statistics(self, run: str) -> dict[str, dict[str, Any]]:
-        found: dict[str, dict[str, Any]] = {}
-        for address in (self._controller, *self._addresses("ps", "data", "worker")):
-            try:
-                node, values = await self._ask_statistics(address)
-                found[node] = values
-            except TransportError as error:
-                self.note(f"the role at {address} did not say what it counted: {error}")
-        found[self._identity.node] = self._own_statistics()
-        return found
+        addresses = (self._controller, *self._addresses("ps", "data", "worker"))
+        found = await self._inquiries.all_statistics(addresses, run, on_silence=self.note)
+        return {**found, self._identity.node: self._own_statistics()}
 
     def _own_statistics(self) -> dict[str, Any]:
         return {
@@ -562,14 +572,9 @@ class Driver:
 
     async def gather_profile(self) -> None:
         """Read what roles in other processes noted into our timeline. Those that cannot be reached lack."""
-        timeline = self._timeline
-        assert timeline is not None, "there is no timeline to gather into"
-        timeline.others.clear()
-        for address in self._addresses(*PROFILED):
-            try:
-                timeline.others += await self._inquiries.profile(address)
-            except TransportError as error:
-                self.note(f"the role at {address} did not say what it noted: {error}")
+        assert self._timeline is not None, "there is no timeline to gather into"
+        addresses = self._addresses(*PROFILED)
+        self._timeline.others[:] = await self._inquiries.all_profiles(addresses, on_silence=self.note)
 
     async def _read_progress(self, ended: Mapping[str, Any] | None = None) -> None:
         """Ask the roles how far the epoch is, for live table and report; `ended` is what came of it."""
@@ -586,28 +591,13 @@ class Driver:
                 if values["role"] == "data":
                     self._checkpointer.look(values)
 
-    async def _note_events(self) -> None:
-        """Note deaths and returns for the report."""
-        async for cluster in self._membership.changes():
-            for name, node in cluster.nodes.items():
-                known = self._alive.get(name)
-                if not node.live and known == node.incarnation:
-                    self.note(f"{name} {'left' if node.left else 'died'}")
-                    del self._alive[name]
-                elif node.live and known != node.incarnation:
-                    if name in self._ever:
-                        self.note(f"{name} came back as a new incarnation")
-                    self._alive[name] = node.incarnation
-                    self._ever.add(name)
-
     async def report_death(self, node: str) -> None:
         """Tell the controller that a node's process has ended. See `Membership.report_death`."""
         await self._membership.report_death(node)
 
     def note(self, what: str) -> None:
         """Add an incident to the run's events, with the time."""
-        at = asyncio.get_running_loop().time() - self._run_begin if self._run_begin else 0.0
-        self._events.append({"s": round(at, 3), "event": what})
+        self._incidents.note(what)
 
     def __repr__(self) -> str:
         return f"<Driver {self._identity.node} {self.progress.phase} epoch {self.progress.epoch}>"

@@ -1,5 +1,6 @@
 """What a driver asks any role: how it is doing, and what it noted for the profile or for a replay."""
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from adam_async.messages import (
 )
 from adam_async.trace_events import Part
 from adam_async.traffic import Traffic
-from transport import Identity, Network, RemoteProtocolError
+from transport import Identity, Network, RemoteProtocolError, TransportError
 
 PROFILE_CHUNK = 50_000
 """Events of a profile read in one message: about 6 MB."""
@@ -57,6 +58,31 @@ class Inquiries:
                 self._traffic.gone(link)
             asked = unpack(reply, Statistics)
             return asked.node, {"role": asked.role, **read_text_tensor(reply, dict[str, Any])}
+
+    async def all_statistics(
+        self, addresses: Iterable[str], run: str, *, on_silence: Callable[[str], None]
+    ) -> dict[str, dict[str, Any]]:
+        """What each node counted, by its id; `on_silence` is told of those that did not answer."""
+        found: dict[str, dict[str, Any]] = {}
+        for address in addresses:
+            try:
+                node, values = await self.statistics(address, run)
+                found[node] = values
+            except TransportError as error:
+                on_silence(f"the role at {address} did not say what it counted: {error}")
+        return found
+
+    async def all_profiles(
+        self, addresses: Iterable[str], *, on_silence: Callable[[str], None]
+    ) -> list[Part]:
+        """What roles in other processes noted; `on_silence` is told of those that did not answer."""
+        found: list[Part] = []
+        for address in addresses:
+            try:
+                found += await self.profile(address)
+            except TransportError as error:
+                on_silence(f"the role at {address} did not say what it noted: {error}")
+        return found
 
     async def profile(self, address: str) -> list[Part]:
         """What the role at an address noted.

@@ -86,7 +86,7 @@ async def test_a_cut_replica_trains_and_says_what_crosses(capsys: pytest.Capture
     assert [epoch.images for epoch in result.epochs] == [1437]
     printed = capsys.readouterr().out
     assert "worker 0 -> worker 1: gradient of conv1, 160 values" in printed
-    assert f"{90 * 11} tensors went" in printed
+    assert "worker-0 trained both parts" in printed
 
 
 async def test_the_halves_of_a_cut_model_talk_over_tcp(capsys: pytest.CaptureFixture[str]) -> None:

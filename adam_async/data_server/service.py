@@ -7,9 +7,12 @@ answers are sent and forgotten (AD-05). The workers that a replica is cut over a
 the rows of the images that it needs.
 """
 
+import asyncio
 import logging
+from collections import deque
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, starmap
 from math import prod
 from typing import Any
@@ -36,6 +39,7 @@ from adam_async.data_server.state import (
     ReplicasChanged,
 )
 from adam_async.data_server.stock import Stock
+from adam_async.data_server.transforms.recipe import Recipe
 from adam_async.dice import Dice
 from adam_async.ids import Replica
 from adam_async.messages import (
@@ -53,6 +57,7 @@ from adam_async.role import Role
 from adam_async.shares import Ranges, warm_groups
 from adam_async.timeline import Timeline
 from adam_async.timer import Timer
+from dataflow import ComputePool, Job
 from transport import Identity, Network, Request
 
 logger = logging.getLogger(__name__)
@@ -116,10 +121,21 @@ class DataServer(Role):
         self._partitions = 1
         self._read_ahead = 1
         self._stock: Stock | None = None
+        self._recipe: Recipe | None = None
+        self._pool: ComputePool | None = None
+        self._unsent: deque[Grant] = deque()
+        """Answers whose groups are still to be transformed."""
+        self._late = 0
         self._timer = Timer(lambda: self.state.next_deadline(), self._due)
 
     def _tasks(self) -> Mapping[str, Coroutine[Any, Any, None]]:
-        return {"timer": self._timer.run(), "follow": self._follow()}
+        return {"timer": self._timer.run(), "follow": self._follow(), "transforms": self._transforming()}
+
+    async def _transforming(self) -> None:
+        """Keep the thread on which images are transformed."""
+        async with ComputePool(threads=1, name=f"{self._identity.node}/transforms") as pool:
+            self._pool = pool
+            await asyncio.get_running_loop().create_future()
 
     # --- the run -----------------------------------------------------------------------------
 
@@ -156,12 +172,22 @@ class DataServer(Role):
             num_images=len(self._dataset.train_labels),
             images_per_group=self._group_images,
         )
+        for grant in self._unsent:
+            grant.request.request.fail("wrong-run", f"this data server has gone on to run {run.id}")
+        self._unsent.clear()
+        self._recipe = None
+        if run.transforms:
+            shape = self._dataset.image_shape
+            self._recipe = Recipe.of(run.transforms, shape, kernels=self._config.kernels)
         self._partitions = cluster.takers
         self.state = DataState(partitions=self._partitions)
 
     def _begin_epoch(self, run: RunRecord, epoch: EpochRecord, skipped: Sequence[Ranges]) -> None:
         order = self._orders.order(epoch.number, skipped)
-        self._stock = Stock(self._dataset, order, takers=self._partitions)
+        transform = None
+        if self._recipe is not None:
+            transform = partial(self._recipe.apply, dice=Dice(self._config.seed), epoch=epoch.number)
+        self._stock = Stock(self._dataset, order, takers=self._partitions, transform=transform)
         shares = {Replica(int(replica)): share for replica, share in epoch.shares.items()}
         taken_up = run.resumed if epoch.finished else None
         began = EpochBegan(
@@ -241,7 +267,26 @@ class DataServer(Role):
 
     def _read_on(self, replica: Replica) -> None:
         if self._stock is not None:
-            self._stock.prepare(self.state.upcoming(replica, self._read_ahead))
+            self._prepare(self._stock, self.state.upcoming(replica, self._read_ahead))
+
+    def _prepare(self, stock: Stock, numbers: Iterable[int]) -> None:
+        for block in stock.prepare(numbers):
+            self._make(stock, block)
+
+    def _make(self, stock: Stock, block: int) -> None:
+        """Have a block made on the thread, when that takes more work."""
+        assert self._pool is not None, "the thread is there before any run"
+        made = partial(self._made, stock, block)
+        if not self._pool.submit(stock.make, block, on_done=made, cost="transform"):
+            self._pool.call_when_room(partial(self._make, stock, block))
+
+    def _made(self, stock: Stock, block: int, job: Job) -> None:
+        if job.error is not None:
+            self._spawn(f"block-{block}", _fail(job.error))
+            return
+        stock.put(block, job.result)
+        while self._unsent and stock is self._stock and stock.has(_numbers(self._unsent[0])):
+            self._send_groups(self._unsent.popleft())
 
     def _tell(self, event: Event) -> None:
         self._perform(self.state.handle(event, now=self._loop.time()))
@@ -253,7 +298,7 @@ class DataServer(Role):
         for effect in effects:
             match effect:
                 case Grant():
-                    self._send_groups(effect)
+                    self._send_when_made(effect)
                 case EpochEnded():
                     self._spawn(
                         f"epoch-{effect.number}",
@@ -261,6 +306,17 @@ class DataServer(Role):
                     )
                 case Paused():
                     self._spawn(f"pause-{effect.number}", self._pause(self._run, effect))
+
+    def _send_when_made(self, grant: Grant) -> None:
+        """Send groups, or keep them until they are transformed, in their order."""
+        if grant.groups and self._recipe is not None:
+            assert self._stock is not None
+            self._prepare(self._stock, _numbers(grant))
+            if self._unsent or not self._stock.has(_numbers(grant)):
+                self._late += 1
+                self._unsent.append(grant)
+                return
+        self._send_groups(grant)
 
     def _send_groups(self, grant: Grant) -> None:
         timeline = self._timeline
@@ -335,10 +391,22 @@ class DataServer(Role):
         """Progress of the epoch, groups trained again, and the traffic of each link."""
         told = self.state.statistics()
         skipped = self._images_in(chain.from_iterable(starmap(range, told["skipped_groups"])))
-        return {**told, "skipped": skipped, **super().statistics()}
+        transforms = None
+        if self._recipe is not None and self._pool is not None:
+            transforms = {"late_answers": self._late, "pool": self._pool.statistics()}
+        return {**told, "skipped": skipped, "transforms": transforms, **super().statistics()}
 
     def __repr__(self) -> str:
         return f"<DataServer {self._identity.node} at {self.address} {self._dataset!r}>"
+
+
+def _numbers(grant: Grant) -> list[int]:
+    return [number for number, _ in grant.groups]
+
+
+async def _fail(error: BaseException) -> None:
+    """End the server with what a transform raised."""
+    raise error
 
 
 def _cut(

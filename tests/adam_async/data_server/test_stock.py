@@ -83,3 +83,34 @@ def test_what_the_epoch_does_not_have_is_refused():
         stock.take([9])
     with pytest.raises(IndexError, match="groups 0 to 2"):
         stock.count(3)
+
+
+def brighter(images, numbers):
+    """A transform that tells which images it was given."""
+    return images + (numbers % 7 + 1).astype(np.uint8)[:, None, None, None]
+
+
+def test_where_images_are_transformed_blocks_are_named_once_and_made_elsewhere():
+    data, order = dataset(100, pixels=BLOCK_BYTES // 20), order_of(100, 5)
+    stock = Stock(data, order, transform=brighter)
+    blocks = stock.prepare(range(12))
+    assert blocks == [0, 1, 2]
+    assert stock.prepare(range(12)) == []
+    assert not stock.has([0])
+    stock.put(0, stock.make(0))
+    assert stock.has([0, 3])
+    assert not stock.has([3, 4])
+    pictures, labels = stock.take([1, 2])
+    chosen = np.concatenate([order.group(1), order.group(2)])
+    assert np.array_equal(pictures, brighter(data.train_images[chosen], chosen))
+    assert np.array_equal(labels, chosen)
+
+
+def test_a_group_that_is_taken_again_is_transformed_as_before():
+    data, order = dataset(20), order_of(20, 5)
+    stock = Stock(data, order, transform=brighter)
+    for block in stock.prepare([0]):
+        stock.put(block, stock.make(block))
+    first, _ = stock.take([0])
+    again, _ = stock.take([0])
+    assert np.array_equal(first, again)

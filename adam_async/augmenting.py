@@ -1,0 +1,32 @@
+"""Pure: what becomes of the training images of a run."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from adam_async.data_server.transforms.recipe import Recipe, default_steps
+from adam_async.errors import ConfigError
+
+
+def steps_for(
+    asked: Sequence[Mapping[str, Any]] | None, image_shape: Sequence[int]
+) -> tuple[dict[str, Any], ...]:
+    """Settle the transforms of a run, and check that images can be so transformed.
+
+    Args:
+        asked: By whom the run is started; None is what suits such images.
+        image_shape: (C, H, W) of every image.
+
+    Raises:
+        ConfigError: A step is not one, or what comes out has another shape than the images of the test, which
+            stay as they are.
+    """
+    channels, rows, columns = image_shape
+    shape = (int(channels), int(rows), int(columns))
+    steps = default_steps(shape) if asked is None else [dict(step) for step in asked]
+    recipe = Recipe.of(steps, shape, kernels="numpy")
+    if recipe.output_shape != shape:
+        raise ConfigError(
+            f"the transforms make images of {recipe.output_shape} (channels, rows, columns) out of {shape}, "
+            "but test images stay as they are: pad before a crop, or crop to the same size"
+        )
+    return tuple(steps)
