@@ -24,6 +24,12 @@ Key = int | str
 
 _WORDS_PER_BLOCK = 4
 
+# The constants of Philox-4x64-10 (Salmon et al. 2011).
+_ROUNDS = 10
+_MULTIPLIERS = (np.uint64(0xD2E7470EE14C6C93), np.uint64(0xCA5A826395121157))
+_KEY_STEPS = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBB67AE8584CAA73B))
+_WORD, _HALF, _SHIFT = (1 << 64) - 1, np.uint64(0xFFFFFFFF), np.uint64(32)
+
 
 class Dice:
     """Random values keyed by purpose, for one seed.
@@ -119,6 +125,11 @@ class Dice:
         """Order the numbers 0 to ``n`` - 1 at random."""
         return np.argsort(self.bits(purpose, keys=keys, count=n), kind="stable").astype(np.int64, copy=False)
 
+    def key(self, purpose: str, keys: tuple[Key, ...] = ()) -> tuple[int, int]:
+        """The two 64-bit halves, lower first, of the key that `philox_words` takes for this purpose."""
+        whole = self._key(purpose, keys)
+        return whole & _WORD, whole >> 64
+
     def _key(self, purpose: str, keys: tuple[Key, ...]) -> int:
         digest = hashlib.blake2b(digest_size=16)
         for part in (self._seed, purpose, *keys):
@@ -128,6 +139,35 @@ class Dice:
             text = f"{type(part).__name__}:{part}".encode()
             digest.update(len(text).to_bytes(8, "little") + text)
         return int.from_bytes(digest.digest(), "little")
+
+
+def philox_words(keys: NDArray[np.uint64], blocks: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Draw from many places at once, where one call of `Dice.bits` for each would take too long.
+
+    Args:
+        keys: Shape (m, 2): of each column, what `Dice.key` says.
+        blocks: Shape (n, m): block ``b`` holds the elements ``4 * b`` to ``4 * b + 3``.
+
+    Returns:
+        Shape (n, m, 4): those elements, bit for bit those of `Dice.bits`.
+    """
+    low, high = keys[:, 0].copy(), keys[:, 1].copy()
+    # NumPy's generator counts before it draws.
+    c0, c1, c2, c3 = blocks + np.uint64(1), *np.zeros((3, *blocks.shape), np.uint64)
+    for _ in range(_ROUNDS):
+        (high0, low0), (high1, low1) = _product(c0, _MULTIPLIERS[0]), _product(c2, _MULTIPLIERS[1])
+        c0, c1, c2, c3 = high1 ^ c1 ^ low, low1, high0 ^ c3 ^ high, low0
+        low += _KEY_STEPS[0]
+        high += _KEY_STEPS[1]
+    return np.stack([c0, c1, c2, c3], axis=-1)
+
+
+def _product(a: NDArray[np.uint64], b: np.uint64) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    """Upper and lower word of a product of 128 bits, from those of the halves."""
+    a_low, a_high, b_low, b_high = a & _HALF, a >> _SHIFT, b & _HALF, b >> _SHIFT
+    middle = a_high * b_low + (a_low * b_low >> _SHIFT)
+    other = a_low * b_high + (middle & _HALF)
+    return a_high * b_high + (middle >> _SHIFT) + (other >> _SHIFT), a * b
 
 
 def _float_dtype(dtype: DTypeLike) -> np.dtype[Any]:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adam_async.dice import Dice
+from adam_async.dice import Dice, philox_words
 
 
 @given(
@@ -77,6 +77,23 @@ def test_uniform_and_normal_have_their_moments():
     assert abs(normal.mean()) < 0.015
     assert abs(normal.std() - 1.0) < 0.01
     assert abs((normal**4).mean() - 3.0) < 0.15
+
+
+@given(
+    seeds=st.lists(st.integers(0, 2**64), min_size=1, max_size=3),
+    blocks=st.lists(st.integers(0, 2**62 - 1), max_size=5),
+)
+def test_words_of_many_places_at_once_are_those_of_bits(seeds, blocks):
+    keys = np.array([Dice(seed).key("augment", (1, "a")) for seed in seeds], np.uint64)
+    places = np.array(blocks, np.uint64)[:, np.newaxis] + np.zeros(len(seeds), np.uint64)
+
+    words = philox_words(keys, places)
+
+    assert words.shape == (len(blocks), len(seeds), 4)
+    for row, block in enumerate(blocks):
+        for column, seed in enumerate(seeds):
+            alone = Dice(seed).bits("augment", keys=(1, "a"), start=4 * block, count=4)
+            np.testing.assert_array_equal(words[row, column], alone)
 
 
 def test_a_permutation_holds_every_number_once():

@@ -1,4 +1,17 @@
-"""Pure: what is done to every training image, another variant in each epoch."""
+"""Pure: what is done to every training image, another variant in each epoch.
+
+A recipe is a list of steps (adam_async/data_server/transforms/steps.py has the kinds and their options):
+
+    [[transform]]
+    kind = "shift"
+    pixels = 2
+
+Variants are a function of (seed, epoch, number of the image, steps): which server makes them, in which
+order, with what others and with which kernels changes no pixel. Each step has dice of its own, keyed by its
+place in the recipe, of which each image has its own range of elements. What is drawn from them is computed
+so that machines agree on it to the last bit: in whole numbers, or in float64 by sums, products, quotients
+and square roots.
+"""
 
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -7,24 +20,35 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from adam_async.data_server.transforms import geometry, pixels
+from adam_async.data_server.transforms.stage import Kernels, Shape, Stage, kernels_of
+from adam_async.data_server.transforms.steps import KINDS, Step, check_step
 from adam_async.dice import Dice
 from adam_async.errors import ConfigError
 
 PURPOSE = "augment"
 
+_WORDS_PER_BLOCK = 4
+
 
 class Recipe:
-    """Steps that make a variant of every training image, a function of (seed, epoch, image).
+    """Steps that make a variant of every training image. Any thread may use it; it never changes.
 
     Args:
-        steps: Kind and options of each step.
+        stages: What to do, one after another.
         image_shape: (C, H, W) of the images.
+        kernels: Draw the random words.
     """
 
-    def __init__(self, steps: Sequence[Mapping[str, Any]], image_shape: tuple[int, int, int]) -> None:
-        self._steps = [dict(step) for step in steps]
-        self.output_shape = image_shape
+    def __init__(self, stages: Sequence[Stage], image_shape: Shape, kernels: Kernels) -> None:
+        self._stages = tuple(stages)
+        self._kernels = kernels
+        self.image_shape = image_shape
+        """(C, H, W) of what `apply` takes."""
+        self.output_shape = stages[-1].shape if stages else image_shape
         """(C', H', W') of what `apply` makes."""
+        self._words = tuple(count for stage in stages for count in stage.words)
+        self._blocks = tuple(-(-count // _WORDS_PER_BLOCK) for count in self._words)
 
     @classmethod
     def of(
@@ -37,13 +61,33 @@ class Recipe:
     ) -> "Recipe":
         """Check the steps and make the recipe.
 
+        Args:
+            steps: Kind and options of each; none leaves images as they are.
+            image_shape: (C, H, W) of the images.
+            kernels: "numba", "numpy", or "auto" for numba where it is installed. Compiled ones are compiled
+                here, or read from the disk.
+            functions: Further kinds, as functions of the user; see `pixels.UserFunction`.
+
         Raises:
-            ConfigError: A step is wrong; names its number, key and value.
+            ConfigError: A step is wrong (names its number, key and value), or the kernels are not there.
         """
-        for number, step in enumerate(steps, 1):
-            if step.get("kind") not in ("shift", "flip"):
-                raise ConfigError(f"step {number} has the unknown kind {step.get('kind')!r}")
-        return cls(steps, image_shape)
+        for name in functions:
+            if name in KINDS:
+                raise ConfigError(f"a function is named {name!r}, which is a kind of step; choose another")
+        checked = [check_step(step, f"step {at}", functions) for at, step in enumerate(steps, 1)]
+        chosen = kernels_of(kernels)
+        shape: Shape = (int(image_shape[0]), int(image_shape[1]), int(image_shape[2]))
+        stages: list[Stage] = []
+        last = shape
+        for joined in _joined(checked):
+            stages.append(_stage(joined, last, chosen, functions))
+            last = stages[-1].shape
+        return cls(stages, shape, chosen)
+
+    @property
+    def kernels(self) -> str:
+        """The set of kernels in use: "numba" or "numpy"."""
+        return self._kernels.name
 
     def apply(
         self, images: NDArray[np.uint8], numbers: NDArray[np.int64], *, dice: Dice, epoch: int
@@ -52,48 +96,126 @@ class Recipe:
 
         Args:
             images: Shape (n, C, H, W).
-            numbers: Shape (n,): which images of the data set these are.
+            numbers: Shape (n,): which images of the data set these are, from 0.
             dice: Of the run.
             epoch: From 1.
 
         Returns:
             New images of shape (n, C', H', W').
+
+        Raises:
+            ValueError: Images or numbers of another shape or dtype, or a negative number.
+            DataError: A user's function returned no image of the shape it was given.
         """
-        made = np.ascontiguousarray(images).copy()
-        for index, step in enumerate(self._steps):
-            for at, number in enumerate(numbers):
-                drawn = dice.uniform(PURPOSE, keys=(epoch, index), start=4 * int(number), count=2)
-                if step["kind"] == "flip":
-                    if drawn[0] < 0.5:
-                        made[at] = made[at][:, :, ::-1].copy()
-                    continue
-                most = int(step["pixels"])
-                down, right = (int(value * (2 * most + 1)) - most for value in drawn)
-                moved = np.zeros_like(made[at])
-                rows, columns = moved.shape[1:]
-                moved[:, max(down, 0) : rows + min(down, 0), max(right, 0) : columns + min(right, 0)] = made[
-                    at, :, max(-down, 0) : rows - max(down, 0), max(-right, 0) : columns - max(right, 0)
-                ]
-                made[at] = moved
-        return made
+        numbers = np.asarray(numbers)
+        if images.dtype != np.uint8 or images.shape != (len(numbers), *self.image_shape):
+            raise ValueError(
+                f"images are {images.dtype} of shape {images.shape}, expected uint8 of "
+                f"{(len(numbers), *self.image_shape)}: {len(numbers)} numbers, each of an image"
+            )
+        if numbers.ndim != 1 or numbers.dtype.kind not in "iu" or (len(numbers) and numbers.min() < 0):
+            raise ValueError(f"numbers must be whole and not negative, in one row, not {numbers!r}")
+        # Copies what is read-only, too: compiled kernels take what may be written.
+        made = np.require(images, requirements=["C", "W"])
+        words = self._draw(numbers.astype(np.uint64), dice, epoch)
+        at = 0
+        for stage in self._stages:
+            made = stage.apply(made, words[at : at + len(stage.words)])
+            at += len(stage.words)
+        return made if self._stages else made.copy()
+
+    def _draw(self, numbers: NDArray[np.uint64], dice: Dice, epoch: int) -> list[NDArray[np.uint64]]:
+        """Random words of each step, one row for each image; all in one call."""
+        keys = np.array([dice.key(PURPOSE, (epoch, at)) for at in range(len(self._blocks))], np.uint64)
+        per_image = np.array(self._blocks, np.uint64)
+        within = np.concatenate([np.arange(0), *(np.arange(blocks) for blocks in self._blocks)])
+        places = numbers[:, np.newaxis] * np.repeat(per_image, self._blocks) + within.astype(np.uint64)
+        drawn = self._kernels.philox(np.repeat(keys.reshape(-1, 2), self._blocks, axis=0), places)
+        words = drawn.reshape(len(numbers), drawn.shape[1] * _WORDS_PER_BLOCK)
+        found, start = [], 0
+        for count, blocks in zip(self._words, self._blocks, strict=True):
+            found.append(words[:, start : start + count])
+            start += blocks * _WORDS_PER_BLOCK
+        return found
 
 
 def read_steps(text: str, origin: str) -> list[dict[str, Any]]:
     """Read the steps of a TOML file: tables ``[[transform]]``, each with a `kind` and its options.
 
+    Kinds that are not ours are left to `Recipe.of`, which knows the user's functions.
+
     Raises:
-        ConfigError: The text is not of that form; names the origin.
+        ConfigError: The text is not of that form, or an option is wrong; names origin, step and key.
     """
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{origin} is not TOML: {error}") from error
+    others = sorted(set(table) - {"transform"})
+    if others:
+        raise ConfigError(f"{origin} has {others[0]!r}; expected nothing but tables [[transform]]")
     steps = table.get("transform")
     if not isinstance(steps, list):
-        raise ConfigError(f"{origin} has no [[transform]] tables; write one per step, with kind = ...")
+        raise ConfigError(f"{origin} has no [[transform]] tables; write one for each step, with a kind")
+    for at, step in enumerate(steps, 1):
+        kind = step.get("kind") if isinstance(step, dict) else None
+        if not isinstance(kind, str) or kind in KINDS:
+            check_step(step, f"{origin}, step {at}")
     return steps
 
 
 def default_steps(image_shape: tuple[int, int, int]) -> list[dict[str, Any]]:
-    """Steps for images of this shape when the user names none."""
-    return [{"kind": "shift", "pixels": 2}] if image_shape[0] == 1 else [{"kind": "flip"}]
+    """Steps for images of this shape when the user names none.
+
+    Grey images are taken for drawings and letters, which may lie a little differently; colour images for
+    photographs, which may be mirrored, and lit otherwise.
+    """
+    channels, rows, columns = image_shape
+    side = min(rows, columns)
+    if channels == 1:
+        return [
+            {"kind": "shift", "pixels": round(side / 14)},
+            {"kind": "rotate", "degrees": 10},
+            {"kind": "scale", "by": 0.1},
+            {"kind": "shear", "by": 0.1},
+            {"kind": "elastic", "pixels": side / 7, "grid": 4},
+        ]
+    return [
+        {"kind": "flip"},
+        {"kind": "crop", "padding": side // 8},
+        {"kind": "brightness", "by": 0.1},
+        {"kind": "contrast", "by": 0.2},
+        {"kind": "cutout", "pixels": max(1, side // 4)},
+    ]
+
+
+def _joined(steps: Sequence[Step]) -> list[list[Step]]:
+    """Steps that are done in one pass, together."""
+    joined: list[list[Step]] = []
+    for step in steps:
+        last = joined[-1] if joined else []
+        if (
+            last
+            and step.kind in geometry.KINDS
+            and last[0].kind in geometry.KINDS
+            and geometry.joins(step, last)
+        ):
+            last.append(step)
+        else:
+            joined.append([step])
+    return joined
+
+
+def _stage(
+    steps: Sequence[Step], shape: Shape, kernels: Kernels, functions: Mapping[str, Callable[..., Any]]
+) -> Stage:
+    first = steps[0]
+    if first.kind in geometry.KINDS:
+        return geometry.Movement(steps, shape, kernels)
+    if first.kind == "noise":
+        return pixels.Noise(first, shape, kernels)
+    if first.kind == "cutout":
+        return pixels.Cutout(first, shape)
+    if first.kind in functions:
+        return pixels.UserFunction(first, shape, functions[first.kind])
+    return pixels.Levels(first, shape)

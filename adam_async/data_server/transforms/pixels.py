@@ -1,0 +1,164 @@
+"""Pure: steps that change what pixels hold, not where they are. Images stay uint8.
+
+Brightness, contrast and normalisation are each ``value * gain + offset`` of a channel, computed in whole
+numbers of 1/65536 level and rounded and clipped once. A normalised image has, before clipping, the mean
+`to_mean` and the standard deviation `to_std`: with the usual 128 and 64, what networks call -1 to 1 is 64 to
+192, and two standard deviations are kept. An image without contrast becomes even at `to_mean`.
+
+Noise is the sum of four random bytes, nearly normal and never beyond 3.5 standard deviations.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adam_async.data_server.transforms.stage import (
+    Floats,
+    Kernels,
+    Pixels,
+    Shape,
+    Stage,
+    Words,
+    signed,
+    uniform,
+)
+from adam_async.data_server.transforms.steps import Step
+from adam_async.errors import DataError
+
+ONE = 1 << 16
+_STD_OF_FOUR_BYTES = (4 * (256**2 - 1) / 12) ** 0.5
+
+
+class Levels(Stage):
+    """Brightness, contrast or normalisation.
+
+    Raises:
+        ConfigError: A list has another length than the image has channels.
+    """
+
+    def __init__(self, step: Step, shape: Shape) -> None:
+        self.shape = shape
+        self.words = [0 if step.kind == "normalise" else 1]
+        self._step = step
+        for key in ("mean", "std"):
+            value = step.options.get(key)
+            if isinstance(value, list) and len(value) != shape[0]:
+                raise step.error(key, f"expected as many numbers as the image has channels: {shape[0]}")
+
+    def apply(self, images: Pixels, words: Sequence[Words]) -> Pixels:
+        """Change the levels of each image."""
+        gain, offset = self._line(images, words[0])
+        gains, offsets = (np.floor(part * ONE + 0.5).astype(np.int64) for part in (gain, offset))
+        changed = images * gains[:, :, np.newaxis, np.newaxis] + offsets[:, :, np.newaxis, np.newaxis]
+        levels: NDArray[np.int64] = (changed + ONE // 2) >> 16
+        return np.clip(levels, 0, 255).astype(np.uint8)
+
+    def _line(self, images: Pixels, words: Words) -> tuple[Floats, Floats]:
+        """Gain and offset of each channel: (n, C) or (n, 1)."""
+        options = self._step.options
+        if self._step.kind == "brightness":
+            added = signed(words) * options["by"] * 255.0
+            return np.ones_like(added), added
+        if self._step.kind == "contrast":
+            gain = 1.0 + signed(words) * options["by"]
+            return gain, _mean(images) * (1.0 - gain)
+        if options["mean"] is None:
+            mean, std = _mean(images), _std(images)
+            gain = np.where(std > 0, options["to_std"] / np.where(std > 0, std, 1.0), 0.0)
+        else:
+            mean, std = (np.atleast_2d(np.array(options[key], np.float64)) for key in ("mean", "std"))
+            gain = options["to_std"] / std
+        return gain, options["to_mean"] - mean * gain
+
+
+class Noise(Stage):
+    """Another random level added to each pixel."""
+
+    def __init__(self, step: Step, shape: Shape, kernels: Kernels) -> None:
+        self.shape = shape
+        self.words = [-(-shape[0] * shape[1] * shape[2] // 2)]
+        self._noisy = kernels.noisy
+        self._factor = round(step.options["levels"] / _STD_OF_FOUR_BYTES * ONE)
+
+    def apply(self, images: Pixels, words: Sequence[Words]) -> Pixels:
+        """Add the noise."""
+        drawn = np.ascontiguousarray(words[0])
+        return self._noisy(_flat(images), drawn, self._factor).reshape(images.shape)
+
+
+class Cutout(Stage):
+    """A square of one level around a random pixel; what is beyond the edge of it is not seen."""
+
+    def __init__(self, step: Step, shape: Shape) -> None:
+        self.shape = shape
+        self.words = [2]
+        self._side = step.options["pixels"]
+        self._level = step.options["level"]
+
+    def apply(self, images: Pixels, words: Sequence[Words]) -> Pixels:
+        """Blank the squares."""
+        rows, columns = (self._inside(words[0][:, axis], size) for axis, size in enumerate(self.shape[1:]))
+        hidden = rows[:, np.newaxis, :, np.newaxis] & columns[:, np.newaxis, np.newaxis, :]
+        return np.where(hidden, np.uint8(self._level), images)
+
+    def _inside(self, words: Words, size: int) -> Any:
+        first = np.floor(uniform(words) * size).astype(np.int64) - self._side // 2
+        places = np.arange(size) - first[:, np.newaxis]
+        return (places >= 0) & (places < self._side)
+
+
+class UserFunction(Stage):
+    """A function of the user, called for one image at a time.
+
+    Args:
+        step: Its options, but `draws`, are handed to the function by name.
+        shape: (C, H, W) of the images.
+        function: Takes an image, its own copy, and `draws` random values in [0, 1), float64, of shape
+            (draws,). Returns an image of the same shape, uint8.
+    """
+
+    def __init__(self, step: Step, shape: Shape, function: Callable[..., Any]) -> None:
+        self.shape = shape
+        self.words = [step.options["draws"]]
+        self._step = step
+        self._function = function
+        self._options: Mapping[str, Any] = {k: v for k, v in step.options.items() if k != "draws"}
+
+    def apply(self, images: Pixels, words: Sequence[Words]) -> Pixels:
+        """Call the function for each image.
+
+        Raises:
+            DataError: It returned something else than an image of this shape.
+        """
+        made = np.empty_like(images)
+        for at, values in enumerate(uniform(words[0])):
+            image = np.asarray(self._function(images[at].copy(), values, **self._options))
+            if image.shape != self.shape or image.dtype != np.uint8:
+                raise DataError(
+                    f"{self._step.where}: the function {self._step.kind!r} returned {image.dtype} of shape "
+                    f"{image.shape}, expected uint8 of shape {self.shape}"
+                )
+            made[at] = image
+        return made
+
+
+def _mean(images: Pixels) -> Floats:
+    """Of all pixels of each image; shape (n, 1)."""
+    values = _flat(images)
+    mean: Floats = values.sum(axis=1, dtype=np.int64)[:, np.newaxis] / values.shape[1]
+    return mean
+
+
+def _std(images: Pixels) -> Floats:
+    """Of all pixels of each image, from whole sums; shape (n, 1)."""
+    values = _flat(images).astype(np.int64)
+    count, total, squares = values.shape[1], values.sum(axis=1), (values * values).sum(axis=1)
+    std: Floats = np.sqrt((squares * count - total * total)[:, np.newaxis] / float(count * count))
+    return std
+
+
+def _flat(images: Pixels) -> Pixels:
+    return images.reshape(len(images), math.prod(images.shape[1:]))
