@@ -97,6 +97,7 @@ class Recorder:
             header = Header(
                 config=self._run.config,
                 spec=self._run.spec,
+                transforms=self._run.transforms,
                 data=dict(self._data),
                 buckets=cluster.buckets,
                 kernels=_kernels(statistics),

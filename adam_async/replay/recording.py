@@ -42,6 +42,8 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     config: dict[str, Any]
     spec: dict[str, Any]
     """The model, as `ModelSpec.to_dict` gives it."""
+    transforms: tuple[dict[str, Any], ...] = ()
+    """What data servers made of training images, as `Recipe.of` takes it."""
     data: dict[str, Any]
     """Name, shape and sizes of the data, as the data server said them."""
     buckets: tuple[str, ...]

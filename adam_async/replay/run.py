@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.order import EpochOrder, EpochOrders
+from adam_async.data_server.transforms.recipe import Recipe
 from adam_async.dice import Dice
 from adam_async.errors import RunFailed
 from adam_async.model.layer import Layer
@@ -74,6 +75,9 @@ class Replay:
             Dice(config.seed), num_images=len(dataset.train_labels), images_per_group=config.images_per_group
         )
         self._orders: dict[int, EpochOrder] = {}
+        self._dice, self._recipe = Dice(config.seed), None
+        if header.transforms:
+            self._recipe = Recipe.of(header.transforms, dataset.image_shape, kernels=header.kernels)
         self.header = header
         self.network = Network(
             ModelSpec.from_dict(header.spec), dtype=config.dtype, kernels=header.kernels, layers=layers
@@ -195,7 +199,10 @@ class Replay:
             skipped = [before.skipped_groups for before in self.header.epochs[: epoch - 1]]
             order = self._orders[epoch] = self._epoch_orders.order(epoch, skipped)
         chosen = order.group(number)
-        return self._dataset.train_images[chosen], self._dataset.train_labels[chosen]
+        images = self._dataset.train_images[chosen]
+        if self._recipe is not None:
+            images = self._recipe.apply(images, chosen, dice=self._dice, epoch=epoch)
+        return images, self._dataset.train_labels[chosen]
 
 
 def _check_data(recorded: Mapping[str, Any], dataset: Dataset) -> None:

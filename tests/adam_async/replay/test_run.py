@@ -164,6 +164,7 @@ CLUSTERS = [
     {"consistency": "bsp", "push_every": 2, "servers": 2, "momentum": 0.5},
     {"consistency": "bsp", "lag": 1, "protocol": "factors", "kernels": "numpy"},
     {"evaluation": "concurrent", "rule": "adam", "rate": 0.002},
+    {"augment": True},
 ]
 
 
