@@ -1,12 +1,15 @@
-"""Where training data come from: a folder, an archive, MNIST, or the digits inside this package.
+"""Where training data come from: a folder, a file, MNIST, or the digits inside this package.
 
     auto     `data_dir`, else MNIST from the cache, else MNIST downloaded into it, else the digits
     mnist    the same without the digits
     digits   1 797 images of 8x8 that ship with the package; needs no network
-    PATH     a folder with the four MNIST files (``.gz`` or not) or one ``.npz``; or an ``.npz`` file
+    PATH     a folder with the four MNIST files (``.gz`` or not) or one ``.npz``, or the ``.npz`` file;
+             x_train.npy, y_train.npy, x_test.npy, y_test.npy; Parquet files; tar shards; CSV tables; or
+             folders of images by class. `adam_async/data_server/sources/` says how each of them looks
 
-A source that the user named and that is damaged is an error; `auto` passes over a damaged cache and a
-missing network, and says so in `Dataset.source`.
+A source that the user named and that is damaged is an error, or, where single images are damaged and
+the caller says so, is used without them; `auto` passes over a damaged cache and a missing network, and
+says so in `Dataset.source`.
 """
 
 from pathlib import Path
@@ -15,10 +18,22 @@ from adam_async.data_server.dataset import Dataset, make_dataset
 from adam_async.data_server.idx import parse_idx
 from adam_async.data_server.mnist import MIRRORS, STEMS, download_mnist
 from adam_async.data_server.npz import KEYS, parse_npz
+from adam_async.data_server.sources.damage import Damage, Policy
+from adam_async.data_server.sources.files import folders_in, read_file
+from adam_async.data_server.sources.image_folder import load_image_folder
+from adam_async.data_server.sources.npy import load_npy
+from adam_async.data_server.sources.parquet import load_parquet
+from adam_async.data_server.sources.samples import name_of
+from adam_async.data_server.sources.shards import load_shards
+from adam_async.data_server.sources.splits import split_files
+from adam_async.data_server.sources.tables import load_tables
 from adam_async.errors import DataError
 from adam_async.ports import Disk, Fetch
 
 DIGITS_FILE = Path(__file__).with_name("digits.npz")
+
+LOADERS = {".parquet": load_parquet, ".tar": load_shards, ".csv": load_tables}
+"""What reads one or more files of a kind."""
 
 
 async def load(
@@ -31,11 +46,12 @@ async def load(
     mirrors: tuple[str, ...] = MIRRORS,
     connect_timeout_s: float = 5.0,
     transfer_timeout_s: float = 120.0,
+    damaged: Policy = "error",
 ) -> Dataset:
     """Load a data set. Cancelling leaves no half-written file.
 
     Args:
-        source: ``auto``, ``mnist``, ``digits``, a folder or an ``.npz`` file.
+        source: ``auto``, ``mnist``, ``digits``, a folder or a file.
         disk: Reads, decodes and writes, all off the event loop.
         fetch: The download port; without it nothing is downloaded.
         data_dir: What ``ADAM_DATA_DIR`` says, for ``auto`` and ``mnist``.
@@ -43,17 +59,20 @@ async def load(
         mirrors: Base addresses to download MNIST from.
         connect_timeout_s: How long, for all mirrors together, the first file may take.
         transfer_timeout_s: How long each further file may take.
+        damaged: What to do with damaged images: ``error``, or ``skip`` to leave out up to 5 % of all, which
+            `Dataset.damaged` then lists.
 
     Raises:
         DataError: The source is missing or damaged; names the file, what was found, what was expected
             and what to do.
     """
+    damage = Damage(damaged)
     if source == "digits":
         return await _digits(disk, "the digits inside the package, as asked for")
     if source not in {"auto", "mnist"}:
-        return await _from_path(Path(source), disk, f"{source}, as asked for")
+        return await _from_path(Path(source), disk, f"{source}, as asked for", damage)
     if data_dir is not None:
-        return await _from_path(data_dir, disk, f"{data_dir}, because ADAM_DATA_DIR names it")
+        return await _from_path(data_dir, disk, f"{data_dir}, because ADAM_DATA_DIR names it", damage)
     passed_over: list[str] = []
     cached = await _from_cache(cache_dir, disk, passed_over)
     if cached is not None:
@@ -70,7 +89,12 @@ async def load(
                 connect_timeout_s=connect_timeout_s,
                 transfer_timeout_s=transfer_timeout_s,
             )
-            return await _from_folder(cache_dir, disk, f"MNIST, downloaded from {mirror} into {cache_dir}")
+            return await _from_mnist(
+                cache_dir,
+                await disk.names(cache_dir),
+                disk,
+                f"MNIST, downloaded from {mirror} into {cache_dir}",
+            )
         except (DataError, OSError) as error:
             passed_over.append(f"the download failed ({error})")
     why = ", and ".join(passed_over)
@@ -90,7 +114,8 @@ async def _from_cache(cache_dir: Path | None, disk: Disk, passed_over: list[str]
         passed_over.append("there is no cache folder")
         return None
     try:
-        return await _from_folder(cache_dir, disk, f"MNIST, from the cache in {cache_dir}")
+        names = await disk.names(cache_dir)
+        return await _from_mnist(cache_dir, names, disk, f"MNIST, from the cache in {cache_dir}")
     except FileNotFoundError:
         passed_over.append(f"{cache_dir} has no MNIST yet")
     except (DataError, OSError) as error:
@@ -98,51 +123,90 @@ async def _from_cache(cache_dir: Path | None, disk: Disk, passed_over: list[str]
     return None
 
 
-async def _from_path(path: Path, disk: Disk, source: str) -> Dataset:
-    """Load from a folder or an archive that the user named; every failure is a DataError."""
+async def _from_path(path: Path, disk: Disk, source: str, damage: Damage) -> Dataset:
+    """Load from a folder or a file that the user named; every failure is a DataError."""
     try:
         if path.suffix == ".npz":
             return await _from_archive(path, disk, source)
-        return await _from_folder(path, disk, source)
-    except FileNotFoundError:
+        if path.suffix not in LOADERS or await disk.run(path.is_dir):
+            return await _from_folder(path, disk, source, damage)
+        return await LOADERS[path.suffix](
+            [(path, None)], disk, name=name_of(path), origin=str(path), source=source, damage=damage
+        )
+    except FileNotFoundError as error:
+        if error.filename is not None and str(error.filename) != str(path):
+            raise DataError(f"{error.filename} has gone while {path} was read; load it again") from None
         raise DataError(
-            f"{path} does not exist; name a folder with the four MNIST files, an .npz file, "
+            f"{path} does not exist; name a folder with a data set, an .npz, .parquet, .tar or .csv file, "
             "or one of auto, mnist, digits"
         ) from None
     except NotADirectoryError:
-        raise DataError(f"{path} is neither a folder nor an .npz file ({', '.join(KEYS)})") from None
-    except IsADirectoryError as error:
-        raise DataError(f"{error.filename or path} is a folder, expected a file") from None
+        raise DataError(
+            f"{path} is neither a folder nor an .npz ({', '.join(KEYS)}), .parquet, .tar or .csv file"
+        ) from None
     except OSError as error:
         raise DataError(f"{error.filename or path} cannot be read: {error.strerror or error}") from None
 
 
 async def _from_archive(path: Path, disk: Disk, source: str) -> Dataset:
-    data = await disk.read_bytes(path)
-    return await disk.run(lambda: parse_npz(data, str(path), name=path.stem, source=source))
+    data = await read_file(path, disk)
+
+    def decode() -> Dataset:
+        try:
+            return parse_npz(data, str(path), name=path.stem, source=source)
+        except DataError:
+            raise
+        except Exception as error:  # a damaged archive can make zipfile and numpy raise almost anything
+            raise DataError(f"{path} is damaged ({error!r}); fetch it again") from None
+
+    return await disk.run(decode)
 
 
-async def _from_folder(folder: Path, disk: Disk, source: str) -> Dataset:
-    """Load the four MNIST files, or the only ``.npz``, of a folder."""
-    names = await disk.names(folder)
-    found = {stem: _file_of(stem, names) for stem in STEMS}
-    archives = [name for name in names if name.endswith(".npz")]
-    if not any(found.values()):
-        if len(archives) == 1:
-            return await _from_archive(folder / archives[0], disk, source)
-        if archives:
-            raise DataError(
-                f"{folder} holds {len(archives)} archives ({', '.join(archives)}); name one of them"
-            )
+async def _from_folder(folder: Path, disk: Disk, source: str, damage: Damage) -> Dataset:
+    """Load the one data set in a folder."""
+    names = [name for name in await disk.names(folder) if not name.startswith(".")]
+    if any(_file_of(stem, names) for stem in STEMS):
+        return await _from_mnist(folder, names, disk, source)
+    kinds = [".npz", ".npy", *LOADERS]
+    found = {kind: [name for name in names if name.endswith(kind)] for kind in kinds}
+    present = [kind for kind in kinds if found[kind]]
+    if len(present) > 1:
         raise DataError(
-            f"{folder} holds no data set: expected {', '.join(STEMS)} (with or without .gz), or one .npz; "
-            f"found {', '.join(names[:5]) or 'nothing'}"
+            f"{folder} holds {' and '.join(found[kind][0] for kind in present)}, which are several data "
+            "sets; name one of them, or move the others away"
         )
+    if not present:
+        folders = await folders_in(folder, disk)
+        if folders:
+            return await load_image_folder(folder, folders, disk, source=source, damage=damage)
+        raise DataError(
+            f"{folder} holds no data set: expected {', '.join(STEMS)} (with or without .gz), one .npz, "
+            f"{', '.join(f'{key}.npy' for key in KEYS)}, .parquet, .tar or .csv files, or folders of images "
+            f"by class; found {', '.join(names[:5]) or 'nothing'}"
+        )
+    (kind,) = present
+    if kind == ".npy":
+        return await load_npy(folder, names, disk, source=source)
+    if kind != ".npz":
+        files = [(folder / name, split) for name, split in split_files(found[kind], str(folder))]
+        return await LOADERS[kind](
+            files, disk, name=name_of(folder), origin=str(folder), source=source, damage=damage
+        )
+    if len(found[kind]) > 1:
+        raise DataError(
+            f"{folder} holds {len(found[kind])} archives ({', '.join(found[kind])}); name one of them"
+        )
+    return await _from_archive(folder / found[kind][0], disk, source)
+
+
+async def _from_mnist(folder: Path, names: list[str], disk: Disk, source: str) -> Dataset:
+    """Load the four MNIST files of a folder."""
+    found = {stem: _file_of(stem, names) for stem in STEMS}
     missing = [stem for stem, name in found.items() if name is None]
     if missing:
         raise DataError(f"{folder} lacks {', '.join(missing)} (with or without .gz); add what is missing")
     paths = [folder / name for name in found.values() if name is not None]
-    contents = [await disk.read_bytes(path) for path in paths]
+    contents = [await read_file(path, disk) for path in paths]
     origins = (str(paths[0]), str(paths[1]), str(paths[2]), str(paths[3]))
 
     def decode() -> Dataset:

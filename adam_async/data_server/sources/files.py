@@ -1,0 +1,52 @@
+"""Reading what may be anything: folders, and files whose kind and size are looked at first."""
+
+import stat
+from pathlib import Path
+
+from adam_async.data_server.sources import limits
+from adam_async.data_server.sources.damage import Damage
+from adam_async.errors import DataError
+from adam_async.ports import Disk
+
+
+async def read_file(path: Path, disk: Disk, *, limit: int | None = None) -> bytes:
+    """Return a whole file.
+
+    Args:
+        path: Which.
+        disk: Who reads.
+        limit: Largest size accepted, in bytes; without one, that of a shard or table.
+
+    Raises:
+        DataError: It is a folder, a pipe or a device, which might never end, or it is too large.
+        OSError: It cannot be read.
+    """
+    await disk.run(check_kind, path, limit or limits.MAX_FILE_BYTES)
+    return await disk.read_bytes(path)
+
+
+async def read_image(path: Path, disk: Disk, damage: Damage) -> bytes | None:
+    """Return a whole image file, or note why it cannot be read and return None."""
+    try:
+        return await read_file(path, disk, limit=limits.MAX_IMAGE_BYTES)
+    except DataError as error:
+        damage.note(str(error))
+    except (OSError, ValueError) as error:  # ValueError: a zero character in the path
+        damage.note(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}")
+    return None
+
+
+async def folders_in(folder: Path, disk: Disk) -> list[str]:
+    """Return the names of the folders in a folder, sorted, without those that begin with ``.`` or ``__``."""
+    names = [name for name in await disk.names(folder) if not name.startswith((".", "__"))]
+    return await disk.run(lambda: [name for name in names if (folder / name).is_dir()])
+
+
+def check_kind(path: Path, limit: int) -> None:
+    """Check that a path is an ordinary file of at most `limit` bytes. Blocks: it asks the disk."""
+    status = path.stat()
+    if stat.S_ISDIR(status.st_mode):
+        raise DataError(f"{path} is a folder, expected a file")
+    if not stat.S_ISREG(status.st_mode):
+        raise DataError(f"{path} is a pipe, socket or device, expected an ordinary file")
+    limits.check_file(status.st_size, limit, str(path))

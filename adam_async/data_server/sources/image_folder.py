@@ -1,0 +1,81 @@
+"""Folders of images: one folder for each class, below ``train`` and ``test`` or without them.
+
+    DIR/train/CLASS/*.png, DIR/test/CLASS/*.png     or val instead of test
+    DIR/CLASS/*.png                                 one image in five tests, by a hash of CLASS/NAME
+
+Files and folders whose names begin with a dot are passed over, and so are files beside the class folders.
+"""
+
+from pathlib import Path
+
+from adam_async.data_server.dataset import Dataset
+from adam_async.data_server.sources.damage import Damage
+from adam_async.data_server.sources.files import folders_in, read_image
+from adam_async.data_server.sources.labels import number_folders
+from adam_async.data_server.sources.pictures import require_pillow
+from adam_async.data_server.sources.samples import Sample, Samples, assemble, name_of
+from adam_async.data_server.sources.splits import Split, split_of_image
+from adam_async.errors import DataError
+from adam_async.ports import Disk
+
+
+async def load_image_folder(
+    folder: Path, folders: list[str], disk: Disk, *, source: str, damage: Damage
+) -> Dataset:
+    """Load a folder of images by class.
+
+    Args:
+        folder: The folder.
+        folders: The names of the folders in it.
+        disk: Reads and decodes.
+        source: Sentence for the report.
+        damage: Where damaged images go.
+
+    Raises:
+        DataError: No images, a test class that is not trained, or what `assemble` refuses.
+    """
+    require_pillow()
+    roots = _roots(folder, folders)
+    classes = {root: folders if split is None else await folders_in(root, disk) for root, split in roots}
+    trained = classes[roots[0][0]]
+    for root, found in classes.items():
+        unknown = [name for name in found if name not in trained]
+        if unknown:
+            raise DataError(
+                f"{root / unknown[0]} is a class that {roots[0][0]} lacks; "
+                "training and test images need the same class folders"
+            )
+    numbers = number_folders(trained, str(folder))
+    samples = Samples(str(folder), damage)
+    for root, split in roots:
+        for name in classes[root]:
+            await _add_class(samples, root / name, name, split, disk)
+    return await assemble(
+        samples, disk, name=name_of(folder), source=source, numbers=numbers, class_names=tuple(numbers)
+    )
+
+
+def _roots(folder: Path, folders: list[str]) -> list[tuple[Path, Split | None]]:
+    """Return the folders that hold class folders: that of the training images first."""
+    held_out = [name for name in ("test", "val", "validation") if name in folders]
+    if "train" in folders and held_out:
+        return [(folder / "train", "train"), (folder / held_out[0], "test")]
+    if folders == ["train"]:
+        raise DataError(
+            f"{folder} holds train but neither test nor val; add one, or name {folder / 'train'} to have "
+            "its images split"
+        )
+    return [(folder, None)]
+
+
+async def _add_class(samples: Samples, folder: Path, label: str, split: Split | None, disk: Disk) -> None:
+    for name in await disk.names(folder):
+        if name.startswith("."):
+            continue
+        if not name.isprintable():
+            samples.damage.note(f"{folder / ascii(name)} has a name that cannot be shown")
+            continue
+        data = await read_image(folder / name, disk, samples.damage)
+        if data is not None:
+            chosen = split or split_of_image(f"{label}/{name}")
+            samples.add(Sample(str(folder / name), data, label, chosen))

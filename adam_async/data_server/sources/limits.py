@@ -1,0 +1,55 @@
+"""Pure: how much a source may hold, checked against what its headers say before anything is decoded.
+
+They are far above every data set that fits this package, which keeps images in memory; they are there so
+that a small damaged or hostile file cannot ask for all memory.
+"""
+
+from adam_async.errors import DataError
+
+MAX_IMAGE_PIXELS = 1 << 26
+"""Rows times columns of one image; decoded, that is 192 MiB of colours."""
+
+MAX_IMAGE_BYTES = 1 << 26
+"""Encoded bytes of one image, in a file or as a member of something."""
+
+MAX_FILE_BYTES = 1 << 31
+"""Bytes of one shard, table or archive: it is read as a whole."""
+
+MAX_MEMBERS = 1 << 20
+"""Members of one tar shard, and rows of one table."""
+
+MAX_TOTAL_BYTES = 1 << 33
+"""Bytes of all images of a data set, encoded or decoded."""
+
+
+def check_file(size: int, limit: int, origin: str) -> None:
+    """Refuse a file, or a member of one, that is larger than `limit` bytes.
+
+    Raises:
+        DataError: It is.
+    """
+    if size > limit:
+        raise DataError(f"{origin} has {size} bytes, expected at most {limit}; cut it into smaller files")
+
+
+def check_members(members: int, origin: str) -> None:
+    """Refuse a file with more members or rows than `MAX_MEMBERS`.
+
+    Raises:
+        DataError: It has more.
+    """
+    if members > MAX_MEMBERS:
+        raise DataError(f"{origin} holds more than {MAX_MEMBERS} members or rows; cut it into smaller files")
+
+
+def check_total(size: int, origin: str) -> None:
+    """Refuse a data set of more than `MAX_TOTAL_BYTES`.
+
+    Raises:
+        DataError: It has more.
+    """
+    if size > MAX_TOTAL_BYTES:
+        raise DataError(
+            f"{origin} has {size} bytes of images, expected at most {MAX_TOTAL_BYTES}; "
+            "take fewer or smaller ones"
+        )

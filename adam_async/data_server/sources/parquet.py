@@ -1,0 +1,120 @@
+"""Parquet files with columns ``image`` and ``label``, read with pyarrow (of the extra ``parquet``).
+
+An image is the bytes of an encoded one, or a structure with ``bytes``, as Hugging Face's data sets write
+it; their names of the classes are taken from the file's own description. Labels are integers or text.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from adam_async.data_server.dataset import Dataset
+from adam_async.data_server.sources import limits
+from adam_async.data_server.sources.damage import Damage
+from adam_async.data_server.sources.files import read_file
+from adam_async.data_server.sources.labels import is_name
+from adam_async.data_server.sources.pictures import require_pillow
+from adam_async.data_server.sources.samples import Sample, Samples, assemble
+from adam_async.data_server.sources.splits import Split, split_of_image
+from adam_async.errors import DataError
+from adam_async.ports import Disk
+
+ROWS_AT_A_TIME = 1024
+
+
+async def load_parquet(
+    files: list[tuple[Path, Split | None]], disk: Disk, *, name: str, origin: str, source: str, damage: Damage
+) -> Dataset:
+    """Load all images of some Parquet files.
+
+    Args:
+        files: The files, each with what its images are for; None to split their rows.
+        disk: Reads and decodes.
+        name: Short name of the data set.
+        origin: What to call it in an error.
+        source: Sentence for the report.
+        damage: Where damaged images go.
+
+    Raises:
+        DataError: Not such a file, or what `assemble` refuses.
+    """
+    require_pillow()
+    samples = Samples(origin, damage)
+    class_names: tuple[str, ...] = ()
+    for path, split in files:
+        data = await read_file(path, disk)
+        class_names = await disk.run(add_rows, data, str(path), path.name, split, samples) or class_names
+        del data
+    return await assemble(samples, disk, name=name, source=source, class_names=class_names)
+
+
+def add_rows(data: bytes, origin: str, name: str, split: Split | None, samples: Samples) -> tuple[str, ...]:
+    """Add the images of one file. Returns the names of the classes, if it has them.
+
+    Raises:
+        DataError: pyarrow is not installed, no Parquet file, other columns, or damage that is not skipped.
+    """
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise DataError(
+            f"reading {origin} needs pyarrow, of the extra `parquet`: pip install 'adam-async[parquet]'"
+        ) from None
+    try:
+        file = pyarrow.parquet.ParquetFile(pyarrow.BufferReader(data))
+        _check(file, origin)
+        rows = enumerate(_rows(file))
+        for index, (image, label) in rows:
+            where = f"{origin}, row {index}"
+            if not isinstance(image, bytes) or not isinstance(label, int | str):
+                samples.damage.note(f"{where} lacks its image or its label")
+            else:
+                chosen = split or split_of_image(f"{name}/{index}")
+                samples.add(Sample(where, image, str(label), chosen))
+        return _class_names(file.schema_arrow.metadata or {})
+    except DataError:
+        raise
+    except Exception as error:
+        raise DataError(f"{origin} is not a Parquet file, or damaged ({error})") from None
+
+
+def _check(file: Any, origin: str) -> None:
+    """Check columns and sizes by what the file says of itself, before any column is unpacked."""
+    from pyarrow import types
+
+    schema = file.schema_arrow
+    missing = [column for column in ("image", "label") if column not in schema.names]
+    if missing:
+        raise DataError(
+            f"{origin} has no column {', '.join(missing)}; it has {', '.join(schema.names) or 'none'}"
+        )
+    kind, label = schema.field("image").type, schema.field("label").type
+    if types.is_struct(kind) and kind.get_field_index("bytes") >= 0:
+        kind = kind.field("bytes").type
+    if not (types.is_binary(kind) or types.is_large_binary(kind)):
+        raise DataError(f"{origin} has images of {kind}, expected encoded bytes, or a structure with bytes")
+    if not (types.is_integer(label) or types.is_string(label) or types.is_large_string(label)):
+        raise DataError(f"{origin} has labels of {label}, expected integers or text")
+    limits.check_members(file.metadata.num_rows, origin)
+    groups = range(file.metadata.num_row_groups)
+    limits.check_total(sum(file.metadata.row_group(group).total_byte_size for group in groups), origin)
+
+
+def _rows(file: Any) -> Iterator[tuple[Any, Any]]:
+    batches = file.iter_batches(ROWS_AT_A_TIME, columns=["image", "label"], use_threads=False)
+    for batch in batches:
+        images, labels = batch.column("image").to_pylist(), batch.column("label").to_pylist()
+        for image, label in zip(images, labels, strict=True):
+            yield image["bytes"] if isinstance(image, dict) else image, label
+
+
+def _class_names(metadata: dict[bytes, bytes]) -> tuple[str, ...]:
+    """Return the names that Hugging Face's description of the columns gives to the classes, if any."""
+    try:
+        names = json.loads(metadata[b"huggingface"])["info"]["features"]["label"]["names"]
+    except (KeyError, TypeError, ValueError, RecursionError):
+        return ()
+    whole = isinstance(names, list) and all(isinstance(name, str) and is_name(name) for name in names)
+    return tuple(names) if whole else ()

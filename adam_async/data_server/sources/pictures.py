@@ -1,0 +1,119 @@
+"""Pure: one encoded image, from bytes to pixels, with Pillow (of the extra ``data``).
+
+What an image's header says is checked before anything is decoded. Whatever a decoder makes of damaged bytes
+becomes a `DataError`. Grey images have one channel, all others three; transparency is dropped, and of an
+animation the first picture counts. Sixteen bits of grey lose the lower eight.
+"""
+
+import io
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adam_async.data_server.sources import limits
+from adam_async.errors import DataError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "PPM", "WEBP")
+DEEP_GREY_MODES = ("I", "I;16", "I;16B", "I;16L")
+GREY_MODES = ("1", "L", "LA", *DEEP_GREY_MODES)
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What the header of an image says."""
+
+    size: tuple[int, int]
+    """Columns and rows."""
+    is_grey: bool
+
+
+def require_pillow() -> None:
+    """Check that images can be decoded at all.
+
+    Raises:
+        DataError: Pillow is not installed.
+    """
+    try:
+        import PIL.Image  # noqa: F401
+    except ImportError:
+        raise DataError(
+            "decoding images needs Pillow, of the extra `data`: pip install 'adam-async[data]'"
+        ) from None
+
+
+def read_header(data: bytes, origin: str) -> Header:
+    """Read size and kind of an image, without decoding it.
+
+    Raises:
+        DataError: No image of a known format, or one that is too large.
+    """
+    with _begin(data, origin) as image:
+        return Header(image.size, image.mode in GREY_MODES)
+
+
+def decode(data: bytes, origin: str, *, size: tuple[int, int], channels: int) -> NDArray[np.uint8]:
+    """Decode an image; one of another size is fitted to the middle: scaled, and cut where it is too long.
+
+    Args:
+        data: The whole file.
+        origin: What to call it in an error.
+        size: Columns and rows wanted.
+        channels: 1 for grey or 3 for red, green and blue.
+
+    Returns:
+        Pixels of shape (channels, rows, columns).
+
+    Raises:
+        DataError: No image of a known format, a damaged one, or one that is too large.
+    """
+    from PIL import ImageOps
+
+    with _begin(data, origin) as image:
+        try:
+            plain = _plain(image, "L" if channels == 1 else "RGB")
+            if plain.size != size:
+                plain = ImageOps.fit(plain, size)
+            pixels = np.asarray(plain, np.uint8)
+        except Exception as error:
+            raise DataError(f"{origin} is a damaged image ({error})") from None
+    return pixels[np.newaxis] if channels == 1 else pixels.transpose(2, 0, 1)
+
+
+def _plain(image: "Image", mode: str) -> "Image":
+    from PIL import Image
+
+    if image.mode in DEEP_GREY_MODES:
+        image = Image.fromarray((np.asarray(image).clip(0, 0xFFFF) >> 8).astype(np.uint8))
+    elif image.mode == "P":
+        image = image.convert("RGBA")
+    return image.convert(mode)
+
+
+def _begin(data: bytes, origin: str) -> "Image":
+    """Read the header of an image and check it. The name `open` is kept for files, and this is memory."""
+    from PIL import Image, UnidentifiedImageError
+    from PIL.Image import open as read
+
+    too_large = f"{origin} is an image of more than {limits.MAX_IMAGE_PIXELS} pixels"
+    try:
+        image = read(io.BytesIO(data), formats=FORMATS)
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+        raise DataError(too_large) from None
+    except UnidentifiedImageError:
+        kinds = f"{', '.join(FORMATS)} image"
+        raise DataError(
+            f"{origin} is no {kinds}: " + (f"it begins with {data[:8]!r}" if data else "it is empty")
+        ) from None
+    except Exception as error:
+        raise DataError(f"{origin} is a damaged image ({error})") from None
+    columns, rows = image.size
+    if columns * rows > limits.MAX_IMAGE_PIXELS:
+        raise DataError(f"{too_large}: its header says {columns}x{rows}")
+    if image.mode == "F":
+        raise DataError(f"{origin} holds floating-point pixels; convert it to 8 bits")
+    return image

@@ -1,0 +1,211 @@
+"""From encoded images with labels, wherever they were found, to a data set.
+
+All images are held encoded, then their headers are read, which gives the size that most of them have and
+whether there are colours, and then each is decoded straight into its place. Decoding runs on the disk's
+thread, some hundred images at a time, so that cancelling does not wait for all of them.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adam_async.data_server.dataset import Dataset, make_dataset
+from adam_async.data_server.sources import limits
+from adam_async.data_server.sources.damage import Damage
+from adam_async.data_server.sources.labels import number_classes
+from adam_async.data_server.sources.pictures import Header, decode, read_header
+from adam_async.data_server.sources.splits import SPLITS, Split
+from adam_async.errors import DataError
+from adam_async.ports import Disk
+
+AT_A_TIME = 256
+"""Images that one job on the disk's thread decodes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One encoded image with its label."""
+
+    origin: str
+    """What to call it in an error."""
+    data: bytes
+    label: str
+    split: Split
+
+
+class Samples:
+    """Collects the images of a data set, and refuses more bytes of them than fit.
+
+    Args:
+        origin: What to call the data set in an error, usually its path.
+        damage: Where damaged images go.
+    """
+
+    def __init__(self, origin: str, damage: Damage) -> None:
+        self.origin = origin
+        self.damage = damage
+        self.all: list[Sample] = []
+        self._bytes = 0
+
+    def add(self, sample: Sample) -> None:
+        """Add an image.
+
+        Raises:
+            DataError: It is too large, or all together are; too large a one may be skipped instead.
+        """
+        try:
+            limits.check_file(len(sample.data), limits.MAX_IMAGE_BYTES, sample.origin)
+        except DataError as error:
+            self.damage.note(str(error))
+            return
+        self._bytes += len(sample.data)
+        limits.check_total(self._bytes, self.origin)
+        self.all.append(sample)
+
+
+async def assemble(
+    samples: Samples,
+    disk: Disk,
+    *,
+    name: str,
+    source: str,
+    numbers: Mapping[str, int] | None = None,
+    class_names: tuple[str, ...] = (),
+) -> Dataset:
+    """Decode all images and join them with their labels.
+
+    Args:
+        samples: What was found.
+        disk: Whose thread decodes.
+        name: Short name of the data set.
+        source: Sentence for the report.
+        numbers: Class number of each label; without it they follow from the labels.
+        class_names: Names of the classes; without `numbers`, only for labels that are numbers.
+
+    Raises:
+        DataError: Nothing is left to train or to test with, too many images are damaged, or, unless the
+            damage is to be skipped, one is.
+    """
+    if numbers is None:
+        numbers, names = number_classes(sample.label for sample in samples.all)
+        class_names = names or class_names
+    known = _labelled(samples, numbers)
+    headers = await _headers(known, samples.damage, disk)
+    if not headers:
+        raise DataError(f"{samples.origin} holds no image" + _first(samples.damage))
+    sizes = Counter(header.size for _, header in headers)
+    size = max(sizes, key=lambda size: (sizes[size], size))
+    channels = 1 if all(header.is_grey for _, header in headers) else 3
+    limits.check_total(len(headers) * size[0] * size[1] * channels, samples.origin)
+    arrays = []
+    for split in SPLITS:
+        chosen = [sample for sample, _ in headers if sample.split == split]
+        images, kept = await _decoded(chosen, size, channels, samples.damage, disk)
+        arrays.append((images, np.array([numbers[sample.label] for sample in kept], np.int64)))
+    check_counts(len(arrays[0][1]), len(arrays[1][1]), samples.damage, samples.origin)
+    fitted = len(headers) - sizes[size]
+    return make_dataset(
+        name=name,
+        source=say(source, samples.damage, fitted=fitted, size=size),
+        train=arrays[0],
+        test=arrays[1],
+        origins=origins_of(samples.origin),
+        class_names=class_names,
+        damaged=samples.damage.sentences(),
+    )
+
+
+def say(source: str, damage: Damage, *, fitted: int = 0, size: tuple[int, int] = (0, 0)) -> str:
+    """Return the sentence on where a data set is from, with what was done to it."""
+    if fitted:
+        source += f"; {fitted} images of other sizes were fitted to {size[0]}x{size[1]}"
+    if damage.count:
+        source += f"; {damage.count} were damaged and left out"
+    return source
+
+
+def check_counts(train: int, test: int, damage: Damage, origin: str) -> None:
+    """Refuse a data set that is too damaged, or without images to train or to test with.
+
+    Raises:
+        DataError: It is.
+    """
+    damage.check(train + test, origin)
+    for split, images in zip(SPLITS, (train, test), strict=True):
+        if not images:
+            raise DataError(
+                f"{origin}: none of its {train + test} images is left for the {split} set; add images, or "
+                "name the files or folders train and test"
+            )
+
+
+def origins_of(origin: str) -> tuple[str, str, str, str]:
+    """What to call the four arrays of a data set in an error."""
+    train, test = f"{origin}, train set", f"{origin}, test set"
+    return f"{train}, images", f"{train}, labels", f"{test}, images", f"{test}, labels"
+
+
+def name_of(path: Path) -> str:
+    """Return the short name of a data set at a path."""
+    return path.stem or "data"
+
+
+def _first(damage: Damage) -> str:
+    sentences = damage.sentences()
+    return f": {sentences[0]}" if sentences else ""
+
+
+def _labelled(samples: Samples, numbers: Mapping[str, int]) -> list[Sample]:
+    known = []
+    for sample in samples.all:
+        if sample.label in numbers:
+            known.append(sample)
+        else:
+            expected = "a name" if any(not label.isdigit() for label in numbers) else "a class number from 0"
+            samples.damage.note(f"{sample.origin} has the label {sample.label[:80]!r}, expected {expected}")
+    return known
+
+
+async def _headers(samples: list[Sample], damage: Damage, disk: Disk) -> list[tuple[Sample, Header]]:
+    headers: list[tuple[Sample, Header]] = []
+
+    def read(sample: Sample) -> None:
+        headers.append((sample, read_header(sample.data, sample.origin)))
+
+    await _each(samples, read, damage, disk)
+    return headers
+
+
+async def _decoded(
+    samples: list[Sample], size: tuple[int, int], channels: int, damage: Damage, disk: Disk
+) -> tuple[NDArray[np.uint8], list[Sample]]:
+    """Return the images that could be decoded, shape (N, C, H, W), and which they are."""
+    images = np.empty((len(samples), channels, size[1], size[0]), np.uint8)
+    kept: list[Sample] = []
+
+    def read(sample: Sample) -> None:
+        images[len(kept)] = decode(sample.data, sample.origin, size=size, channels=channels)
+        kept.append(sample)
+
+    await _each(samples, read, damage, disk)
+    return images[: len(kept)], kept
+
+
+async def _each(
+    samples: list[Sample], function: Callable[[Sample], None], damage: Damage, disk: Disk
+) -> None:
+    """Call a function for each sample on the disk's thread; what it refuses is damaged."""
+
+    def some(first: int) -> None:
+        for sample in samples[first : first + AT_A_TIME]:
+            try:
+                function(sample)
+            except DataError as error:
+                damage.note(str(error))
+
+    for first in range(0, len(samples), AT_A_TIME):
+        await disk.run(some, first)

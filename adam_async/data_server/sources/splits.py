@@ -1,0 +1,53 @@
+"""Pure: which files and images train, and which test."""
+
+import re
+from collections.abc import Sequence
+from hashlib import sha256
+from typing import Literal
+
+from adam_async.errors import DataError
+
+Split = Literal["train", "test"]
+SPLITS: tuple[Split, ...] = ("train", "test")
+
+ONE_IN = 5
+"""Without a test set of its own, a data set gives one image in so many to it."""
+
+WORD = re.compile(r"(train|test|val)(?:ing|idation)?(?![a-z])", re.IGNORECASE)
+
+
+def split_of_image(name: str) -> Split:
+    """Say whether an image tests or trains, by a hash of its name: the same whatever is added."""
+    digest = sha256(name.encode("utf-8", "surrogateescape")).digest()
+    return "test" if int.from_bytes(digest[:4], "big") % ONE_IN == 0 else "train"
+
+
+def split_files(names: Sequence[str], origin: str) -> list[tuple[str, Split | None]]:
+    """Say of each file whether its images train or test, by the word that its name begins with.
+
+    Args:
+        names: Names such as ``train-0001.tar``, ``test.csv`` or ``validation-00000-of-00001.parquet``.
+        origin: What to call their folder in an error.
+
+    Returns:
+        The files to read, each with its split; None where the images are to be split by their own names,
+        because no file, or not one for both, says so. With both, ``val`` is left out beside ``test``.
+
+    Raises:
+        DataError: Some files say what they are for, but not all.
+    """
+    words = {name: found[1].lower() if (found := WORD.match(name)) else "" for name in names}
+    held_out = "test" if "test" in words.values() else "val"
+    if not {"train", held_out} <= set(words.values()):
+        return [(name, None) for name in names]
+    unclear = [name for name, word in words.items() if not word]
+    if unclear:
+        raise DataError(
+            f"{origin}: is {unclear[0]} for training or for testing? "
+            "Let all names begin with train, test or val, or none"
+        )
+    return [
+        (name, "train" if word == "train" else "test")
+        for name, word in words.items()
+        if word in ("train", held_out)
+    ]

@@ -1,0 +1,226 @@
+"""CSV tables: a row for each image, with its pixels or with the path of an image file.
+
+    label,pixel0,pixel1,...         values 0 to 255, row by row; the image is square and grey, unless the
+                                    first line says otherwise: # shape: 3,32,32 (channels, rows, columns)
+    path,label                      files below the folder of the table
+
+``train.csv`` and ``test.csv`` say what their images are for; of a single table, one row in five tests: by a
+hash of its number, or of its path.
+"""
+
+import csv
+import io
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import isqrt, prod
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adam_async.data_server.dataset import Dataset, make_dataset
+from adam_async.data_server.sources import limits
+from adam_async.data_server.sources.damage import Damage
+from adam_async.data_server.sources.files import read_file, read_image
+from adam_async.data_server.sources.labels import number_classes
+from adam_async.data_server.sources.pictures import require_pillow
+from adam_async.data_server.sources.samples import Sample, Samples, assemble, check_counts, origins_of, say
+from adam_async.data_server.sources.splits import SPLITS, Split, split_of_image
+from adam_async.errors import DataError
+from adam_async.ports import Disk
+
+ROWS_AT_A_TIME = 4096
+SHAPE = re.compile(rb"#\s*shape\s*[:=]\s*(\d{1,5}(?:\s*[,x]\s*\d{1,5}){1,2})\s*")
+PIXELS = re.compile(rb"\d{1,3}(?:,\d{1,3})*")
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The lines of a table, and what its header says of them."""
+
+    origin: str
+    lines: list[bytes]
+    first_line: int
+    """Number of the first of `lines` in the file, from 1."""
+    columns: list[str]
+    shape: tuple[int, ...]
+    """(channels, rows, columns) of the pixels of a row; empty where rows name files."""
+    split: Split | None
+
+
+async def load_tables(
+    files: list[tuple[Path, Split | None]], disk: Disk, *, name: str, origin: str, source: str, damage: Damage
+) -> Dataset:
+    """Load one or more tables.
+
+    Args:
+        files: The tables, each with what its images are for; None to split its rows.
+        disk: Reads and decodes.
+        name: Short name of the data set.
+        origin: What to call it in an error.
+        source: Sentence for the report.
+        damage: Where damaged rows go.
+
+    Raises:
+        DataError: A header that is not understood, tables that do not fit each other, or too much damage.
+    """
+    tables = [
+        await disk.run(parse_header, await read_file(path, disk), str(path), split) for path, split in files
+    ]
+    if len({table.shape for table in tables}) > 1:
+        raise DataError(
+            f"{tables[0].origin} has images of {tables[0].shape or 'files'}, {tables[1].origin} of "
+            f"{tables[1].shape or 'files'}; all tables must be of one kind and shape"
+        )
+    if tables[0].shape:
+        return await _from_pixels(tables, disk, name=name, origin=origin, source=source, damage=damage)
+    require_pillow()
+    samples = Samples(origin, damage)
+    for (path, _), table in zip(files, tables, strict=True):
+        await _add_files(samples, table, path.parent, disk)
+    return await assemble(samples, disk, name=name, source=source)
+
+
+def parse_header(data: bytes, origin: str, split: Split | None) -> Table:
+    """Return the lines of a table, and what its header says.
+
+    Raises:
+        DataError: The header is missing or not understood, or there are too many rows.
+    """
+    limits.check_members(max(data.count(b"\n"), data.count(b"\r")), origin)
+    lines = data.removeprefix(b"\xef\xbb\xbf").splitlines()
+    said = None
+    first = 0
+    while first < len(lines) and lines[first].startswith(b"#"):
+        said = SHAPE.fullmatch(lines[first]) or said
+        first += 1
+    header = lines[first].decode("utf-8", "replace") if first < len(lines) else ""
+    columns = [column.strip().strip('"').lower() for column in header.split(",")]
+    if {"path", "label"} <= set(columns):
+        shape: tuple[int, ...] = ()
+    elif columns[0] == "label" and len(columns) > 1:
+        shape = _shape(len(columns) - 1, said[1] if said else b"", origin)
+    else:
+        raise DataError(
+            f"{origin} begins with {header[:60]!r}, expected a header: label,pixel0,pixel1,... or path,label"
+        )
+    return Table(origin, lines[first + 1 :], first + 2, columns, shape, split)
+
+
+def _shape(pixels: int, said: bytes, origin: str) -> tuple[int, ...]:
+    if said:
+        axes = [int(axis) for axis in re.split(rb"[,x]", said)]
+        shape = (1, *axes) if len(axes) == 2 else tuple(axes)
+        if prod(shape) != pixels:
+            raise DataError(f"{origin} has {pixels} pixels in a row, but says that its shape is {shape}")
+        return shape
+    side = isqrt(pixels)
+    if side * side != pixels:
+        raise DataError(
+            f"{origin} has {pixels} pixels in a row, which is no square; "
+            "let its first line say '# shape: channels,rows,columns'"
+        )
+    return 1, side, side
+
+
+async def _from_pixels(
+    tables: list[Table], disk: Disk, *, name: str, origin: str, source: str, damage: Damage
+) -> Dataset:
+    shape = tables[0].shape
+    rows = sum(len(table.lines) for table in tables)
+    limits.check_total(rows * prod(shape), origin)
+    images = np.empty((rows, prod(shape)), np.uint8)
+    found: list[tuple[str, str, Split]] = []
+
+    def read(table: Table, index: int) -> None:
+        line = table.lines[index].strip()
+        where = f"{table.origin}, line {table.first_line + index}"
+        label, _, pixels = line.partition(b",")
+        images[len(found)] = _pixels(pixels, prod(shape), where)
+        text = _text(label, where).strip().strip('"')
+        found.append((where, text, table.split or split_of_image(str(index))))
+
+    for table in tables:
+        await _each_line(table, read, damage, disk)
+    numbers, class_names = number_classes(label for _, label, _ in found)
+    for where, label, _ in found:
+        if label not in numbers:
+            damage.note(f"{where} has the label {label[:80]!r}, expected a class number from 0, or a name")
+    arrays = []
+    for split in SPLITS:
+        chosen = [i for i, (_, label, of) in enumerate(found) if of == split and label in numbers]
+        labels = np.array([numbers[found[i][1]] for i in chosen], np.int64)
+        arrays.append((images[chosen].reshape(-1, *shape), labels))
+    check_counts(len(arrays[0][1]), len(arrays[1][1]), damage, origin)
+    return make_dataset(
+        name=name,
+        source=say(source, damage),
+        train=arrays[0],
+        test=arrays[1],
+        origins=origins_of(origin),
+        class_names=class_names,
+        damaged=damage.sentences(),
+    )
+
+
+def _pixels(text: bytes, count: int, where: str) -> NDArray[np.int64]:
+    if not PIXELS.fullmatch(text):
+        raise DataError(f"{where} holds something else than pixels from 0 to 255, or is cut short")
+    values = np.fromstring(text, np.int64, sep=",")
+    if len(values) != count:
+        raise DataError(f"{where} has {len(values)} pixels, expected {count}")
+    if values.max() > 255:
+        raise DataError(f"{where} has a pixel of {values.max()}, expected 0 to 255")
+    return values
+
+
+async def _add_files(samples: Samples, table: Table, folder: Path, disk: Disk) -> None:
+    """Add the images that the rows of a table name."""
+    rows: list[tuple[str, str]] = []
+
+    def read(table: Table, index: int) -> None:
+        where = f"{table.origin}, line {table.first_line + index}"
+        try:
+            fields = next(csv.reader(io.StringIO(_text(table.lines[index], where))))
+        except csv.Error as error:
+            raise DataError(f"{where} cannot be read ({error})") from None
+        if len(fields) != len(table.columns):
+            raise DataError(f"{where} has {len(fields)} fields, expected {len(table.columns)}")
+        row = dict(zip(table.columns, fields, strict=True))
+        name = row["path"].strip()
+        path = PurePosixPath(name)
+        if not name or path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name:
+            raise DataError(f"{where} names {name!r}, expected the path of a file inside {folder}")
+        rows.append((name, row["label"].strip()))
+
+    await _each_line(table, read, samples.damage, disk)
+    for name, label in rows:
+        data = await read_image(folder / name, disk, samples.damage)
+        if data is not None:
+            samples.add(Sample(str(folder / name), data, label, table.split or split_of_image(name)))
+
+
+async def _each_line(
+    table: Table, function: Callable[[Table, int], None], damage: Damage, disk: Disk
+) -> None:
+    """Call a function for the index of each line, on the disk's thread; what it refuses is damaged."""
+
+    def some(first: int) -> None:
+        for index in range(first, min(first + ROWS_AT_A_TIME, len(table.lines))):
+            if not table.lines[index].strip():
+                continue
+            try:
+                function(table, index)
+            except DataError as error:
+                damage.note(str(error))
+
+    for first in range(0, len(table.lines), ROWS_AT_A_TIME):
+        await disk.run(some, first)
+
+
+def _text(data: bytes, where: str) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise DataError(f"{where} is not UTF-8 ({error.reason})") from None
