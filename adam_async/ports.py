@@ -18,14 +18,17 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 import shutil
 import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from email.message import Message
+from http import HTTPStatus
 from pathlib import Path
 from typing import IO, Any, Protocol, TypeVar, TypeVarTuple
 
@@ -45,6 +48,11 @@ Entropy = Callable[[int], bytes]
 """Return that many unpredictable bytes: nonces, session ids, incarnations. Never used for training."""
 
 FETCH_CHUNK_BYTES = 1 << 18
+
+FETCH_AHEAD = 4
+"""Pieces of a download that may wait for whoever takes them; then its thread waits too."""
+
+CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-[0-9]{1,18}/([0-9]{1,18}|\*)")
 
 
 def system_clock() -> Clock:
@@ -194,6 +202,16 @@ class Disk:
         self._written_bytes += written
         return written
 
+    async def write_from(self, path: Path, offset: int, data: Part) -> None:
+        """Continue a file that holds `offset` bytes, or begin it anew with offset 0. Not forced down.
+
+        Raises:
+            OSError: It holds more or fewer bytes than that: somebody else writes it too.
+        """
+        await self.run(_write_from, path, offset, data)
+        self._writes += 1
+        self._written_bytes += memoryview(data).nbytes
+
     async def sync_folder(self, folder: Path) -> None:
         """Force down which files a folder holds."""
         await self.run(_force_folder, folder)
@@ -249,6 +267,16 @@ def _force_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def _write_from(path: Path, offset: int, data: Part) -> None:
+    with open(path, "ab") as file:
+        if offset == 0:
+            file.truncate(0)
+        held = file.seek(0, os.SEEK_END)
+        if held != offset:
+            raise OSError(f"{path} holds {held} bytes instead of {offset}; does another program write it?")
+        file.write(data)
+
+
 def _remove_folder(folder: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         shutil.rmtree(folder)
@@ -258,69 +286,112 @@ def _remove_if_there(path: Path) -> None:
     path.unlink(missing_ok=True)
 
 
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Neighbouring bytes of what is at a URL."""
+
+    offset: int
+    """Of its first byte in the whole."""
+    data: bytes
+    total: int | None
+    """Bytes of the whole, as far as the server says."""
+
+
 class Fetch(Protocol):
-    """The download port: return what is at a URL."""
+    """The download port: what is at a URL, piece by piece."""
 
-    async def __call__(self, url: str, *, timeout_s: float, limit_bytes: int) -> bytes:
-        """Raise OSError when the URL cannot be read within the time and the limit."""
+    def __call__(self, url: str, *, timeout_s: float, start: int = 0) -> AsyncGenerator[Piece, None]:
+        """Ask for the bytes from `start` on; raise OSError where the URL cannot be read to its end.
+
+        A server may begin at byte 0 all the same: the pieces say where they belong. They follow one another
+        without a gap. Each may take `timeout_s`, the first with connecting. Close the generator
+        (`contextlib.aclosing`).
+        """
 
 
-async def fetch_url(url: str, *, timeout_s: float, limit_bytes: int) -> bytes:
-    """Return what is at an http or https URL, by the system's proxy settings and certificates.
+async def fetch_url(url: str, *, timeout_s: float, start: int = 0) -> AsyncGenerator[Piece, None]:
+    """Yield what is at an http or https URL, by the system's proxy settings and certificates.
 
     Args:
         url: Where.
-        timeout_s: Deadline for the whole answer, connecting included.
-        limit_bytes: Largest answer accepted.
+        timeout_s: Deadline for connecting and the first piece, and again for each piece.
+        start: First byte wanted. Where there is none the whole comes, from byte 0 on.
 
     Raises:
-        OSError: No connection, an error status, more than `limit_bytes`, or the deadline passed
-            (`TimeoutError`). Cancelling returns at once; the thread ends at its next chunk.
+        OSError: No connection, an error status, fewer bytes than the server had said, or the deadline passed
+            (`TimeoutError`). Closing returns at once; the thread ends at its next piece, or its deadline.
     """
     loop = asyncio.get_running_loop()
-    answer: asyncio.Future[bytes] = loop.create_future()
+    arrived: asyncio.Queue[Piece | OSError | None] = asyncio.Queue()
+    room = threading.Semaphore(FETCH_AHEAD)
     abandoned = threading.Event()
 
-    def finish(data: bytes | None, error: Exception | None) -> None:
-        if answer.done():
-            return
-        if error is not None:
-            answer.set_exception(error)
-        else:
-            answer.set_result(data or b"")
+    def tell(news: Piece | OSError | None) -> None:
+        # The loop may have closed since it lost interest; then nobody waits for it.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(arrived.put_nowait, news)
 
     def work() -> None:
-        data, error = None, None
+        error: OSError | None = None
         try:
-            data = _read_url(url, timeout_s, limit_bytes, abandoned)
+            with contextlib.closing(_read_url(url, timeout_s, start)) as pieces:
+                for piece in pieces:
+                    tell(piece)
+                    room.acquire()
+                    if abandoned.is_set():
+                        return
         except Exception as failure:
             error = failure if isinstance(failure, OSError) else OSError(f"{url}: {failure!r}")
-        # The loop may have closed since it lost interest; then nobody waits for the answer.
-        with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(finish, data, error)
+        tell(error)
 
     threading.Thread(target=work, name=f"fetch {url}", daemon=True).start()
     try:
-        async with asyncio.timeout(timeout_s):
-            return await answer
+        while True:
+            async with asyncio.timeout(timeout_s):
+                news = await arrived.get()
+            if news is None:
+                return
+            if isinstance(news, OSError):
+                raise news
+            yield news
+            room.release()
     finally:
         abandoned.set()
+        room.release()
 
 
-def _read_url(url: str, timeout_s: float, limit_bytes: int, abandoned: threading.Event) -> bytes:
+def _read_url(url: str, timeout_s: float, start: int) -> Generator[Piece, None, None]:
+    with _answer(url, timeout_s, start) as response:
+        offset, total = _extent(url, response.headers)
+        while data := response.read1(FETCH_CHUNK_BYTES):
+            yield Piece(offset, data, total)
+            offset += len(data)
+    if total is not None and offset < total:
+        raise OSError(f"{url} breaks off after {offset} of {total} bytes")
+
+
+def _answer(url: str, timeout_s: float, start: int) -> Any:
     if not url.startswith(("http://", "https://")):
         raise OSError(f"{url} is neither http nor https")
-    parts: list[bytes] = []
-    size = 0
+    request = urllib.request.Request(url, headers={"Range": f"bytes={start}-"} if start else {})
     try:
-        response = urllib.request.urlopen(url, timeout=timeout_s)
+        return urllib.request.urlopen(request, timeout=timeout_s)
     except urllib.error.HTTPError as answer:
         answer.close()
+        if start and answer.code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+            return _answer(url, timeout_s, 0)
         raise OSError(f"{url} answers {answer.code} {answer.reason}") from None
-    with response:
-        while not abandoned.is_set() and (part := response.read1(FETCH_CHUNK_BYTES)):
-            parts.append(part)
-            size += len(part)
-            if size > limit_bytes:
-                raise OSError(f"{url} sends more than the {limit_bytes} bytes expected")
-    return b"".join(parts)
+    except urllib.error.URLError as error:
+        raise error.reason if isinstance(error.reason, OSError) else OSError(f"{url}: {error}") from None
+
+
+def _extent(url: str, headers: Message) -> tuple[int, int | None]:
+    """Where an answer begins, and of how many bytes the whole is: by its range, or else its length."""
+    stated = headers.get("Content-Range")
+    if stated is None:
+        length = headers.get("Content-Length", "")
+        return 0, int(length) if length.isdecimal() else None
+    found = CONTENT_RANGE.fullmatch(stated.strip())
+    if found is None:
+        raise OSError(f"{url} answers with the range {stated[:80]!r}, expected bytes FIRST-LAST/TOTAL")
+    return int(found[1]), None if found[2] == "*" else int(found[2])

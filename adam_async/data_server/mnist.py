@@ -1,19 +1,11 @@
-"""MNIST: its four files, what they must contain, and how they are fetched.
+"""MNIST and Fashion-MNIST: their four files, what they must contain, and where they are published."""
 
-Checksums are of the unpacked *content*: mirrors and archives carry the same content compressed differently,
-so that a checksum of the compressed file would refuse good copies.
-
-All mirrors are asked at once for the smallest file; the first that delivers it serves the rest. A machine
-without network thus knows after `connect_timeout_s` at the latest, however many mirrors there are.
-"""
-
-import asyncio
-import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from adam_async.data_server.idx import gunzip
-from adam_async.errors import DataError
+from adam_async.data_server.dataset import Dataset, make_dataset
+from adam_async.data_server.downloads import Patience, RemoteFile, RemoteSet, download
+from adam_async.data_server.idx import parse_idx
 from adam_async.ports import Disk, Fetch
 
 TRAIN_IMAGES = "train-images-idx3-ubyte"
@@ -36,8 +28,44 @@ MIRRORS = (
     "https://storage.googleapis.com/cvdf-datasets/mnist",
 )
 
+FASHION = RemoteSet(
+    name="Fashion-MNIST",
+    mirrors=(
+        "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion",
+        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
+    ),
+    files=tuple(
+        RemoteFile(name=f"{stem}.gz", checksum=f"md5:{md5}", limit_bytes=32 << 20)
+        for stem, md5 in (
+            (TEST_LABELS, "bb300cfdad3c16e7a12a480ee83cd310"),
+            (TEST_IMAGES, "bef4ecab320f06d8554ea6380940ec79"),
+            (TRAIN_LABELS, "25c81989df183df01b3e8a0aad5dffbe"),
+            (TRAIN_IMAGES, "8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
+        )
+    ),
+)
+"""Clothes in the format of MNIST, with the checksums of the files that their publisher gives."""
+
 FILE_LIMIT_BYTES = 16 << 20
 """No file of MNIST is larger than 10 MB compressed."""
+
+
+def mnist(mirrors: tuple[str, ...] = MIRRORS, checksums: Mapping[str, str] | None = None) -> RemoteSet:
+    """MNIST, checked by its content."""
+    known = SHA256 if checksums is None else checksums
+    return RemoteSet(
+        name="MNIST",
+        mirrors=mirrors,
+        files=tuple(
+            RemoteFile(
+                name=f"{stem}.gz",
+                checksum=f"sha256:{known[stem]}",
+                of_content=True,
+                limit_bytes=FILE_LIMIT_BYTES,
+            )
+            for stem in (TEST_LABELS, TEST_IMAGES, TRAIN_LABELS, TRAIN_IMAGES)
+        ),
+    )
 
 
 async def download_mnist(
@@ -46,66 +74,45 @@ async def download_mnist(
     disk: Disk,
     fetch: Fetch,
     mirrors: tuple[str, ...] = MIRRORS,
-    checksums: Mapping[str, str] = SHA256,
+    checksums: Mapping[str, str] | None = None,
     connect_timeout_s: float = 5.0,
     transfer_timeout_s: float = 120.0,
 ) -> str:
-    """Fetch MNIST into `folder`, checked, and return the mirror it came from.
+    """Fetch what is missing of MNIST into `folder`, checked, and return the mirror that served last.
 
-    Cancelling leaves whole files only; a later call fetches all four again.
+    Args:
+        folder: Where the files are kept; what came of one that broke off is continued.
+        disk: Reads and writes them.
+        fetch: The download port.
+        mirrors: Base addresses, tried in turn.
+        checksums: SHA-256 of each file's content; by default those of `SHA256`.
+        connect_timeout_s: How long, for all mirrors together, the first bytes may take.
+        transfer_timeout_s: How long each file may take.
 
     Raises:
-        DataError: No mirror answered in time, or one sent something else; says what each mirror did.
+        DataError: No mirror answered in time, or each sent something else; says what each mirror did.
+        OSError: The folder cannot be read or written.
     """
-    first = TEST_LABELS
-    mirror, content = await _fastest(mirrors, first, checksums[first], fetch, connect_timeout_s)
-    await disk.write_atomic(folder / f"{first}.gz", [content])
-    for stem in (TEST_IMAGES, TRAIN_LABELS, TRAIN_IMAGES):
-        try:
-            content = await _fetch_checked(mirror, stem, checksums[stem], fetch, transfer_timeout_s)
-        except OSError as error:
-            raise DataError(f"{mirror} broke off at {stem} ({_reason(error)}); try again") from None
-        await disk.write_atomic(folder / f"{stem}.gz", [content])
-    return mirror
+    patience = Patience(
+        connect_s=connect_timeout_s, stall_s=min(30.0, transfer_timeout_s), file_s=transfer_timeout_s
+    )
+    return await download(mnist(mirrors, checksums), folder, disk=disk, fetch=fetch, patience=patience)
 
 
-async def _fastest(
-    mirrors: tuple[str, ...], stem: str, checksum: str, fetch: Fetch, timeout_s: float
-) -> tuple[str, bytes]:
-    """Ask all mirrors for one file; return the first that delivers it, and the file."""
-    failures: dict[str, str] = {}
-    winner: list[tuple[str, bytes]] = []
+def parse_four(contents: Sequence[bytes], origins: Sequence[str], *, name: str, source: str) -> Dataset:
+    """Return the data set in four files of MNIST's format, in the order of `STEMS`.
 
-    async def ask(mirror: str) -> None:
-        try:
-            content = await _fetch_checked(mirror, stem, checksum, fetch, timeout_s)
-        except (OSError, DataError) as error:
-            failures[mirror] = _reason(error)
-            return
-        winner.append((mirror, content))
-        for task in asking:
-            task.cancel()
-
-    asking: list[asyncio.Task[None]] = []
-    async with asyncio.TaskGroup() as group:
-        asking += [group.create_task(ask(mirror), name=f"ask {mirror}") for mirror in mirrors]
-    if not winner:
-        raise DataError("; ".join(f"{mirror}: {failures[mirror]}" for mirror in mirrors) or "no mirrors")
-    return winner[0]
-
-
-async def _fetch_checked(mirror: str, stem: str, checksum: str, fetch: Fetch, timeout_s: float) -> bytes:
-    url = f"{mirror}/{stem}.gz"
-    content = await fetch(url, timeout_s=timeout_s, limit_bytes=FILE_LIMIT_BYTES)
-    found = hashlib.sha256(gunzip(content, url)).hexdigest()
-    if found != checksum:
-        raise DataError(
-            f"{url} does not contain {stem} of MNIST (SHA-256 {found[:12]}..., expected {checksum[:12]}...)"
-        )
-    return content
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, TimeoutError):
-        return "no answer in time"
-    return str(getattr(error, "reason", None) or error)
+    Raises:
+        DataError: One is damaged or of the wrong kind, or they do not belong together.
+    """
+    train_images, train_labels, test_images, test_labels = (
+        parse_idx(content, origin, axes=axes)
+        for content, origin, axes in zip(contents, origins, (3, 1, 3, 1), strict=True)
+    )
+    return make_dataset(
+        name=name,
+        source=source,
+        train=(train_images, train_labels),
+        test=(test_images, test_labels),
+        origins=(origins[0], origins[1], origins[2], origins[3]),
+    )
