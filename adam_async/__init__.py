@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from adam_async.config import Config, Waits, make_config
     from adam_async.data_server.dataset import Dataset, make_dataset
     from adam_async.data_server.datasets import load as load_dataset
+    from adam_async.data_server.objects import from_object
+    from adam_async.data_server.synthetic import synthetic
     from adam_async.errors import (
         AdamError,
         ConfigError,
@@ -55,10 +57,12 @@ __all__ = [
     "ShardUnavailable",
     "Timeline",
     "Waits",
+    "from_object",
     "load_checkpoint",
     "load_dataset",
     "make_config",
     "make_dataset",
+    "synthetic",
 ]
 
 _HOMES = {
@@ -69,6 +73,8 @@ _HOMES = {
     "config": ("Config", "Waits", "make_config"),
     "data_server.dataset": ("Dataset", "make_dataset"),
     "data_server.datasets": ("load_dataset",),
+    "data_server.objects": ("from_object",),
+    "data_server.synthetic": ("synthetic",),
     "run_result": ("EpochResult", "RunResult"),
     "errors": (
         "AdamError",
