@@ -1,26 +1,79 @@
-"""Loading data on behalf of a user: where their cache is, and what ADAM_DATA_DIR says."""
+"""Loading data on behalf of a user: where their cache is, what ADAM_DATA_DIR says, how a download goes."""
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
+
+from adam_async.cli_terminal import Terminal
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.datasets import load
+from adam_async.data_server.downloads import watched
 from adam_async.ports import Disk, fetch_url
 
 
 async def load_data(source: str, disk: Disk, environment: Mapping[str, str]) -> Dataset:
     """Load a data set as `data_server.datasets.load` does, with downloads kept in the user's cache.
 
+    Downloads show on stderr while they go.
+
     Raises:
         DataError: The source is missing or damaged.
     """
-    return await load(
-        source,
-        disk,
-        fetch=fetch_url,
-        data_dir=data_folder(environment),
-        cache_dir=cache_folder(environment),
-    )
+    with Downloads(Terminal().err) as downloads:
+        return await load(
+            source,
+            disk,
+            fetch=watched(fetch_url, downloads.on_bytes),
+            data_dir=data_folder(environment),
+            cache_dir=cache_folder(environment),
+        )
+
+
+class Downloads:
+    """Shows downloads from their first bytes on: a bar for each on a terminal, one line for each elsewhere.
+
+    Leaving the block takes the bars away.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        # Drawn with each piece that arrives: no thread is needed.
+        self._bars = Progress(
+            TextColumn("downloading {task.description}"),
+            BarColumn(),
+            DownloadColumn(),
+            TransferSpeedColumn(),
+            console=console,
+            auto_refresh=False,
+            transient=True,
+        )
+        self._known: dict[str, TaskID] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bars.live.is_started:
+            self._bars.stop()
+
+    def on_bytes(self, url: str, done: int, total: int | None) -> None:
+        """Take in that `done` bytes of a URL are there, of `total`, if that is known."""
+        if url not in self._known:
+            self._known[url] = self._bars.add_task(url, total=total)
+            if self._console.is_terminal:
+                self._bars.start()
+            else:
+                size = "" if total is None else f" ({total / 1e6:.1f} MB)"
+                self._console.print(f"downloading {url}{size}")
+        self._bars.update(self._known[url], completed=done, total=total)
+        if self._console.is_terminal:
+            self._bars.refresh()
 
 
 def data_folder(environment: Mapping[str, str]) -> Path | None:
