@@ -71,7 +71,7 @@ def numpy_noisy(images: Pixels, words: Words, factor: int) -> Pixels:
     """
     n, size = images.shape
     halves = np.stack([words & np.uint64(0xFFFFFFFF), words >> np.uint64(32)], axis=-1)
-    halves = halves.reshape(n, -1)[:, :size]
+    halves = halves.reshape(n, 2 * words.shape[1])[:, :size]
     total = np.full((n, size), -510, np.int64)
     for byte in range(4):
         total += ((halves >> np.uint64(8 * byte)) & np.uint64(255)).astype(np.int64)

@@ -1,0 +1,69 @@
+"""Compiled kernels make the bytes of NumPy's."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from adam_async.data_server.transforms.resample import Spline
+from adam_async.data_server.transforms.stage import kernels_of
+from adam_async.dice import Dice
+
+NUMPY = kernels_of("numpy")
+SEEDS = st.integers(0, 1000)
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    pytest.importorskip("numba")
+    return kernels_of("numba")
+
+
+def longs(name, shape, most, seed):
+    words = Dice(seed).bits(name, count=int(np.prod(shape))).reshape(shape)
+    return (words % np.uint64(2 * most + 1)).astype(np.int64) - most
+
+
+@given(seed=SEEDS, n=st.integers(0, 9), m=st.integers(0, 9))
+@settings(deadline=None)
+def test_random_words_are_equal(compiled, seed, n, m):
+    keys = Dice(seed).bits("keys", count=2 * m).reshape(m, 2)
+    blocks = Dice(seed).bits("blocks", count=n * m).reshape(n, m)
+
+    np.testing.assert_array_equal(compiled.philox(keys, blocks), NUMPY.philox(keys, blocks))
+
+
+@given(
+    seed=SEEDS,
+    n=st.integers(0, 3),
+    shape=st.tuples(st.integers(1, 3), st.integers(1, 9), st.integers(1, 9)),
+    sizes=st.tuples(st.integers(1, 9), st.integers(1, 9)),
+    cells=st.integers(0, 5),
+    far=st.sampled_from([1 << 16, 1 << 20, 1 << 40]),
+    repeat=st.booleans(),
+)
+@settings(deadline=None)
+def test_images_are_resampled_to_equal_bytes_however_far_away(
+    compiled, seed, n, shape, sizes, cells, far, repeat
+):
+    images = Dice(seed).bits("pixels", count=n * int(np.prod(shape))).astype(np.uint8).reshape(n, *shape)
+    maps = longs("maps", (n, 6), far, seed)
+    points = cells + 3 if cells else 0
+    controls = longs("controls", (n, 2, points, points), 1 << 18, seed)
+    down, across = Spline.of(sizes[0], cells or 1), Spline.of(sizes[1], cells or 1)
+    made = np.zeros((2, n, shape[0], *sizes), np.uint8)
+
+    for out, kernels in zip(made, (NUMPY, compiled), strict=True):
+        kernels.resample(images, maps, controls, down, across, repeat, out)
+
+    np.testing.assert_array_equal(*made)
+
+
+@given(seed=SEEDS, n=st.integers(0, 4), size=st.integers(1, 20), factor=st.integers(0, 1 << 20))
+@settings(deadline=None)
+def test_noise_is_equal(compiled, seed, n, size, factor):
+    images = Dice(seed).bits("pixels", count=n * size).astype(np.uint8).reshape(n, size)
+    words = Dice(seed).bits("words", count=n * (size + 1) // 2 * 2)[: n * ((size + 1) // 2)]
+    words = words.reshape(n, (size + 1) // 2)
+
+    np.testing.assert_array_equal(compiled.noisy(images, words, factor), NUMPY.noisy(images, words, factor))
