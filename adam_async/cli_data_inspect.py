@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from adam_async.augmenting import steps_for
 from adam_async.cli_data import cache_folder, data_folder
 from adam_async.cli_data_options import InspectOptions
 from adam_async.cli_terminal import Terminal
@@ -15,7 +16,7 @@ from adam_async.cli_train import check_no_folder, make_folder, read_file
 from adam_async.contact_sheet import contact_sheet, sheet_rows
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.datasets import load
-from adam_async.data_server.transforms.recipe import Recipe, default_steps, read_steps
+from adam_async.data_server.transforms.recipe import Recipe, read_steps
 from adam_async.errors import ConfigError
 from adam_async.png import png_bytes
 from adam_async.ports import Disk, fetch_url
@@ -24,8 +25,6 @@ MOST_SAMPLES, MOST_CLASSES = 256, 1024
 
 _AT_ONCE = 1024
 """Images that are counted together; counting takes eight times their bytes."""
-
-Steps = Sequence[Mapping[str, Any]]
 
 
 async def run_inspection(
@@ -52,13 +51,12 @@ async def run_inspection(
             data_dir=data_folder(environment),
             cache_dir=cache_folder(environment),
         )
-        steps = _steps(options, text, dataset.image_shape)
-        recipe = Recipe.of(steps, dataset.image_shape) if steps is not None else None
         found = await disk.run(describe, dataset)
-        if recipe is not None:
-            found["transforms"] = {"steps": steps, "shape": list(recipe.output_shape)}
+        if text is not None or options.augment:
+            asked = read_steps(text, str(options.transforms)) if text is not None else None
+            found["transforms"] = steps_for(asked, dataset.image_shape)
         if options.png is not None:
-            data = await disk.run(_draw, dataset, recipe, options)
+            data = await disk.run(_draw, dataset, found["transforms"], options)
             await _write(options.png, data, disk)
     if options.json:
         terminal.say(json.dumps(found, indent=2))
@@ -80,22 +78,14 @@ def _check(options: InspectOptions) -> None:
     for option, value, least in (("--seed", options.seed, 0), ("--epoch", options.epoch, 1)):
         if value < least:
             raise ConfigError(f"{option} must be at least {least}, not {value}")
-    if options.augment and options.transforms is not None:
-        raise ConfigError("--augment takes the default transforms and --transforms those of a file: give one")
     if options.png is not None and options.png.suffix != ".png":
         raise ConfigError(f"--png {options.png}: name a file that ends in .png")
 
 
-def _steps(options: InspectOptions, text: str | None, image_shape: tuple[int, int, int]) -> Steps | None:
-    if text is not None:
-        return read_steps(text, str(options.transforms))
-    return default_steps(image_shape) if options.augment else None
-
-
-def _draw(dataset: Dataset, recipe: Recipe | None, options: InspectOptions) -> bytes:
+def _draw(dataset: Dataset, steps: Sequence[Mapping[str, Any]] | None, options: InspectOptions) -> bytes:
     rows = sheet_rows(
         dataset,
-        recipe,
+        Recipe.of(steps, dataset.image_shape) if steps is not None else None,
         seed=options.seed,
         epoch=options.epoch,
         samples=options.samples,
@@ -169,23 +159,18 @@ def lines(found: Mapping[str, Any], *, classes: int) -> Iterator[str]:
         classes: Most classes that are listed.
     """
     yield f"{found['name']}: {found['source']}"
-    yield f"images of {_size(found['shape'])}"
+    channels, rows, columns = found["shape"]
+    yield f"images of {rows} x {columns} pixels, {channels} channel{'s' if channels > 1 else ''}"
     for part in ("train", "test"):
         yield f"{part:<5} {found[part]['images']:>9,} images, {_ranges(found[part]['channels'])}"
     if found["transforms"] is not None:
-        kinds = ", ".join(step["kind"] for step in found["transforms"]["steps"])
-        yield f"transforms: {kinds}; they make images of {_size(found['transforms']['shape'])}"
+        yield f"transforms: {', '.join(step['kind'] for step in found['transforms']) or 'none'}"
     yield from _classes(found["classes"], classes)
     if found["damaged"]:
         yield "damaged, and left out:"
         yield from (f"  {sentence}" for sentence in found["damaged"])
     else:
         yield "damaged: nothing"
-
-
-def _size(shape: Sequence[int]) -> str:
-    channels, rows, columns = shape
-    return f"{rows} x {columns} pixels, {channels} channel{'s' if channels > 1 else ''}"
 
 
 def _ranges(channels: Sequence[Mapping[str, float]]) -> str:

@@ -21,7 +21,7 @@ class InspectOptions:
     augment: Annotated[bool, _OnlyOn] = False
     """Show one image of each class, and what the default transforms make of it epoch by epoch."""
     transforms: Path | None = None
-    """The same with the transforms of this TOML file."""
+    """The same with the transforms of this TOML file instead."""
     seed: int = 0
     """Seed of the run whose variants are shown."""
     epoch: int = 1

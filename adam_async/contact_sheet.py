@@ -59,8 +59,8 @@ def contact_sheet(rows: Sequence[Sequence[Image]]) -> NDArray[np.uint8]:
     """Lay images out in rows, enlarged by whole pixels to tiles of one size, with thin gaps.
 
     Args:
-        rows: Images of one number of channels. Sizes may differ: smaller ones are centred. Of three and more
-            channels the first three are red, green and blue; of two the first is shown in grey.
+        rows: Images of one shape. Of three and more channels the first three are red, green and blue; of
+            two the first is shown in grey.
 
     Returns:
         Pixels of shape (H, W), grey, or (H, W, 3).
@@ -68,8 +68,7 @@ def contact_sheet(rows: Sequence[Sequence[Image]]) -> NDArray[np.uint8]:
     Raises:
         ConfigError: The sheet would be too large.
     """
-    images = [image for row in rows for image in row]
-    height, width = (max(image.shape[axis] for image in images) for axis in (1, 2))
+    channels, height, width = rows[0][0].shape
     scale = -(-TILE // min(height, width))
     down, across = height * scale + GAP, width * scale + GAP
     size = (len(rows) * down + GAP, max(map(len, rows)) * across + GAP)
@@ -78,12 +77,11 @@ def contact_sheet(rows: Sequence[Sequence[Image]]) -> NDArray[np.uint8]:
             f"a contact sheet of {len(rows)} rows of images of {height} x {width} is {size[0]} x {size[1]} "
             f"pixels large, and may have {MOST_PIXELS}; lower --samples or --classes"
         )
-    colours = 3 if images[0].shape[0] >= 3 else 1
+    colours = 3 if channels >= 3 else 1
     sheet = np.full((*size, colours), BACKGROUND, np.uint8)
     for i, row in enumerate(rows):
         for j, image in enumerate(row):
             tile = image[:colours].transpose(1, 2, 0).repeat(scale, axis=0).repeat(scale, axis=1)
-            top = GAP + i * down + (height - image.shape[1]) * scale // 2
-            left = GAP + j * across + (width - image.shape[2]) * scale // 2
-            sheet[top : top + tile.shape[0], left : left + tile.shape[1]] = tile
+            top, left = GAP + i * down, GAP + j * across
+            sheet[top : top + height * scale, left : left + width * scale] = tile
     return sheet if colours == 3 else sheet[:, :, 0]

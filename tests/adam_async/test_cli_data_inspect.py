@@ -165,10 +165,10 @@ async def test_the_transforms_of_a_file_are_said(tmp_path: Path, capsys: pytest.
 
     options = {"transforms": tmp_path / "steps.toml"}
     told = await inspected(capsys, "digits", **options)
-    found = json.loads(await inspected(capsys, "digits", **options, json=True))
+    found = json.loads(await inspected(capsys, "digits", augment=True, **options, json=True))
 
-    assert "transforms: shift; they make images of 8 x 8 pixels, 1 channel\n" in told
-    assert found["transforms"] == {"steps": [{"kind": "shift", "pixels": 1}], "shape": [1, 8, 8]}
+    assert "transforms: shift\n" in told
+    assert found["transforms"] == [{"kind": "shift", "pixels": 1}]
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,6 @@ async def test_the_transforms_of_a_file_are_said(tmp_path: Path, capsys: pytest.
         ({"epoch": 0}, "--epoch must be at least 1, not 0"),
         ({"seed": -1}, "--seed must be at least 0, not -1"),
         ({"png": Path("a.jpg")}, "--png a.jpg: name a file that ends in .png"),
-        ({"augment": True, "transforms": Path("a.toml")}, "give one"),
         ({"transforms": Path("/gone/a.toml")}, "--transforms /gone/a.toml cannot be read"),
         ({"png": Path("/dev/null/a.png")}, "/dev/null cannot be made"),
     ],
@@ -189,11 +188,21 @@ async def test_options_that_cannot_be_are_named(options: dict[str, Any], claim: 
         await run_inspection("digits", InspectOptions(**options), {}, Terminal())
 
 
-async def test_a_bad_transform_is_refused_and_nothing_is_drawn(tmp_path: Path) -> None:
-    (tmp_path / "steps.toml").write_text('[[transform]]\nkind = "melt"\n')
+@pytest.mark.parametrize(
+    ("step", "claim"),
+    [
+        ('kind = "melt"', "melt"),
+        ('kind = "shift"\npixels = "far"', r"steps.toml, step 1 \(shift\): pixels = 'far'"),
+        ('kind = "pad"\npixels = 2', r"make images of \(1, 12, 12\)"),
+    ],
+)
+async def test_a_transform_that_no_run_would_take_is_refused_and_nothing_is_drawn(
+    tmp_path: Path, step: str, claim: str
+) -> None:
+    (tmp_path / "steps.toml").write_text(f"[[transform]]\n{step}\n")
     options = InspectOptions(transforms=tmp_path / "steps.toml", png=tmp_path / "a.png")
 
-    with pytest.raises(ConfigError, match="melt"):
+    with pytest.raises(ConfigError, match=claim):
         await run_inspection("digits", options, {}, Terminal())
 
     assert not (tmp_path / "a.png").exists()

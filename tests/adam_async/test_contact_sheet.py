@@ -136,15 +136,6 @@ def test_a_short_row_leaves_background() -> None:
     assert (tile == BACKGROUND).all()
 
 
-def test_an_image_that_a_transform_made_smaller_is_centred() -> None:
-    small, large = np.full((1, 10, 20), 7, np.uint8), np.zeros((1, 40, 40), np.uint8)
-
-    tile = tiles(contact_sheet([[large, small]]), 1, 2)[0][1]
-
-    assert (tile[15:25, 10:30] == 7).all()
-    assert (tile == 7).sum() == 200
-
-
 @given(st.integers(1, 70), st.integers(1, 70), st.integers(1, 3), st.integers(1, 3))
 def test_tiles_are_large_enough_and_no_larger_than_they_must_be(
     height: int, width: int, down: int, across: int
