@@ -9,19 +9,32 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.augmenting import steps_for
-from adam_async.cli_data import cache_folder, data_folder
+from adam_async.cli_data import Downloads, cache_folder, data_folder
 from adam_async.cli_data_options import InspectOptions
 from adam_async.cli_terminal import Terminal
 from adam_async.cli_train import check_no_folder, make_folder, read_file
 from adam_async.contact_sheet import contact_sheet, sheet_rows
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.datasets import load
+from adam_async.data_server.downloads import watched
 from adam_async.data_server.transforms.recipe import Recipe, read_steps
 from adam_async.errors import ConfigError
 from adam_async.png import png_bytes
 from adam_async.ports import Disk, fetch_url
 
 MOST_SAMPLES, MOST_CLASSES = 256, 1024
+
+NAMED = "known by name"
+IDX = "IDX files, as MNIST's"
+FORMATS = {
+    ".npz": "NumPy archive (.npz)",
+    ".npy": "NumPy arrays (.npy)",
+    ".parquet": "Parquet",
+    ".tar": "tar shards, as WebDataset's",
+    ".csv": "CSV tables",
+}
+"""Kinds of sources by the endings of their files."""
+FOLDERS = "folders of images, one for each class"
 
 _AT_ONCE = 1024
 """Images that are counted together; counting takes eight times their bytes."""
@@ -44,14 +57,17 @@ async def run_inspection(
         text = None
         if options.transforms is not None:
             text = await read_file(options.transforms, "--transforms", disk)
-        dataset = await load(
-            source,
-            disk,
-            fetch=fetch_url,
-            data_dir=data_folder(environment),
-            cache_dir=cache_folder(environment),
-        )
-        found = await disk.run(describe, dataset)
+        with Downloads(terminal.err) as downloads:
+            dataset = await load(
+                source,
+                disk,
+                fetch=watched(fetch_url, downloads.on_bytes),
+                data_dir=data_folder(environment),
+                cache_dir=cache_folder(environment),
+                damaged="skip",
+            )
+        kind = await kind_of(source, data_folder(environment), disk)
+        found = {"kind": kind, **await disk.run(describe, dataset), "transforms": None}
         if text is not None or options.augment:
             asked = read_steps(text, str(options.transforms)) if text is not None else None
             found["transforms"] = steps_for(asked, dataset.image_shape)
@@ -101,6 +117,18 @@ async def _write(file: Path, data: bytes, disk: Disk) -> None:
         raise ConfigError(f"--png {file} cannot be written: {error.strerror or error}") from None
 
 
+async def kind_of(source: str, data_dir: Path | None, disk: Disk) -> str:
+    """Say of what kind a source is that could be loaded, which has files of one kind only."""
+    path = data_dir if source in ("auto", "mnist") else Path(source)
+    if source == "digits" or path is None or not await disk.run(path.exists):
+        return NAMED
+    names = await disk.names(path) if await disk.run(path.is_dir) else [path.name]
+    if any("-ubyte" in name for name in names):
+        return IDX
+    endings = {Path(name).suffix for name in names}
+    return next((kind for ending, kind in FORMATS.items() if ending in endings), FOLDERS)
+
+
 def describe(dataset: Dataset) -> dict[str, Any]:
     """Say what a data set holds, in numbers; docs/data.md explains the fields."""
     train = np.bincount(dataset.train_labels, minlength=dataset.num_classes).tolist()
@@ -117,7 +145,6 @@ def describe(dataset: Dataset) -> dict[str, Any]:
             for number, (name, of_train, of_test) in enumerate(zip(names, train, test, strict=True))
         ],
         "damaged": list(dataset.damaged),
-        "transforms": None,
     }
 
 
@@ -155,10 +182,11 @@ def lines(found: Mapping[str, Any], *, classes: int) -> Iterator[str]:
     """Yield a description as it is read.
 
     Args:
-        found: What `describe` returned.
+        found: What `run_inspection` found, by the names of docs/data.md.
         classes: Most classes that are listed.
     """
     yield f"{found['name']}: {found['source']}"
+    yield f"kind of source: {found['kind']}"
     channels, rows, columns = found["shape"]
     yield f"images of {rows} x {columns} pixels, {channels} channel{'s' if channels > 1 else ''}"
     for part in ("train", "test"):

@@ -1,8 +1,10 @@
 """`data inspect` says what is there, and stands beside the data server's own command."""
 
+import asyncio
 import json
 import struct
 from pathlib import Path
+from runpy import run_path
 from typing import Any
 
 import numpy as np
@@ -13,12 +15,15 @@ from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
 from adam_async.cli_commands import app
-from adam_async.cli_data_inspect import channel_values, describe, lines, run_inspection
+from adam_async.cli_data_inspect import channel_values, describe, kind_of, lines, run_inspection
 from adam_async.cli_data_options import InspectOptions
 from adam_async.cli_options import MemberOptions
 from adam_async.cli_terminal import Terminal
 from adam_async.data_server.dataset import make_dataset
 from adam_async.errors import ConfigError, DataError
+from adam_async.ports import Disk
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def parsed(*words: str) -> tuple[str, dict[str, Any]]:
@@ -113,7 +118,7 @@ def test_names_of_classes_and_what_is_damaged_are_said() -> None:
         damaged=("cat/7.png is cut short", "and 2 more"),
     )
 
-    told = list(lines(describe(data), classes=10))
+    told = list(lines({"kind": "made", "transforms": None, **describe(data)}, classes=10))
 
     assert told[-6:] == [
         "class     train      test",
@@ -142,6 +147,65 @@ def test_many_images_are_counted_to_the_last() -> None:
 
     assert channel_values(images)[0]["max"] == 200
     assert channel_values(images)[0]["mean"] == pytest.approx(images.mean())
+
+
+@pytest.fixture(scope="module")
+def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The digits in every format."""
+    pytest.importorskip("PIL", reason="samples are written with Pillow")
+    pytest.importorskip("pyarrow", reason="samples are written with pyarrow")
+    folder = tmp_path_factory.mktemp("samples")
+    asyncio.run(run_path(str(ROOT / "examples" / "make_sample_data.py"))["main"](str(folder)))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("folder", "kind"),
+    [
+        ("idx", "IDX files, as MNIST's"),
+        ("npz", "NumPy archive (.npz)"),
+        ("npz/digits.npz", "NumPy archive (.npz)"),
+        ("npy", "NumPy arrays (.npy)"),
+        ("parquet", "Parquet"),
+        ("shards", "tar shards, as WebDataset's"),
+        ("csv", "CSV tables"),
+        ("folders", "folders of images, one for each class"),
+    ],
+)
+def test_every_kind_of_source_is_named_and_holds_the_same(
+    samples: Path, folder: str, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = json.loads(asyncio.run(inspected(capsys, str(samples / folder), json=True)))
+    digits = json.loads(asyncio.run(inspected(capsys, "digits", json=True)))
+
+    assert found["kind"] == kind
+    assert digits["kind"] == "known by name"
+    for field in ("shape", "train", "test", "classes"):
+        assert found[field] == digits[field]
+
+
+async def test_the_folder_that_the_environment_names_is_looked_at(tmp_path: Path) -> None:
+    colours(tmp_path)
+    async with Disk() as disk:
+        assert await kind_of("auto", tmp_path, disk) == "NumPy archive (.npz)"
+        assert await kind_of("auto", None, disk) == "known by name"
+
+
+async def test_a_damaged_image_is_named_and_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    image = pytest.importorskip("PIL.Image", reason="images are written with Pillow")
+    for split in ("train", "test"):
+        (tmp_path / split / "cat").mkdir(parents=True)
+        for number in range(30):
+            image.new("L", (9, 7), number).save(tmp_path / split / "cat" / f"{number}.png")
+    whole = (tmp_path / "train" / "cat" / "7.png").read_bytes()
+    (tmp_path / "train" / "cat" / "7.png").write_bytes(whole[:50])
+
+    told = await inspected(capsys, str(tmp_path))
+
+    assert "cat          29        30\n" in told
+    assert f"damaged, and left out:\n  {tmp_path / 'train' / 'cat' / '7.png'} is a damaged image" in told
 
 
 async def test_a_contact_sheet_is_drawn_and_the_same_one_again(
