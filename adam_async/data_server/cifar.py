@@ -23,7 +23,18 @@ CIFAR10 = RemoteSet(
 )
 """The archive of 162 MiB, with the checksum that its publisher gives."""
 
-CLASSES = 10
+CLASS_NAMES = (
+    "airplane",
+    "automobile",
+    "bird",
+    "cat",
+    "deer",
+    "dog",
+    "frog",
+    "horse",
+    "ship",
+    "truck",
+)
 SHAPE = (3, 32, 32)
 RECORD_BYTES = 1 + 3 * 32 * 32
 BATCH_RECORDS = 10_000
@@ -61,6 +72,7 @@ def parse_cifar(data: bytes, origin: str, *, source: str) -> Dataset:
         train=(train[:, 1:].reshape(-1, *SHAPE), train[:, 0]),
         test=(test[:, 1:].reshape(-1, *SHAPE), test[:, 0]),
         origins=(f"{origin}:images", f"{origin}:labels", f"{origin}:test images", f"{origin}:test labels"),
+        class_names=CLASS_NAMES,
     )
 
 
@@ -113,10 +125,10 @@ def _batch(member: memoryview, origin: str) -> NDArray[np.uint8]:
             f"{origin} holds {len(member)} bytes, expected 1 to {BATCH_RECORDS} records of {RECORD_BYTES}"
         )
     batch = np.frombuffer(member, np.uint8).reshape(records, RECORD_BYTES)
-    wrong = np.flatnonzero(batch[:, 0] >= CLASSES)
+    wrong = np.flatnonzero(batch[:, 0] >= len(CLASS_NAMES))
     if len(wrong):
         raise DataError(
             f"{origin}: record {int(wrong[0])} has the label {int(batch[wrong[0], 0])}, "
-            f"expected 0 to {CLASSES - 1}"
+            f"expected 0 to {len(CLASS_NAMES) - 1}"
         )
     return batch

@@ -46,6 +46,19 @@ FASHION = RemoteSet(
 )
 """Clothes in the format of MNIST, with the checksums of the files that their publisher gives."""
 
+FASHION_CLASSES = (
+    "T-shirt/top",
+    "Trouser",
+    "Pullover",
+    "Dress",
+    "Coat",
+    "Sandal",
+    "Shirt",
+    "Sneaker",
+    "Bag",
+    "Ankle boot",
+)
+
 FILE_LIMIT_BYTES = 16 << 20
 """No file of MNIST is larger than 10 MB compressed."""
 
@@ -99,8 +112,22 @@ async def download_mnist(
     return await download(mnist(mirrors, checksums), folder, disk=disk, fetch=fetch, patience=patience)
 
 
-def parse_four(contents: Sequence[bytes], origins: Sequence[str], *, name: str, source: str) -> Dataset:
-    """Return the data set in four files of MNIST's format, in the order of `STEMS`.
+def parse_four(
+    contents: Sequence[bytes],
+    origins: Sequence[str],
+    *,
+    name: str,
+    source: str,
+    class_names: tuple[str, ...] = (),
+) -> Dataset:
+    """Return the data set in four files of MNIST's format.
+
+    Args:
+        contents: The files, gzipped or not, in the order of `STEMS`.
+        origins: What to call each in an error, usually its path.
+        name: Short name of the data set.
+        source: Sentence for the report.
+        class_names: What each class is called, if that is known.
 
     Raises:
         DataError: One is damaged or of the wrong kind, or they do not belong together.
@@ -115,4 +142,5 @@ def parse_four(contents: Sequence[bytes], origins: Sequence[str], *, name: str, 
         train=(train_images, train_labels),
         test=(test_images, test_labels),
         origins=(origins[0], origins[1], origins[2], origins[3]),
+        class_names=class_names,
     )

@@ -30,7 +30,9 @@ class Published:
 
 
 def _fashion(contents: Sequence[bytes], origins: Sequence[str], source: str) -> Dataset:
-    return mnist.parse_four(contents, origins, name="fashion-mnist", source=source)
+    return mnist.parse_four(
+        contents, origins, name="fashion-mnist", source=source, class_names=mnist.FASHION_CLASSES
+    )
 
 
 def _cifar(contents: Sequence[bytes], origins: Sequence[str], source: str) -> Dataset:

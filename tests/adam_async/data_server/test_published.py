@@ -75,11 +75,14 @@ async def loaded(source: str, folder: Path | None, web: Web, *, online: bool = T
 
 
 @pytest.mark.parametrize(
-    ("source", "title", "shape"),
-    [("fashion-mnist", "Fashion-MNIST", (1, 5, 5)), ("cifar-10", "CIFAR-10", (3, 32, 32))],
+    ("source", "title", "shape", "second"),
+    [
+        ("fashion-mnist", "Fashion-MNIST", (1, 5, 5), "Trouser"),
+        ("cifar-10", "CIFAR-10", (3, 32, 32), "automobile"),
+    ],
 )
 async def test_a_data_set_is_downloaded_once_and_then_cached(
-    tmp_path: Path, web: Web, source: str, title: str, shape: tuple[int, int, int]
+    tmp_path: Path, web: Web, source: str, title: str, shape: tuple[int, int, int], second: str
 ) -> None:
     folder = tmp_path / source
     first = await loaded(source, tmp_path, web)
@@ -87,6 +90,7 @@ async def test_a_data_set_is_downloaded_once_and_then_cached(
 
     assert first.name == source
     assert first.image_shape == shape
+    assert (first.num_classes, first.class_names[1]) == (10, second)
     assert first.source == f"{title}, downloaded from {web.address}/{source} into {folder}"
     assert again.source == f"{title}, from the cache in {folder}"
     np.testing.assert_array_equal(first.train_images, again.train_images)
