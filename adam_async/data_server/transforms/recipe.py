@@ -49,6 +49,9 @@ class Recipe:
         """(C', H', W') of what `apply` makes."""
         self._words = tuple(count for stage in stages for count in stage.words)
         self._blocks = tuple(-(-count // _WORDS_PER_BLOCK) for count in self._words)
+        # Of every block that an image draws: how many its step has, and which of them it is.
+        self._per_image = np.repeat(np.array(self._blocks, np.uint64), self._blocks)
+        self._within = np.array([at for blocks in self._blocks for at in range(blocks)], np.uint64)
 
     @classmethod
     def of(
@@ -115,7 +118,7 @@ class Recipe:
             )
         if numbers.ndim != 1 or numbers.dtype.kind not in "iu" or (len(numbers) and numbers.min() < 0):
             raise ValueError(f"numbers must be whole and not negative, in one row, not {numbers!r}")
-        # Copies what is read-only, too: compiled kernels take what may be written.
+        # Kernels were compiled for arrays in one piece that may be written; others would be compiled now.
         made = np.require(images, requirements=["C", "W"])
         words = self._draw(numbers.astype(np.uint64), dice, epoch)
         at = 0
@@ -127,9 +130,7 @@ class Recipe:
     def _draw(self, numbers: NDArray[np.uint64], dice: Dice, epoch: int) -> list[NDArray[np.uint64]]:
         """Random words of each step, one row for each image; all in one call."""
         keys = np.array([dice.key(PURPOSE, (epoch, at)) for at in range(len(self._blocks))], np.uint64)
-        per_image = np.array(self._blocks, np.uint64)
-        within = np.concatenate([np.arange(0), *(np.arange(blocks) for blocks in self._blocks)])
-        places = numbers[:, np.newaxis] * np.repeat(per_image, self._blocks) + within.astype(np.uint64)
+        places = numbers[:, np.newaxis] * self._per_image + self._within
         drawn = self._kernels.philox(np.repeat(keys.reshape(-1, 2), self._blocks, axis=0), places)
         words = drawn.reshape(len(numbers), drawn.shape[1] * _WORDS_PER_BLOCK)
         found, start = [], 0

@@ -19,7 +19,6 @@ What is ``edge``, "black" or "repeat", is seen beyond the image.
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from math import isfinite
 from typing import Any
 
 from adam_async.errors import ConfigError
@@ -64,7 +63,7 @@ class Option:
 
     def _is_number(self, value: Any) -> bool:
         kinds = (int,) if self.whole else (int, float)
-        return type(value) in kinds and isfinite(value) and self.low <= value <= self.high
+        return type(value) in kinds and self.low <= value <= self.high
 
 
 _EDGE = Option(default="black", choices=("black", "repeat"))

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from adam_async.data_server.transforms.recipe import Recipe
 from adam_async.data_server.transforms.resample import Spline
 from adam_async.data_server.transforms.stage import kernels_of
 from adam_async.dice import Dice
@@ -67,3 +68,19 @@ def test_noise_is_equal(compiled, seed, n, size, factor):
     words = words.reshape(n, (size + 1) // 2)
 
     np.testing.assert_array_equal(compiled.noisy(images, words, factor), NUMPY.noisy(images, words, factor))
+
+
+def test_no_images_make_a_kernel_be_compiled_once_more(compiled):
+    from adam_async.data_server.transforms import kernels
+
+    steps = [{"kind": "flip"}, {"kind": "elastic", "pixels": 2}, {"kind": "noise", "levels": 3}]
+    whole = np.zeros((4, 1, 6, 7), np.uint8)
+    read_only = whole.copy()
+    read_only.setflags(write=False)
+    for order in (steps, steps[::-1]):
+        for images in (whole, read_only, whole[::2], whole.transpose(0, 1, 3, 2)):
+            recipe = Recipe.of(order, images.shape[1:], kernels="numba")
+            recipe.apply(images, np.arange(len(images), dtype=np.int32), dice=Dice(1), epoch=1)
+
+    for kernel in (kernels.philox, kernels.resample, kernels.noisy):
+        assert len(kernel.signatures) == 1
