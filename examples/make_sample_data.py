@@ -45,6 +45,7 @@ def write(out: Path, split: str, images: np.ndarray, labels: np.ndarray) -> None
                 (member := tarfile.TarInfo(f"{i:05}.{suffix}")).size = len(content)
                 shard.addfile(member, io.BytesIO(content))
     (out / "csv-paths" / f"{split}.csv").write_text("\n".join(lines) + "\n")
+    np.savez(out / "npz" / "digits.npz", **{path.stem: np.load(path) for path in (out / "npy").iterdir()})
 
 
 async def main(out: str) -> None:
@@ -52,7 +53,6 @@ async def main(out: str) -> None:
         digits = await load_dataset("digits", disk)
     write(Path(out), "train", digits.train_images[:, 0], digits.train_labels)
     write(Path(out), "test", digits.test_images[:, 0], digits.test_labels)
-    np.savez(f"{out}/npz/digits.npz", **{path.stem: np.load(path) for path in Path(out, "npy").iterdir()})
 
 
 if __name__ == "__main__":

@@ -4,9 +4,11 @@ import asyncio
 import functools
 import gzip
 import http.server
+import io
 import socket
 import struct
 import threading
+import zipfile
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -120,6 +122,8 @@ async def test_a_source_that_cannot_be_read_says_what_to_do(tmp_path: Path) -> N
     (tmp_path / "two" / "a.npz").touch()
     (tmp_path / "two" / "b.npz").touch()
     (tmp_path / "file").touch()
+    (tmp_path / "folder.csv").mkdir()
+    (tmp_path / "wide.npz").write_bytes(b"PK\x03\x04" + bytes(40))
     (tmp_path / "broken.npz").write_bytes(b"PK nothing")
     (tmp_path / "folder.npz").mkdir()
     (tmp_path / "inner").mkdir()
@@ -133,6 +137,9 @@ async def test_a_source_that_cannot_be_read_says_what_to_do(tmp_path: Path) -> N
         "file": "neither a folder nor an .npz",
         "broken.npz": "not an .npz archive",
         "folder.npz": "folder.npz is a folder, expected a file",
+        "folder.csv": "folder.csv holds no data set",
+        "absent.tar": "does not exist; name a folder",
+        "wide.npz": "wide.npz is not an .npz archive, or damaged",
         "inner": "inner/data.npz is a folder, expected a file",
         "mixed": "train-images-idx3-ubyte.gz has 12 images but .*train-labels-idx1-ubyte.gz has 11 labels",
         "partial": "lacks t10k-images-idx3-ubyte",
@@ -141,6 +148,19 @@ async def test_a_source_that_cannot_be_read_says_what_to_do(tmp_path: Path) -> N
         for name, claim in cases.items():
             with pytest.raises(DataError, match=claim):
                 await load(str(tmp_path / name), disk)
+
+
+async def test_an_archive_that_asks_for_more_than_all_memory_is_damaged(tmp_path: Path) -> None:
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        header, {"descr": "|u1", "fortran_order": False, "shape": (1 << 50, 4, 4)}
+    )
+    with zipfile.ZipFile(tmp_path / "bomb.npz", "w") as archive:
+        for key in ("x_train", "y_train", "x_test", "y_test"):
+            archive.writestr(f"{key}.npy", header.getvalue())
+    async with Disk() as disk:
+        with pytest.raises(DataError, match=r"bomb.npz is damaged"):
+            await load(str(tmp_path / "bomb.npz"), disk)
 
 
 async def test_the_data_folder_comes_before_the_cache_and_its_damage_is_an_error(tmp_path: Path) -> None:

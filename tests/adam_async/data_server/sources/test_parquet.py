@@ -1,0 +1,100 @@
+"""Parquet files: columns, names of classes, and damage."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from adam_async.data_server.sources import limits
+from adam_async.errors import DataError
+from tests.adam_async.data_server.sources.small import grey, read
+
+
+def write(folder: Path, *, metadata: dict[str, str] | None = None, **columns: Any) -> Path:
+    good: dict[str, Any] = {"image": [grey(i) for i in range(40)], "label": [i % 3 for i in range(40)]}
+    table = pa.table({name: column for name, column in (good | columns).items() if column is not None})
+    pq.write_table(table.replace_schema_metadata(metadata), folder / "a.parquet")
+    return folder / "a.parquet"
+
+
+async def test_images_may_be_bytes_and_labels_text(tmp_path: Path) -> None:
+    dataset = await read(write(tmp_path, label=["dog" if i % 2 else "cat" for i in range(40)]))
+
+    assert dataset.class_names == ("cat", "dog")
+    assert dataset.train_labels.tolist() == [int(i) % 2 for i in dataset.train_images[:, 0, 0, 0]]
+
+
+async def test_the_names_of_classes_are_taken_from_the_description_of_the_columns(tmp_path: Path) -> None:
+    for features, names in [
+        ({"label": {"names": ["zero", "one", "two"], "_type": "ClassLabel"}}, ("zero", "one", "two")),
+        ({"label": {"dtype": "int64", "_type": "Value"}}, ()),
+        ({"label": {"names": ["zero", 1, "two"]}}, ()),
+        ([], ()),
+    ]:
+        metadata = {"huggingface": json.dumps({"info": {"features": features}})}
+        assert (await read(write(tmp_path, metadata=metadata))).class_names == names
+    with pytest.raises(DataError, match="the label 2 has no name"):
+        metadata = {"huggingface": json.dumps({"info": {"features": {"label": {"names": ["a", "b"]}}}})}
+        await read(write(tmp_path, metadata=metadata))
+
+
+@pytest.mark.parametrize(
+    ("columns", "claim"),
+    [
+        ({"label": None}, "has no column label; it has image"),
+        ({"image": None, "img": [b""] * 40}, "has no column image; it has label, img"),
+        ({"image": list(range(40))}, "has images of int64, expected encoded bytes"),
+        ({"image": [{"path": "a"}] * 40}, "has images of struct"),
+        ({"label": [0.5] * 40}, "has labels of double, expected integers or text"),
+    ],
+)
+async def test_other_columns_are_named(tmp_path: Path, columns: dict[str, Any], claim: str) -> None:
+    with pytest.raises(DataError, match=f"a.parquet {claim}"):
+        await read(write(tmp_path, **columns))
+
+
+@pytest.mark.parametrize(
+    ("image", "label", "claim"),
+    [
+        (None, 1, "row 40 lacks its image or its label"),
+        (b"?", 1, "row 40 is no PNG"),
+        (grey(1), None, "row 40 lacks its image or its label"),
+        (grey(1), -1, "row 40 has the label '-1'"),
+    ],
+)
+async def test_a_damaged_row_is_named_or_left_out(
+    tmp_path: Path, image: bytes | None, label: int | None, claim: str
+) -> None:
+    images, labels = [grey(i) for i in range(40)], [i % 3 for i in range(40)]
+    path = write(tmp_path, image=[*images, image], label=[*labels, label])
+    with pytest.raises(DataError) as error:
+        await read(path)
+
+    assert claim in str(error.value)
+    assert len((await read(path, "skip")).damaged) == 1
+
+
+async def test_a_file_that_is_none_or_cut_short_or_too_large_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path)
+    whole = path.read_bytes()
+    for data in (b"", b"PAR1", whole[:-9], whole[: len(whole) // 2], b"label\n"):
+        path.write_bytes(data)
+        with pytest.raises(DataError, match=r"a.parquet is not a Parquet file, or damaged"):
+            await read(path, "skip")
+    path.write_bytes(whole)
+    monkeypatch.setattr(limits, "MAX_MEMBERS", 30)
+    with pytest.raises(DataError, match=r"a.parquet holds more than 30 members or rows"):
+        await read(path)
+
+
+async def test_without_pyarrow_it_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(DataError, match=r"needs pyarrow.*pip install 'adam-async\[parquet\]'"):
+        await read(path)

@@ -1,0 +1,110 @@
+"""One image: formats, modes, and images that are not what they say."""
+
+import io
+import struct
+import sys
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from adam_async.data_server.sources import limits
+from adam_async.data_server.sources.pictures import decode, read_header, require_pillow
+from adam_async.errors import DataError
+from tests.adam_async.data_server.sources.small import colour, encode, grey
+
+RAMP = np.arange(0, 240, 15, dtype=np.uint8).reshape(4, 4)
+
+
+def png_header(columns: int, rows: int) -> bytes:
+    """A whole PNG header of an image whose pixels are not there."""
+    chunk = b"IHDR" + struct.pack(">IIBBBBB", columns, rows, 8, 0, 0, 0, 0)
+    data = b"IDAT" + zlib.compress(b"\0" * 10)
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(part) - 4) + part + struct.pack(">I", zlib.crc32(part))
+        for part in (chunk, data)
+    )
+
+
+@pytest.mark.parametrize("kind", ["PNG", "BMP", "GIF", "PPM"])
+def test_formats_without_loss_give_the_pixels_back(kind: str) -> None:
+    data = encode(RAMP, kind)
+
+    assert read_header(data, "a").size == (4, 4)
+    np.testing.assert_array_equal(decode(data, "a", size=(4, 4), channels=1)[0], RAMP)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "WEBP"])
+def test_formats_with_loss_come_close(kind: str) -> None:
+    data = encode(np.full((16, 16, 3), (200, 100, 50)), kind, quality=95)
+    pixels = decode(data, "a", size=(16, 16), channels=3)
+
+    assert pixels.shape == (3, 16, 16)
+    np.testing.assert_allclose(pixels.mean(axis=(1, 2)), (200, 100, 50), atol=6)
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA"])
+def test_grey_stays_one_channel(mode: str) -> None:
+    data = encode(np.full((4, 4), 255), mode=mode)
+
+    assert read_header(data, "a").is_grey
+    assert decode(data, "a", size=(4, 4), channels=1).tolist() == [[[255] * 4] * 4]
+
+
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "P"])
+def test_everything_else_is_colour_and_loses_its_transparency(mode: str) -> None:
+    data = encode(np.full((4, 4, 3), (255, 0, 0)), mode=mode)
+
+    assert not read_header(data, "a").is_grey
+    assert decode(data, "a", size=(4, 4), channels=3)[:, 0, 0].tolist() == [255, 0, 0]
+
+
+def test_sixteen_bits_of_grey_keep_the_upper_eight() -> None:
+    file = io.BytesIO()
+    Image.fromarray(np.full((4, 4), 0xAB12, np.uint16)).save(file, "PNG")
+
+    assert decode(file.getvalue(), "a", size=(4, 4), channels=1)[0, 0, 0] == 0xAB
+
+
+def test_of_an_animation_the_first_picture_counts() -> None:
+    pictures = [Image.fromarray(np.full((4, 4), value, np.uint8)) for value in (9, 200)]
+    file = io.BytesIO()
+    pictures[0].save(file, "GIF", save_all=True, append_images=pictures[1:])
+
+    assert decode(file.getvalue(), "a", size=(4, 4), channels=1)[0, 0, 0] == 9
+
+
+@pytest.mark.parametrize("side", [9000, 12_000, 60_000, 2**31 - 1])
+def test_a_bomb_is_refused_by_its_header(side: int) -> None:
+    data = png_header(side, side)
+    for refuse in (read_header, lambda data, origin: decode(data, origin, size=(4, 4), channels=1)):
+        with pytest.raises(DataError, match=f"a is an image of more than {limits.MAX_IMAGE_PIXELS} pixels"):
+            refuse(data, "a")
+
+
+def test_an_image_of_no_pixels_or_with_half_of_them_is_damaged() -> None:
+    for data in (png_header(0, 5), png_header(500, 500), colour(1, 2, 3, rows=40)[:-30]):
+        with pytest.raises(DataError, match=r"^a is "):
+            decode(data, "a", size=(4, 4), channels=1)
+
+
+def test_formats_that_run_programs_or_hold_fractions_are_refused() -> None:
+    for data, claim in [
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 5 5\n", "no PNG"),
+        (encode(RAMP, "TIFF"), "no PNG"),
+        (b"Pf\n1 1\n-1.0\n\0\0\0\0", "floating-point"),
+    ]:
+        with pytest.raises(DataError, match=claim):
+            read_header(data, "a")
+
+
+def test_without_pillow_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    require_pillow()
+    monkeypatch.setitem(sys.modules, "PIL.Image", None)
+    with pytest.raises(DataError, match=r"needs Pillow.*pip install 'adam-async\[data\]'"):
+        require_pillow()
+
+
+def test_another_size_is_scaled_and_cut_in_the_middle() -> None:
+    assert decode(grey(9, rows=30, columns=70), "a", size=(5, 3), channels=3).tolist() == [[[9] * 5] * 3] * 3
