@@ -1,8 +1,8 @@
 """Every format gives back what was written into it, whichever way it is split."""
 
+import asyncio
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from adam_async.data_server.datasets import load
@@ -15,8 +15,6 @@ from tests.adam_async.data_server.sources.small import FORMATS, example, images_
 def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All digits, in every format."""
     folder = tmp_path_factory.mktemp("digits")
-    import asyncio
-
     asyncio.run(example.main(str(folder)))
     return folder
 
@@ -27,14 +25,9 @@ async def test_the_digits_come_back_byte_for_byte(digits: Path, kind: str) -> No
         written = await load("digits", disk)
         found = await load(str(digits / kind), disk)
 
-    by_order = [
-        np.lexsort([*part.train_images.reshape(len(part.train_labels), -1).T, part.train_labels])
-        for part in (written, found)
-    ]
     if kind != "folders":  # whose images come class by class
         assert found.train_images.tobytes() == written.train_images.tobytes()
         assert found.test_labels.tolist() == written.test_labels.tolist()
-    np.testing.assert_array_equal(found.train_images[by_order[1]], written.train_images[by_order[0]])
     assert images_and_labels(found) == images_and_labels(written)
     assert (len(found.train_labels), len(found.test_labels)) == (1437, 360)
     assert found.damaged == ()
@@ -51,13 +44,7 @@ async def test_without_a_test_set_one_image_in_five_tests_and_always_the_same(
     assert len(first.train_labels) + len(first.test_labels) == 1437
     assert 0.16 < len(first.test_labels) / 1437 < 0.24
     assert first.test_images.tobytes() == again.test_images.tobytes()
-    assert (
-        images_and_labels(first)
-        == sorted(
-            pair for pair in images_and_labels(await read(digits / "idx")) if pair in images_and_labels(first)
-        )
-        or len(images_and_labels(first)) == 1437
-    )
+    assert set(images_and_labels(first)) <= set(images_and_labels(await read(digits / "idx")))
 
 
 async def test_an_image_keeps_its_side_when_others_are_added(tmp_path: Path) -> None:
@@ -79,7 +66,7 @@ async def test_val_stands_in_for_test_and_is_left_out_beside_it(tmp_path: Path) 
 
     for kind in ("folders", "shards"):
         assert len((await read(small / kind)).test_labels) == 6
-    with pytest.raises(DataError, match=r"csv/other.csv|for training or for testing"):
+    with pytest.raises(DataError, match=r"is other.csv for training or for testing"):
         (small / "csv" / "other.csv").write_text("label,a\n1,3\n")
         await read(small / "csv")
     (small / "csv" / "other.csv").unlink()
