@@ -412,6 +412,9 @@ _IN_PLACE = {
 _OF_STEPS = {"decay": 0.5, "decay_every": 1.0}
 """Options of schedule ``step``, and their defaults."""
 
+_OF_CUTS = {"plan": "vertical", "halo": "auto"}
+"""Options of models that are cut, and their defaults."""
+
 _LEAST = {
     "epochs": 1,
     "replicas": 1,
@@ -502,8 +505,8 @@ def make_config(*layers: Mapping[str, Any], sources: Sequence[str] = ()) -> Conf
         sources: Where each layer comes from: a file's name, `ENVIRONMENT` or `COMMAND_LINE`.
 
     Raises:
-        ConfigError: A value of the wrong type or out of range; names the option, and for a wrong type the
-            source.
+        ConfigError: A value of the wrong type or out of range, or one on the command line that has no
+            force; names the option, and for a wrong type the source.
     """
     merged: dict[str, Any] = {}
     origins: dict[str, str] = {}
@@ -512,11 +515,31 @@ def make_config(*layers: Mapping[str, Any], sources: Sequence[str] = ()) -> Conf
         merged.update(given)
         origins.update(dict.fromkeys(given, sources[number] if sources else ""))
     try:
-        return msgspec.convert(merged, Config, strict=False)
+        config = msgspec.convert(merged, Config, strict=False)
     except msgspec.ValidationError as error:
         if isinstance(error.__cause__, ConfigError):
             raise error.__cause__ from None
         raise ConfigError(_explain(str(error), merged, origins)) from None
+    _check_force(config, [name for name, origin in origins.items() if origin == COMMAND_LINE])
+    return config
+
+
+def _check_force(config: Config, typed: Sequence[str]) -> None:
+    """Refuse what the command line says of a cut that is not made so.
+
+    What comes from elsewhere may be for other runs too, or be an old checkpoint's: it may have no force.
+    """
+    for name, plain in _OF_CUTS.items():
+        if name in typed and getattr(config, name) != plain and config.partitions == 1:
+            raise ConfigError(
+                f"--{name} {getattr(config, name)} has no force with partitions=1, where no model is cut: "
+                "give --partitions 2 or more too, or leave it out"
+            )
+    if "halo" in typed and config.halo != _OF_CUTS["halo"] and config.plan == "layers":
+        raise ConfigError(
+            f"--halo {config.halo} belongs to plan vertical, not layers, where no layer is cut: leave it "
+            "out, or give --plan vertical"
+        )
 
 
 def _explain(said: str, values: Mapping[str, Any], origins: Mapping[str, str]) -> str:

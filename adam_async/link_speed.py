@@ -9,20 +9,25 @@ _NUMBER = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*([^\d\s].*)?",
 
 _FACTORS = {"": 1, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
-_SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
+_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 
 
 def parse_bandwidth(text: str) -> float:
-    """Read a bandwidth: ``1Gbit/s``, ``100Mbps``, ``125MB/s``, ``1GiB/s``, or a number of bytes per second.
+    """Read a bandwidth: ``1Gbit/s``, ``100Mbps``, ``125MB/s``, ``1GiB/s``, ``64B/s``.
 
     Returns:
         Bytes per second.
 
     Raises:
-        ConfigError: It is none, or not above 0.
+        ConfigError: It is none, has no unit, or is not above 0.
     """
-    wrong = f"--bandwidth {text!r} is none: write 1Gbit/s, 125MB/s, or a number of bytes per second above 0"
+    wrong = f"--bandwidth {text!r} is none: write 1Gbit/s, 125MB/s, or another one above 0"
     number, unit = _split(text, wrong)
+    if not unit and 0 < number < math.inf:
+        raise ConfigError(
+            f"--bandwidth {text!r} has no unit: write bits or bytes per second, as in 1Gbit/s or 125MB/s; "
+            f"{text.strip()} bytes per second are {text.strip()}B/s"
+        )
     found = re.fullmatch(r"([kmgt]i?)?(bit|b|bytes?)?(/s|ps)?", unit, re.IGNORECASE)
     if found is None or (found[1] and not found[2]):
         raise ConfigError(wrong)
@@ -37,16 +42,19 @@ def parse_bandwidth(text: str) -> float:
 
 
 def parse_latency(text: str) -> float:
-    """Read a latency: ``0.1ms``, ``50us``, or a number of seconds.
+    """Read a latency: ``0.1ms``, ``50us``, ``300ns``, ``2s``.
 
     Returns:
         Seconds.
 
     Raises:
-        ConfigError: It is none, or below 0.
+        ConfigError: It is none, has no unit, or is below 0.
     """
-    wrong = f"--latency {text!r} is none: write 0.1ms, 50us, or a number of seconds, 0 or more"
+    wrong = f"--latency {text!r} is none: write 0.1ms, 50us, or another one of 0 or more"
     number, unit = _split(text, wrong)
+    if not unit and 0 <= number < math.inf:
+        plain = text.strip()
+        raise ConfigError(f"--latency {text!r} has no unit: write {plain}us, {plain}ms or {plain}s")
     if unit not in _SECONDS or not 0 <= number < math.inf:
         raise ConfigError(wrong)
     return number * _SECONDS[unit]

@@ -21,7 +21,7 @@ MOST_DELAY_S = 1.0
 """A slower link would be taken for a broken one: there and back, and again, has to fit into `Waits`."""
 
 _NODE = r"[^\s:~,]+"
-_TIME = r"(\d+(?:\.\d*)?|\.\d+)(us|ms|s)"
+_TIME = r"(\d+(?:\.\d*)?|\.\d+)(us|ms|s)?"
 _PACE = re.compile(rf"({_NODE}):([\d.eE+-]+)")
 _LINK = re.compile(rf"({_NODE})~({_NODE}):{_TIME}(?:\+{_TIME})?")
 
@@ -96,8 +96,8 @@ def _read(text: str) -> Slowed:
     found = _LINK.fullmatch(text.strip())
     if found is not None:
         one, other, number, unit, more, unit_of_more = found.groups()
-        delay_s = float(number) * UNITS_S[unit]
-        jitter_s = float(more) * UNITS_S[unit_of_more] if more else 0.0
+        delay_s = _seconds(text, number, unit)
+        jitter_s = _seconds(text, more, unit_of_more) if more else 0.0
         if one == other:
             raise ConfigError(f"slow {text!r}: a node has no link to itself; name two nodes")
         if not 0 < delay_s + jitter_s <= MOST_DELAY_S:
@@ -113,6 +113,12 @@ def _read(text: str) -> Slowed:
     if not 0 < pace <= 1:
         raise ConfigError(f"slow {text!r}: the share of a core must be above 0 and at most 1, not {found[2]}")
     return SlowNode(node=found[1], pace=pace)
+
+
+def _seconds(text: str, number: str, unit: str | None) -> float:
+    if unit is None:
+        raise ConfigError(f"slow {text!r}: {number} has no unit; write {number}us, {number}ms or {number}s")
+    return float(number) * UNITS_S[unit]
 
 
 def nodes_of(slowed: Slowed) -> frozenset[str]:

@@ -232,6 +232,39 @@ def test_a_value_of_the_wrong_type_is_named_with_where_it_comes_from(layers, sai
     assert str(failure.value).endswith(said)
 
 
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ({"plan": "layers"}, "--plan layers has no force with partitions=1"),
+        ({"halo": "exchange"}, "--halo exchange has no force with partitions=1"),
+        (
+            {"partitions": 2, "plan": "layers", "halo": "recompute"},
+            "--halo recompute belongs to plan vertical",
+        ),
+    ],
+)
+def test_what_is_typed_of_a_cut_that_is_not_made_is_refused(typed, said):
+    with pytest.raises(ConfigError) as failure:
+        make_config({}, typed, sources=("adam.toml", COMMAND_LINE))
+    assert said in str(failure.value)
+    # The same from a file may be for other runs too, and old checkpoints hold it.
+    assert make_config(typed, {}, sources=("adam.toml", COMMAND_LINE)) == Config(**typed)
+    assert make_config(typed) == Config(**typed)
+
+
+@pytest.mark.parametrize(
+    ("file", "typed"),
+    [
+        ({}, {"plan": "vertical", "halo": "auto"}),
+        ({}, {"partitions": 2, "plan": "layers", "halo": "auto"}),
+        ({"partitions": 2}, {"plan": "layers"}),
+        ({"plan": "layers"}, {"partitions": 2, "plan": "vertical", "halo": "exchange"}),
+    ],
+)
+def test_what_is_typed_of_a_cut_that_is_made_or_is_the_default_is_taken(file, typed):
+    assert make_config(file, typed, sources=("adam.toml", COMMAND_LINE)) == Config(**{**file, **typed})
+
+
 def test_each_rule_has_a_rate_of_its_own_and_momentum_makes_it_smaller():
     assert Config(rate=0.3).default_rate() == 0.3
     assert Config().default_rate() == 0.06
