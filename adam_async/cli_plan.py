@@ -70,6 +70,11 @@ def _conditions(options: PlanOptions, machine: Machine) -> Conditions:
     _within("--threads", options.threads, 0, MAX_THREADS_PER_CORE * machine.cores)
     _within("--in-flight", options.in_flight, 0, MOST["in_flight"])
     _within("--servers", options.servers, 1, MOST["servers"])
+    if options.halo != "auto" and options.plan == "layers":
+        raise ConfigError(
+            f"--halo {options.halo} belongs to plan vertical, not layers, where no layer is cut: leave it "
+            "out, or give --plan vertical"
+        )
     usual = LinkCost()
     bandwidth, latency = options.bandwidth, options.latency
     link = LinkCost(

@@ -5,13 +5,25 @@ from collections.abc import Iterable, Sequence
 from rich.console import Console
 from rich.table import Table
 
+from adam_async.cli_plan_narrow import (
+    Row,
+    Sheet,
+    layer_notes,
+    left_out,
+    short_cuts,
+    short_layers,
+    short_plans,
+    short_protocols,
+    short_workers,
+)
 from adam_async.cli_terminal import Terminal
 from adam_async.plan_report import BlockReport, CutReport, PlannedWorker, PlanReport, block_words
 
 WIDE = 1000
 """Characters that a table may take where no terminal says how wide it is."""
 
-Row = Sequence[str]
+ROOMY = 120
+"""From so many characters on, tables keep their long titles, and wrap what has no room."""
 
 
 def show(report: PlanReport, terminal: Terminal) -> None:
@@ -19,28 +31,62 @@ def show(report: PlanReport, terminal: Terminal) -> None:
     out = terminal.out
     if not out.is_terminal:
         out = Console(file=out.file, width=WIDE, highlight=False, markup=False, emoji=False)
-    for line in _conditions(report):
-        terminal.say(line)
+    _say(out, _conditions(report))
     if len(report.candidates) > 1:
-        _print(out, "plans", _CANDIDATES, _candidates(report))
-    _print(out, "layers", _layer_columns(report), _layers(report))
-    _print(out, "workers", _WORKERS, map(_worker, report.workers))
+        wide = Sheet(_CANDIDATES, list(_candidates(report)))
+        if short := _print(out, "plans", wide, short_plans(report)):
+            _say(out, _missing(left_out(short[0])))
+    wide = Sheet(_layer_columns(report), list(_layers(report)))
+    if _print(out, "layers", wide, short_layers(report)):
+        _say(out, layer_notes(report))
+    _print(out, "workers", Sheet(_WORKERS, [_worker(each) for each in report.workers]), short_workers(report))
     if report.cuts:
-        _print(out, "cuts, per group", _CUTS, map(_cut, report.cuts))
-    _print(out, "gradients to the servers, per group", _PROTOCOLS, _protocols(report))
-    terminal.say("")
-    for line in _conclusions(report):
-        terminal.say(line)
-
-
-def _print(out: Console, title: str, columns: Sequence[str], rows: Iterable[Row]) -> None:
-    table = Table(box=None, pad_edge=False, title=title, title_justify="left", title_style="bold")
-    for number, name in enumerate(columns):
-        table.add_column(name, justify="left" if number == 0 else "right", overflow="fold")
-    for row in rows:
-        table.add_row(*row)
+        _print(out, "cuts, per group", Sheet(_CUTS, [_cut(each) for each in report.cuts]), short_cuts(report))
+    wide = Sheet(_PROTOCOLS, list(_protocols(report)))
+    _print(out, "gradients to the servers, per group", wide, short_protocols(report))
     out.print()
-    out.print(table, soft_wrap=False)
+    _say(out, _conclusions(report))
+
+
+def _say(out: Console, lines: Iterable[str]) -> None:
+    for line in lines:
+        # A narrow terminal would break a long line within a word.
+        out.print(line, soft_wrap=out.width >= ROOMY)
+
+
+def _print(out: Console, title: str, wide: Sheet, short: Iterable[Sequence[Sheet]]) -> Sequence[Sheet]:
+    """Print the wide form of a table, or the first of the short ones that there is room for.
+
+    Returns:
+        The short ones that were printed; none if it was the wide one.
+    """
+    chosen: Sequence[Sheet] = ()
+    if not _fits(out, wide) and out.width < ROOMY:
+        for chosen in short:
+            if all(_fits(out, each) for each in chosen):
+                break
+    for each in chosen or [wide]:
+        out.print()
+        out.print(_table(each, title), soft_wrap=False)
+    return chosen
+
+
+def _fits(out: Console, sheet: Sheet) -> bool:
+    return out.measure(_table(sheet), options=out.options.update(width=WIDE)).maximum <= out.width
+
+
+def _table(sheet: Sheet, title: str | None = None) -> Table:
+    table = Table(box=None, pad_edge=False, title=title, title_justify="left", title_style="bold")
+    for number, name in enumerate(sheet.columns):
+        table.add_column(name, justify="left" if number == 0 else "right", overflow="fold")
+    for row in sheet.rows:
+        table.add_row(*row)
+    return table
+
+
+def _missing(columns: Sequence[str]) -> Iterable[str]:
+    if columns:
+        yield f"no room here for: {', '.join(columns)}; a wider terminal and --json have it"
 
 
 def _conditions(report: PlanReport) -> list[str]:

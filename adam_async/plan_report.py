@@ -143,6 +143,7 @@ class CandidateReport(msgspec.Struct, frozen=True, kw_only=True):
     threads: int
     images_per_s: float
     bound: str
+    slowest: BoundReport
     crossing_bytes: int
     chain: int
     needed_in_flight: int
@@ -328,6 +329,7 @@ def _candidate(each: Candidate, *, chosen: bool) -> CandidateReport:
         threads=each.threads,
         images_per_s=each.prediction.images_per_s,
         bound=str(each.prediction.slowest),
+        slowest=BoundReport(**asdict(each.prediction.slowest)),
         crossing_bytes=each.crossing_bytes,
         chain=each.prediction.chain,
         needed_in_flight=each.prediction.needed_in_flight,

@@ -149,6 +149,12 @@ async def test_a_machine_is_offered_no_more_workers_than_it_has_cores(
         ({"servers": 0}, "--servers must be within 1 and 64, not 0"),
         ({"bandwidth": "fast"}, "--bandwidth 'fast' is none: write 1Gbit/s"),
         ({"latency": "3 m"}, "--latency '3 m' is none: write 0.1ms"),
+        (
+            {"bandwidth": "125"},
+            "--bandwidth '125' has no unit: write bits or bytes per second, as in 1Gbit/s",
+        ),
+        ({"latency": "5"}, "--latency '5' has no unit: write 5us, 5ms or 5s"),
+        ({"plan": "layers", "halo": "exchange"}, "--halo exchange belongs to plan vertical, not layers"),
         ({"picture": Path("plan.gif")}, "--picture plan.gif: name a file that ends in .svg or .png"),
         ({"model": "nix"}, "no model is named 'nix'"),
         ({"model": "/gone/nix.toml"}, "--model /gone/nix.toml cannot be read"),
