@@ -99,7 +99,7 @@ class Checkpointer:
         await self.settle()
         loop = asyncio.get_running_loop()
         begin = loop.time()
-        tensors = make_tensors(self._model, self._config)
+        tensors = make_tensors(self._model, self._config, self._common.plan)
         clocked = self._config.slack is not None
         table, frozen = tensors.table, self._model.frozen
         bound = {int(shard.id): clock for shard in table.shards if clocked and shard.tensor not in frozen}
@@ -255,7 +255,7 @@ class Checkpointer:
         return f"<Checkpointer {self._folder!r} {len(self.written)} written>"
 
 
-def make_tensors(model: Model, config: Config, plan: dict[str, Any] | None = None) -> RunTensors:
+def make_tensors(model: Model, config: Config, plan: dict[str, Any] | None) -> RunTensors:
     """Memory for all tensors of a run with their rule state.
 
     Args:

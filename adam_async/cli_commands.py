@@ -217,7 +217,7 @@ def worker(options: WorkerOptions, *, threads: int = 0, in_flight: int = 0) -> i
     threads
         Compute threads; 0 is one per core.
     in_flight
-        Groups in flight; 0 is twice the threads.
+        Groups in flight; 0 is twice the threads of its replica.
     """
     from adam_async.cli_roles import serve_worker
 

@@ -49,7 +49,7 @@ class TrainOptions:
     images_per_group: int | None = None
     """Images that flow through the graph as one group; 1 is the paper's flow."""
     in_flight: int | None = None
-    """Groups in flight per worker; 0 is twice its threads."""
+    """Groups in flight of a replica; 0 is twice its threads."""
     servers: int | None = None
     """Parameter servers."""
     slow: Annotated[tuple[str, ...] | None, _OnlyOn] = None

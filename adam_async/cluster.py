@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+from weakref import WeakKeyDictionary
 
 import msgspec
 
@@ -194,7 +195,9 @@ class LocalCluster:
         if partitions == 1 or self._together or paced:
             # Nothing to share, or threads that cannot be slow for one worker only.
             return None
-        pool = ComputePool(threads=threads * partitions, name=f"replica-{replica}", contexts=dict)
+        pool = ComputePool(
+            threads=threads * partitions, name=f"replica-{replica}", contexts=WeakKeyDictionary
+        )
         return await stack.enter_async_context(pool)
 
     async def __aexit__(

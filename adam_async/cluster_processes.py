@@ -103,7 +103,7 @@ class ProcessCluster:
         self._checkpoint = checkpoint
         self._resume = resume
         self._stack = AsyncExitStack()
-        self._stopping = False
+        self._stopping = asyncio.Event()
         self._death: asyncio.Future[None] | None = None
         self._driver: Driver | None = None
 
@@ -230,7 +230,7 @@ class ProcessCluster:
         left, served = RESTARTS, False
         while True:
             code = await child.run()
-            if self._stopping:
+            if self._stopping.is_set():
                 return
             how = how_it_ended(code)
             served = served or child.served_s > 0
@@ -250,6 +250,8 @@ class ProcessCluster:
             left -= 1
             if self._driver is not None:
                 await self._driver.report_death(node)
+                if self._stopping.is_set():
+                    return
             child = self._child(node, words)
 
     def _incident(self, what: str) -> None:
@@ -267,7 +269,7 @@ class ProcessCluster:
 
     async def _stop(self) -> None:
         """End all children in good order within `drain_s`, then with force."""
-        self._stopping = True
+        self._stopping.set()
         members = [child for child in self.children.values() if child.node != "controller"]
         for child in members:
             child.end()

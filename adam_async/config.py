@@ -89,7 +89,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     pin_threads: bool = False
     """Whether each compute thread of a worker keeps to one core; workers begin behind one another's cores."""
     in_flight: int = 0
-    """Groups in flight per worker; 0 is twice its threads, or in place as many as keep them busy."""
+    """Groups in flight of a replica; 0 is twice its threads, or in place as many as keep them busy."""
     servers: int = 1
     """Parameter servers that share the shards."""
     processes: bool = False
@@ -382,6 +382,19 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """Images whose mean gradient a rule applies at once: of a group, or in `bsp` of everybody's step."""
         groups = self.replicas * self.push_every if self.synchronous else 1
         return self.images_per_group * groups
+
+
+def replica_in_flight(workers: Sequence[Mapping[str, Any]], partitions: int) -> int:
+    """Groups in flight of a replica, whose workers all have the same ones in flight: as many as each can.
+
+    Args:
+        workers: Of each worker, what it says of itself: ``threads``, and ``in_flight`` if it was told.
+        partitions: How many there are.
+    """
+    return min(
+        int(info.get("in_flight", 0)) or default_in_flight(int(info.get("threads", 1)), partitions)
+        for info in workers
+    )
 
 
 def default_in_flight(threads: int, partitions: int) -> int:

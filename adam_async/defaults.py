@@ -21,7 +21,7 @@ def explain_defaults(asked: Config, decided: Config, *, kernels: str) -> dict[st
     if not asked.threads:
         found["threads"] = "one for each core, shared out among the replicas"
     if not asked.in_flight:
-        found["in_flight"] = "twice the threads, so that none waits for its next group"
+        found["in_flight"] = "twice the threads of a replica, so that none waits for its next group"
     if asked.weights == "auto":
         found["weights"] = _why_weights(decided)
     if asked.protocol == "auto":

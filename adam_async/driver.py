@@ -34,7 +34,7 @@ from adam_async.model.network import Network as Model
 from adam_async.model.spec import ModelSpec
 from adam_async.muster import LOOK_S, Muster, check_failed
 from adam_async.parameter_server.client import ParameterClient, SessionIdentity
-from adam_async.partitioning import table_of
+from adam_async.partitioning import check_crossings, table_of
 from adam_async.placement import holders
 from adam_async.planning import plan_here
 from adam_async.progress import Progress
@@ -48,7 +48,7 @@ from adam_async.snapshot import pull_snapshot
 from adam_async.timeline import Timeline
 from adam_async.traffic import Traffic
 from dataflow import ComputePool
-from transport import BufferPool, Identity, Network, TransportError
+from transport import BufferPool, Identity, LinkConfig, Network, TransportError
 
 
 class Driver:
@@ -211,6 +211,9 @@ class Driver:
             self._plan = self._resume.manifest.plan
         else:
             self._plan = await plan_here(model, self.config, self._pool)
+        if self._plan is not None and not self._together:
+            limit = LinkConfig().max_message_bytes
+            check_crossings(model, self._plan, self.config, most_bytes=limit)
         run = self._submit(spec, self._steps(data), await self._muster.wait_for_workers())
         self._recorder = self._record(run, model, data)
         self.progress.begin(Series(Schedule.of(self.config), epoch_images=data["train_images"]))

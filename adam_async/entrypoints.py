@@ -209,7 +209,7 @@ def model_worker(
     Args:
         place: Where it stands.
         threads: Compute threads.
-        in_flight: Groups in flight; 0 is twice the threads.
+        in_flight: Groups in flight; 0 is twice the threads of its replica.
         pace: Share of a core's time that each thread may use.
     """
     role = ModelWorker(

@@ -7,7 +7,7 @@ from adam_async.config import Config
 from adam_async.errors import ConfigError
 from adam_async.model.errors import ModelError
 from adam_async.model.network import Network
-from adam_async.model.plan import PartitionPlan, planned_cuts
+from adam_async.model.plan import Layout, PartitionPlan, planned_cuts
 from adam_async.model.planner import layers_plan, vertical_plan
 from adam_async.model.prediction import LayerTimes
 from adam_async.placement import ShardTable, shard_table
@@ -32,6 +32,38 @@ def plan_run(network: Network, config: Config, times: LayerTimes | None = None) 
         return vertical_plan(network, config.partitions, halo=config.halo, times=times)
     except ModelError as error:
         raise ConfigError(f"partitions={config.partitions}: {error}") from error
+
+
+def check_crossings(network: Network, plan: dict[str, Any], config: Config, *, most_bytes: int) -> None:
+    """Check that whatever workers send each other of a group fits into one message.
+
+    Args:
+        network: The model.
+        plan: How it is cut, as `PartitionPlan.to_dict` gave it.
+        config: The run.
+        most_bytes: Of one message.
+
+    Raises:
+        ConfigError: One tensor is larger; names the layer and how many images would do.
+    """
+    layout = Layout(network.topology, network.input_shape, PartitionPlan.from_dict(plan))
+    for crossing in layout.crossings:
+        images = 1 if crossing.kind == "gradient" else config.images_per_group
+        size = images * crossing.values * network.dtype.itemsize
+        if size <= most_bytes:
+            continue
+        layer = network.layers[crossing.layer].name
+        each = size // images
+        what = "weight gradients" if crossing.kind == "gradient" else "outputs"
+        advice = (
+            f"set images_per_group to at most {most_bytes // each}"
+            if crossing.kind != "gradient" and each <= most_bytes
+            else "cut it with the other plan, or not at all"
+        )
+        raise ConfigError(
+            f"partitions={config.partitions}: workers would send each other {size} bytes at once ({what} of "
+            f"layer {layer!r}), and a message holds {most_bytes}: {advice}"
+        )
 
 
 def run_table(run: RunRecord, network: Network) -> ShardTable:

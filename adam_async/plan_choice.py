@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+from adam_async.config import default_in_flight
 from adam_async.ids import NodeId
 from adam_async.model.errors import ModelError
 from adam_async.model.network import Network
@@ -44,7 +45,7 @@ class Conditions:
     threads: int = 0
     """Compute threads per worker; 0 shares the cores of a machine out to the workers on it."""
     in_flight: int = 0
-    """Groups in flight; 0 is twice the threads of a worker."""
+    """Groups in flight; 0 is twice the threads of a replica."""
     servers: int = 1
     """Parameter servers."""
     halo: Halo = "auto"
@@ -56,7 +57,7 @@ class Conditions:
 
     def in_flight_of(self, workers: int) -> int:
         """Groups in flight of a replica of so many workers."""
-        return self.in_flight or 2 * self.threads_of(workers)
+        return self.in_flight or default_in_flight(self.threads_of(workers), workers)
 
 
 class Candidate:

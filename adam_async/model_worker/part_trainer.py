@@ -13,7 +13,7 @@ waits for those, and adds them up in the order of the workers.
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -144,7 +144,7 @@ class PartTrainer(GroupTrainer):
         context: Context,
         passage: Passage,
         parts: Sequence[NDArray[Any]],
-        scratch: dict[Any, ThreadScratch],
+        scratch: MutableMapping[Any, ThreadScratch],
     ) -> Trained:
         """Fill the push buffer, with the partial gradients of others added, and make the local step.
 
@@ -198,7 +198,7 @@ class PartTrainer(GroupTrainer):
             leave(self._target[parcel.block.crossing], (parcel,))
 
 
-def _scratch(scratch: dict[Any, ThreadScratch], trainer: PartTrainer) -> ThreadScratch:
+def _scratch(scratch: MutableMapping[Any, ThreadScratch], trainer: PartTrainer) -> ThreadScratch:
     """A thread may work for several parts of a replica, and keeps scratch memory for each."""
     found = scratch.get(trainer)
     if found is None:

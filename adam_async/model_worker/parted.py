@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from adam_async.model.partition import Partition
 from adam_async.model_worker.block_stream import Parcel
@@ -40,7 +41,7 @@ class Parted(Copied):
 
     def new_scratch(self) -> Any:
         """See `WayOfTraining.new_scratch`: a thread may work for several parts."""
-        return {}
+        return WeakKeyDictionary()
 
     def graph(self, landed: Callable[[Tag], None], deliver: Deliver) -> Graph:
         """See `WayOfTraining.graph`. Blocks of others are delivered to its ports ``in-<crossing>``."""

@@ -17,7 +17,7 @@ import msgspec
 from numpy.typing import NDArray
 
 from adam_async.cluster_map import ClusterMap
-from adam_async.config import Config, Waits, default_in_flight
+from adam_async.config import Config, Waits, default_in_flight, replica_in_flight
 from adam_async.data_server.client import DataClient
 from adam_async.errors import ConfigError
 from adam_async.machine import pinned_cpus
@@ -88,8 +88,10 @@ class Participation:
         self._threads = threads * cluster.partitions if run.together else threads
         self._pace = pace
         self._group_images = config.images_per_group
-        # Where nobody waits for clocks, whoever begins after the warm start has to look what came of it.
-        self._pulls_to_begin = storage is None and config.slack is None and config.warm_start > 0
+        # Where nobody waits for clocks, whoever begins later than it was ready has to look what came since:
+        # after a warm start, or when the other workers of a replica were ready, too.
+        waits_to_begin = config.warm_start > 0 or (cluster.partitions > 1 and not run.together)
+        self._pulls_to_begin = storage is None and config.slack is None and waits_to_begin
         self._cpus = pinned_cpus(threads=threads, first=replica * threads) if config.pin_threads else None
         self.prepared = asyncio.Event()
         spec = ModelSpec.from_dict(run.spec)
@@ -125,7 +127,8 @@ class Participation:
         self.neighbours: Neighbours | None = None
         """The other workers of the replica, in a run whose model is cut."""
         if partition is not None:
-            self._in_flight = in_flight or default_in_flight(threads, cluster.partitions)
+            members = [cluster.nodes[name].info for name in cluster.members(replica)]
+            self._in_flight = replica_in_flight(members, cluster.partitions)
             self._early_limit = LEAD * self._in_flight * max(1, len(partition.incoming))
             self.neighbours = self._new_neighbours(cluster, replica, partition, reach)
             self._way = Parted(

@@ -35,13 +35,14 @@ class ModelWorker(Role):
         waits: Deadlines.
         buffers: Memory for pulled values.
         threads: Compute threads.
-        in_flight: Groups in flight; 0 is twice the threads, or in place as many as keep them busy.
+        in_flight: Groups in flight; 0 is twice the threads of its replica, or in place as many as keep
+            them busy. Workers of one replica all have as many as the one with the fewest.
         entropy: Dice for the session id.
         shelf: Memory of the servers of this process, for runs that train in place.
         timeline: Where the journey of each group, and messages, are noted.
         pace: Share of a core's time that each compute thread may use; see `ComputePool`.
-        pool: Where it computes beside the other workers of its replica, made with ``contexts=dict``;
-            without it, in one of its own.
+        pool: Where it computes beside the other workers of its replica, made with a `WeakKeyDictionary` for
+            each thread; without it, in one of its own.
 
     Leaving the block says goodbye to the controller: others take over at once what is leased to it, and with
     `ssp` and `bsp` wait for it no longer. It ends after the jobs that compute threads are in; pushes on their

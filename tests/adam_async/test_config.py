@@ -10,10 +10,12 @@ from adam_async.config import (
     MOST,
     Config,
     Waits,
+    default_in_flight,
     from_environment,
     from_toml,
     known_keys,
     make_config,
+    replica_in_flight,
 )
 from adam_async.errors import ConfigError
 from adam_async.placement import NUM_BUCKETS
@@ -312,3 +314,9 @@ def test_what_depends_on_more_than_a_record_holds_is_not_recorded() -> None:
         Config(**local, scale_by_staleness=True)
     assert Config(**local, clip=1.0).record
     assert Config(record=True, push_every=2, layer_rate=0.1, scale_by_staleness=True).record
+
+
+def test_all_workers_of_a_replica_have_as_many_groups_in_flight_as_the_one_with_the_fewest():
+    assert replica_in_flight([{"threads": 6}, {"threads": 1}], 2) == default_in_flight(1, 2)
+    assert replica_in_flight([{"threads": 1, "in_flight": 32}, {"threads": 1, "in_flight": 2}], 2) == 2
+    assert replica_in_flight([{"threads": 2, "in_flight": 0}], 1) == default_in_flight(2, 1)

@@ -11,7 +11,7 @@ from adam_async.model.network import Network
 from adam_async.model.partition import Partition
 from adam_async.model.plan import PartitionPlan
 from adam_async.model.planner import layers_plan, vertical_plan
-from adam_async.partitioning import plan_run, run_table, table_of
+from adam_async.partitioning import check_crossings, plan_run, run_table, table_of
 from adam_async.placement import part_table, shard_table
 
 NETWORK = Network(digits())
@@ -60,3 +60,17 @@ def test_every_shard_of_a_run_is_owned_by_one_worker_of_a_replica(plan, partitio
             assert sum(spec.size for spec in mine.by_tensor[parameter.name]) == parameter.size
         owned += [spec.id for spec in mine.shards if spec.tensor in part.owned]
     assert sorted(owned) == [spec.id for spec in table.shards]
+
+
+@pytest.mark.parametrize("plan", ["vertical", "layers"])
+def test_what_does_not_fit_into_a_message_is_refused_with_the_images_that_would(plan):
+    network = Network(digits())
+    config = Config(partitions=2, plan=plan, images_per_group=64)
+    chosen = plan_run(network, config).to_dict()
+    check_crossings(network, chosen, config, most_bytes=64 << 20)
+    with pytest.raises(ConfigError, match="set images_per_group to at most") as refused:
+        check_crossings(network, chosen, config, most_bytes=4 << 10)
+    most = int(str(refused.value).rpartition(" ")[2])
+    assert 1 <= most < 64
+    with pytest.raises(ConfigError, match="cut it with the other plan, or not at all"):
+        check_crossings(network, chosen, config, most_bytes=8)

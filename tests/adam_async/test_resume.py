@@ -65,6 +65,9 @@ MODES = {
     "bsp-adam": {"consistency": "bsp", "replicas": 2, "rule": "adam", "rate": 0.001},
     "bsp-warm": {"consistency": "bsp", "replicas": 2, "warm_start": 5},
     "bsp-cosine": {"consistency": "bsp", "replicas": 2, "schedule": "cosine"},
+    "bsp-vertical": {"consistency": "bsp", "partitions": 2, **SHARDED},
+    "bsp-layers": {"consistency": "bsp", "replicas": 2, "partitions": 3, "plan": "layers"},
+    "bsp-augment": {"consistency": "bsp", "augment": True},
     "serial": {"in_flight": 1, "weights": "copy"},
     "serial-in-place": {"in_flight": 1, "rule": "adam", "rate": 0.001},
 }

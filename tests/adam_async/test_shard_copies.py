@@ -24,7 +24,7 @@ def copies_of(servers, waits=PATIENT):
 
 async def read(servers, *, clock=0, waits=PATIENT):
     """Read all shards of the servers."""
-    tensors = make_tensors(servers.model, servers.config)
+    tensors = make_tensors(servers.model, servers.config, None)
     clocks = dict.fromkeys(servers.shards(), clock) if clock else {}
     states = await copies_of(servers, waits).read(servers.map, servers.table, tensors, clocks=clocks)
     return tensors, states

@@ -2,6 +2,7 @@
 
 import random
 from contextlib import AsyncExitStack
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import pytest
@@ -102,7 +103,9 @@ async def test_in_whatever_order_blocks_come_each_group_is_trained_once_and_righ
     dice, hub = random.Random(seed), []
     parts = [Part(PLANS[plan], worker, hub) for worker in range(3)]
     async with AsyncExitStack() as stack:
-        pool = await stack.enter_async_context(ComputePool(threads=2, name="parts", contexts=dict))
+        pool = await stack.enter_async_context(
+            ComputePool(threads=2, name="parts", contexts=WeakKeyDictionary)
+        )
         engines = []
         for part in parts:
             contexts = [part.partition.network.context(GROUP) for _ in range(IN_FLIGHT)]
