@@ -91,7 +91,7 @@ def evaluate(model: Path, *, data: str = "auto", threads: int = 0, loop: LoopNam
     model
         The model's file, or the folder it is in.
     data
-        auto, mnist, digits, a folder with the four MNIST files, or an .npz file.
+        auto, mnist, digits, fashion-mnist, cifar-10, synthetic, or a folder or file (docs/data.md).
     threads
         Compute threads; 0 is one per core.
     loop
@@ -181,7 +181,7 @@ def data(options: MemberOptions, *, data: str = "auto") -> int:
     Parameters
     ----------
     data
-        auto, mnist, digits, a folder with the four MNIST files, or an .npz file.
+        auto, mnist, digits, fashion-mnist, cifar-10, synthetic, or a folder or file (docs/data.md).
     """
     from adam_async.cli_roles import serve_data
 

@@ -23,7 +23,7 @@ class TrainOptions:
     model: str | None = None
     """auto (what fits the data), mnist-adam, digits, mlp, cifar-conv, or FILE.toml with a spec."""
     data: str | None = None
-    """auto, mnist, digits, a folder with the four MNIST files, or an .npz file."""
+    """auto, mnist, digits, fashion-mnist, cifar-10, synthetic, or a folder or file (docs/data.md)."""
     augment: bool | None = None
     """Change training images at random, in another way each epoch."""
     transforms: str | None = None

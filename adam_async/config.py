@@ -58,7 +58,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     model: str = "auto"
     """``auto`` (what fits the data), a named model, or a TOML file with a spec."""
     data: str = "auto"
-    """``auto``, ``mnist``, ``digits``, or a folder or ``.npz`` file."""
+    """``auto``, the name of a data set, or a folder or file; see `data_server.datasets`."""
     augment: bool = False
     """Whether training images are changed at random, in another way each epoch, before they are used."""
     transforms: str = ""

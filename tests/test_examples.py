@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import re
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -119,3 +120,10 @@ def test_the_program_in_the_readme_runs_as_it_is_printed(
     accuracies = re.findall(r"test accuracy ([\d.]+)%", capsys.readouterr().out)
     assert float(accuracies[-1]) > 90
     assert len(program.splitlines()) <= 12
+
+
+async def test_the_sample_data_are_written_in_every_format(tmp_path: Path) -> None:
+    await load("make_sample_data.py").main(str(tmp_path))
+
+    written = set(os.listdir(tmp_path))
+    assert written >= {"folders", "shards", "csv", "csv-paths", "npy", "npz", "parquet", "idx"}

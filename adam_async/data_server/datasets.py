@@ -3,6 +3,8 @@
     auto     `data_dir`, else MNIST from the cache, else MNIST downloaded into it, else the digits
     mnist    the same without the digits
     digits   1 797 images of 8x8 that ship with the package; needs no network
+    fashion-mnist, cifar-10      from the cache, or downloaded into it
+    synthetic, synthetic:N       N drawn images (2 000) that a small network learns
     PATH     a folder with the four MNIST files (``.gz`` or not) or one ``.npz``, or the ``.npz`` file;
              x_train.npy, y_train.npy, x_test.npy, y_test.npy; Parquet files; tar shards; CSV tables; or
              folders of images by class. `adam_async/data_server/sources/` says how each of them looks
@@ -18,6 +20,7 @@ from adam_async.data_server.dataset import Dataset, make_dataset
 from adam_async.data_server.idx import parse_idx
 from adam_async.data_server.mnist import MIRRORS, STEMS, download_mnist
 from adam_async.data_server.npz import KEYS, parse_npz
+from adam_async.data_server.published import PUBLISHED, load_published
 from adam_async.data_server.sources.damage import Damage, Policy
 from adam_async.data_server.sources.files import folders_in, read_file
 from adam_async.data_server.sources.image_folder import load_image_folder
@@ -27,6 +30,7 @@ from adam_async.data_server.sources.samples import name_of
 from adam_async.data_server.sources.shards import load_shards
 from adam_async.data_server.sources.splits import split_files
 from adam_async.data_server.sources.tables import load_tables
+from adam_async.data_server.synthetic import parse_synthetic, synthetic
 from adam_async.errors import DataError
 from adam_async.ports import Disk, Fetch
 
@@ -51,7 +55,7 @@ async def load(
     """Load a data set. Cancelling leaves no half-written file.
 
     Args:
-        source: ``auto``, ``mnist``, ``digits``, a folder or a file.
+        source: A name as above, a folder or a file.
         disk: Reads, decodes and writes, all off the event loop.
         fetch: The download port; without it nothing is downloaded.
         data_dir: What ``ADAM_DATA_DIR`` says, for ``auto`` and ``mnist``.
@@ -69,6 +73,10 @@ async def load(
     damage = Damage(damaged)
     if source == "digits":
         return await _digits(disk, "the digits inside the package, as asked for")
+    if (images := parse_synthetic(source)) is not None:
+        return await disk.run(synthetic, images)
+    if source in PUBLISHED:
+        return await load_published(source, disk, fetch=fetch, cache_dir=cache_dir)
     if source not in {"auto", "mnist"}:
         return await _from_path(Path(source), disk, f"{source}, as asked for", damage)
     if data_dir is not None:
@@ -138,7 +146,7 @@ async def _from_path(path: Path, disk: Disk, source: str, damage: Damage) -> Dat
             raise DataError(f"{error.filename} has gone while {path} was read; load it again") from None
         raise DataError(
             f"{path} does not exist; name a folder with a data set, an .npz, .parquet, .tar or .csv file, "
-            "or one of auto, mnist, digits"
+            f"or one of auto, mnist, digits, synthetic, {', '.join(PUBLISHED)}"
         ) from None
     except NotADirectoryError:
         raise DataError(
