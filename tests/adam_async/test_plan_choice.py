@@ -2,6 +2,7 @@
 
 import pytest
 
+from adam_async.config import default_in_flight
 from adam_async.model import LayerSpec, ModelError, ModelSpec, Network, mlp, named_model
 from adam_async.model.prediction import LayerTimes, LinkCost, estimated_times
 from adam_async.plan_choice import (
@@ -124,7 +125,7 @@ def test_workers_of_one_machine_share_its_cores_and_others_do_not() -> None:
 
     assert [shared.threads_of(workers) for workers in (1, 2, 3, 100)] == [8, 4, 2, 1]
     assert [apart.threads_of(workers) for workers in (1, 3)] == [8, 8]
-    assert (shared.in_flight_of(2), apart.in_flight_of(2)) == (8, 16)
+    assert [each.in_flight_of(2) for each in (shared, apart)] == [default_in_flight(4, 2), default_in_flight(8, 2)]
     assert (conditions(threads=3).threads_of(9), conditions(in_flight=5).in_flight_of(9)) == (3, 5)
 
 
