@@ -2,10 +2,15 @@
 
 import logging
 import select
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import TextIO
 
 from rich.console import Console
 from rich.text import Text
+
+Aside = Callable[[], AbstractContextManager[None]]
+"""Makes room on the terminal within a block, see `LiveTable.aside`."""
 
 
 class Terminal:
@@ -19,19 +24,41 @@ class Terminal:
         self.out = Console(soft_wrap=True, highlight=False, markup=False, emoji=False)
         self.err = Console(stderr=True, soft_wrap=True, highlight=False, markup=False, emoji=False)
         self._quiet = quiet
+        self._aside: Aside = nullcontext
+
+    def give_way(self, aside: Aside) -> None:
+        """Write from now on in blocks of `aside`, what is logged too: something else is drawn there."""
+        self._aside = aside
+        for handler in logging.getLogger().handlers:
+            if isinstance(handler, _LogLines):
+                handler.aside = aside
 
     def say(self, text: str) -> None:
         """Print a line of the result, unless quiet."""
         if not self._quiet:
-            self.out.print(text)
+            with self._aside():
+                self.out.print(text)
 
     def news(self, text: str) -> None:
         """Print a line on stderr, at once."""
-        self.err.print(text)
+        with self._aside():
+            self.err.print(text)
 
     def error(self, text: str) -> None:
         """Print the one line that an error comes to."""
-        self.err.print(Text(f"adam-async: {' '.join(text.split())}", style="red"))
+        with self._aside():
+            self.err.print(Text(f"adam-async: {' '.join(text.split())}", style="red"))
+
+
+class _LogLines(logging.StreamHandler[TextIO]):
+    """Writes what is logged to stderr."""
+
+    aside: Aside = nullcontext
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one record as a line."""
+        with self.aside():
+            super().emit(record)
 
 
 def reader_left(stream: TextIO) -> bool:
@@ -46,6 +73,7 @@ def reader_left(stream: TextIO) -> bool:
 
 def log_to_stderr(*, verbose: bool) -> None:
     """Let the libraries' loggers speak: warnings, or with `verbose` what the roles do."""
-    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(message)s", force=True)
+    level = logging.INFO if verbose else logging.WARNING
+    logging.basicConfig(level=level, format="%(message)s", handlers=[_LogLines()], force=True)
     # A task that fails ends its role with an error of its own; asyncio would add a traceback.
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)

@@ -96,10 +96,11 @@ async def run_training(options: TrainOptions, environment: Mapping[str, str], te
                     driver.progress, epochs=config.epochs, stream=sys.stdout, quiet=options.quiet
                 )
                 async with table:
+                    terminal.give_way(table.aside)
                     around = await _measure_before(options, driver, dataset, model_text, resumed, table)
                     result = await cluster.train(table.on_epoch)
                     if around is not None:
-                        await around.measure()
+                        await _measure(around, driver)
                 baseline = around.result() if around is not None else None
                 report = _report(result, driver, asked=config, baseline=baseline)
                 await write_results(options, result, report, disk, timeline)
@@ -138,8 +139,14 @@ async def _measure_before(
     )
     table.introduce(data, around.network)
     table.say("kernels alone are measured first, and again after training")
-    await around.measure()
+    await _measure(around, driver)
     return around
+
+
+async def _measure(around: BaselineAround, driver: Driver) -> None:
+    before, driver.progress.phase = driver.progress.phase, "measuring the kernels alone"
+    await around.measure()
+    driver.progress.phase = before
 
 
 def _report(

@@ -19,6 +19,14 @@ def _mode(report: Report) -> str:
     return f"{report.config['consistency']}{f', lag {lag}' if lag else ''}"
 
 
+def _plan(report: Report) -> str:
+    config = report.config
+    if config.get("partitions", 1) == 1:  # also of a report from before models were cut
+        return ""
+    halo = f", halo {config['halo']}" if config["halo"] != "auto" else ""
+    return f"{config['plan']}{halo}"
+
+
 def _schedule(report: Report) -> str:
     config = report.config
     words = [f"{config['rate']:.4g}"]
@@ -65,6 +73,8 @@ _ROWS: tuple[tuple[str, Callable[[Report], str]], ...] = (
     ("data", lambda report: report.data.name),
     ("consistency", _mode),
     ("replicas", lambda report: str(report.config["replicas"])),
+    ("partitions", lambda report: str(report.config.get("partitions", 1))),
+    ("plan", _plan),
     ("servers", lambda report: str(report.config["servers"])),
     ("weights", lambda report: str(report.config["weights"])),
     ("rule", lambda report: str(report.config["rule"])),

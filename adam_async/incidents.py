@@ -1,4 +1,4 @@
-"""What happened in a run beside training: deaths, returns, and whatever else somebody noted."""
+"""What happened in a run beside training: deaths, returns, successors, and whatever else somebody noted."""
 
 import asyncio
 from collections.abc import AsyncIterable
@@ -15,6 +15,9 @@ class Incidents:
         self._begin = 0.0
         self._alive: dict[str, int] = {}
         self._ever: set[str] = set()
+        self._explained: set[str] = set()  # dead, and somebody has noted how
+        self._run = ""
+        self._places: dict[tuple[int, int], str] = {}
 
     def begin(self, *, anew: bool) -> None:
         """A run begins; with `anew` what was noted before it belongs to an earlier one."""
@@ -23,7 +26,13 @@ class Incidents:
         self._begin = asyncio.get_running_loop().time()
 
     def note(self, what: str) -> None:
-        """Add an incident, with the time."""
+        """Add an incident, with the time.
+
+        Who knows the cause of a death notes ``NODE died: CAUSE``; it is not noted again when the map has it.
+        """
+        node, died, _ = what.partition(" died: ")
+        if died:
+            self._explained.add(node)
         at = asyncio.get_running_loop().time() - self._begin if self._begin else 0.0
         self._events.append({"s": round(at, 3), "event": what})
 
@@ -33,18 +42,36 @@ class Incidents:
         return tuple(self._events)
 
     async def follow(self, maps: AsyncIterable[ClusterMap]) -> None:
-        """Note deaths and returns, until cancelled."""
+        """Note deaths, returns, and who takes the place of another worker, until cancelled."""
         async for cluster in maps:
             for name, node in cluster.nodes.items():
                 known = self._alive.get(name)
                 if not node.live and known == node.incarnation:
-                    self.note(f"{name} {'left' if node.left else 'died'}")
+                    if node.left or name not in self._explained:
+                        self.note(f"{name} {'left' if node.left else 'died'}")
                     del self._alive[name]
                 elif node.live and known != node.incarnation:
                     if name in self._ever:
                         self.note(f"{name} came back as a new incarnation")
                     self._alive[name] = node.incarnation
                     self._ever.add(name)
+                    self._explained.discard(name)
+            self._note_successors(cluster)
+
+    def _note_successors(self, cluster: ClusterMap) -> None:
+        """Note workers that were given a place in the run that another one had."""
+        run = cluster.run.id if cluster.run is not None else ""
+        if run != self._run:
+            self._run = run
+            self._places.clear()
+        for name, node in sorted(cluster.nodes.items()):
+            if node.role != "worker" or not node.live or node.replica < 0:
+                continue
+            place = node.replica, node.partition
+            if self._places.setdefault(place, name) != name:
+                part = f"part {node.partition} of " if cluster.partitions > 1 else ""
+                self.note(f"{name} takes {part}replica {node.replica}")
+                self._places[place] = name
 
     def __repr__(self) -> str:
         return f"<Incidents {len(self._events)} noted>"

@@ -5,12 +5,15 @@ terminal needs ``rich`` (extra ``cli``); without it the lines are plain there to
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib import util
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from adam_async.model.network import Network
+from adam_async.model.plan import Layout, PartitionPlan
+from adam_async.model.prediction import crossing_bytes
 from adam_async.progress import Progress
 from adam_async.report import Report
 from adam_async.run_result import EpochResult
@@ -24,6 +27,9 @@ INTERVAL_S = 0.25
 
 WAITING_SHOWN = 2
 """So many of those who wait are named in the table."""
+
+PATIENCE_S = 5.0
+"""Without a table, waiting for roles is said when it has taken so long."""
 
 
 class LiveTable:
@@ -55,6 +61,9 @@ class LiveTable:
         wanted = stream.isatty() if terminal is None else terminal
         self._draws = wanted and not quiet and util.find_spec("rich") is not None
         self._introduced = False
+        self._cut_said = False
+        self._waits_since: float | None = None
+        self._wait_said = False
         self._live: Live | None = None
 
     async def __aenter__(self) -> Self:
@@ -89,8 +98,42 @@ class LiveTable:
         progress = self._progress
         if progress.model is not None:
             self.introduce(progress.data, progress.model)
+            if progress.plan is not None and not self._cut_said:
+                self._cut_said = True
+                self.say(cut_line(progress.model, progress.plan, together=progress.together))
+        if not self._draws:
+            self._mind_waiting(progress.missing)
         if self._live is not None:
             self._live.update(_table(progress, self._epochs), refresh=True)
+
+    def _mind_waiting(self, missing: str) -> None:
+        """Say once what is missing, when it has been waited for long: a table would show it."""
+        now = asyncio.get_running_loop().time()
+        if not missing:
+            self._waits_since, self._wait_said = None, False
+        elif self._waits_since is None:
+            self._waits_since = now
+        elif not self._wait_said and now - self._waits_since >= PATIENCE_S:
+            self._wait_said = True
+            self.say(f"waiting for {missing}")
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Take the table off the terminal within the block, so that others can write there too.
+
+        What they write stays, above the table, if it ends with a line's end.
+        """
+        live, self._live = self._live, None
+        if live is None:
+            yield
+            return
+        live.stop()
+        try:
+            yield
+        finally:
+            self._live = _new_live(self._stream)
+            self._live.start()
+            self.refresh()
 
     def introduce(self, data: Mapping[str, Any], model: Network) -> None:
         """Say which data and which model; once. Called by itself as soon as the driver knows them.
@@ -143,6 +186,25 @@ def introduction(data: Mapping[str, Any], model: Network) -> list[str]:
         "per image (our definition of its connections)"
     )
     return [f"data   {data['name']}: {data['source']}; {images}", f"model  {model.spec.name}: {size}"]
+
+
+def cut_line(model: Network, plan: Mapping[str, Any], *, together: bool) -> str:
+    """How the model is cut over the workers of a replica, and what these send each other.
+
+    Args:
+        model: The whole network.
+        plan: As `PartitionPlan.to_dict` gave it.
+        together: Whether one worker trains all parts, so that nothing is sent.
+    """
+    cut = PartitionPlan.from_dict(plan)
+    crossings = Layout(model.topology, model.input_shape, cut).crossings
+    none, one = (sum(crossing_bytes(each, n, model.dtype.itemsize) for each in crossings) for n in (0, 1))
+    sums = f" and {_count(none)} per group" if none else ""  # of weight gradients, whatever its images
+    where = ", in the memory of one process" if together else ""
+    return (
+        f"cut    {cut.kind} over {cut.workers} workers: {_count(len(crossings))} crossings, "
+        f"{_count(one - none)} bytes per image{sums}{where}"
+    )
 
 
 def epoch_line(result: EpochResult, epochs: int) -> str:

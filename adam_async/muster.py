@@ -1,6 +1,7 @@
 """How a driver gets its roles together: who must be there, who is ready, who is missing."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from adam_async.cluster_map import ClusterMap, NodeRecord, ready_word
@@ -38,9 +39,9 @@ class Muster:
         self._progress = progress
         self._workers = config.replicas * config.partitions
         cut = f" ({config.partitions} for each of {config.replicas} replica(s))"
+        self._cut = cut if config.partitions > 1 else ""
         self._wanted = (
-            f"{config.servers} parameter server(s), a data server and {self._workers} worker(s)"
-            f"{cut if config.partitions > 1 else ''}"
+            f"{config.servers} parameter server(s), a data server and {self._workers} worker(s){self._cut}"
         )
 
     async def wait_for_data(self) -> dict[str, Any]:
@@ -49,12 +50,10 @@ class Muster:
         Raises:
             DeadlineExceeded: None joined within `prepare_s`.
         """
-        self._progress.phase = "waiting for a data server"
-        cluster = await self._membership.wait_for(
-            lambda m: bool(m.live("data")) and self._membership.seated,
-            "a data server to join",
-            self._waits.prepare_s,
+        cluster = await self._wait_for(
+            lambda m: bool(m.live("data")) and self._membership.seated, "a data server to join"
         )
+        self._progress.phase = "preparing"
         return cluster.nodes[cluster.live("data")[0]].info
 
     async def wait_for_workers(self) -> int:
@@ -65,11 +64,8 @@ class Muster:
             ConfigError: The run is to be recorded, and a worker has several compute threads.
         """
         config = self._config
-        self._progress.phase = f"waiting for {self._workers} worker(s)"
         try:
-            cluster = await self._membership.wait_for(
-                lambda m: len(m.live("worker")) >= self._workers, self._wanted, self._waits.prepare_s
-            )
+            cluster = await self._wait_for(lambda m: len(m.live("worker")) >= self._workers, self._wanted)
         except DeadlineExceeded as error:
             raise self._missing(NO_RUN) from error
         several = [w for w in cluster.live("worker") if int(cluster.nodes[w].info.get("threads", 1)) > 1]
@@ -94,9 +90,7 @@ class Muster:
             RunFailed, RoleDied: The run is over.
         """
         try:
-            cluster = await self._membership.wait_for(
-                lambda m: _is_over(m, run) or bool(m.buckets), self._wanted, self._waits.prepare_s
-            )
+            cluster = await self._wait_for(lambda m: _is_over(m, run) or bool(m.buckets), self._wanted)
         except DeadlineExceeded as error:
             raise self._missing(run) from error
         check_failed(cluster, run)
@@ -123,12 +117,48 @@ class Muster:
                 await self._read_preparation(run)
             else:
                 check_failed(cluster, run)
+                assert cluster.run is not None
+                self._progress.plan, self._progress.together = cluster.run.plan, cluster.run.together
+                self._progress.missing = ""
                 return cluster
         raise self._missing(run)
 
+    async def _wait_for(self, there: Callable[[ClusterMap], bool], what: str) -> ClusterMap:
+        """Wait for a map, at most `prepare_s`, and show meanwhile which roles lack."""
+
+        def look(cluster: ClusterMap) -> bool:
+            self._show_lacking(cluster)
+            return there(cluster)
+
+        before = self._progress.phase
+        cluster = await self._membership.wait_for(look, what, self._waits.prepare_s)
+        self._progress.missing, self._progress.phase = "", before
+        return cluster
+
+    def _show_lacking(self, cluster: ClusterMap) -> bool:
+        """Show of which roles there are too few; returns whether there are any."""
+        if not self._membership.seated:  # nobody can be seen from outside
+            return False
+        lacking = [
+            f"{wanted - here} of {wanted} {role}s" if wanted > 1 else f"a {role}"
+            for role, here, wanted in (
+                ("data server", len(cluster.live("data")), 1),
+                ("parameter server", len(cluster.live("ps")), self._config.servers),
+                ("worker", len(cluster.live("worker")), self._workers),
+            )
+            if here < wanted
+        ]
+        cut = self._cut if len(cluster.live("worker")) < self._workers else ""
+        self._progress.missing = f"{', '.join(lacking)}{cut}"
+        if lacking:
+            self._progress.phase = f"waiting for {lacking[0]}"
+        return bool(lacking)
+
     async def _read_preparation(self, run: str) -> None:
-        """Ask the workers how far their kernels are compiled, for the live table."""
+        """See who lacks; ask the workers how far their kernels are compiled, for the live table."""
         cluster = self._membership.map
+        if self._show_lacking(cluster):
+            return
         addresses = [cluster.nodes[worker].address for worker in cluster.live("worker")]
         try:
             answers = [await self._inquiries.statistics(address, run) for address in addresses]

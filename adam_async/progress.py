@@ -20,6 +20,12 @@ class Progress:
     data: dict[str, Any] = field(default_factory=dict)
     """What the data server says of its data; empty until it has joined."""
     model: Model | None = None
+    plan: dict[str, Any] | None = None
+    """How the model is cut, as `PartitionPlan.to_dict` gives it; None if it is not, or not known yet."""
+    together: bool = False
+    """Whether one worker of each replica trains all parts of a model that is cut."""
+    missing: str = ""
+    """Which roles are waited for, in words; empty while none is."""
     consistency: str = "asp"
     epoch: int = 0
     images: int = 0

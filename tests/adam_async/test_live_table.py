@@ -2,11 +2,16 @@
 
 import dataclasses
 import io
+import logging
+import re
 
 import msgspec
 import pytest
 
+from adam_async import live_table
 from adam_async.baseline import Baseline
+from adam_async.cli_terminal import Terminal as Words
+from adam_async.cli_terminal import log_to_stderr
 from adam_async.cluster import LocalCluster
 from adam_async.config import Config
 from adam_async.data_server.datasets import load
@@ -14,6 +19,7 @@ from adam_async.live_table import (
     LiveTable,
     busy_share,
     consistency_line,
+    cut_line,
     epoch_line,
     introduction,
     summary,
@@ -21,6 +27,8 @@ from adam_async.live_table import (
 )
 from adam_async.machine import describe_machine
 from adam_async.model import Network, named_model
+from adam_async.model.plan import Layout
+from adam_async.model.planner import layers_plan, vertical_plan
 from adam_async.ports import Disk
 from adam_async.progress import Progress
 from adam_async.report import Report, build_report
@@ -38,6 +46,8 @@ DATA = {
 }
 EPOCH = EpochResult(epoch=1, images=60000, skipped=0, train_loss=0.25, test_accuracy=0.9876, train_s=4.0)
 CLEAR = "\x1b["
+DEATH = "worker-1 died: killed by signal 9; starting it again"
+PLAN = vertical_plan(MODEL, 2)
 
 
 class Terminal(io.StringIO):
@@ -45,6 +55,36 @@ class Terminal(io.StringIO):
 
     def isatty(self) -> bool:
         return True
+
+
+def screen(written: str) -> list[str]:
+    """What a terminal shows when this was written to it, the rows that scrolled away included."""
+    rows, row, column = [""], 0, 0
+    for control, count, action, end, text in re.findall(
+        r"(\x1b\[(\??[\d;]*)([A-Za-z]))|([\r\n])|([^\x1b\r\n]+)", written
+    ):
+        if end == "\n":
+            row, column = row + 1, 0
+            rows += [""] * (row + 1 - len(rows))
+        elif end == "\r":
+            column = 0
+        elif action == "A":
+            row = max(row - int(count or 1), 0)
+        elif action == "K":
+            assert count == "2", "the whole row is erased"
+            rows[row] = ""
+        elif text:
+            rows[row] = rows[row][:column].ljust(column) + text + rows[row][column + len(text) :]
+            column += len(text)
+        else:
+            assert action in "mhl", f"{control!r} moves the cursor"
+    return [each.rstrip() for each in rows if each.strip()]
+
+
+def drawing(**progress) -> tuple[Terminal, LiveTable]:
+    """A terminal, and a table on it that is told nothing new while it is looked at."""
+    stream = Terminal()
+    return stream, LiveTable(Progress(phase="training", epoch=2, **progress), epochs=3, stream=stream)
 
 
 def small_report(**changes) -> Report:
@@ -120,6 +160,133 @@ async def test_a_terminal_gets_a_table_that_is_gone_at_the_end_and_lines_that_st
     assert "epoch 1/3: loss 0.2500" in shown
     assert "test accuracy 98.76% after 1 epoch" in stream.getvalue()
     assert "\x1b[?25h" in stream.getvalue(), "the cursor is shown again"
+
+
+async def test_news_stand_above_the_table_and_no_row_of_it_stays_behind(monkeypatch) -> None:
+    stream, table = drawing()
+    monkeypatch.setattr("sys.stderr", stream)
+    words = Words()
+    words.give_way(table.aside)
+    async with table:
+        table.refresh()
+        before = screen(stream.getvalue())
+        words.news(DEATH)
+        words.news("worker-1 has joined")
+        table.refresh()
+        assert screen(stream.getvalue()) == [DEATH, "worker-1 has joined", *before]
+        table.on_epoch(EPOCH)
+
+    assert len(before) == 3, "a header, a row and a caption"
+    assert screen(stream.getvalue()) == [DEATH, "worker-1 has joined", epoch_line(EPOCH, 3)]
+    assert stream.getvalue().endswith("\x1b[2K"), "nothing is drawn any more"
+    words.news("after it")
+    assert screen(stream.getvalue())[-1] == "after it"
+
+
+async def test_what_is_logged_stands_above_the_table(monkeypatch) -> None:
+    root, stream = logging.getLogger(), Terminal()
+    monkeypatch.setattr(root, "handlers", [])
+    monkeypatch.setattr("sys.stderr", stream)
+    level = root.level
+    table = LiveTable(Progress(), epochs=3, stream=stream)
+    log_to_stderr(verbose=False)
+    try:
+        Words().give_way(table.aside)
+        async with table:
+            table.refresh()
+            before = screen(stream.getvalue())
+            root.warning("lost the controller")
+            table.refresh()
+            assert screen(stream.getvalue()) == ["lost the controller", *before]
+    finally:
+        root.setLevel(level)
+
+    assert screen(stream.getvalue()) == ["lost the controller"]
+
+
+async def test_news_on_another_stream_leave_the_table_as_it_is(monkeypatch) -> None:
+    (stream, table), other = drawing(), io.StringIO()
+    monkeypatch.setattr("sys.stderr", other)
+    words = Words()
+    words.give_way(table.aside)
+    async with table:
+        table.refresh()
+        before = screen(stream.getvalue())
+        words.news(DEATH)
+        assert screen(stream.getvalue()) == before
+
+    assert other.getvalue() == f"{DEATH}\n"
+
+
+async def test_without_a_table_news_are_lines_like_any(monkeypatch) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr("sys.stderr", stream)
+    table, words = LiveTable(Progress(), epochs=3, stream=stream), Words()
+    words.give_way(table.aside)
+    async with table:
+        words.news(DEATH)
+        table.say("said")
+
+    assert stream.getvalue() == f"{DEATH}\nsaid\n"
+
+
+@pytest.mark.parametrize(("plan", "kind"), [(PLAN, "vertical"), (layers_plan(MODEL, 2), "layers")])
+def test_how_the_model_is_cut_is_said_with_what_crosses(plan, kind) -> None:
+    line = cut_line(MODEL, plan.to_dict(), together=False)
+
+    match = re.fullmatch(
+        rf"cut    {kind} over 2 workers: ([\d ]+) crossings, "
+        r"([\d ]+) bytes per image( and [\d ]+ per group)?",
+        line,
+    )
+    assert match is not None, line
+    assert all(int(match[number].replace(" ", "")) > 0 for number in (1, 2))
+    assert (match[3] is not None) == any(
+        crossing.kind == "gradient" for crossing in Layout(MODEL.topology, MODEL.input_shape, plan).crossings
+    )
+    assert cut_line(MODEL, plan.to_dict(), together=True) == f"{line}, in the memory of one process"
+
+
+async def test_the_cut_is_said_once_as_soon_as_it_is_known() -> None:
+    progress, stream = Progress(data=DATA, model=MODEL), io.StringIO()
+    async with LiveTable(progress, epochs=3, stream=stream) as table:
+        table.refresh()
+        progress.plan = PLAN.to_dict()
+        table.refresh()
+        table.refresh()
+
+    cut = cut_line(MODEL, PLAN.to_dict(), together=False)
+    assert stream.getvalue().splitlines() == [*introduction(DATA, MODEL), cut]
+
+
+async def test_a_long_wait_for_roles_is_said_once_where_no_table_shows_it(monkeypatch) -> None:
+    progress, stream = Progress(missing="1 of 4 workers"), io.StringIO()
+    async with LiveTable(progress, epochs=3, stream=stream) as table:
+        table.refresh()
+        table.refresh()
+        assert stream.getvalue() == "", "it has only begun"
+        monkeypatch.setattr(live_table, "PATIENCE_S", 0.0)
+        table.refresh()
+        table.refresh()
+        assert stream.getvalue() == "waiting for 1 of 4 workers\n"
+        progress.missing = ""
+        table.refresh()
+        progress.missing = "a data server"
+        table.refresh()
+        table.refresh()
+
+    assert stream.getvalue().splitlines() == ["waiting for 1 of 4 workers", "waiting for a data server"]
+
+
+@pytest.mark.parametrize("how", [{"quiet": True}, {"terminal": True}])
+async def test_a_long_wait_is_no_line_on_a_terminal_or_when_quiet(monkeypatch, how) -> None:
+    monkeypatch.setattr(live_table, "PATIENCE_S", 0.0)
+    stream = io.StringIO()
+    async with LiveTable(Progress(missing="1 of 4 workers"), epochs=3, stream=stream, **how) as table:
+        table.refresh()
+        table.refresh()
+
+    assert "waiting for" not in stream.getvalue()
 
 
 def test_a_bounded_run_shows_its_mode_the_slowest_clock_and_who_waits_for_whom() -> None:

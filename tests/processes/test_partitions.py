@@ -78,7 +78,9 @@ def test_a_spare_worker_that_joined_by_hand_takes_the_place_of_a_dead_one(tmp_pa
         assert train.finish(seconds=120) == 0, train.output
     report = json.loads(path.read_text())
 
-    assert [event["event"] for event in report["events"]] == ["goes died"]
+    died, taken = (event["event"] for event in report["events"])
+    assert died == "goes died"
+    assert re.fullmatch(r"(stays|spare) takes part [01] of replica 0", taken)
     assert {worker["node"] for worker in report["workers"]} == {"stays", "spare"}
     assert all(worker["data"]["groups"] > 0 for worker in report["workers"])
     assert [epoch["images"] for epoch in report["epochs"]] == [IMAGES] * 30

@@ -1,0 +1,80 @@
+"""While roles are waited for, the progress says which are missing; and then how the model is cut."""
+
+import asyncio
+
+import pytest
+
+from adam_async.cluster import LocalCluster
+from adam_async.config import Config, Waits
+from adam_async.muster import Muster
+from adam_async.progress import Progress
+from tests.adam_async.runs import cluster_of, tiny_dataset, until
+from tests.adam_async.test_elastic import joiner
+
+WAITS = Waits(dial_s=20.0, call_s=20.0, patience_s=20.0, prepare_s=60.0, drain_s=20.0)
+
+
+def muster_of(cluster, **options) -> tuple[Muster, Progress]:
+    """Who waits in this cluster, of one server, one data server and one worker, for the roles of a run."""
+    progress = Progress()
+    muster = Muster(
+        config=Config(threads=1, waits=WAITS, **options),
+        membership=cluster.driver._membership,
+        inquiries=cluster.driver._inquiries,
+        progress=progress,
+    )
+    return muster, progress
+
+
+@pytest.mark.parametrize(
+    ("options", "phase", "missing"),
+    [
+        ({"replicas": 2}, "1 of 2 workers", "1 of 2 workers"),
+        (
+            {"replicas": 2, "partitions": 2},
+            "3 of 4 workers",
+            "3 of 4 workers (2 for each of 2 replica(s))",
+        ),
+        (
+            {"replicas": 3, "servers": 2},
+            "1 of 2 parameter servers",
+            "1 of 2 parameter servers, 2 of 3 workers",
+        ),
+    ],
+)
+async def test_who_is_missing_is_shown_while_workers_are_waited_for(options, phase, missing) -> None:
+    async with cluster_of(Config(epochs=1, threads=1)) as cluster, asyncio.TaskGroup() as group:
+        muster, progress = muster_of(cluster, **options)
+        waiting = group.create_task(muster.wait_for_workers(), name="waiting")
+        await until(lambda: progress.missing == missing)
+        assert progress.phase == f"waiting for {phase}"
+        waiting.cancel()
+
+
+async def test_nobody_is_missing_any_more_when_the_wait_is_over() -> None:
+    async with cluster_of(Config(epochs=1, threads=1)) as cluster:
+        muster, progress = muster_of(cluster, replicas=2)
+        await muster.wait_for_data()
+        assert (progress.phase, progress.missing) == ("preparing", "")
+        progress.phase = "loading 0001"
+        waiting = asyncio.create_task(muster.wait_for_workers(), name="waiting")
+        await until(lambda: progress.missing == "1 of 2 workers")
+        async with joiner(cluster, "worker-9"):
+            await waiting
+        assert (progress.phase, progress.missing) == ("loading 0001", "")
+
+
+async def test_how_the_model_is_cut_is_known_when_training_begins() -> None:
+    config = Config(model="digits", epochs=1, threads=1, partitions=2)
+    async with LocalCluster(config, dataset=tiny_dataset()) as cluster:
+        await cluster.train()
+        run, progress = cluster.driver.map.run, cluster.driver.progress
+        assert run is not None
+        assert progress.plan == run.plan is not None
+        assert progress.together is run.together is True
+
+
+async def test_a_model_that_is_not_cut_has_no_plan() -> None:
+    async with cluster_of(Config(epochs=1, threads=1)) as cluster:
+        await cluster.train()
+        assert cluster.driver.progress.plan is None
