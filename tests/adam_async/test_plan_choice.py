@@ -125,7 +125,8 @@ def test_workers_of_one_machine_share_its_cores_and_others_do_not() -> None:
 
     assert [shared.threads_of(workers) for workers in (1, 2, 3, 100)] == [8, 4, 2, 1]
     assert [apart.threads_of(workers) for workers in (1, 3)] == [8, 8]
-    assert [each.in_flight_of(2) for each in (shared, apart)] == [default_in_flight(4, 2), default_in_flight(8, 2)]
+    for each, threads in ((shared, 4), (apart, 8)):
+        assert each.in_flight_of(2) == default_in_flight(threads, 2)
     assert (conditions(threads=3).threads_of(9), conditions(in_flight=5).in_flight_of(9)) == (3, 5)
 
 
