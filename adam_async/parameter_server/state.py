@@ -20,6 +20,10 @@ than a worker does: pushes and ticks of an epoch that it has not heard of wait u
 epoch it hears of all replicas that take part. A replica that nobody has named yet, but that ticks already,
 is remembered until it is.
 
+What a *life* of a replica pushes and ticks when it has left the live ones is refused: its groups are given to
+others. Its worker says it again, at growing intervals, until the map tells it to begin another life; as it is
+not acknowledged, no group of it is reported. What came before stays, and is answered again.
+
 Staleness of a push on a shard is the number of pushes applied since the oldest version that its
 groups read, less the client's own ones that a local step had already put into the copy they read.
 
@@ -39,6 +43,7 @@ from adam_async.messages import (
     REFUSED,
     Problem,
     Pull,
+    Push,
     Pushed,
     ReadShards,
     Record,
@@ -76,6 +81,9 @@ from adam_async.parameter_server.shard import Session, Shard
 
 MAX_BATCH = 32
 """Pushes applied together at most, so that the first of them is not acknowledged too late."""
+
+REMEMBERED = 8
+"""Lives of one replica that are over and known to be."""
 
 
 class ServerState:
@@ -116,6 +124,7 @@ class ServerState:
         self._first_clock = 0
         self._live: Mapping[Replica, int] = {}
         self._known: Mapping[Replica, int] = {}
+        self._over: dict[Replica, deque[int]] = {}
         self._early: dict[tuple[Replica, int], dict[ShardId, int]] = {}
         self.batches = 0
         self.batched_pushes = 0
@@ -205,12 +214,14 @@ class ServerState:
         push = event.push
         if push.run != self.run:
             return [Refuse(event.request, "wrong-run", f"this server is on run {self.run}, not {push.run}")]
-        if push.epoch > self._epoch or self._gated:
-            self._gated.append(event)
-            return []
         session: Session = (push.session, push.incarnation)
         ours = self.shards if push.generation == self.generation else {}
         shards = tuple([ours.get(ShardId(number)) for number in push.shards])
+        if self._is_over(push) and _says_news(push, shards, session):
+            return [_refuse_over(event.request, push)]
+        if push.epoch > self._epoch or self._gated:
+            self._gated.append(event)
+            return []
         accepted: list[int] = []
         problems: list[Problem] = []
         for place, shard in enumerate(shards):
@@ -343,6 +354,7 @@ class ServerState:
     # --- records of steps applied in place ---------------------------------------------------
 
     def _record(self, event: RecordArrived) -> list[Effect]:
+        """Count steps: those of a life that is over too, for they have been applied to the memory already."""
         record = event.record
         if record.run != self.run or record.generation != self.generation:
             return [self._wrong_run(event.request, record)]
@@ -379,7 +391,7 @@ class ServerState:
                 clocks = shard.clocks
                 if clocks.get(replica, 0) < clock:
                     clocks[replica] = clock
-        elif self._clocked:
+        elif self._clocked and incarnation not in self._over.get(replica, ()):
             early = self._early.setdefault((replica, incarnation), {})
             for shard in shards:
                 early[shard.spec.id] = max(early.get(shard.spec.id, 0), clock)
@@ -388,6 +400,8 @@ class ServerState:
         tick = event.tick
         if tick.run != self.run or tick.generation != self.generation:
             return [self._wrong_run(event.request, tick)]
+        if self._is_over(tick):
+            return [_refuse_over(event.request, tick)]
         if tick.epoch > self._epoch or self._gated:
             self._gated.append(event)
             return []
@@ -412,6 +426,9 @@ class ServerState:
         return [AcknowledgeTick(request), *self.parked.answer()]
 
     def _replicas_changed(self, event: ReplicasChanged) -> list[Effect]:
+        for replica, life in self._live.items():
+            if event.live.get(replica) != life:
+                self._over.setdefault(replica, deque(maxlen=REMEMBERED)).append(life)
         self._live = live = dict(event.live)
         if not live:
             return []  # the tables stay, for whoever joins next starts where the last ones were
@@ -425,6 +442,11 @@ class ServerState:
             shard.clocks = {r: max(staying.get(r, slowest), early[r].get(number, 0)) for r in live}
         self._reach(self.shards.values())
         return self.parked.answer()
+
+    def _is_over(self, said: Push | Tick) -> bool:
+        """Whether it is of a life that was live; one that nobody has named yet is about to begin."""
+        replica, life = Replica(said.replica), said.incarnation
+        return self._live.get(replica) != life and life in self._over.get(replica, ())
 
     def _epoch_began(self, event: EpochBegan) -> list[Effect]:
         """All groups of the epoch before are trained and acknowledged: no clock is behind any more."""
@@ -501,6 +523,17 @@ class ServerState:
             "batches": self.batches,
             "batched_pushes": self.batched_pushes,
         }
+
+
+def _says_news(push: Push, shards: Sequence[Shard | None], session: Session) -> bool:
+    """Whether a shard has not had its number yet."""
+    numbered = zip(shards, push.numbers, strict=True)
+    return any(shard is not None and shard.last_number.get(session, 0) < number for shard, number in numbered)
+
+
+def _refuse_over(request: Request, said: Push | Tick) -> Refuse:
+    text = f"life {said.incarnation} of replica {said.replica} is over: others train what it was given"
+    return Refuse(request, "life-over", text)
 
 
 def _scaled_rates(pushes: Sequence[QueuedPush]) -> tuple[tuple[float, ...], ...]:

@@ -241,6 +241,25 @@ async def test_who_waits_for_a_clock_loses_patience_with_silent_servers_only():
         await flushing
 
 
+@pytest.mark.parametrize("consistency", ["asp", "ssp:3", "bsp"])
+async def test_who_goes_on_in_a_life_that_is_over_is_heard_no_more_and_holds_nobody_up(consistency):
+    async with servers_of(NETWORKS["local"](), consistency=consistency, waits=IMPATIENT) as servers:
+        pushing, other = servers.client(0), servers.client(1)
+        take_part(servers, pushing.client, other.client)
+        pushing.push(1.0)
+        await pushing.client.flush()
+        take_part(servers, other.client)
+        before = {number: dict(shard.last_number) for number, shard in servers.shards().items()}
+        freed = pushing.freed
+        pushing.push(1.0)
+        pushing.client.tick("ps-0", (ShardId(0),), 9)
+        await until(lambda: pushing.client.statistics().reconnects > 2)
+        assert pushing.freed == freed, "what is refused is not acknowledged"
+        assert {number: shard.last_number for number, shard in servers.shards().items()} == before
+        other.push(1.0)
+        await other.client.flush()
+
+
 @pytest.mark.parametrize("network", NETWORKS)
 async def test_a_push_that_pulls_brings_back_the_clock_of_its_values(network):
     async with servers_of(NETWORKS[network](), consistency="ssp:3") as servers:

@@ -309,6 +309,19 @@ def test_a_new_life_of_a_replica_starts_at_the_slowest_clock_of_the_others(synch
 
 
 @MODES
+def test_what_waits_for_its_epoch_is_refused_when_its_life_is_over_by_then(synchronous):
+    server = Server(synchronous=synchronous)
+    assert server.push("p", 1, 5, {0: 1, 1: 1}, epoch=2) == []
+    assert server.tick("t", 1, 6, [0, 1], epoch=2) == []
+    server.lives(0, 1, of_1=7)
+    refusals = server.tell(EpochBegan(2, 4))
+    assert [(each.request, each.code) for each in refusals] == [("p", "life-over"), ("t", "life-over")]
+    assert server.state.idle
+    assert server.shard().last_number == {}
+    assert server.shard().clocks == {0: 4, 1: 4}
+
+
+@MODES
 def test_pushes_and_ticks_of_an_epoch_wait_until_the_server_has_heard_of_it(synchronous):
     server = Server(synchronous=synchronous, live=(0,))
     assert server.push("a", 0, 1, {0: 1}, epoch=1) == []
@@ -435,7 +448,7 @@ def test_a_contribution_that_comes_after_its_sum_is_refused():
     server.push("b", 1, 1, {0: 1, 1: 1})
     server.lives(1)
     server.drain()
-    (late,) = server.push("late", 0, 1, {0: 1, 1: 1})
+    (late,) = server.push("late", 0, 1, {0: 1, 1: 1}, life=2)
     assert late.body.problems == (Problem(0, REFUSED), Problem(1, REFUSED))
     assert server.applied[0] == [(1, 1, 1)]
 
@@ -567,6 +580,12 @@ class Worker:
     open: list = field(default_factory=list)
     said: list = field(default_factory=list)
     """(clock, shards, whether finite) of each push."""
+    heard: dict | None = None
+    """Last number on each shard when the life ended."""
+
+    @property
+    def session(self):
+        return self.replica, self.life
 
 
 class Replicas(RuleBasedStateMachine):
@@ -606,7 +625,7 @@ class Replicas(RuleBasedStateMachine):
                 settled = all(problem.status != GAP for problem in effect.body.problems)
             else:
                 settled = isinstance(effect, AcknowledgeTick)
-                assert settled or effect.code == "gap"
+                assert settled or effect.code == ("gap" if worker.live else "life-over")
             if settled:
                 worker.open = [event for event in worker.open if event.request[1] != number]
 
@@ -668,6 +687,7 @@ class Replicas(RuleBasedStateMachine):
         worker = self.workers[replica]
         if worker.live and sum(other.live for other in self.workers.values()) > 1:
             worker.live = False
+            worker.heard = self.last_numbers(worker)
             self.tell_lives()
 
     @rule(replica=replica)
@@ -686,11 +706,19 @@ class Replicas(RuleBasedStateMachine):
     def the_dead_say_again_what_was_open(self, which):
         self.say_again(self.dead[which % len(self.dead)])
 
+    def last_numbers(self, worker):
+        return {shard: self.server.shard(shard).last_number.get(worker.session, 0) for shard in self.SHARDS}
+
     def tell_lives(self):
         live = {Replica(w.replica): w.life for w in self.workers.values() if w.live}
         self.take(self.server.tell(ReplicasChanged(live)))
 
     # What always holds.
+
+    @invariant()
+    def nothing_is_heard_of_a_life_that_is_over(self):
+        for worker in (*self.workers.values(), *self.dead):
+            assert worker.live or self.last_numbers(worker) == worker.heard
 
     @invariant()
     def nothing_is_applied_twice_and_clocks_never_go_back(self):
@@ -716,7 +744,7 @@ class Replicas(RuleBasedStateMachine):
                 self.ticks(worker, self.SHARDS, lost=False)
         self.take(self.server.drain())
         self.nothing_is_applied_twice_and_clocks_never_go_back()
-        assert not [worker for worker in self.workers.values() if worker.open]
+        assert not [worker for worker in self.workers.values() if worker.live and worker.open]
         assert not self.pulls
         assert self.server.state.statistics()["held"] == 0
         for worker in self.workers.values():

@@ -35,7 +35,7 @@ from adam_async.parameter_server.events import (
     TickArrived,
 )
 from adam_async.parameter_server.shard import Shard
-from adam_async.parameter_server.state import MAX_BATCH, ServerState
+from adam_async.parameter_server.state import MAX_BATCH, REMEMBERED, ServerState
 from adam_async.placement import ShardSpec
 
 ZERO, ONE, TWO = Replica(0), Replica(1), Replica(2)
@@ -88,11 +88,11 @@ class Server:
     def pull(self, request, *shards, run="run", generation=1):
         return self.tell(PullArrived(request, Pull(run=run, generation=generation, shards=shards)))
 
-    def tick(self, request, shards, clock, *, replica=0, run="run", generation=1):
+    def tick(self, request, shards, clock, *, replica=0, run="run", generation=1, incarnation=1):
         body = Tick(
             run=run,
             session=1,
-            incarnation=1,
+            incarnation=incarnation,
             replica=replica,
             clock=clock,
             generation=generation,
@@ -347,6 +347,83 @@ def test_who_joins_when_nobody_is_left_starts_where_the_last_ones_were():
     server.tell(lives())
     server.tell(lives(TWO))
     assert server.shard().clocks == {TWO: 8}
+
+
+@pytest.mark.parametrize("unseen", [False, True])
+@pytest.mark.parametrize("what", ["push", "tick"])
+def test_what_a_life_says_that_is_over_is_refused_and_changes_nothing(what, unseen):
+    server = Server(live=(ZERO, ONE))
+    server.push("first", (0,), (1,), clock=3)
+    server.drain()
+    if not unseen:
+        server.tell(lives(ONE))
+    server.tell(lives(ZERO, ONE, of_0=2))
+    before = counted(server), dict(server.shard().clocks)
+    (refusal,) = {
+        "push": lambda: server.push("late", (0,), (2,), clock=4),
+        "tick": lambda: server.tick("late", (0,), 4),
+    }[what]()
+    assert isinstance(refusal, Refuse)
+    assert (refusal.request, refusal.code) == ("late", "life-over")
+    assert "life 1 of replica 0 is over" in refusal.text
+    assert server.state.idle
+    assert (counted(server), server.shard().clocks) == before
+
+
+def test_what_came_before_a_life_was_over_stays_and_is_answered_again():
+    server = Server(live=(ZERO, ONE))
+    server.push("a", (0, 1), (1, 1))
+    server.tell(lives(ONE))
+    (answer,) = server.drain()
+    assert (answer.request, answer.body.problems) == ("a", ())
+    (again,) = server.push("a again", (0, 1), (1, 1))
+    assert again.body.problems == (Problem(0, DUPLICATE), Problem(1, DUPLICATE))
+    (refusal,) = server.push("part of it is new", (0, 1), (1, 2))
+    assert refusal.code == "life-over"
+    assert (server.shard(0).version, server.shard(1).version) == (1, 1)
+
+
+def test_a_life_that_nobody_has_named_yet_is_heard_also_while_the_one_before_is_live():
+    server = Server(live=(ZERO, ONE))
+    server.push("early", (0,), (1,), incarnation=2)
+    server.tick("early too", (0,), 1, incarnation=2)
+    (answer, _) = server.drain()
+    assert answer.body.problems == ()
+    server.tell(lives(ZERO, ONE, of_0=2))
+    server.push("late", (0,), (1,), incarnation=1)
+    assert server.state.idle
+    server.push("on", (0,), (2,), incarnation=2)
+    server.drain()
+    assert server.shard().version == 2
+
+
+def test_when_nobody_is_left_those_who_were_are_refused_and_who_comes_next_is_heard():
+    server = Server(live=(ZERO, ONE))
+    server.tell(lives())
+    for replica in (ZERO, ONE):
+        (refusal,) = server.push("late", (0,), (1,), replica=replica)
+        assert refusal.code == "life-over"
+    assert server.push("first of another", (0,), (1,), incarnation=2) == []
+    assert [effect.body.problems for effect in server.drain()] == [()]
+
+
+def test_a_life_that_is_live_again_is_heard_again():
+    server = Server(live=(ZERO, ONE))
+    server.tell(lives(ONE))
+    server.tell(lives(ZERO, ONE))
+    assert server.push("a", (0,), (1,)) == []
+    assert [effect.body.problems for effect in server.drain()] == [()]
+
+
+def test_the_newest_lives_that_are_over_are_remembered_and_no_more():
+    server = Server(live=(ZERO, ONE))
+    newest = 3 * REMEMBERED
+    for life in range(2, newest + 1):
+        server.tell(lives(ZERO, ONE, of_0=life))
+    for life in range(newest - REMEMBERED, newest):
+        (refusal,) = server.tick("late", (0,), 9, incarnation=life)
+        assert refusal.code == "life-over"
+    assert max(map(len, server.state._over.values())) == REMEMBERED
 
 
 def counted(server, number=0):
