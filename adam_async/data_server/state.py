@@ -145,7 +145,7 @@ class EpochEnded:
     behind: tuple[Replica, ...] = ()
     """Replicas in whose shares those were."""
     again: tuple[int, ...] = ()
-    """Groups whose lease came back, each as often as it did."""
+    """Groups whose lease came back, each as often as it did, but for those that were skipped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +275,7 @@ class DataState:
             self.late_reports += len(event.finished)
             return []
         effects = [e for r in event.finished for e in self._finish(event.replica, event.partition, r, now)]
-        if self._tempo.room(event.replica, now) is not None:
+        if any(asked.replica == event.replica for asked in self._parked):  # it may hold more now
             effects += self._answer_parked(now)
         return effects
 
@@ -320,7 +320,7 @@ class DataState:
             clock=self._meet(epoch),
             skipped=_ranges(epoch.skipped),
             behind=tuple(sorted(set(epoch.skipped.values()) - {POOL})),
-            again=tuple(epoch.again),
+            again=tuple(number for number in epoch.again if number not in epoch.skipped),
         )
         return [ended]
 

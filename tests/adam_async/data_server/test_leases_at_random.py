@@ -1,8 +1,15 @@
 """Workers of replicas ask, report, lose answers, die and join at random; every group is finished once."""
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from adam_async.data_server.state import (
     EpochBegan,
@@ -16,6 +23,9 @@ from adam_async.ids import Replica
 from adam_async.model_worker.clocks import ReplicaClock
 from adam_async.shares import groups_left, share_out, warm_groups
 from tests.adam_async.data_server.scene import Asker, Scene, finished
+
+EVENT_S = 0.01
+"""From one event to the next."""
 
 
 class Part(Asker):
@@ -143,6 +153,7 @@ class Leases(RuleBasedStateMachine):
         )
 
     def tell(self, event):
+        self.now += EVENT_S
         self.take(self.scene.tell(event, now=self.now))
 
     def take(self, effects):
@@ -334,6 +345,51 @@ class ResumedPool(Leases):
     FINISHED = ((1, 3), (6, 9))
 
 
+class UnevenLeases(Leases):
+    """One replica is many times slower than the others, for long enough that this is known."""
+
+    GROUPS = 300
+    FRACTION = 0.75
+    SPEEDS = (12, 2, 11)
+    """Groups per second of each replica."""
+    held_back = waited = 0
+    """Questions for whose answers there was a bound, and those that had to wait for room."""
+
+    def ask(self, part, count=2, *, lost=False):
+        room = self.room(part)
+        super().ask(part, count, lost=lost)
+        type(self).held_back += room is not None
+        type(self).waited += room == 0 and part.request is not None
+
+    def report(self, part, number, attempt, clock):
+        super().report(part, number, attempt, clock)
+        for each in self.parts:
+            if each.replica == part.replica and each.request is not None and self.has_work(each):
+                assert self.room(each) == 0, "who may hold more does not wait"
+
+    def room(self, part):
+        return self.scene.state._tempo.room(part.replica, self.now)
+
+    def has_work(self, part):
+        return self.scene.state._epoch.has_work(part.replica)
+
+    @rule(seconds=st.integers(1, 6))
+    def all_train_for_a_while(self, seconds):
+        for _ in range(seconds):
+            for part in self.parts:
+                if len(part.held) < 16 and part.request is None:
+                    self.ask(part, 16)
+            self.time_passes(1.0)
+            for part in self.parts:
+                for number in sorted(part.held)[: self.SPEEDS[part.replica]]:
+                    self.report(part, number, *part.held.pop(number))
+
+
+class UnevenPool(UnevenLeases):
+    POOLED = True
+    PARTS = 2
+
+
 class Turns(Leases):
     TURN = 2
 
@@ -404,3 +460,13 @@ TestTurnsOfOne = TurnsOfOne.TestCase
 TestWarmTurns = WarmTurns.TestCase
 TestPausingTurns = PausingTurns.TestCase
 TestResumedTurns = ResumedTurns.TestCase
+
+
+@pytest.mark.parametrize("machine", [UnevenLeases, UnevenPool])
+def test_slow_replicas_are_held_back_often_and_nothing_is_lost_by_it(machine):
+    machine.held_back = machine.waited = 0
+    run_state_machine_as_test(
+        machine, settings=settings(max_examples=40, stateful_step_count=25, deadline=None)
+    )
+    assert machine.held_back > 50
+    assert machine.waited > 5

@@ -95,8 +95,21 @@ def test_what_a_lost_replica_held_when_it_closed_is_skipped():
     for replica in (ZERO, ONE, TWO):
         train(scene, replica)
     (ended,) = scene.live(ZERO, ONE, TWO)
-    assert (ended.skipped, ended.behind, ended.again) == (((12, 16),), (THREE,), (12, 13))
+    assert (ended.skipped, ended.behind) == (((12, 16),), (THREE,))
+    assert ended.again == (), "what is skipped is not trained again"
     assert scene.live(ZERO, ONE) == [], "an epoch ends once"
+
+
+def test_what_came_back_before_it_closed_and_was_skipped_then_is_not_trained_again():
+    last = Replica(4)
+    scene = scene_of(20, replicas=(*FOUR, last))
+    assert scene.leased(last, 2) == ((16, 1), (17, 1))
+    assert scene.leased(ZERO, 1) == ((0, 1),)
+    scene.live(*FOUR)
+    for replica in (ONE, TWO, THREE):
+        assert train(scene, replica) == []
+    (ended,) = scene.report(ZERO, 0)
+    assert (ended.skipped, ended.again) == (((1, 4), (16, 20)), ())
 
 
 def test_what_a_lost_replica_held_before_is_trained_by_its_successor_first():
@@ -142,7 +155,7 @@ def test_a_carried_group_of_a_lost_replica_is_trained_though_the_epoch_has_close
     assert scene.worker(ZERO).answer.groups == ((4, 2),)
     assert scene.leased(ZERO) == ((5, 2),)
     (ended,) = scene.report(ZERO, 4, 5)
-    assert (ended.skipped, ended.again) == (((13, 16),), (4, 5, 13))
+    assert (ended.skipped, ended.again) == (((13, 16),), (4, 5))
 
 
 def test_out_of_a_pool_everybody_takes_the_next_group_until_the_fraction_is_leased():
@@ -198,6 +211,7 @@ class Run:
         self.speeds = {replica: self.chance.choice([1, 2, 20]) for replica in self.everybody}
         self.orders = EpochOrders(Dice(seed), num_images=IMAGES, images_per_group=SIZE)
         self.skipped = []
+        self.now = 0.0
         self.scene.live(*self.everybody)
 
     def epoch(self, number, behind):
@@ -228,6 +242,7 @@ class Run:
 
     def turn(self, order):
         """Something happens: mostly somebody trains a group."""
+        self.now += 0.1
         live = sorted(self.scene.lives)
         what = self.chance.random()
         if not live or (what < 0.01 and len(live) < len(self.everybody)):
@@ -239,12 +254,12 @@ class Run:
         part = self.chance.randrange(self.partitions)
         asker = self.scene.worker(replica, part)
         if not asker.attempts:
-            self.scene.ask(replica, 3, part=part, now=1e9)
+            self.scene.ask(replica, 3, part=part, now=self.now)
         if not asker.attempts:
             return []
         number = min(asker.attempts)
         about = {"epoch": order.epoch, "images": len(order.group(number))}
-        effects = self.scene.report(replica, number, part=part, **about)
+        effects = self.scene.report(replica, number, part=part, now=self.now, **about)
         asker.attempts.pop(number, None)
         return effects
 

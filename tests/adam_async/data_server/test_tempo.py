@@ -77,3 +77,17 @@ def test_where_an_epoch_ends_early_a_slow_replica_is_given_more_when_it_reports(
     assert answer is None
     scene.report(SLOW, *first[16:60])
     assert 0 < len(scene.worker(SLOW).answer.groups) < 16
+
+
+def test_a_replica_that_waits_for_room_is_answered_by_the_report_that_makes_it_quick_enough():
+    scene = Scene()
+    scene.live(QUICK, SLOW)
+    scene.tell(EpochBegan(1, 1000, {QUICK: (0, 500), SLOW: (500, 1000)}, fraction=0.9))
+    slow = [number for number, _ in scene.ask(SLOW, 64).groups]
+    quick = [number for number, _ in scene.ask(QUICK, 40).groups]
+    scene.report(QUICK, *quick, now=1.0)
+    scene.report(SLOW, *slow[:8], now=1.0)
+    assert scene.ask(SLOW, 16, now=1.0) is None
+    # The quickest one pauses, so that its rate sinks: by now it is 10 a second, and that of the other 6.
+    assert scene.report(SLOW, *slow[8:24], now=4.0) == []
+    assert len(scene.worker(SLOW).answer.groups) == 16
