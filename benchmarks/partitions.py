@@ -193,6 +193,7 @@ class End:
             heeded=False,
             on_blocks=self._on_blocks,
             on_progress=lambda: None,
+            on_linked=lambda: None,
         )
 
     def _on_blocks(self, arrived: Arrived) -> None:

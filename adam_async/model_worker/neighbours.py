@@ -83,6 +83,7 @@ class Neighbour:
         heeded: Whether we send to it, and so wait until it has begun enough groups.
         on_blocks: Takes what arrives.
         on_progress: Called when it has begun more groups.
+        on_linked: Called when there is a link to it.
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class Neighbour:
         heeded: bool,
         on_blocks: OnBlocks,
         on_progress: Callable[[], None],
+        on_linked: Callable[[], None],
     ) -> None:
         self.part, self.node, self.address = part, node, address
         self._expects = expects
@@ -106,6 +108,7 @@ class Neighbour:
         self._on_blocks = on_blocks
         self._shapes: dict[tuple[int, int], tuple[int, ...]] = {}
         self._on_progress = on_progress
+        self._on_linked = on_linked
         self._sending = SendingStream()
         self._receiving = ReceivingStream()
         self._told = 0
@@ -193,6 +196,7 @@ class Neighbour:
         self._hear(greet.begun)
         self._link = link
         self.links += 1
+        self._on_linked()
         self._flush_soon()
         try:
             while True:
@@ -298,7 +302,7 @@ class Neighbours:
         self._greet = greet
         self._waits = waits
         self._traffic = traffic
-        self._progress = asyncio.Event()
+        self._progress, self._linked = asyncio.Event(), asyncio.Event()
         self._others: dict[int, Neighbour] = {}
         for part, node in enumerate(cluster.members(greet.replica)):
             if part != partition.worker:
@@ -315,6 +319,7 @@ class Neighbours:
                     heeded=any(crossing.target == part for crossing in partition.outgoing),
                     on_blocks=on_blocks,
                     on_progress=self._progress.set,
+                    on_linked=self._linked.set,
                 )
 
     def put(self, part: int, parcel: Parcel) -> None:
@@ -330,6 +335,21 @@ class Neighbours:
     def keep_up(self) -> bool:
         """Whether we may begin one more group, as far as those are concerned that we send to."""
         return all(other.keeps_up for other in self._others.values())
+
+    async def wait_linked(self) -> None:
+        """Wait until we have talked to each of them. Cancelling it loses nothing.
+
+        Raises:
+            DeadlineExceeded: One is not to be reached for `waits.patience_s`; names it.
+        """
+        try:
+            async with asyncio.timeout(self._waits.patience_s):
+                while not all(other.links for other in self._others.values()):
+                    self._linked.clear()
+                    await self._linked.wait()
+        except TimeoutError:
+            late = ", ".join(other.node for other in self._others.values() if not other.links)
+            raise DeadlineExceeded(f"a link to {late}", self._waits.patience_s) from None
 
     async def wait_progress(self) -> None:
         """Wait until one of them has begun another group. Cancelling it loses nothing.

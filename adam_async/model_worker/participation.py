@@ -231,6 +231,8 @@ class Participation:
             if self._pulls_to_begin:
                 while not self._data.has_group:
                     await self._data.wait_group()
+                if self.neighbours is not None:
+                    await self.neighbours.wait_linked()
                 await self._way.prepare()
             await self._feed(self._engine)
 
