@@ -33,7 +33,7 @@ class PlanOptions:
     threads: int = 0
     """Compute threads per worker; 0 shares the cores of a machine out."""
     in_flight: int = 0
-    """Groups in flight; 0 is twice the threads of a worker."""
+    """Groups in flight; 0 is twice the threads of a replica."""
     servers: int = 1
     """Parameter servers that gradients are pushed to."""
     json: Path | None = None
