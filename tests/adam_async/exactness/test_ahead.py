@@ -7,7 +7,7 @@ from adam_async.config import Config
 from adam_async.dice import Dice
 from adam_async.model.named import mlp
 from adam_async.model.network import Network as Model
-from adam_async.model_worker import updates
+from adam_async.model_worker import pulls, updates
 from adam_async.model_worker.updates import PushBuffer, plan_pushes, plan_stages
 from adam_async.placement import shard_table
 from adam_async.replay.decode import read_recording
@@ -19,7 +19,14 @@ DEEP = mlp((64, 40, 40, 40, 10), input_shape=(1, 8, 8), name="deep")
 
 
 @pytest.fixture
-def eager(monkeypatch):
+def apart(monkeypatch):
+    """Let each of the large tensors have messages of its own."""
+    for module in (updates, pulls):
+        monkeypatch.setattr(module, "MESSAGE_BYTES", 12 << 10)
+
+
+@pytest.fixture
+def eager(apart, monkeypatch):
     """Let messages of any size leave ahead."""
     monkeypatch.setattr(updates, "EARLY_BYTES", 1)
 
@@ -79,7 +86,9 @@ def test_a_buffer_filled_message_by_message_holds_what_one_filled_at_once_does(p
 
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("mode", [{"consistency": "bsp"}, {"consistency": "bsp", "lag": 1}], ids=str)
-async def test_lockstep_has_the_same_bits_whether_messages_leave_ahead_or_not(mode, network, monkeypatch):
+async def test_lockstep_has_the_same_bits_whether_messages_leave_ahead_or_not(
+    mode, network, apart, monkeypatch
+):
     config = Config(
         epochs=2, images_per_group=4, replicas=2, threads=2, dtype="float64", seed=5, **mode, **SHARDED
     )
