@@ -123,6 +123,7 @@ class DataServer(Role):
         self._stock: Stock | None = None
         self._recipe: Recipe | None = None
         self._pool: ComputePool | None = None
+        self._has_thread = asyncio.Event()
         self._unsent: deque[Grant] = deque()
         """Answers whose groups are still to be transformed."""
         self._late = 0
@@ -135,6 +136,7 @@ class DataServer(Role):
         """Keep the thread on which images are transformed."""
         async with ComputePool(threads=1, name=f"{self._identity.node}/transforms") as pool:
             self._pool = pool
+            self._has_thread.set()
             await asyncio.get_running_loop().create_future()
 
     # --- the run -----------------------------------------------------------------------------
@@ -148,7 +150,8 @@ class DataServer(Role):
             if run is None:
                 continue
             if run.id != self._run:
-                self._take_up(cluster)
+                recipe = await self._recipe_of(run)
+                self._take_up(cluster, recipe)
                 epoch, live = 0, None
                 await self._membership.set_node(ready=run.id)
             before, live = live, {Replica(replica): life for replica, life in cluster.lives().items()}
@@ -158,7 +161,17 @@ class DataServer(Role):
                 epoch = cluster.epoch.number
                 self._begin_epoch(run, cluster.epoch, skipped_groups(cluster.results[: epoch - 1]))
 
-    def _take_up(self, cluster: ClusterMap) -> None:
+    async def _recipe_of(self, run: RunRecord) -> Recipe | None:
+        """What becomes of images, made on the thread: compiling its kernels may take seconds."""
+        if not run.transforms:
+            return None
+        await self._has_thread.wait()
+        assert self._pool is not None
+        kernels = str(run.config["kernels"])
+        make = partial(Recipe.of, run.transforms, self._dataset.image_shape, kernels=kernels)
+        return await self._pool.run(make, cost="compile")
+
+    def _take_up(self, cluster: ClusterMap, recipe: Recipe | None) -> None:
         run = cluster.run
         assert run is not None
         self._run = run.id
@@ -175,10 +188,7 @@ class DataServer(Role):
         for grant in self._unsent:
             grant.request.request.fail("wrong-run", f"this data server has gone on to run {run.id}")
         self._unsent.clear()
-        self._recipe = None
-        if run.transforms:
-            shape = self._dataset.image_shape
-            self._recipe = Recipe.of(run.transforms, shape, kernels=self._config.kernels)
+        self._recipe = recipe
         self._partitions = cluster.takers
         self.state = DataState(partitions=self._partitions)
 

@@ -92,7 +92,8 @@ class Participation:
         # after a warm start, or when the other workers of a replica were ready, too.
         waits_to_begin = config.warm_start > 0 or (cluster.partitions > 1 and not run.together)
         self._pulls_to_begin = storage is None and config.slack is None and waits_to_begin
-        self._cpus = pinned_cpus(threads=threads, first=replica * threads) if config.pin_threads else None
+        first = replica * self._threads
+        self._cpus = pinned_cpus(threads=self._threads, first=first) if config.pin_threads else None
         self.prepared = asyncio.Event()
         spec = ModelSpec.from_dict(run.spec)
         self._model = Model(spec, dtype=config.dtype, kernels=config.kernels, layers=layers)

@@ -342,3 +342,11 @@ async def test_a_link_that_is_cut_hundreds_of_times_costs_nothing_but_time(netwo
     talk = talk_of(result)
     assert min(told["links"] for told in talk.values()) > 200
     assert sum(told["blocks_said_again"] for told in talk.values()) > 0
+
+
+async def test_parts_in_one_process_keep_to_their_cores():
+    config = config_of(partitions=2, pin_threads=True)
+    async with LocalCluster(config, dataset=tiny_dataset(train=IMAGES), spec=digits()) as cluster:
+        result = await cluster.train()
+    assert [epoch.images for epoch in result.epochs] == [IMAGES]
+    assert len(result.statistics["worker-0"]["cpus"]) == 2
