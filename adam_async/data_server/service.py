@@ -7,9 +7,7 @@ answers are sent and forgotten (AD-05). The workers that a replica is cut over a
 the rows of the images that it needs.
 """
 
-import asyncio
 import logging
-from collections import deque
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -38,8 +36,7 @@ from adam_async.data_server.state import (
     PauseEnded,
     ReplicasChanged,
 )
-from adam_async.data_server.stock import Stock
-from adam_async.data_server.transforms.recipe import Recipe
+from adam_async.data_server.supply import Supply
 from adam_async.dice import Dice
 from adam_async.ids import Replica
 from adam_async.messages import (
@@ -57,7 +54,6 @@ from adam_async.role import Role
 from adam_async.shares import Ranges, warm_groups
 from adam_async.timeline import Timeline
 from adam_async.timer import Timer
-from dataflow import ComputePool, Job
 from transport import Identity, Network, Request
 
 logger = logging.getLogger(__name__)
@@ -116,28 +112,24 @@ class DataServer(Role):
         self._dataset = dataset
         self.state = DataState()
         self._run = ""
-        self._group_images = 1
         self._most_groups = 1
         self._partitions = 1
         self._read_ahead = 1
-        self._stock: Stock | None = None
-        self._recipe: Recipe | None = None
-        self._pool: ComputePool | None = None
-        self._has_thread = asyncio.Event()
-        self._unsent: deque[Grant] = deque()
-        """Answers whose groups are still to be transformed."""
-        self._late = 0
+        self._supply = Supply(
+            dataset, name=f"{identity.node}/images", on_failure=lambda error: self._fail(error)
+        )
         self._timer = Timer(lambda: self.state.next_deadline(), self._due)
 
     def _tasks(self) -> Mapping[str, Coroutine[Any, Any, None]]:
-        return {"timer": self._timer.run(), "follow": self._follow(), "transforms": self._transforming()}
+        return {"timer": self._timer.run(), "follow": self._follow(), "images": self._supply.run()}
 
-    async def _transforming(self) -> None:
-        """Keep the thread on which images are transformed."""
-        async with ComputePool(threads=1, name=f"{self._identity.node}/transforms") as pool:
-            self._pool = pool
-            self._has_thread.set()
-            await asyncio.get_running_loop().create_future()
+    def _fail(self, error: BaseException) -> None:
+        """End the server with what making images raised."""
+
+        async def fail() -> None:
+            raise error
+
+        self._spawn("images-failed", fail())
 
     # --- the run -----------------------------------------------------------------------------
 
@@ -150,8 +142,7 @@ class DataServer(Role):
             if run is None:
                 continue
             if run.id != self._run:
-                recipe = await self._recipe_of(run)
-                self._take_up(cluster, recipe)
+                await self._take_up(cluster, run)
                 epoch, live = 0, None
                 await self._membership.set_node(ready=run.id)
             before, live = live, {Replica(replica): life for replica, life in cluster.lives().items()}
@@ -161,43 +152,23 @@ class DataServer(Role):
                 epoch = cluster.epoch.number
                 self._begin_epoch(run, cluster.epoch, skipped_groups(cluster.results[: epoch - 1]))
 
-    async def _recipe_of(self, run: RunRecord) -> Recipe | None:
-        """What becomes of images, made on the thread: compiling its kernels may take seconds."""
-        if not run.transforms:
-            return None
-        await self._has_thread.wait()
-        assert self._pool is not None
-        kernels = str(run.config["kernels"])
-        make = partial(Recipe.of, run.transforms, self._dataset.image_shape, kernels=kernels)
-        return await self._pool.run(make, cost="compile")
-
-    def _take_up(self, cluster: ClusterMap, recipe: Recipe | None) -> None:
-        run = cluster.run
-        assert run is not None
-        self._run = run.id
-        self._group_images = int(run.config["images_per_group"])
-        self._read_ahead = int(run.config["read_ahead"])
-        group_bytes = self._group_images * prod(self._dataset.image_shape)
-        self._most_groups = min(max(ANSWER_BYTES // group_bytes, 1), ANSWER_GROUPS)
+    async def _take_up(self, cluster: ClusterMap, run: RunRecord) -> None:
         self._config = msgspec.convert(run.config, Config)
+        await self._supply.take_up(run, self._config)
+        self._run = run.id
+        self._read_ahead = self._config.read_ahead
+        group_bytes = self._config.images_per_group * prod(self._dataset.image_shape)
+        self._most_groups = min(max(ANSWER_BYTES // group_bytes, 1), ANSWER_GROUPS)
         self._orders = EpochOrders(
             Dice(self._config.seed),
             num_images=len(self._dataset.train_labels),
-            images_per_group=self._group_images,
+            images_per_group=self._config.images_per_group,
         )
-        for grant in self._unsent:
-            grant.request.request.fail("wrong-run", f"this data server has gone on to run {run.id}")
-        self._unsent.clear()
-        self._recipe = recipe
         self._partitions = cluster.takers
         self.state = DataState(partitions=self._partitions)
 
     def _begin_epoch(self, run: RunRecord, epoch: EpochRecord, skipped: Sequence[Ranges]) -> None:
-        order = self._orders.order(epoch.number, skipped)
-        transform = None
-        if self._recipe is not None:
-            transform = partial(self._recipe.apply, dice=Dice(self._config.seed), epoch=epoch.number)
-        self._stock = Stock(self._dataset, order, takers=self._partitions, transform=transform)
+        self._supply.begin_epoch(self._orders.order(epoch.number, skipped), takers=self._partitions)
         shares = {Replica(int(replica)): share for replica, share in epoch.shares.items()}
         taken_up = run.resumed if epoch.finished else None
         began = EpochBegan(
@@ -276,27 +247,7 @@ class DataServer(Role):
         self._loop.call_soon(self._read_on, Replica(body.replica))
 
     def _read_on(self, replica: Replica) -> None:
-        if self._stock is not None:
-            self._prepare(self._stock, self.state.upcoming(replica, self._read_ahead))
-
-    def _prepare(self, stock: Stock, numbers: Iterable[int]) -> None:
-        for block in stock.prepare(numbers):
-            self._make(stock, block)
-
-    def _make(self, stock: Stock, block: int) -> None:
-        """Have a block made on the thread, when that takes more work."""
-        assert self._pool is not None, "the thread is there before any run"
-        made = partial(self._made, stock, block)
-        if not self._pool.submit(stock.make, block, on_done=made, cost="transform"):
-            self._pool.call_when_room(partial(self._make, stock, block))
-
-    def _made(self, stock: Stock, block: int, job: Job) -> None:
-        if job.error is not None:
-            self._spawn(f"block-{block}", _fail(job.error))
-            return
-        stock.put(block, job.result)
-        while self._unsent and stock is self._stock and stock.has(_numbers(self._unsent[0])):
-            self._send_groups(self._unsent.popleft())
+        self._supply.prepare(self.state.upcoming(replica, self._read_ahead))
 
     def _tell(self, event: Event) -> None:
         self._perform(self.state.handle(event, now=self._loop.time()))
@@ -308,7 +259,11 @@ class DataServer(Role):
         for effect in effects:
             match effect:
                 case Grant():
-                    self._send_when_made(effect)
+                    numbers = [number for number, _ in effect.groups]
+                    if numbers:
+                        self._supply.when_ready(numbers, partial(self._send_groups, effect))
+                    else:
+                        self._send_groups(effect)
                 case EpochEnded():
                     self._spawn(
                         f"epoch-{effect.number}",
@@ -317,30 +272,18 @@ class DataServer(Role):
                 case Paused():
                     self._spawn(f"pause-{effect.number}", self._pause(self._run, effect))
 
-    def _send_when_made(self, grant: Grant) -> None:
-        """Send groups, or keep them until they are transformed, in their order."""
-        if grant.groups and self._recipe is not None:
-            assert self._stock is not None
-            self._prepare(self._stock, _numbers(grant))
-            if self._unsent or not self._stock.has(_numbers(grant)):
-                self._late += 1
-                self._unsent.append(grant)
-                return
-        self._send_groups(grant)
-
     def _send_groups(self, grant: Grant) -> None:
         timeline = self._timeline
         begin = timeline.clock() if timeline is not None else 0.0
         leases: list[Lease] = []
         tensors: tuple[NDArray[Any], ...] = ()
         if grant.groups:
-            assert self._stock is not None
-            stock, progress = self._stock, self.state.progress
+            count, progress = self._supply.count, self.state.progress
             leases = [
-                Lease(grant.epoch, number, attempt, stock.count(number), progress(number))
+                Lease(grant.epoch, number, attempt, count(number), progress(number))
                 for number, attempt in grant.groups
             ]
-            images, labels = stock.take([number for number, _ in grant.groups])
+            images, labels = self._supply.take([number for number, _ in grant.groups])
             tensors = _cut(images, labels, grant.request.rows)
         groups = Groups(leases=tuple(leases), last=grant.last, clock=grant.clock, end=grant.end)
         request: Request = grant.request.request
@@ -363,8 +306,7 @@ class DataServer(Role):
         }
 
     def _images_in(self, numbers: Iterable[int]) -> int:
-        stock = self._stock
-        return sum(map(stock.count, numbers)) if stock is not None else 0
+        return sum(map(self._supply.count, numbers))
 
     async def _report_epoch(self, run: str, number: int, result: Mapping[str, Any]) -> None:
         def end(epoch: EpochRecord) -> EpochRecord | None:
@@ -401,22 +343,15 @@ class DataServer(Role):
         """Progress of the epoch, groups trained again, and the traffic of each link."""
         told = self.state.statistics()
         skipped = self._images_in(chain.from_iterable(starmap(range, told["skipped_groups"])))
-        transforms = None
-        if self._recipe is not None and self._pool is not None:
-            transforms = {"late_answers": self._late, "pool": self._pool.statistics()}
-        return {**told, "skipped": skipped, "transforms": transforms, **super().statistics()}
+        return {
+            **told,
+            "skipped": skipped,
+            "transforms": self._supply.statistics(),
+            **super().statistics(),
+        }
 
     def __repr__(self) -> str:
         return f"<DataServer {self._identity.node} at {self.address} {self._dataset!r}>"
-
-
-def _numbers(grant: Grant) -> list[int]:
-    return [number for number, _ in grant.groups]
-
-
-async def _fail(error: BaseException) -> None:
-    """End the server with what a transform raised."""
-    raise error
 
 
 def _cut(
