@@ -51,6 +51,7 @@ FILE_BYTES = 256 << 20
 MAY_CHANGE = frozenset(
     {
         "data",
+        "damaged",
         "transforms",
         "epochs",
         "epoch_fraction",
@@ -61,6 +62,7 @@ MAY_CHANGE = frozenset(
         "pin_threads",
         "slow",
         "servers",
+        "data_servers",
         "processes",
         "weights",
         "kernels",

@@ -58,7 +58,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     model: str = "auto"
     """``auto`` (what fits the data), a named model, or a TOML file with a spec."""
     data: str = "auto"
-    """``auto``, the name of a data set, or a folder or file; see `data_server.datasets`."""
+    """``auto``, the name of a data set, or a folder or file; see `data_server.datasets`. Or
+    ``tcp://host:port`` of data servers that were started alone, separated by commas."""
+    damaged: Literal["error", "skip"] = "error"
+    """Damaged images: the first is an error, or up to one in twenty are left out."""
     augment: bool = False
     """Whether training images are changed at random, in another way each epoch, before they are used."""
     transforms: str = ""
@@ -92,6 +95,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Groups in flight of a replica; 0 is twice its threads, or in place as many as keep them busy."""
     servers: int = 1
     """Parameter servers that share the shards."""
+    data_servers: int = 1
+    """Data servers, all of which have the whole data set."""
     processes: bool = False
     """Each role a child process over loopback TCP, instead of all in one event loop."""
     rule: Literal["sgd", "adagrad", "adam"] = "sgd"
@@ -436,6 +441,7 @@ _LEAST = {
     "images_per_group": 1,
     "in_flight": 0,
     "servers": 1,
+    "data_servers": 1,
     "rate": 0.0,
     "weight_decay": 0.0,
     "push_every": 1,
@@ -459,6 +465,7 @@ MOST = {
     "replicas": 1024,
     "partitions": 64,
     "servers": 64,  # one for each bucket
+    "data_servers": 64,
     "lag": 1,
     "decay": 1.0,
     "shard_bytes": 1 << 25,  # half of what one message may hold

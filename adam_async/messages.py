@@ -10,6 +10,7 @@ Conversations, with the tensors that ride along in brackets:
     anyone - controller          GetMap, CompareAndSet [value], WatchMap -> MapState [map]
     worker - data server         LeaseGroups -> Groups [images, labels], ReportGroups -> Reported
     driver - data server         ReadTest -> TestImages [images, labels]
+    driver - data host           Serve -> Serving [what it says of its data]
     worker - worker              Greet, Blocks [activations, error gradients, partial weight gradients]
     worker - parameter server    Push [deltas or factors] -> Pushed [values], Tick -> Ticked
     worker - same, in place      Record -> Recorded
@@ -163,6 +164,20 @@ class TestImages(Body, frozen=True, kw_only=True):
     __test__ = False  # not a test class, whatever its name suggests to pytest
 
     total: int
+
+
+class Serve(Body, frozen=True, kw_only=True):
+    """Ask a data host for a data server in a cluster. It serves until the asker says goodbye or is lost."""
+
+    controller: str
+    """Where the host reaches the cluster's controller, ``tcp://host:port``."""
+
+
+class Serving(Body, frozen=True, kw_only=True):
+    """A data server has joined the cluster. Tensor: `Dataset.info` of its data, as JSON text."""
+
+    node: str
+    """Its id there."""
 
 
 # --- workers of one replica ------------------------------------------------------------------
@@ -451,6 +466,8 @@ TABLE: dict[type[Body], frozenset[tuple[str, str]]] = {
     Reported: frozenset({("data", "worker")}),
     ReadTest: frozenset({("driver", "data")}),
     TestImages: frozenset({("data", "driver")}),
+    Serve: frozenset({("driver", "data")}),
+    Serving: frozenset({("data", "driver")}),
     Push: frozenset({("worker", "ps")}),
     Pushed: frozenset({("ps", "worker")}),
     Record: frozenset({("worker", "ps")}),

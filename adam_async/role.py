@@ -11,12 +11,12 @@ what cannot be decoded or is not for this role is refused, and the link lives on
 """
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Self
 
-from adam_async.cluster_map import NodeRecord
+from adam_async.cluster_map import ClusterMap, NodeRecord
 from adam_async.config import Waits
 from adam_async.controller.client import Membership
 from adam_async.machine import process_memory
@@ -121,6 +121,20 @@ class Role:
             seat, waits = self._membership, self._waits
             what = f"the controller at {self._controller} to seat {self._identity.node}"
             await seat.wait_for(lambda _: seat.seated, what, waits.dial_s + waits.call_s)
+
+    def changes(self) -> AsyncIterator[ClusterMap]:
+        """The cluster map now and after every change, always the newest; only where there is a seat."""
+        return self._membership.changes()
+
+    async def listen_also(self, address: str) -> str:
+        """Open a second door until the end of the block, for those who cannot reach the first.
+
+        Returns where it is. Raises what `Network.listen` raises.
+        """
+        listener = await self._stack.enter_async_context(
+            self._network.listen(address, self._identity, self._on_link)
+        )
+        return listener.address
 
     # --- links -------------------------------------------------------------------------------
 

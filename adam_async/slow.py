@@ -126,14 +126,19 @@ def nodes_of(slowed: Slowed) -> frozenset[str]:
     return frozenset(slowed.nodes if isinstance(slowed, SlowLink) else (slowed.node,))
 
 
-def check_names(texts: Iterable[str], *, workers: int, servers: int) -> None:
+def check_names(texts: Iterable[str], *, workers: int, servers: int, data_servers: int = 1) -> None:
     """Refuse nodes that a cluster of this size does not have, and a pace of what computes nothing.
 
     Raises:
         ConfigError: There is no such node; says which there are.
     """
     computing = [f"worker-{number}" for number in range(workers)]
-    others = ["controller", "driver", "data-0", *(f"ps-{number}" for number in range(servers))]
+    others = [
+        "controller",
+        "driver",
+        *(f"data-{number}" for number in range(data_servers)),
+        *(f"ps-{number}" for number in range(servers)),
+    ]
     for slowed in read_slow(texts):
         known = computing if isinstance(slowed, SlowNode) else [*others, *computing]
         for node in sorted(nodes_of(slowed)):

@@ -41,6 +41,8 @@ from adam_async.messages import (
     RecordPart,
     Reported,
     ReportGroups,
+    Serve,
+    Serving,
     ShardState,
     ShardStates,
     Statistics,
@@ -83,6 +85,8 @@ ALLOWED = {
     "Reported": {("data", "worker")},
     "ReadTest": {("driver", "data")},
     "TestImages": {("data", "driver")},
+    "Serve": {("driver", "data")},
+    "Serving": {("data", "driver")},
     "Push": {("worker", "ps")},
     "Pushed": {("ps", "worker")},
     "Record": {("worker", "ps")},
@@ -161,6 +165,8 @@ EXAMPLES = [
     Profile(total=7),
     Greet(run="r", replica=1, life=5, partition=2, received=7, begun=3),
     Blocks(first=8, blocks=(Block(3, 1, 2, 1), Block(4, 1, 2, 1)), received=9, begun=4),
+    Serve(controller="tcp://127.0.0.1:7070"),
+    Serving(node="data-host-1"),
 ]
 
 

@@ -1,0 +1,154 @@
+"""Data servers that were started alone, as who begins a cluster uses them: asks them in, and lets them go."""
+
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Any, Self
+
+from adam_async.config import Waits
+from adam_async.entrypoints import address_towards, check_address
+from adam_async.errors import ConfigError, DeadlineExceeded, RoleUnreachable, RunFailed
+from adam_async.messages import Serve, Serving, pack, read_text_tensor, unpack
+from transport import (
+    CallTimeout,
+    DialFailed,
+    HandshakeRejected,
+    Identity,
+    Link,
+    Network,
+    RemoteError,
+    RemoteProtocolError,
+)
+from transport.tcp import is_loopback, parse_tcp_address
+
+SAME = ("name", "shape", "classes", "train_images", "test_images")
+"""What all data servers of a cluster say alike of their data."""
+
+
+def addresses_in(data: str) -> tuple[str, ...]:
+    """The addresses of data servers that `Config.data` consists of; none if it names a data set.
+
+    Raises:
+        ConfigError: One is no address that can be dialled, or is named twice.
+    """
+    return checked(data.split(",")) if data.startswith("tcp://") else ()
+
+
+def checked(addresses: Sequence[str]) -> tuple[str, ...]:
+    """The same addresses, if all can be dialled.
+
+    Raises:
+        ConfigError: One cannot be, or is named twice.
+    """
+    found = tuple(check_address(address.strip(), "data") for address in addresses)
+    for address in found:
+        if found.count(address) > 1:
+            raise ConfigError(f"data: {address} is named twice; name each data server once")
+    return found
+
+
+async def address_for(hosts: Sequence[str]) -> str:
+    """Where a controller listens so that all hosts reach it: on the way to one that is on another machine.
+
+    Raises:
+        ConfigError: There is no way to that host.
+    """
+    away = [address for address in hosts if not is_loopback(parse_tcp_address(address)[0])]
+    return await address_towards((away or list(hosts))[0])
+
+
+class DataHosts:
+    """Links to data hosts, for as long as a cluster needs them: `async with` dials, leaving says goodbye.
+
+    Args:
+        addresses: Where they stand.
+        network: How to reach them, with their token.
+        identity: Who asks: the cluster's driver.
+        waits: Deadlines: `dial_s` to reach them, `prepare_s` for each to join.
+
+    Raises:
+        RoleUnreachable: Nobody listens there.
+        HandshakeRejected: It refused us, or is no data server.
+        RemoteProtocolError: What listens there is none of ours.
+    """
+
+    def __init__(
+        self, addresses: Sequence[str], *, network: Network, identity: Identity, waits: Waits
+    ) -> None:
+        self._addresses = addresses
+        self._network = network
+        self._identity = identity
+        self._waits = waits
+        self._links: dict[str, Link] = {}
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as stack:
+            for address in self._addresses:
+                link = await self._dial(address)
+                stack.push_async_callback(link.aclose)
+                self._links[address] = link
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        return await self._stack.__aexit__(kind, error, trace)
+
+    async def _dial(self, address: str) -> Link:
+        try:
+            return await self._network.dial(
+                address, self._identity, timeout_s=self._waits.dial_s, peer_role="data"
+            )
+        except DialFailed as error:
+            why = f"{error.reason}; start one there with: adam-async data --bind {address}"
+            raise RoleUnreachable("a data server", address, why) from error
+        except HandshakeRejected as error:
+            raise HandshakeRejected(error.code, f"{error.text}, at {address}") from error
+        except RemoteProtocolError as error:
+            raise RemoteProtocolError(error.rule, f"{address}: {error.detail}") from error
+
+    async def serve(self, controller: str) -> dict[str, Any]:
+        """Ask all of them into a cluster, one after the other; returns what they say of their data.
+
+        Raises:
+            ConfigError: One belongs to a cluster already, or they have different data.
+            DeadlineExceeded: One did not join within `prepare_s`.
+            RunFailed: One could not; says why.
+            LinkBroken, LinkClosed: One was lost meanwhile.
+        """
+        infos = {address: await self._ask(address, controller) for address in self._links}
+        first, *others = infos
+        for other in others:
+            differing = [name for name in SAME if infos[first].get(name) != infos[other].get(name)]
+            if differing:
+                raise ConfigError(
+                    f"data: {first} has {_named(differing, infos[first])}, but {other} has "
+                    f"{_named(differing, infos[other])}; start all data servers over the same data"
+                )
+        return infos[first]
+
+    async def _ask(self, address: str, controller: str) -> dict[str, Any]:
+        timeout_s = self._waits.prepare_s
+        try:
+            reply = await self._links[address].call(pack(Serve(controller=controller)), timeout_s=timeout_s)
+        except CallTimeout:
+            raise DeadlineExceeded(f"the data server at {address} to join", timeout_s) from None
+        except RemoteError as error:
+            if error.code == "unexpected":
+                raise ConfigError(
+                    f"data: the data server at {address} belongs to a cluster already; name one that was "
+                    "started without --controller"
+                ) from error
+            raise RunFailed(f"the data server at {address} cannot serve: {error.text}") from error
+        unpack(reply, Serving)
+        info: dict[str, Any] = read_text_tensor(reply, dict[str, Any])
+        return info
+
+    def __repr__(self) -> str:
+        return f"<DataHosts {', '.join(self._addresses)}>"
+
+
+def _named(names: Sequence[str], info: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {info.get(name)}" for name in names)
