@@ -152,6 +152,23 @@ class Disk:
         self._read_bytes += len(data)
         return data
 
+    async def read_part(self, path: Path, start: int, stop: int) -> bytes:
+        """Return the bytes from `start` to `stop` of a file, or fewer if it ends before."""
+        async with self._open(path, "rb") as file:
+            await file.seek(start)
+            data: bytes = await file.read(stop - start)
+        self._reads += 1
+        self._read_bytes += len(data)
+        return data
+
+    async def read_pieces(self, path: Path, piece_bytes: int) -> AsyncGenerator[bytes, None]:
+        """Yield a file piece by piece; it is opened once. Close the generator (`contextlib.aclosing`)."""
+        self._reads += 1
+        async with self._open(path, "rb") as file:
+            while data := await file.read(piece_bytes):
+                self._read_bytes += len(data)
+                yield data
+
     @contextlib.asynccontextmanager
     async def _open(self, path: Path, mode: str) -> AsyncIterator[Any]:
         """Open a file so that it is closed whatever is cancelled, which aiofiles does not promise.
@@ -212,6 +229,10 @@ class Disk:
         self._writes += 1
         self._written_bytes += memoryview(data).nbytes
 
+    async def sync_file(self, path: Path) -> None:
+        """Force down what was written to a file with `write_from`."""
+        await self.run(_force_file, path)
+
     async def sync_folder(self, folder: Path) -> None:
         """Force down which files a folder holds."""
         await self.run(_force_folder, folder)
@@ -252,6 +273,11 @@ def _nothing() -> None:
 def _force_data(descriptor: int) -> None:
     # macOS has no fdatasync; fsync is the stronger of the two.
     getattr(os, "fdatasync", os.fsync)(descriptor)
+
+
+def _force_file(path: Path) -> None:
+    with open(path, "rb") as file:
+        _force_data(file.fileno())
 
 
 def _rename_durably(aside: Path, path: Path) -> None:

@@ -107,6 +107,23 @@ async def test_a_file_is_continued_where_it_ends_and_nowhere_else(tmp_path: Path
         assert disk.statistics().written_bytes == 11
 
 
+async def test_a_file_is_read_in_pieces_and_from_anywhere_and_what_was_appended_is_forced_down(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "file"
+    async with Disk() as disk:
+        await disk.write_from(path, 0, b"one two three")
+        await disk.sync_file(path)
+        async with contextlib.aclosing(disk.read_pieces(path, 5)) as pieces:
+            assert [piece async for piece in pieces] == [b"one t", b"wo th", b"ree"]
+        assert await disk.read_part(path, 4, 7) == b"two"
+        assert await disk.read_part(path, 8, 99) == b"three"
+        assert await disk.read_part(path, 99, 100) == b""
+        assert (disk.statistics().reads, disk.statistics().read_bytes) == (4, 21)
+        with pytest.raises(FileNotFoundError):
+            await disk.sync_file(tmp_path / "absent")
+
+
 async def test_a_missing_file_is_the_systems_own_error(tmp_path: Path) -> None:
     async with Disk() as disk:
         with pytest.raises(FileNotFoundError):
