@@ -3,6 +3,7 @@
 Only what `--help` needs is imported here; a command brings its own weight.
 """
 
+import difflib
 import os
 import sys
 from collections.abc import Callable, Coroutine
@@ -10,15 +11,15 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, UnusedCliTokensError
 
 from adam_async.cli_data_options import InspectOptions
 from adam_async.cli_errors import explain
-from adam_async.cli_options import LoopName, MemberOptions, RoleOptions, TrainOptions, WorkerOptions
+from adam_async.cli_options import Damaged, LoopName, MemberOptions, RoleOptions, TrainOptions, WorkerOptions
 from adam_async.cli_plan_options import PlanOptions
 from adam_async.cli_signals import EARLY, loop_factory
 from adam_async.cli_terminal import Terminal, log_to_stderr, reader_left
-from adam_async.errors import first_cause
+from adam_async.errors import ConfigError, first_cause
 
 USAGE = 2
 
@@ -37,8 +38,16 @@ app.command(data_commands)
 def run_command(arguments: list[str]) -> int:
     """Parse and run one command; every error becomes one line and an exit code."""
     try:
+        check_words(arguments)
         command, bound, _ = app.parse_args(arguments, exit_on_error=False, print_error=False)
         return command(*bound.args, **bound.kwargs) or 0
+    except UnusedCliTokensError as error:
+        path, _, _ = app.parse_commands(arguments)
+        words, unused = " ".join(path), ", ".join(error.unused_tokens or ())
+        Terminal().error(
+            f"{words} does not take {unused}: its options are --NAME VALUE (adam-async {words} --help)"
+        )
+        return USAGE
     except CycloptsError as error:
         Terminal().error(str(error))
         return USAGE
@@ -51,6 +60,24 @@ def run_command(arguments: list[str]) -> int:
         code, sentence = explain(error)
         Terminal().error(sentence)
         return code
+
+
+def check_words(arguments: list[str]) -> None:
+    """Refuse a word that stands where a command does and is none.
+
+    Raises:
+        ConfigError: It does; names the commands there are, and the nearest.
+    """
+    path, _, rest = app.parse_commands(arguments)
+    group = {(): app, ("data",): data_commands}.get(path)
+    if group is None or not rest or (path and rest[0].startswith("-")):
+        return
+    whole = {name: " ".join((*path, name)) for name in group}
+    near = difflib.get_close_matches(rest[0], list(group), n=1)
+    meant = f", did you mean {whole[near[0]]!r}?" if near else ";"
+    known = ", ".join(words for name, words in whole.items() if not name.startswith("-"))
+    itself = f", or {path[0]} with options, which begin with --" if path else ""
+    raise ConfigError(f"{' '.join((*path, rest[0]))!r} is no command{meant} known: {known}{itself}")
 
 
 def _run(
@@ -83,7 +110,14 @@ def train(options: TrainOptions = TrainOptions()) -> int:  # noqa: B008 - frozen
 
 
 @app.command
-def evaluate(model: Path, *, data: str = "auto", threads: int = 0, loop: LoopName = "uvloop") -> int:
+def evaluate(
+    model: Path,
+    *,
+    data: str = "auto",
+    damaged: Damaged = "error",
+    threads: int = 0,
+    loop: LoopName = "uvloop",
+) -> int:
     """Say how well a model that `train --out` wrote does on test images.
 
     Parameters
@@ -92,6 +126,8 @@ def evaluate(model: Path, *, data: str = "auto", threads: int = 0, loop: LoopNam
         The model's file, or the folder it is in.
     data
         auto, mnist, digits, fashion-mnist, cifar-10, synthetic, or a folder or file (docs/data.md).
+    damaged
+        Damaged images: stop at the first, or leave out up to one in twenty.
     threads
         Compute threads; 0 is one per core.
     loop
@@ -100,7 +136,9 @@ def evaluate(model: Path, *, data: str = "auto", threads: int = 0, loop: LoopNam
     from adam_async.cli_inspect import run_evaluation
 
     return _run(
-        lambda terminal: run_evaluation(model, data, threads, os.environ, terminal), loop=loop, verbose=False
+        lambda terminal: run_evaluation(model, data, damaged, threads, os.environ, terminal),
+        loop=loop,
+        verbose=False,
     )
 
 
@@ -175,17 +213,21 @@ def ps(options: MemberOptions) -> int:
 
 
 @data_commands.default
-def data(options: MemberOptions, *, data: str = "auto") -> int:
+def data(options: MemberOptions, *, data: str = "auto", damaged: Damaged = "error") -> int:
     """Run a data server: it hands out image groups to the workers.
 
     Parameters
     ----------
     data
         auto, mnist, digits, fashion-mnist, cifar-10, synthetic, or a folder or file (docs/data.md).
+    damaged
+        Damaged images: stop at the first, or leave out up to one in twenty.
     """
     from adam_async.cli_roles import serve_data
 
-    return _run(lambda _: serve_data(options, data, os.environ), loop=options.loop, verbose=options.verbose)
+    return _run(
+        lambda _: serve_data(options, data, damaged, os.environ), loop=options.loop, verbose=options.verbose
+    )
 
 
 @data_commands.command(name="inspect")

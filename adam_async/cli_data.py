@@ -12,16 +12,25 @@ from adam_async.cli_terminal import Terminal
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.datasets import load
 from adam_async.data_server.downloads import watched
+from adam_async.data_server.sources.damage import Policy
 from adam_async.ports import Disk, fetch_url
 
 
-async def load_data(source: str, disk: Disk, environment: Mapping[str, str]) -> Dataset:
+async def load_data(
+    source: str, disk: Disk, environment: Mapping[str, str], *, damaged: Policy = "error"
+) -> Dataset:
     """Load a data set as `data_server.datasets.load` does, with downloads kept in the user's cache.
 
     Downloads show on stderr while they go.
 
+    Args:
+        source: A name, a folder or a file.
+        disk: Reads and decodes.
+        environment: Says where data and the user's cache are.
+        damaged: What to do with damaged images; ``skip`` leaves out up to one in twenty.
+
     Raises:
-        DataError: The source is missing or damaged.
+        DataError: The source is missing, or damaged beyond what may be left out.
     """
     with Downloads(Terminal().err) as downloads:
         return await load(
@@ -30,6 +39,7 @@ async def load_data(source: str, disk: Disk, environment: Mapping[str, str]) -> 
             fetch=watched(fetch_url, downloads.on_bytes),
             data_dir=data_folder(environment),
             cache_dir=cache_folder(environment),
+            damaged=damaged,
         )
 
 

@@ -9,18 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.augmenting import steps_for
-from adam_async.cli_data import Downloads, cache_folder, data_folder
+from adam_async.cli_data import data_folder, load_data
 from adam_async.cli_data_options import InspectOptions
 from adam_async.cli_terminal import Terminal
 from adam_async.cli_train import check_no_folder, make_folder, read_file
 from adam_async.contact_sheet import contact_sheet, sheet_rows
 from adam_async.data_server.dataset import Dataset
-from adam_async.data_server.datasets import load
-from adam_async.data_server.downloads import watched
 from adam_async.data_server.transforms.recipe import Recipe, read_steps
 from adam_async.errors import ConfigError
 from adam_async.png import png_bytes
-from adam_async.ports import Disk, fetch_url
+from adam_async.ports import Disk
 
 MOST_SAMPLES, MOST_CLASSES = 256, 1024
 
@@ -57,15 +55,7 @@ async def run_inspection(
         text = None
         if options.transforms is not None:
             text = await read_file(options.transforms, "--transforms", disk)
-        with Downloads(terminal.err) as downloads:
-            dataset = await load(
-                source,
-                disk,
-                fetch=watched(fetch_url, downloads.on_bytes),
-                data_dir=data_folder(environment),
-                cache_dir=cache_folder(environment),
-                damaged="skip",
-            )
+        dataset = await load_data(source, disk, environment, damaged=options.damaged)
         kind = await kind_of(source, data_folder(environment), disk)
         found = {"kind": kind, **await disk.run(describe, dataset), "transforms": None}
         if text is not None or options.augment:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from adam_async.cli_options import LoopName
+from adam_async.cli_options import Damaged, LoopName
 
 _OnlyOn = Parameter(negative="")
 
@@ -16,6 +16,8 @@ _OnlyOn = Parameter(negative="")
 class InspectOptions:
     """What `data inspect` can be told."""
 
+    damaged: Damaged = "skip"
+    """Damaged images: leave out and list up to one in twenty, or stop at the first."""
     png: Path | None = None
     """Draw a contact sheet of the training images into this file, a row for each class."""
     augment: Annotated[bool, _OnlyOn] = False

@@ -7,6 +7,7 @@ from adam_async.cli_data import cache_folder, data_folder, load_data
 from adam_async.cli_terminal import Terminal
 from adam_async.cli_train import is_file, read_file
 from adam_async.config import MAX_THREADS_PER_CORE, MOST
+from adam_async.data_server.sources.damage import Policy
 from adam_async.doctor import examine, exit_code
 from adam_async.errors import ConfigError
 from adam_async.evaluate import evaluate_file, table
@@ -18,7 +19,12 @@ from adam_async.saved_model import FILE_NAME
 
 
 async def run_evaluation(
-    model: Path, data: str, threads: int, environment: Mapping[str, str], terminal: Terminal
+    model: Path,
+    data: str,
+    damaged: Policy,
+    threads: int,
+    environment: Mapping[str, str],
+    terminal: Terminal,
 ) -> int:
     """Print how well a saved model does.
 
@@ -31,7 +37,7 @@ async def run_evaluation(
         raise ConfigError(f"--threads must be within 0 and {most}, not {threads}")
     async with Disk() as disk:
         path = model / FILE_NAME if await disk.run(model.is_dir) else model
-        dataset = await load_data(data, disk, environment)
+        dataset = await load_data(data, disk, environment, damaged=damaged)
         evaluation = await evaluate_file(path, dataset, disk=disk, threads=threads or usable_cores())
     for line in table(evaluation):
         terminal.say(line)

@@ -9,6 +9,7 @@ from cyclopts import Parameter
 from adam_async.config import FIELDS
 
 LoopName = Literal["uvloop", "asyncio"]
+Damaged = Literal["error", "skip"]
 
 _OnlyOn = Parameter(negative="")
 
@@ -24,6 +25,8 @@ class TrainOptions:
     """auto (what fits the data), mnist-adam, digits, mlp, cifar-conv, or FILE.toml with a spec."""
     data: str | None = None
     """auto, mnist, digits, fashion-mnist, cifar-10, synthetic, or a folder or file (docs/data.md)."""
+    damaged: Damaged | None = None
+    """Damaged images: stop at the first, or leave out up to one in twenty."""
     augment: bool | None = None
     """Change training images at random, in another way each epoch."""
     transforms: str | None = None

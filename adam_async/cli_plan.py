@@ -117,7 +117,7 @@ async def _write(file: Path, option: str, data: bytes, disk: Disk) -> None:
 async def _spec(options: PlanOptions, disk: Disk, environment: Mapping[str, str]) -> ModelSpec:
     text = await read_file(Path(options.model), "--model", disk) if is_file(options.model) else None
     if options.data is not None or options.model == "auto":
-        dataset = await load_data(options.data or "auto", disk, environment)
+        dataset = await load_data(options.data or "auto", disk, environment, damaged="skip")
         return choose_model(options.model, dataset.info(), text=text)
     return named_model(options.model) if text is None else ModelSpec.from_toml(text)
 

@@ -10,6 +10,7 @@ from adam_async.cli_options import TrainOptions
 from adam_async.cli_terminal import Terminal
 from adam_async.cli_train import make_folder
 from adam_async.data_server.dataset import Dataset
+from adam_async.data_server.sources.damage import Policy
 from adam_async.errors import ConfigError
 from adam_async.machine import numerics
 from adam_async.ports import Disk
@@ -44,7 +45,9 @@ async def run_replay(options: TrainOptions, environment: Mapping[str, str], term
         for line in differences(recording.header):
             terminal.news(line)
         source = options.data or str(recording.header.config["data"])
-        replay = await repeat(recording, await load_data(source, disk, environment), terminal)
+        damaged: Policy = recording.header.config.get("damaged", "error")
+        dataset = await load_data(source, disk, environment, damaged=damaged)
+        replay = await repeat(recording, dataset, terminal)
         if options.out is not None:
             try:
                 await save_model(replay.network, replay.weights(), options.out, disk)

@@ -18,6 +18,7 @@ from adam_async.cli_data import load_data
 from adam_async.cli_options import MemberOptions, RoleOptions, WorkerOptions
 from adam_async.cli_parent import Parent, die_with_parent
 from adam_async.config import MAX_THREADS_PER_CORE, MOST, Waits
+from adam_async.data_server.sources.damage import Policy
 from adam_async.entrypoints import (
     Place,
     Role,
@@ -59,10 +60,12 @@ async def serve_ps(options: MemberOptions, environment: Mapping[str, str]) -> in
     return await _serve_member("ps", options, environment, parameter_server)
 
 
-async def serve_data(options: MemberOptions, data: str, environment: Mapping[str, str]) -> int:
+async def serve_data(
+    options: MemberOptions, data: str, damaged: Policy, environment: Mapping[str, str]
+) -> int:
     """Load the data, then run a data server until it is ended."""
     async with Disk() as disk:
-        dataset = await load_data(data, disk, environment)
+        dataset = await load_data(data, disk, environment, damaged=damaged)
     return await _serve_member("data", options, environment, lambda place: data_server(place, dataset))
 
 

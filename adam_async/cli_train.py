@@ -84,7 +84,9 @@ async def run_training(options: TrainOptions, environment: Mapping[str, str], te
         for file in _files(options):
             await disk.run(check_no_folder, file)
         timeline = Timeline() if options.profile is not None else None
-        dataset = await load_data(config.data, disk, environment) if needs_data(options, config) else None
+        dataset = None
+        if needs_data(options, config):
+            dataset = await load_data(config.data, disk, environment, damaged=config.damaged)
         driver: Driver | None = None
         result: RunResult | None = None
         try:
@@ -282,7 +284,8 @@ async def configure(
     if options.controller is None and options.token_file is not None:
         raise ConfigError("--token-file is the token of the cluster at --controller, which is not given")
     if options.controller is not None:
-        idle = [name for name in ("data", "threads", "in_flight") if getattr(options, name) is not None]
+        roles = ("data", "damaged", "threads", "in_flight")
+        idle = [name for name in roles if getattr(options, name) is not None]
         if idle:
             logger.warning("no effect with --controller, its roles were told theirs: %s", ", ".join(idle))
     return config

@@ -137,7 +137,7 @@ class ProcessCluster:
             common = ("--controller", controller, "--bind", LOOPBACK)
             counts = ("--threads", str(threads), "--in-flight", str(config.in_flight))
             children = [
-                self._start("data", "data-0", *common, "--data", config.data),
+                self._start("data", "data-0", *common, "--data", config.data, "--damaged", config.damaged),
                 *(self._start("ps", f"ps-{n}", *common) for n in range(config.servers)),
                 *(self._start("worker", f"worker-{n}", *common, *counts) for n in range(config.workers)),
             ]

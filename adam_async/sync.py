@@ -210,7 +210,7 @@ class LocalCluster:
             dataset = self._dataset
             if dataset is None:
                 async with Disk() as disk:
-                    dataset = await load(self.config.data, disk)
+                    dataset = await load(self.config.data, disk, damaged=self.config.damaged)
             self._cluster = await stack.enter_async_context(
                 cluster.LocalCluster(
                     self.config,

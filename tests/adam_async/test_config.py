@@ -71,7 +71,7 @@ def test_the_environment_is_an_argument_and_foreign_variables_are_left_alone():
     [
         ("epocs = 3", "adam.toml: unknown key 'epocs'; did you mean 'epochs'?"),
         ("[waits]\nanswers_s = 3", "unknown key 'waits.answers_s'; did you mean 'waits.answer_s'?"),
-        ("zzzzzzzzz = 3", "unknown key 'zzzzzzzzz'; known keys: model, data, augment"),
+        ("zzzzzzzzz = 3", "unknown key 'zzzzzzzzz'; known keys: model, data, damaged, augment"),
         ("[run]\nepochs = 3", "unknown key 'run'"),
         ("epochs = ", "adam.toml is not TOML"),
         ("waits = 3", "adam.toml: waits is a table; write [waits]"),

@@ -32,7 +32,7 @@ class Damage:
             DataError: The policy is ``error``.
         """
         if self._policy == "error":
-            raise DataError(f"{sentence}; repair or remove it, or load with damaged='skip'")
+            raise DataError(f"{sentence}; repair or remove it, or load with damaged='skip' (--damaged skip)")
         self.count += 1
         if len(self._sentences) < MAX_SENTENCES:
             self._sentences.append(sentence)
