@@ -11,6 +11,7 @@ Conversations, with the tensors that ride along in brackets:
     worker - data server         LeaseGroups -> Groups [images, labels], ReportGroups -> Reported
     driver - data server         ReadTest -> TestImages [images, labels]
     driver - data host           Serve -> Serving [what it says of its data]
+    data server - data server    ReadManifest -> ManifestPart [files], ReadFile -> FilePart [bytes]
     worker - worker              Greet, Blocks [activations, error gradients, partial weight gradients]
     worker - parameter server    Push [deltas or factors] -> Pushed [values], Tick -> Ticked
     worker - same, in place      Record -> Recorded
@@ -178,6 +179,87 @@ class Serving(Body, frozen=True, kw_only=True):
 
     node: str
     """Its id there."""
+
+
+# --- data servers that stage one source ------------------------------------------------------
+
+
+class ReadManifest(Body, frozen=True, kw_only=True):
+    """First question of a data server to another one, and where theirs differ for the files of its list."""
+
+    server: int
+    """Number of the sender, of so many `servers`."""
+    servers: int
+    first: Annotated[int, msgspec.Meta(ge=0)] = 0
+    count: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Files wanted, from `first` on; it may answer with fewer."""
+
+
+class ManifestPart(Body, frozen=True, kw_only=True):
+    """Tensor: these files as JSON text; `data_server.staging.File`."""
+
+    server: int
+    """Number of the sender, of so many `servers`."""
+    servers: int
+    digest: str
+    """Of all files: who has the same means the same files by the same numbers."""
+    yours: int = 0
+    """Files here that belong to the one that asked."""
+
+
+class ReadFile(Body, frozen=True, kw_only=True):
+    """Ask for the piece of a file that begins at `offset`. The answer waits for the file, up to `wait_s`."""
+
+    digest: str
+    file: Annotated[int, msgspec.Meta(ge=0)]
+    offset: Annotated[int, msgspec.Meta(ge=0)]
+    wait_s: float = 0.0
+
+
+class FilePart(Body, frozen=True, kw_only=True):
+    """Tensor, unless it has no bytes: the piece."""
+
+    checksum: str
+    """Of the whole file; empty, and no tensor: it is not here yet."""
+    progress: int = 0
+    """Bytes that the sender has staged: one that stays behind but moves is waited for."""
+
+
+# --- data servers ----------------------------------------------------------------------------
+
+
+class Enter(Body, frozen=True, kw_only=True):
+    """Events for the ledger of a run's leases, for its lender to enter. Tensor: the events, packed."""
+
+    run: str
+    term: int
+    """Of the lending, as the sender knows it."""
+
+
+class Entered(Body, frozen=True, kw_only=True):
+    """They are in the ledger; which says nothing of who else has it."""
+
+
+class CopyLedger(Body, frozen=True, kw_only=True):
+    """A part of the ledger, from its lender. Tensor: its entries, packed, and before them, with `anew`, the
+    opening that they follow."""
+
+    run: str
+    term: int
+    first: int
+    """Number of the first of these entries."""
+    settled: int
+    """All keepers have the entries before this number."""
+    anew: bool = False
+    """Whether what the receiver has is void."""
+    whole: bool = True
+    """Whether these are all entries that there were; otherwise what the receiver had before goes on to hold."""
+
+
+class LedgerCopied(Body, frozen=True, kw_only=True):
+    """The sender has all entries before this number."""
+
+    stop: int
 
 
 # --- workers of one replica ------------------------------------------------------------------
@@ -461,6 +543,14 @@ TABLE: dict[type[Body], frozenset[tuple[str, str]]] = {
     LeaseGroups: frozenset({("worker", "data")}),
     Groups: frozenset({("data", "worker")}),
     ReportGroups: frozenset({("worker", "data")}),
+    ReadManifest: frozenset({("data", "data")}),
+    ManifestPart: frozenset({("data", "data")}),
+    ReadFile: frozenset({("data", "data")}),
+    FilePart: frozenset({("data", "data")}),
+    Enter: frozenset({("data", "data")}),
+    Entered: frozenset({("data", "data")}),
+    CopyLedger: frozenset({("data", "data")}),
+    LedgerCopied: frozenset({("data", "data")}),
     Greet: frozenset({("worker", "worker")}),
     Blocks: frozenset({("worker", "worker")}),
     Reported: frozenset({("data", "worker")}),
@@ -548,6 +638,25 @@ def read_text_tensor(message: Message, expected: Any) -> Any:
 def read_number(value: float | None) -> float:
     """A number out of JSON text, which writes null for what is not finite, such as a diverged loss."""
     return float("nan") if value is None else float(value)
+
+
+def packed_tensor(value: Any) -> NDArray[np.uint8]:
+    """Write any builtin or record as bytes that ride as a tensor; unlike text it holds every float."""
+    return np.frombuffer(msgspec.msgpack.encode(value), np.uint8)
+
+
+def read_packed_tensor(message: Message, expected: Any) -> Any:
+    """Validate what rides beside a message, as `packed_tensor` writes it.
+
+    Raises:
+        RemoteProtocolError: There is no such tensor, or it is not what is expected.
+    """
+    if len(message.tensors) != 1 or message.tensors[0].dtype != np.uint8:
+        raise RemoteProtocolError("tensors", f"{message.type} must carry one packed tensor")
+    try:
+        return msgspec.msgpack.decode(message.tensors[0].tobytes(), type=expected)
+    except msgspec.DecodeError as error:
+        raise RemoteProtocolError("message", f"malformed bytes beside {message.type}: {error}") from None
 
 
 def check_tensor(tensor: NDArray[Any], what: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
