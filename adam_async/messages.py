@@ -190,6 +190,8 @@ class ReadManifest(Body, frozen=True, kw_only=True):
     server: int
     """Number of the sender, of so many `servers`."""
     servers: int
+    digest: str
+    """As in the answer: both sides learn that their lists differ."""
     first: Annotated[int, msgspec.Meta(ge=0)] = 0
     count: Annotated[int, msgspec.Meta(ge=0)] = 0
     """Files wanted, from `first` on; it may answer with fewer."""

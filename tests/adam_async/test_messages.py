@@ -171,7 +171,7 @@ EXAMPLES = [
     Statistics(node="ps-0", role="ps"),
     GetProfile(start=5, stop=10),
     Profile(total=7),
-    ReadManifest(server=1, servers=4, first=7, count=9),
+    ReadManifest(server=1, servers=4, digest="a1", first=7, count=9),
     ManifestPart(server=1, servers=4, digest="a1", yours=3),
     ReadFile(digest="a1", file=7, offset=1 << 40, wait_s=1.5),
     FilePart(checksum="b2", progress=1 << 40),
