@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from adam_async.data_server.transforms.resample import ONE, Spline
+from adam_async.data_server.transforms.resample import Spline
 from adam_async.data_server.transforms.stage import (
     Floats,
     Kernels,
@@ -28,13 +28,13 @@ from adam_async.data_server.transforms.stage import (
     Words,
     signed,
     uniform,
+    units,
 )
 from adam_async.data_server.transforms.steps import Step
 
 KINDS = ("shift", "flip", "rotate", "scale", "shear", "elastic", "crop", "pad")
 
 _ALONE = ("crop", "pad")
-_FARTHEST = 2.0**40
 _HALF_PI = 1.5707963267948966
 _COS_TERMS = (1 / 479001600, -1 / 3628800, 1 / 40320, -1 / 720, 1 / 24, -1 / 2, 1.0)
 _SIN_TERMS = (1 / 6227020800, -1 / 39916800, 1 / 362880, -1 / 5040, 1 / 120, -1 / 6, 1.0)
@@ -69,7 +69,7 @@ class Movement(Stage):
         self._centre = (shape[2] - 1) / 2, (shape[1] - 1) / 2
         self._new_centre = (self.shape[2] - 1) / 2, (self.shape[1] - 1) / 2
         self._room = self.shape[2] - shape[2], self.shape[1] - shape[1]
-        self._resample = kernels.resample
+        self._displaced, self._resample = kernels.displaced, kernels.resample
         self._repeat = any(step.options.get("edge") == "repeat" for step in steps)
         cells = 1
         self._points = 0
@@ -88,11 +88,12 @@ class Movement(Stage):
         controls = np.zeros((n, 2, self._points, self._points), np.int64)
         for step, drawn in zip(self._steps, words, strict=True):
             if step.kind == "elastic":
-                moves = signed(drawn) * step.options["pixels"]
-                moves_x, moves_y = moves.reshape(n, 2, self._points, self._points).transpose(1, 0, 2, 3)
-                a, b, d, e = (part[:, np.newaxis, np.newaxis] for part in linear)
-                controls[:, 0] = _units(a * moves_x + b * moves_y)
-                controls[:, 1] = _units(d * moves_x + e * moves_y)
+                controls = self._displaced(
+                    np.ascontiguousarray(drawn),
+                    float(step.options["pixels"]),
+                    np.stack(linear, axis=1),
+                    self._points,
+                )
                 continue
             (p, q, s, t), (x, y) = self._inverse(step, drawn)
             a, b, d, e = linear
@@ -116,7 +117,7 @@ class Movement(Stage):
         x, y = self._new_centre
         column = offset[0] + self._centre[0] - a * x - b * y
         row = offset[1] + self._centre[1] - d * x - e * y
-        return _units(np.stack([a, b, column, d, e, row], axis=1))
+        return units(np.stack([a, b, column, d, e, row], axis=1))
 
     def _inverse(self, step: Step, words: Words) -> tuple[Sequence[Floats], tuple[Floats, Floats]]:
         """Which place is seen at (x, y): four factors, row by row, and what is added."""
@@ -191,8 +192,3 @@ def _circle(degrees: Floats) -> tuple[Floats, Floats]:
         np.where(swapped, sine, cosine) * np.where((turn == 1) | (turn == 2), -1.0, 1.0),
         np.where(swapped, cosine, sine) * np.where(turn >= 2, -1.0, 1.0),
     )
-
-
-def _units(pixels: Floats) -> NDArray[np.int64]:
-    """Round to units of positions. What is farther than any image is long is beyond all of them."""
-    return np.floor(np.clip(pixels * ONE, -_FARTHEST, _FARTHEST) + 0.5).astype(np.int64)

@@ -1,9 +1,13 @@
 """Pure: compiled twins of what takes most time, equal to NumPy's to the last bit.
 
-All are whole numbers, which no compiler rounds another way. What each does is said beside its twin:
-`philox_words` in adam_async/dice.py, `resample` in adam_async/data_server/transforms/resample.py,
-`numpy_noisy` in adam_async/data_server/transforms/stage.py. They call nothing of other files, because numba
-would not see that those have changed.
+All are whole numbers, which no compiler rounds another way, or sums and products of float64 in their order.
+What each does is said beside its twin: `philox_words` in adam_async/dice.py, `resample` in
+adam_async/data_server/transforms/resample.py, the others in adam_async/data_server/transforms/stage.py. They
+call nothing of other files, because numba would not see that those have changed.
+
+Loops over pixels are short and write to one array, so that compilers make vectors of them. They index by
+unsigned numbers, of which numba does not ask whether they count from the end, and each operation is brought
+back to 32 bits, to which numba would not keep.
 """
 
 from collections.abc import Callable
@@ -16,7 +20,12 @@ from adam_async.model.fast.memory import exact
 
 Longs = NDArray[np.int64]
 Words = NDArray[np.uint64]
+Halves = NDArray[np.uint32]
+Floats = NDArray[np.float64]
 Pixels = NDArray[np.uint8]
+
+_LANES = 32
+"""Columns are worked off so many at once: a multiple of what the vectors of any processor hold."""
 
 
 def _upper_word(a: Any, b: Any) -> Any:
@@ -46,17 +55,112 @@ def _philox(keys: Words, blocks: Words, out: Words) -> None:
             out[i, j, 0], out[i, j, 1], out[i, j, 2], out[i, j, 3] = c0, c1, c2, c3
 
 
-def _pixel(image: Pixels, channel: int, row: int, column: int, repeat: bool) -> Any:
-    """A pixel, or what is seen in its place beyond the image."""
-    rows, columns = image.shape[1], image.shape[2]
-    if repeat:
-        row, column = min(max(row, 0), rows - 1), min(max(column, 0), columns - 1)
-    elif row < 0 or row >= rows or column < 0 or column >= columns:
-        return np.int64(0)
-    return np.int64(image[channel, row, column])
+def _displaced(words: Words, pixels: float, linear: Floats, out: Longs) -> None:
+    points = out.shape[2]
+    count = points * points
+    for i in range(out.shape[0]):
+        a, b, d, e = linear[i, 0], linear[i, 1], linear[i, 2], linear[i, 3]
+        for at in range(count):
+            x, y = words[i, np.uint64(at)], words[i, np.uint64(count + at)]
+            across = (np.float64(x >> np.uint64(11)) * 2.0**-53 * 2.0 - 1.0) * pixels
+            down = (np.float64(y >> np.uint64(11)) * 2.0**-53 * 2.0 - 1.0) * pixels
+            row, column = at // points, at % points
+            moved = min(max((a * across + b * down) * 65536.0, -(2.0**40)), 2.0**40)
+            out[i, 0, row, column] = np.int64(np.floor(moved + 0.5))
+            moved = min(max((d * across + e * down) * 65536.0, -(2.0**40)), 2.0**40)
+            out[i, 1, row, column] = np.int64(np.floor(moved + 0.5))
 
 
-_value = exact(_pixel)
+def _read_across(controls: Longs, i: int, axis: int, at: Longs, weights: Longs, lines: Longs) -> None:
+    """Read each row of the grid of an image at every column."""
+    for c in range(at.shape[0]):
+        g = np.uint64(at[c])
+        w0, w1, w2, w3 = weights[c, 0], weights[c, 1], weights[c, 2], weights[c, 3]
+        for row in range(controls.shape[2]):
+            total = w0 * controls[i, axis, row, g] + w1 * controls[i, axis, row, g + np.uint64(1)]
+            total += w2 * controls[i, axis, row, g + np.uint64(2)]
+            total += w3 * controls[i, axis, row, g + np.uint64(3)]
+            lines[row, c] = total >> 14
+
+
+_across = exact(_read_across)
+
+
+def _source_of(
+    step: int,
+    down: int,
+    start: int,
+    lines: Longs,
+    at: Longs,
+    weights: Longs,
+    columns: int,
+    low: int,
+    high: int,
+    out: Halves,
+) -> None:
+    """Where each pixel of an image comes from along one axis, from 0 at a pixel before the image.
+
+    In units of 1/256, and not beyond `low` and `high`: farther away it is seen the same. Where there are
+    lines of a field, they are longer than a row; what is written behind a row the next row overwrites.
+    """
+    for r in range(at.shape[0]):
+        first, place = np.uint64(r * columns), start + down * r + 128
+        if lines.shape[0] == 0:
+            for c in range(columns):
+                out[first + np.uint64(c)] = min(max((place + step * c) >> 8, low), high) + 256
+            continue
+        g = np.uint64(at[r])
+        w0, w1, w2, w3 = weights[r, 0], weights[r, 1], weights[r, 2], weights[r, 3]
+        for c in range(lines.shape[1]):
+            total = w0 * lines[g, c] + w1 * lines[g + np.uint64(1), c]
+            total += w2 * lines[g + np.uint64(2), c] + w3 * lines[g + np.uint64(3), c]
+            moved = (place + step * c + (total >> 14)) >> 8
+            out[first + np.uint64(c)] = min(max(moved, low), high) + 256
+
+
+_sources = exact(_source_of)
+
+
+def _join_fours(images: Pixels, i: int, channel: int, padded: Pixels, fours: Halves) -> None:
+    """Put every pixel, its right neighbour and the two below them into one word; black is all around."""
+    rows, columns = images.shape[2], images.shape[3]
+    wide, one = np.uint64(columns + 2), np.uint64(1)
+    for r in range(rows):
+        first = np.uint64(r + 1) * wide + one
+        for c in range(columns):
+            padded[first + np.uint64(c)] = images[i, channel, r, c]
+    for at in range(fours.shape[0]):
+        p = np.uint64(at)
+        upper = np.uint32(padded[p]) | np.uint32(np.uint32(padded[p + one]) << np.uint32(8))
+        lower = np.uint32(padded[p + wide]) | np.uint32(np.uint32(padded[p + wide + one]) << np.uint32(8))
+        fours[p] = np.uint32(upper | np.uint32(lower << np.uint32(16)))
+
+
+_fours = exact(_join_fours)
+
+
+def _mix_fours(
+    fours: Halves, near: Halves, xs: Halves, ys: Halves, wide: int, i: int, channel: int, out: Pixels
+) -> None:
+    """Mix the four pixels around each place: both rows at once, in the two halves of a word."""
+    byte, two = np.uint32(0xFF), np.uint32(0x00FF00FF)
+    whole, across, half = np.uint32(256), np.uint32(wide), np.uint32(1 << 15)
+    for p in range(out.shape[2]):
+        row, column = np.uint32(ys[p] >> np.uint32(8)), np.uint32(xs[p] >> np.uint32(8))
+        near[p] = np.uint32(np.uint32(row * across) + column)
+    for p in range(out.shape[2]):  # alone: vectors look up slowly
+        near[p] = fours[np.uint64(near[p])]
+    for p in range(out.shape[2]):
+        left = np.uint32(near[p] & two)
+        right = np.uint32(np.uint32(near[p] >> np.uint32(8)) & two)
+        x, y = np.uint32(xs[p] & byte), np.uint32(ys[p] & byte)
+        rows = np.uint32(np.uint32(np.uint32(whole - x) * left) + np.uint32(x * right))
+        above, below = np.uint32(rows & np.uint32(0xFFFF)), np.uint32(rows >> np.uint32(16))
+        mixed = np.uint32(np.uint32(np.uint32(whole - y) * above) + np.uint32(y * below))
+        out[i, channel, p] = np.uint8(np.uint32(np.uint32(mixed + half) >> np.uint32(16)))
+
+
+_mix = exact(_mix_fours)
 
 
 def _resample(
@@ -71,43 +175,36 @@ def _resample(
     out: Pixels,
 ) -> None:
     channels, rows, columns = images.shape[1], images.shape[2], images.shape[3]
-    grid = controls.shape[3]
-    line = np.empty((2, grid), np.int64)
+    new_columns = out.shape[3]
+    flat = out.reshape(out.shape[0], channels, out.shape[2] * new_columns)
+    lines = np.zeros((controls.shape[3], (new_columns + _LANES - 1) // _LANES * _LANES), np.int64)
+    xs = np.empty(flat.shape[2] + _LANES, np.uint32)
+    ys, near = np.empty_like(xs), np.empty_like(xs)
+    wide = columns + 2
+    padded = np.zeros((rows + 3) * wide + 1, np.uint8)
+    fours = np.empty((rows + 2) * wide, np.uint32)
+    # A pixel beyond the last is black; on the last itself, none beyond it has a weight.
+    border = 0 if repeat else 256
+    right, bottom = (columns - 1) * 256 + border, (rows - 1) * 256 + border
     for i in range(out.shape[0]):
-        image = images[i]
-        for r in range(out.shape[2]):
-            for g in range(grid):
-                for axis in range(2):
-                    total = np.int64(0)
-                    for k in range(4):
-                        total += row_weights[r, k] * controls[i, axis, row_at[r] + k, g]
-                    line[axis, g] = total >> 14
-            for c in range(out.shape[3]):
-                x = maps[i, 0] * c + maps[i, 1] * r + maps[i, 2]
-                y = maps[i, 3] * c + maps[i, 4] * r + maps[i, 5]
-                if grid > 0:
-                    right, down = np.int64(0), np.int64(0)
-                    for k in range(4):
-                        right += column_weights[c, k] * line[0, column_at[c] + k]
-                        down += column_weights[c, k] * line[1, column_at[c] + k]
-                    x, y = x + (right >> 14), y + (down >> 14)
-                x, y = (x + 128) >> 8, (y + 128) >> 8
-                left, top, to_right, to_bottom = x >> 8, y >> 8, x & 255, y & 255
-                inside = left >= 0 and top >= 0 and left < columns - 1 and top < rows - 1
-                for channel in range(channels):
-                    if inside:
-                        a, b = np.int64(image[channel, top, left]), np.int64(image[channel, top, left + 1])
-                        d = np.int64(image[channel, top + 1, left])
-                        e = np.int64(image[channel, top + 1, left + 1])
-                    else:
-                        a = _value(image, channel, top, left, repeat)
-                        b = _value(image, channel, top, left + 1, repeat)
-                        d = _value(image, channel, top + 1, left, repeat)
-                        e = _value(image, channel, top + 1, left + 1, repeat)
-                    above = (256 - to_right) * a + to_right * b
-                    below = (256 - to_right) * d + to_right * e
-                    mixed = (256 - to_bottom) * above + to_bottom * below
-                    out[i, channel, r, c] = (mixed + 32768) >> 16
+        _across(controls, i, 0, column_at, column_weights, lines)
+        a, b, start = maps[i, 0], maps[i, 1], maps[i, 2]
+        _sources(a, b, start, lines, row_at, row_weights, new_columns, -border, right, xs)
+        _across(controls, i, 1, column_at, column_weights, lines)
+        a, b, start = maps[i, 3], maps[i, 4], maps[i, 5]
+        _sources(a, b, start, lines, row_at, row_weights, new_columns, -border, bottom, ys)
+        for channel in range(channels):
+            _fours(images, i, channel, padded, fours)
+            _mix(fours, near, xs, ys, wide, i, channel, flat)
+
+
+def _levelled(images: Pixels, gains: Longs, offsets: Longs, out: Pixels) -> None:
+    for i in range(images.shape[0]):
+        for channel in range(images.shape[1]):
+            gain, offset = gains[i, channel], offsets[i, channel] + 32768
+            for p in range(images.shape[2]):
+                level: Any = (np.int64(images[i, channel, p]) * gain + offset) >> 16
+                out[i, channel, p] = min(max(level, 0), 255)
 
 
 def _noisy(images: Pixels, words: Words, factor: int, out: Pixels) -> None:
@@ -123,5 +220,7 @@ def _noisy(images: Pixels, words: Words, factor: int, out: Pixels) -> None:
 
 
 philox: Callable[[Words, Words, Words], None] = exact(_philox)
+displaced: Callable[[Words, float, Floats, Longs], None] = exact(_displaced)
 resample: Callable[..., None] = exact(_resample)
+levelled: Callable[[Pixels, Longs, Longs, Pixels], None] = exact(_levelled)
 noisy: Callable[[Pixels, Words, int, Pixels], None] = exact(_noisy)

@@ -84,12 +84,12 @@ def _positions(
 
 
 def _field(controls: NDArray[np.int64], down: Spline, across: Spline) -> NDArray[np.int64]:
-    """By what each pixel is moved: (n, 2, H', W'). First along the columns, then along the rows."""
+    """By what each pixel is moved: (n, 2, H', W'). First along the rows, then along the columns."""
     near = np.arange(4)
-    points = controls[:, :, down.at[:, np.newaxis] + near]
-    lines = np.einsum("rk,narkg->narg", down.weights, points) >> _WEIGHT_BITS
-    points = lines[:, :, :, across.at[:, np.newaxis] + near]
-    field: NDArray[np.int64] = np.einsum("ck,narck->narc", across.weights, points) >> _WEIGHT_BITS
+    points = controls[:, :, :, across.at[:, np.newaxis] + near]
+    lines = np.einsum("ck,nagck->nagc", across.weights, points) >> _WEIGHT_BITS
+    points = lines[:, :, down.at[:, np.newaxis] + near]
+    field: NDArray[np.int64] = np.einsum("rk,narkc->narc", down.weights, points) >> _WEIGHT_BITS
     return field
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from adam_async.data_server.transforms.resample import Spline
+from adam_async.data_server.transforms.resample import ONE, Spline
 from adam_async.data_server.transforms.resample import resample as numpy_resample
 from adam_async.dice import philox_words
 from adam_async.errors import ConfigError
@@ -18,18 +18,23 @@ Shape = tuple[int, int, int]
 Pixels = NDArray[np.uint8]
 Words = NDArray[np.uint64]
 Floats = NDArray[np.float64]
+Longs = NDArray[np.int64]
 
 KERNELS = ("auto", "numpy", "numba")
 """Known sets of kernels; `auto` is `numba` where that is installed."""
 
+_FARTHEST = 2.0**40
+
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """The three loops that take most time. Both sets make equal bytes."""
+    """The loops that take most time. Both sets make equal bytes."""
 
     name: str
     philox: Callable[[Words, Words], Words]
+    displaced: Callable[[Words, float, Floats, int], Longs]
     resample: Callable[..., None]
+    levelled: Callable[[Pixels, Longs, Longs], Pixels]
     noisy: Callable[[Pixels, Words, int], Pixels]
 
 
@@ -61,6 +66,42 @@ def signed(words: Words) -> Floats:
     return uniform(words) * 2.0 - 1.0
 
 
+def units(pixels: Floats) -> Longs:
+    """Round to units of positions. What is farther than any image is long is beyond all of them."""
+    return np.floor(np.clip(pixels * ONE, -_FARTHEST, _FARTHEST) + 0.5).astype(np.int64)
+
+
+def numpy_displaced(words: Words, pixels: float, linear: Floats, points: int) -> Longs:
+    """Displace the control points of elastic fields, each evenly at random.
+
+    Args:
+        words: Shape (n, 2 * points * points): of all points across, then of all down.
+        pixels: By how much at most.
+        linear: Shape (n, 4): the map, row by row, that displacements go through.
+        points: Of the grid, along each side.
+
+    Returns:
+        Shape (n, 2, points, points), in units of positions.
+    """
+    moves = (signed(words) * pixels).reshape(len(words), 2, points, points)
+    a, b, d, e = linear.T[:, :, np.newaxis, np.newaxis]
+    across, down = moves[:, 0], moves[:, 1]
+    return units(np.stack([a * across + b * down, d * across + e * down], axis=1))
+
+
+def numpy_levelled(images: Pixels, gains: Longs, offsets: Longs) -> Pixels:
+    """Change levels to ``value * gain + offset``, in units of 1/65536, rounded and clipped.
+
+    Args:
+        images: Shape (n, C, pixels).
+        gains: Shape (n, C).
+        offsets: Likewise.
+    """
+    changed = images * gains[:, :, np.newaxis] + offsets[:, :, np.newaxis]
+    levels: Longs = (changed + 32768) >> 16
+    return np.clip(levels, 0, 255).astype(np.uint8)
+
+
 def numpy_noisy(images: Pixels, words: Words, factor: int) -> Pixels:
     """Add noise to each pixel: four random bytes, less their mean of 510, times a factor.
 
@@ -87,7 +128,7 @@ def kernels_of(kernels: str) -> Kernels:
     if kernels not in KERNELS:
         raise ConfigError(f"unknown kernels {kernels!r}; known: {', '.join(KERNELS)}")
     if kernels == "numpy" or (kernels == "auto" and find_spec("numba") is None):
-        return Kernels("numpy", philox_words, numpy_resample, numpy_noisy)
+        return Kernels("numpy", philox_words, numpy_displaced, numpy_resample, numpy_levelled, numpy_noisy)
     if find_spec("numba") is None:
         raise ConfigError(
             "kernels 'numba' need the package numba, which is not installed; install the extra `fast`: "
@@ -99,6 +140,8 @@ def kernels_of(kernels: str) -> Kernels:
     compiled.noisy(np.zeros((0, 1), np.uint8), words[:, :, 0].copy(), 1)
     nothing, spline = np.zeros((0, 1, 1, 1), np.uint8), Spline.of(1, 1)
     controls = np.zeros((0, 2, 4, 4), np.int64)
+    compiled.displaced(words[:, 0, :2].copy(), 1.0, np.zeros((0, 4)), 1)
+    compiled.levelled(nothing[:, :, 0], controls[:, :, 0, 0].copy(), controls[:, :, 0, 0].copy())
     compiled.resample(nothing, np.zeros((0, 6), np.int64), controls, spline, spline, False, nothing.copy())
     return compiled
 
@@ -111,6 +154,11 @@ def _compiled() -> Kernels:
         kernels.philox(keys, blocks, out)
         return out
 
+    def displaced(words: Words, pixels: float, linear: Floats, points: int) -> Longs:
+        out = np.empty((len(words), 2, points, points), np.int64)
+        kernels.displaced(words, pixels, linear, out)
+        return out
+
     def resample(
         images: Pixels, maps: Any, controls: Any, down: Spline, across: Spline, repeat: bool, out: Pixels
     ) -> None:
@@ -118,9 +166,14 @@ def _compiled() -> Kernels:
             images, maps, controls, down.at, down.weights, across.at, across.weights, repeat, out
         )
 
+    def levelled(images: Pixels, gains: Longs, offsets: Longs) -> Pixels:
+        out = np.empty_like(images)
+        kernels.levelled(images, gains, offsets, out)
+        return out
+
     def noisy(images: Pixels, words: Words, factor: int) -> Pixels:
         out = np.empty_like(images)
         kernels.noisy(images, words, factor, out)
         return out
 
-    return Kernels("numba", philox, resample, noisy)
+    return Kernels("numba", philox, displaced, resample, levelled, noisy)

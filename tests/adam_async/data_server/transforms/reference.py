@@ -155,13 +155,13 @@ def came_from(step, words, x, y, displaced):
 
 
 def displacement(field, grid, axis, row, rows, column, columns):
-    """A cubic B-spline through the grid, first down the rows, then across."""
+    """A cubic B-spline through the grid, first across, then down the rows."""
     first_row, down = spline(row, rows, grid)
     first_column, across = spline(column, columns, grid)
     total = 0
-    for j in range(4):
-        line = sum(down[i] * field[first_row + i, first_column + j][axis] for i in range(4)) // 16384
-        total += across[j] * line
+    for i in range(4):
+        line = sum(across[j] * field[first_row + i, first_column + j][axis] for j in range(4)) // 16384
+        total += down[i] * line
     return total // 16384
 
 

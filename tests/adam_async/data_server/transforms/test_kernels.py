@@ -38,7 +38,7 @@ def test_random_words_are_equal(compiled, seed, n, m):
     seed=SEEDS,
     n=st.integers(0, 3),
     shape=st.tuples(st.integers(1, 3), st.integers(1, 9), st.integers(1, 9)),
-    sizes=st.tuples(st.integers(1, 9), st.integers(1, 9)),
+    sizes=st.tuples(st.integers(1, 9), st.sampled_from([1, 2, 7, 9, 31, 32, 33, 70])),
     cells=st.integers(0, 5),
     far=st.sampled_from([1 << 16, 1 << 20, 1 << 40]),
     repeat=st.booleans(),
@@ -60,6 +60,38 @@ def test_images_are_resampled_to_equal_bytes_however_far_away(
     np.testing.assert_array_equal(*made)
 
 
+@given(
+    seed=SEEDS,
+    n=st.integers(0, 4),
+    points=st.integers(4, 9),
+    pixels=st.floats(0, 32_767),
+    stretch=st.sampled_from([0.0, 0.9, 1.7, 1e4]),
+)
+@settings(deadline=None)
+def test_control_points_are_displaced_to_equal_places_however_far(compiled, seed, n, points, pixels, stretch):
+    words = Dice(seed).bits("words", count=n * 2 * points**2).reshape(n, 2 * points**2)
+    linear = stretch * (Dice(seed).uniform("linear", count=n * 4, dtype=np.float64).reshape(n, 4) - 0.5)
+
+    made = [kernels.displaced(words, pixels, linear, points) for kernels in (NUMPY, compiled)]
+
+    np.testing.assert_array_equal(*made)
+
+
+@given(
+    seed=SEEDS,
+    shape=st.tuples(st.integers(0, 4), st.integers(1, 3), st.integers(1, 70)),
+    most=st.sampled_from([1 << 16, 1 << 18, 1 << 33]),
+)
+@settings(deadline=None)
+def test_levels_are_equal(compiled, seed, shape, most):
+    images = Dice(seed).bits("pixels", count=int(np.prod(shape))).astype(np.uint8).reshape(shape)
+    gains, offsets = longs("gains", shape[:2], most, seed), longs("offsets", shape[:2], most << 8, seed)
+
+    made = [kernels.levelled(images, gains, offsets) for kernels in (NUMPY, compiled)]
+
+    np.testing.assert_array_equal(*made)
+
+
 @given(seed=SEEDS, n=st.integers(0, 4), size=st.integers(1, 20), factor=st.integers(0, 1 << 20))
 @settings(deadline=None)
 def test_noise_is_equal(compiled, seed, n, size, factor):
@@ -73,14 +105,25 @@ def test_noise_is_equal(compiled, seed, n, size, factor):
 def test_no_images_make_a_kernel_be_compiled_once_more(compiled):
     from adam_async.data_server.transforms import kernels
 
-    steps = [{"kind": "flip"}, {"kind": "elastic", "pixels": 2}, {"kind": "noise", "levels": 3}]
+    steps = [
+        {"kind": "flip"},
+        {"kind": "elastic", "pixels": 2},
+        {"kind": "noise", "levels": 3},
+        {"kind": "normalise"},
+    ]
     whole = np.zeros((4, 1, 6, 7), np.uint8)
     read_only = whole.copy()
     read_only.setflags(write=False)
-    for order in (steps, steps[::-1]):
-        for images in (whole, read_only, whole[::2], whole.transpose(0, 1, 3, 2)):
+    for order in (steps, steps[::-1], [steps[1]]):
+        for images in (whole, read_only, whole[::2], whole[:1], whole.transpose(0, 1, 3, 2)):
             recipe = Recipe.of(order, images.shape[1:], kernels="numba")
             recipe.apply(images, np.arange(len(images), dtype=np.int32), dice=Dice(1), epoch=1)
 
-    for kernel in (kernels.philox, kernels.resample, kernels.noisy):
+    for kernel in (
+        kernels.philox,
+        kernels.displaced,
+        kernels.resample,
+        kernels.levelled,
+        kernels.noisy,
+    ):
         assert len(kernel.signatures) == 1

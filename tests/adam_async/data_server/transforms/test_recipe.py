@@ -133,7 +133,7 @@ def test_variants_are_the_same_for_ever_and_on_every_machine():
 
     made = recipe_of(ALL_KINDS).apply(images, np.arange(50), dice=Dice(1), epoch=1)
 
-    assert hashlib.blake2b(made.tobytes(), digest_size=8).hexdigest() == "3b1a324cd376ff67"
+    assert hashlib.blake2b(made.tobytes(), digest_size=8).hexdigest() == "b373144bac5dc87c"
 
 
 @pytest.mark.parametrize("step", ALL_KINDS[:7] + ALL_KINDS[8:12], ids=lambda step: step["kind"])
