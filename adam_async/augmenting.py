@@ -1,6 +1,6 @@
 """Pure: what becomes of the training images of a run."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from adam_async.data_server.transforms.recipe import Recipe, default_steps
@@ -8,13 +8,16 @@ from adam_async.errors import ConfigError
 
 
 def steps_for(
-    asked: Sequence[Mapping[str, Any]] | None, image_shape: Sequence[int]
+    asked: Sequence[Mapping[str, Any]] | None,
+    image_shape: Sequence[int],
+    functions: Mapping[str, Callable[..., Any]] = {},
 ) -> tuple[dict[str, Any], ...]:
     """Settle the transforms of a run, and check that images can be so transformed.
 
     Args:
         asked: By whom the run is started; None is what suits such images.
         image_shape: (C, H, W) of every image.
+        functions: Kinds of steps that are functions of the user; see `Recipe.of`.
 
     Raises:
         ConfigError: A step is not one, or what comes out has another shape than the images of the test, which
@@ -23,7 +26,7 @@ def steps_for(
     channels, rows, columns = image_shape
     shape = (int(channels), int(rows), int(columns))
     steps = default_steps(shape) if asked is None else [dict(step) for step in asked]
-    recipe = Recipe.of(steps, shape, kernels="numpy")
+    recipe = Recipe.of(steps, shape, kernels="numpy", functions=functions)
     if recipe.output_shape != shape:
         raise ConfigError(
             f"the transforms make images of {recipe.output_shape} (channels, rows, columns) out of {shape}, "

@@ -64,6 +64,7 @@ class Driver:
         spec: The model, if the caller brings one; otherwise `config.model` says.
         model_text: What the TOML file that `config.model` names holds; the caller has read it.
         transforms: What becomes of training images where `config.augment` is set; None is what suits them.
+        functions: Kinds of transforms that are functions of the user; see `Recipe.of`.
         layers: Kinds of layers that the model may use; every role must know the same.
         timeline: Where epochs and messages are noted.
         checkpoints: Where checkpoints go; without it none are taken.
@@ -86,6 +87,7 @@ class Driver:
         spec: ModelSpec | None = None,
         model_text: str | None = None,
         transforms: Sequence[Mapping[str, Any]] | None = None,
+        functions: Mapping[str, Callable[..., Any]] = {},
         layers: Mapping[str, type[Layer]] = BUILTIN_LAYERS,
         timeline: Timeline | None = None,
         checkpoints: CheckpointFolder | None = None,
@@ -115,6 +117,7 @@ class Driver:
         self._spec = spec
         self._model_text = model_text
         self._transforms = transforms
+        self._functions = functions
         self._layers = layers
         self._waits = config.waits
         self._timeline = timeline
@@ -233,7 +236,7 @@ class Driver:
             return ()
         if self._resume is not None:
             return self._resume.manifest.transforms
-        return steps_for(self._transforms, data["shape"])
+        return steps_for(self._transforms, data["shape"], self._functions)
 
     def _submit(
         self, spec: ModelSpec, transforms: tuple[dict[str, Any], ...], groups_in_flight: int

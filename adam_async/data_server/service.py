@@ -8,7 +8,7 @@ the rows of the images that it needs.
 """
 
 import logging
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, starmap
@@ -84,6 +84,7 @@ class DataServer(Role):
         identity: Its role, node id and incarnation.
         waits: Deadlines.
         dataset: What it serves.
+        functions: Kinds of transforms that are functions of the user; see `Recipe.of`.
         timeline: Where leases and messages are noted.
 
     Cancelling the block drops open questions; workers ask again when a data server is back.
@@ -98,6 +99,7 @@ class DataServer(Role):
         identity: Identity,
         waits: Waits,
         dataset: Dataset,
+        functions: Mapping[str, Callable[..., Any]] = {},
         timeline: Timeline | None = None,
     ) -> None:
         super().__init__(
@@ -116,7 +118,10 @@ class DataServer(Role):
         self._partitions = 1
         self._read_ahead = 1
         self._supply = Supply(
-            dataset, name=f"{identity.node}/images", on_failure=lambda error: self._fail(error)
+            dataset,
+            name=f"{identity.node}/images",
+            on_failure=lambda error: self._fail(error),
+            functions=functions,
         )
         self._timer = Timer(lambda: self.state.next_deadline(), self._due)
 

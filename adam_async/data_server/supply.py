@@ -6,7 +6,7 @@ thread does both.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -36,15 +36,24 @@ class Supply:
     Args:
         dataset: Where the images are.
         name: Of its thread.
+        functions: Kinds of transforms that are functions of the user; see `Recipe.of`.
         on_failure: Told what making images raised; it happens again for the same images.
 
     Run `run` as a task of the owner's group.
     """
 
-    def __init__(self, dataset: Dataset, *, name: str, on_failure: Callable[[BaseException], None]) -> None:
+    def __init__(
+        self,
+        dataset: Dataset,
+        *,
+        name: str,
+        on_failure: Callable[[BaseException], None],
+        functions: Mapping[str, Callable[..., Any]] = {},
+    ) -> None:
         self._dataset = dataset
         self._name = name
         self._on_failure = on_failure
+        self._functions = functions
         self._stock: Stock | None = None
         self._recipe: Recipe | None = None
         self._dice = Dice(0)
@@ -66,7 +75,13 @@ class Supply:
         if run.transforms:
             await self._has_thread.wait()
             assert self._pool is not None
-            make = partial(Recipe.of, run.transforms, self._dataset.image_shape, kernels=config.kernels)
+            make = partial(
+                Recipe.of,
+                run.transforms,
+                self._dataset.image_shape,
+                kernels=config.kernels,
+                functions=self._functions,
+            )
             recipe = await self._pool.run(make, cost="compile")
         self._recipe, self._dice = recipe, Dice(config.seed)
         self._stock = None

@@ -15,13 +15,13 @@ and square roots.
 
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.data_server.transforms import geometry, pixels
+from adam_async.data_server.transforms.imports import functions_for
 from adam_async.data_server.transforms.stage import Kernels, Shape, Stage, kernels_of
 from adam_async.data_server.transforms.steps import KINDS, Step, check_step
 from adam_async.dice import Dice
@@ -70,14 +70,17 @@ class Recipe:
             image_shape: (C, H, W) of the images.
             kernels: "numba", "numpy", or "auto" for numba where it is installed. Compiled ones are compiled
                 here, or read from the disk.
-            functions: Further kinds, as functions of the user; see `pixels.UserFunction`.
+            functions: Further kinds, as functions of the user; see `pixels.UserFunction`. Those whose kind is
+                ``package.module:function`` are imported here.
 
         Raises:
-            ConfigError: A step is wrong (names its number, key and value), or the kernels are not there.
+            ConfigError: A step is wrong (names its number, key and value), a function cannot be imported, or
+                the kernels are not there.
         """
         for name in functions:
             if name in KINDS:
                 raise ConfigError(f"a function is named {name!r}, which is a kind of step; choose another")
+        functions = functions_for(steps, functions)
         checked = [check_step(step, f"step {at}", functions) for at, step in enumerate(steps, 1)]
         chosen = kernels_of(kernels)
         shape: Shape = (int(image_shape[0]), int(image_shape[1]), int(image_shape[2]))
@@ -130,21 +133,15 @@ class Recipe:
 
     def _draw(self, numbers: NDArray[np.uint64], dice: Dice, epoch: int) -> list[NDArray[np.uint64]]:
         """Random words of each step, one row for each image; all in one call."""
+        keys = np.array([dice.key(PURPOSE, (epoch, at)) for at in range(len(self._blocks))], np.uint64)
         places = numbers[:, np.newaxis] * self._per_image + self._within
-        drawn = self._kernels.philox(_keys(dice.seed, epoch, self._blocks), places)
+        drawn = self._kernels.philox(np.repeat(keys.reshape(-1, 2), self._blocks, axis=0), places)
         words = drawn.reshape(len(numbers), drawn.shape[1] * _WORDS_PER_BLOCK)
         found, start = [], 0
         for count, blocks in zip(self._words, self._blocks, strict=True):
             found.append(words[:, start : start + count])
             start += blocks * _WORDS_PER_BLOCK
         return found
-
-
-@lru_cache(maxsize=16)
-def _keys(seed: int, epoch: int, blocks: tuple[int, ...]) -> NDArray[np.uint64]:
-    """The key of every block that an image draws. Kept, because hashing takes as long as drawing."""
-    keys = [Dice(seed).key(PURPOSE, (epoch, at)) for at in range(len(blocks))]
-    return np.repeat(np.array(keys, np.uint64).reshape(-1, 2), blocks, axis=0)
 
 
 def read_steps(text: str, origin: str) -> list[dict[str, Any]]:
@@ -226,4 +223,4 @@ def _stage(
         return pixels.Cutout(first, shape)
     if first.kind in functions:
         return pixels.UserFunction(first, shape, functions[first.kind])
-    return pixels.Levels(first, shape, kernels)
+    return pixels.Levels(first, shape)

@@ -1,0 +1,58 @@
+"""Kinds of steps that are functions of the user, named by where they are: ``package.module:function``.
+
+Whoever makes a recipe of such a step imports that module, and so runs what is in it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+from adam_async.errors import ConfigError
+
+
+def functions_for(
+    steps: Sequence[object], functions: Mapping[str, Callable[..., Any]]
+) -> Mapping[str, Callable[..., Any]]:
+    """Return the functions that some steps may name: those given, and those to be imported.
+
+    Args:
+        steps: As the user wrote them; only kinds with a colon are looked at.
+        functions: Those that are there already, by their kinds.
+
+    Raises:
+        ConfigError: A module or function cannot be imported; names the step.
+    """
+    found = dict(functions)
+    for at, step in enumerate(steps, 1):
+        kind = step.get("kind") if isinstance(step, Mapping) else None
+        if isinstance(kind, str) and ":" in kind and kind not in found:
+            found[kind] = _imported(kind, f"step {at}")
+    return found
+
+
+def _imported(kind: str, where: str) -> Callable[..., Any]:
+    name, _, path = kind.partition(":")
+    parts = path.split(".")
+    if not all(part.isidentifier() for part in (*name.split("."), *parts)):
+        raise ConfigError(f"{where} has the kind {kind!r}, expected package.module:function")
+    try:
+        found: Any = import_module(name)
+    except ModuleNotFoundError as error:
+        within = "" if error.name and f"{name}.".startswith(f"{error.name}.") else f" that {name} imports"
+        raise ConfigError(
+            f"{where} ({kind}): there is no module {error.name!r}{within}; install it, or name the folder it "
+            "is in with PYTHONPATH, for data servers too"
+        ) from error
+    except (Exception, SystemExit) as error:  # whatever the user's code raises
+        raise ConfigError(f"{where} ({kind}): importing {name} failed: {error!r}") from error
+    there = [each for each, value in vars(found).items() if callable(value) and not each.startswith("_")]
+    for part in parts:
+        if not hasattr(found, part):
+            raise ConfigError(
+                f"{where} ({kind}): {name} has no {path!r}; it has {', '.join(there) or 'no functions'}"
+            )
+        found = getattr(found, part)
+    if not callable(found):
+        raise ConfigError(f"{where} ({kind}): {path} is a {type(found).__name__}, expected a function")
+    function: Callable[..., Any] = found
+    return function
