@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from adam_async.data_server.transforms.stage import (
     Floats,
@@ -39,8 +38,9 @@ class Levels(Stage):
         ConfigError: A list has another length than the image has channels.
     """
 
-    def __init__(self, step: Step, shape: Shape) -> None:
+    def __init__(self, step: Step, shape: Shape, kernels: Kernels) -> None:
         self.shape = shape
+        self._levelled = kernels.levelled
         self.words = [0 if step.kind == "normalise" else 1]
         self._step = step
         for key in ("mean", "std"):
@@ -51,10 +51,12 @@ class Levels(Stage):
     def apply(self, images: Pixels, words: Sequence[Words]) -> Pixels:
         """Change the levels of each image."""
         gain, offset = self._line(images, words[0])
-        gains, offsets = (np.floor(part * ONE + 0.5).astype(np.int64) for part in (gain, offset))
-        changed = images * gains[:, :, np.newaxis, np.newaxis] + offsets[:, :, np.newaxis, np.newaxis]
-        levels: NDArray[np.int64] = (changed + ONE // 2) >> 16
-        return np.clip(levels, 0, 255).astype(np.uint8)
+        gains, offsets = (
+            np.broadcast_to(np.floor(part * ONE + 0.5).astype(np.int64), images.shape[:2]).copy()
+            for part in (gain, offset)
+        )
+        planes = images.reshape(*images.shape[:2], math.prod(images.shape[2:]))
+        return self._levelled(planes, gains, offsets).reshape(images.shape)
 
     def _line(self, images: Pixels, words: Words) -> tuple[Floats, Floats]:
         """Gain and offset of each channel: (n, C) or (n, 1)."""
@@ -100,14 +102,16 @@ class Cutout(Stage):
 
     def apply(self, images: Pixels, words: Sequence[Words]) -> Pixels:
         """Blank the squares."""
-        rows, columns = (self._inside(words[0][:, axis], size) for axis, size in enumerate(self.shape[1:]))
-        hidden = rows[:, np.newaxis, :, np.newaxis] & columns[:, np.newaxis, np.newaxis, :]
-        return np.where(hidden, np.uint8(self._level), images)
+        made = images.copy()
+        tops, lefts = (self._first(words[0][:, axis], size) for axis, size in enumerate(self.shape[1:]))
+        for image, top, left in zip(made, tops, lefts, strict=True):
+            bottom, right = max(top + self._side, 0), max(left + self._side, 0)
+            image[:, max(top, 0) : bottom, max(left, 0) : right] = self._level
+        return made
 
-    def _inside(self, words: Words, size: int) -> Any:
-        first = np.floor(uniform(words) * size).astype(np.int64) - self._side // 2
-        places = np.arange(size) - first[:, np.newaxis]
-        return (places >= 0) & (places < self._side)
+    def _first(self, words: Words, size: int) -> list[int]:
+        places: list[int] = (np.floor(uniform(words) * size).astype(np.int64) - self._side // 2).tolist()
+        return places
 
 
 class UserFunction(Stage):

@@ -15,6 +15,7 @@ and square roots.
 
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -133,15 +134,21 @@ class Recipe:
 
     def _draw(self, numbers: NDArray[np.uint64], dice: Dice, epoch: int) -> list[NDArray[np.uint64]]:
         """Random words of each step, one row for each image; all in one call."""
-        keys = np.array([dice.key(PURPOSE, (epoch, at)) for at in range(len(self._blocks))], np.uint64)
         places = numbers[:, np.newaxis] * self._per_image + self._within
-        drawn = self._kernels.philox(np.repeat(keys.reshape(-1, 2), self._blocks, axis=0), places)
+        drawn = self._kernels.philox(_keys(dice.seed, epoch, self._blocks), places)
         words = drawn.reshape(len(numbers), drawn.shape[1] * _WORDS_PER_BLOCK)
         found, start = [], 0
         for count, blocks in zip(self._words, self._blocks, strict=True):
             found.append(words[:, start : start + count])
             start += blocks * _WORDS_PER_BLOCK
         return found
+
+
+@lru_cache(maxsize=16)
+def _keys(seed: int, epoch: int, blocks: tuple[int, ...]) -> NDArray[np.uint64]:
+    """The key of every block that an image draws. Kept, because hashing takes as long as drawing."""
+    keys = [Dice(seed).key(PURPOSE, (epoch, at)) for at in range(len(blocks))]
+    return np.repeat(np.array(keys, np.uint64).reshape(-1, 2), blocks, axis=0)
 
 
 def read_steps(text: str, origin: str) -> list[dict[str, Any]]:
@@ -223,4 +230,4 @@ def _stage(
         return pixels.Cutout(first, shape)
     if first.kind in functions:
         return pixels.UserFunction(first, shape, functions[first.kind])
-    return pixels.Levels(first, shape)
+    return pixels.Levels(first, shape, kernels)
