@@ -55,6 +55,11 @@ class ChildProcess:
         """Its process id, once it has one."""
         return self._process.pid if self._process is not None else None
 
+    @property
+    def serves(self) -> bool:
+        """Whether it has said where it listens, and lives."""
+        return self._listens_at is not None and not self.ended.is_set()
+
     async def run(self) -> int:
         """Start it, relay what it says, and return its exit code (negative: the signal that killed it).
 

@@ -15,7 +15,15 @@ from cyclopts import App, CycloptsError, UnusedCliTokensError
 
 from adam_async.cli_data_options import InspectOptions
 from adam_async.cli_errors import explain
-from adam_async.cli_options import Damaged, LoopName, MemberOptions, RoleOptions, TrainOptions, WorkerOptions
+from adam_async.cli_options import (
+    Damaged,
+    DataServerOptions,
+    LoopName,
+    MemberOptions,
+    RoleOptions,
+    TrainOptions,
+    WorkerOptions,
+)
 from adam_async.cli_plan_options import PlanOptions
 from adam_async.cli_signals import EARLY, loop_factory
 from adam_async.cli_terminal import Terminal, log_to_stderr, reader_left
@@ -213,8 +221,15 @@ def ps(options: MemberOptions) -> int:
 
 
 @data_commands.default
-def data(options: MemberOptions, *, data: str = "auto", damaged: Damaged = "error") -> int:
+def data(
+    options: DataServerOptions = DataServerOptions(),  # noqa: B008 - frozen
+    *,
+    data: str = "auto",
+    damaged: Damaged = "error",
+) -> int:
     """Run a data server: it hands out image groups to the workers.
+
+    Without --controller it stands alone, and serves each `train --data tcp://HOST:PORT` that asks.
 
     Parameters
     ----------

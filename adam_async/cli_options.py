@@ -24,7 +24,8 @@ class TrainOptions:
     model: str | None = None
     """auto (what fits the data), mnist-adam, digits, mlp, cifar-conv, or FILE.toml with a spec."""
     data: str | None = None
-    """auto, mnist, digits, fashion-mnist, cifar-10, synthetic, or a folder or file (docs/data.md)."""
+    """auto, mnist, digits, fashion-mnist, cifar-10, synthetic, a folder or file (docs/data.md), or
+    tcp://HOST:PORT of a data server that was started alone; several with commas between them."""
     damaged: Damaged | None = None
     """Damaged images: stop at the first, or leave out up to one in twenty."""
     augment: bool | None = None
@@ -55,6 +56,8 @@ class TrainOptions:
     """Groups in flight of a replica; 0 is twice its threads."""
     servers: int | None = None
     """Parameter servers."""
+    data_servers: int | None = None
+    """Data servers; all have the whole data set."""
     slow: Annotated[tuple[str, ...] | None, _OnlyOn] = None
     """Slow a worker (worker-1:0.2 of its cores) or a link (worker-0~ps-0:5ms+1ms) on purpose; repeat."""
     processes: bool | None = None
@@ -124,7 +127,7 @@ class TrainOptions:
     controller: str | None = None
     """tcp://HOST:PORT of a cluster whose roles were started by hand; starts none."""
     token_file: Path | None = None
-    """File with the token of that cluster; without it ADAM_TOKEN."""
+    """File with the token of that cluster, or of the data servers at --data; without it ADAM_TOKEN."""
     quiet: Annotated[bool, _OnlyOn] = False
     """Print only the last line, and errors."""
     verbose: Annotated[bool, _OnlyOn] = False
@@ -166,6 +169,17 @@ class MemberOptions(RoleOptions):
     """tcp://HOST:PORT of the controller."""
     bind: str | None = None
     """tcp://HOST:PORT to listen on; by default any port on the way to the controller."""
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataServerOptions(RoleOptions):
+    """What a data server can be told."""
+
+    controller: str | None = None
+    """tcp://HOST:PORT of the controller; without it, it waits until `train --data` asks for it."""
+    bind: str | None = None
+    """tcp://HOST:PORT to listen on; by default any port, on the way to the controller or of this machine."""
 
 
 @Parameter(name="*")

@@ -15,17 +15,19 @@ from pathlib import Path
 
 from adam_async.child_process import address_line
 from adam_async.cli_data import load_data
-from adam_async.cli_options import MemberOptions, RoleOptions, WorkerOptions
+from adam_async.cli_options import DataServerOptions, MemberOptions, RoleOptions, WorkerOptions
 from adam_async.cli_parent import Parent, die_with_parent
 from adam_async.config import MAX_THREADS_PER_CORE, MOST, Waits
 from adam_async.data_server.sources.damage import Policy
 from adam_async.entrypoints import (
+    LOOPBACK,
     Place,
     Role,
     address_towards,
     check_address,
     cluster_network,
     controller,
+    data_host,
     data_server,
     model_worker,
     parameter_server,
@@ -42,10 +44,11 @@ NEXT = {
     "controller": ("ps", "--controller"),
     "ps": ("data", "--controller"),
     "data": ("worker", "--join"),
+    "data-host": ("train", "--data"),
     "worker": ("train", "--controller"),
 }
 """Which command a role's line shows, with its option for the address: what a cluster started by hand needs
-next."""
+next. A data host is the data server that was told of no controller."""
 
 Open = Callable[[Place], AbstractAsyncContextManager[Role]]
 
@@ -61,11 +64,16 @@ async def serve_ps(options: MemberOptions, environment: Mapping[str, str]) -> in
 
 
 async def serve_data(
-    options: MemberOptions, data: str, damaged: Policy, environment: Mapping[str, str]
+    options: DataServerOptions, data: str, damaged: Policy, environment: Mapping[str, str]
 ) -> int:
-    """Load the data, then run a data server until it is ended."""
+    """Load the data, then run a data server until it is ended; without a controller it stands alone."""
     async with Disk() as disk:
         dataset = await load_data(data, disk, environment, damaged=damaged)
+    if options.controller is None:
+        bind = options.bind or LOOPBACK
+        return await _serve(
+            "data-host", options, "", bind, environment, lambda place: data_host(place, dataset)
+        )
     return await _serve_member("data", options, environment, lambda place: data_server(place, dataset))
 
 
@@ -108,8 +116,12 @@ async def read_token(file: Path | None, environment: Mapping[str, str]) -> str |
 
 
 async def _serve_member(
-    role: str, options: MemberOptions, environment: Mapping[str, str], open_role: Open
+    role: str,
+    options: MemberOptions | DataServerOptions,
+    environment: Mapping[str, str],
+    open_role: Open,
 ) -> int:
+    assert options.controller is not None, "who is told of no controller is no member"
     meet = check_address(options.controller, "--join" if role == "worker" else "--controller")
     bind = options.bind or await address_towards(meet)
     return await _serve(role, options, meet, bind, environment, open_role)

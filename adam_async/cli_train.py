@@ -22,6 +22,7 @@ from adam_async.cli_terminal import Terminal
 from adam_async.cluster import LocalCluster
 from adam_async.cluster_processes import ProcessCluster
 from adam_async.config import COMMAND_LINE, ENVIRONMENT, Config, from_environment, from_toml, make_config
+from adam_async.data_hosts import addresses_in, hosts_of
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.transforms.recipe import read_steps
 from adam_async.driver import Driver
@@ -234,7 +235,9 @@ def check_no_folder(file: Path) -> None:
 
 def needs_data(options: TrainOptions, config: Config) -> bool:
     """Whether this process needs the images itself: to serve them, or for a report's baseline."""
-    return options.controller is None and (not config.processes or options.report is not None)
+    if options.controller is not None or addresses_in(config.data):
+        return False
+    return not config.processes or options.report is not None
 
 
 def is_file(model: str) -> bool:
@@ -281,8 +284,12 @@ async def configure(
             "--slow is for roles that this command starts: leave it out, and say it to those at --controller "
             "when you start them"
         )
-    if options.controller is None and options.token_file is not None:
-        raise ConfigError("--token-file is the token of the cluster at --controller, which is not given")
+    hosts = hosts_of(config, (), starts_own=False) if options.controller is None else ()
+    if options.controller is None and not hosts and options.token_file is not None:
+        raise ConfigError(
+            "--token-file is the token of the cluster at --controller, or of the data servers at "
+            "--data tcp://HOST:PORT, and neither is given"
+        )
     if options.controller is not None:
         roles = ("data", "damaged", "threads", "in_flight")
         idle = [name for name in roles if getattr(options, name) is not None]
@@ -324,12 +331,14 @@ async def open_cluster(
     timeline: Timeline | None = None,
 ) -> AsyncIterator[Trainable]:
     """Start the roles that the configuration asks for, or join those that run."""
+    token = await read_token(options.token_file, environment)
     if options.controller is not None:
-        async with _join(options, config, contents, environment) as driver:
+        async with _join(options, config, contents, token) as driver:
             yield Remote(driver)
     elif config.processes:
         async with ProcessCluster(
             config,
+            token=token,
             model_text=contents.model_text,
             transforms=contents.transforms,
             environment=environment,
@@ -340,10 +349,10 @@ async def open_cluster(
         ) as processes:
             yield processes
     else:
-        assert dataset is not None
         async with LocalCluster(
             config,
             dataset=dataset,
+            token=token,
             model_text=contents.model_text,
             transforms=contents.transforms,
             timeline=timeline,
@@ -355,11 +364,10 @@ async def open_cluster(
 
 @asynccontextmanager
 async def _join(
-    options: TrainOptions, config: Config, contents: Contents, environment: Mapping[str, str]
+    options: TrainOptions, config: Config, contents: Contents, token: str | None
 ) -> AsyncIterator[Driver]:
     assert options.controller is not None
     buffers = BufferPool()
-    token = await read_token(options.token_file, environment)
     async with AsyncExitStack() as stack:
         folder, resume = await open_checkpoints(stack, options.checkpoint, options.resume)
         driver = Driver(

@@ -18,11 +18,12 @@ import msgspec
 from adam_async.checkpoint_files import open_checkpoints
 from adam_async.config import Config
 from adam_async.controller.service import Controller
+from adam_async.data_hosts import DataHosts, address_for, hosts_of
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.service import DataServer
 from adam_async.driver import Driver
-from adam_async.entrypoints import slowed
-from adam_async.errors import first_cause
+from adam_async.entrypoints import LOOPBACK, cluster_network, slowed
+from adam_async.errors import ConfigError, first_cause
 from adam_async.machine import usable_cores
 from adam_async.messages import role_table
 from adam_async.model.layer import Layer
@@ -32,6 +33,7 @@ from adam_async.model_worker.service import ModelWorker
 from adam_async.parameter_server.service import ParameterServer
 from adam_async.ports import system_entropy
 from adam_async.run_result import EpochResult, RunResult
+from adam_async.scheme_networks import SchemeNetworks
 from adam_async.shard_storage import StorageShelf
 from adam_async.slow import check_names, pace_of
 from adam_async.timeline import Timeline
@@ -40,18 +42,21 @@ from transport import BufferPool, Identity, LocalNetwork, Network
 
 
 class LocalCluster:
-    """A controller, a data server, parameter servers and workers in this event loop.
+    """A controller, data servers, parameter servers and workers in this event loop.
 
     Args:
         config: The run, and how many of each role.
-        dataset: The images.
+        dataset: The images; none where the data come from elsewhere.
+        data: Addresses of data servers that stand alone, ``tcp://host:port``, which are asked to join; if
+            there are none, those of `config.data`. All other roles are started here.
+        token: Of those data servers, if they have one.
         spec: The model; without it `config.model` says.
         layers: Kinds of layers that it may use; ``{**BUILTIN_LAYERS, "mine": Mine}`` adds one.
         model_text: What the TOML file that `config.model` names holds.
         transforms: What becomes of training images where `config.augment` is set, as `Recipe.of` takes it;
             None is what suits them.
-        functions: Kinds of transforms that are functions of the user, ``{"invert": invert}``; see `Recipe`.
-        network: Links between the roles; without it local ones. Tests hand in faulty ones.
+        network: Links between the roles; without it local ones. Tests hand in faulty ones. Unless it makes
+            local links, it has to reach the data servers of `data` too.
         address: Where every role listens: one that lets the network choose, such as ``tcp://127.0.0.1:0``.
         entropy: Dice for incarnations and session ids.
         timeline: Notes what all roles do; see docs/profile.md.
@@ -63,19 +68,21 @@ class LocalCluster:
     raises its error there.
 
     Raises:
-        ConfigError: `config.slow` names a node that there is not, or weights cannot be held as it says.
+        ConfigError: `config.slow` names a node that there is not, weights cannot be held as it says, or there
+            are no data, or two kinds of them.
     """
 
     def __init__(
         self,
         config: Config,
         *,
-        dataset: Dataset,
+        dataset: Dataset | None = None,
+        data: Sequence[str] = (),
+        token: str | None = None,
         spec: ModelSpec | None = None,
         layers: Mapping[str, type[Layer]] = BUILTIN_LAYERS,
         model_text: str | None = None,
         transforms: Sequence[Mapping[str, Any]] | None = None,
-        functions: Mapping[str, Callable[..., Any]] = {},
         network: Network | None = None,
         address: str = "",
         entropy: Callable[[int], bytes] = system_entropy,
@@ -83,19 +90,28 @@ class LocalCluster:
         checkpoint: Path | None = None,
         resume: Path | None = None,
     ) -> None:
-        check_names(config.slow, workers=config.workers, servers=config.servers)
+        self._hosts = hosts_of(config, data, starts_own=dataset is not None)
+        if dataset is None and not self._hosts:
+            raise ConfigError("a cluster needs a dataset, or the addresses of data servers as data")
+        check_names(
+            config.slow,
+            workers=config.workers,
+            servers=config.servers,
+            data_servers=0 if self._hosts else config.data_servers,
+        )
         one_process = network is None or isinstance(network, LocalNetwork)
         self.config = msgspec.structs.replace(config, weights=config.weights_in(one_process=one_process))
         self.dataset = dataset
         self.buffers = BufferPool()
         self.network = network or LocalNetwork(rules=role_table())
-        local = isinstance(self.network, LocalNetwork)
-        self._address = address or ("local://" if local else "tcp://127.0.0.1:0")
+        self._address = address or ("local://" if one_process else LOOPBACK)
+        if self._hosts and one_process:
+            tcp = cluster_network(token, entropy=entropy, buffers=self.buffers)
+            self.network = SchemeNetworks(local=self.network, tcp=tcp)
         self._spec = spec
         self._layers = layers
         self._model_text = model_text
         self._transforms = transforms
-        self._functions = functions
         self._entropy = entropy
         self.timeline = timeline
         self._checkpoint = checkpoint
@@ -104,8 +120,14 @@ class LocalCluster:
         self._shelf = StorageShelf()
         # What somebody else put between the workers, or slows down on purpose, is to be felt.
         self._together = config.partitions > 1 and network is None and not config.slow
+        self.data_servers: list[DataServer] = []
         self.servers: list[ParameterServer] = []
         self.workers: list[ModelWorker] = []
+
+    @property
+    def data(self) -> DataServer:
+        """The first data server that was started here."""
+        return self.data_servers[0]
 
     async def __aenter__(self) -> Self:
         try:
@@ -135,15 +157,13 @@ class LocalCluster:
                 "waits": waits,
                 "timeline": self.timeline,
             }
-            self.data = await stack.enter_async_context(
-                DataServer(
-                    address=self._address,
-                    identity=self._identity("data", "data-0"),
-                    dataset=self.dataset,
-                    functions=self._functions,
-                    **common,
-                )
-            )
+            driver = self._identity("driver", "driver")
+            if self._hosts:
+                hosts = DataHosts(self._hosts, network=network, identity=driver, waits=waits)
+                await stack.enter_async_context(hosts)
+                await hosts.serve(await self.controller.listen_also(await address_for(self._hosts)))
+            else:
+                await self._open_data(stack, common)
             for number in range(config.servers):
                 server = ParameterServer(
                     address=self._address,
@@ -175,7 +195,7 @@ class LocalCluster:
                 Driver(
                     network=network,
                     controller=self.controller.address,
-                    identity=self._identity("driver", "driver"),
+                    identity=driver,
                     config=config,
                     buffers=self.buffers,
                     threads=threads * config.workers,
@@ -183,7 +203,6 @@ class LocalCluster:
                     layers=self._layers,
                     model_text=self._model_text,
                     transforms=self._transforms,
-                    functions=self._functions,
                     timeline=self.timeline,
                     checkpoints=folder,
                     resume=resume,
@@ -191,6 +210,17 @@ class LocalCluster:
                 )
             )
             self._stack = stack.pop_all()
+
+    async def _open_data(self, stack: AsyncExitStack, common: Mapping[str, Any]) -> None:
+        assert self.dataset is not None, "the images are here or elsewhere"
+        for number in range(self.config.data_servers):
+            server = DataServer(
+                address=self._address,
+                identity=self._identity("data", f"data-{number}"),
+                dataset=self.dataset,
+                **common,
+            )
+            self.data_servers.append(await stack.enter_async_context(server))
 
     async def _replica_pool(self, stack: AsyncExitStack, replica: int, threads: int) -> ComputePool | None:
         """Where the workers of one replica compute together; None where a worker has a pool of its own."""

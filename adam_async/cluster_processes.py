@@ -3,9 +3,9 @@
 The children are started under the words that a user would start them with by hand, and find each other
 through the controller like any others. What is added here is care: a child that dies is named at once
 with how it ended, and to the controller too, so that nobody waits whether it comes back; a worker is
-started again, since all it loses are the groups in its hands; the death of a role that holds the run's only
-copy of something ends the run. When this process goes, in whatever way, its children go too (see
-`cli_parent`).
+started again, since all it loses are the groups in its hands, and so is a data server while there is another;
+the death of a role that holds the run's only copy of something ends the run. When this process goes, in
+whatever way, its children go too (see `cli_parent`).
 """
 
 import asyncio
@@ -23,6 +23,7 @@ from adam_async.checkpoint_files import open_checkpoints
 from adam_async.child_process import ChildProcess, how_it_ended
 from adam_async.cli_parent import Orders
 from adam_async.config import Config
+from adam_async.data_hosts import DataHosts, address_for, hosts_of
 from adam_async.driver import Driver
 from adam_async.entrypoints import LOOPBACK, cluster_network, slowed
 from adam_async.errors import DeadlineExceeded, RoleDied, first_cause
@@ -52,10 +53,13 @@ SOUND_S = 10.0
 
 
 class ProcessCluster:
-    """A controller, a data server, parameter servers and workers, each in a process of its own.
+    """A controller, data servers, parameter servers and workers, each in a process of its own.
 
     Args:
         config: The run, and how many of each role.
+        data: Addresses of data servers that stand alone, ``tcp://host:port``, which are asked to join; if
+            there are none, those of `config.data`, and if that names a data set, data servers are started.
+        token: Of the data servers that stand alone, if they have one; it is the whole cluster's then.
         spec: The model; without it `config.model` says.
         model_text: What the TOML file that `config.model` names holds.
         transforms: What becomes of training images where `config.augment` is set, as `Recipe.of` takes it;
@@ -71,13 +75,15 @@ class ProcessCluster:
     order, and kills what is still there after `drain_s`.
 
     Raises:
-        ConfigError: `config.slow` names a node that there is not.
+        ConfigError: `config.slow` names a node that there is not, or `data` what cannot be dialled.
     """
 
     def __init__(
         self,
         config: Config,
         *,
+        data: Sequence[str] = (),
+        token: str | None = None,
         spec: ModelSpec | None = None,
         model_text: str | None = None,
         transforms: Sequence[Mapping[str, Any]] | None = None,
@@ -88,8 +94,15 @@ class ProcessCluster:
         checkpoint: Path | None = None,
         resume: Path | None = None,
     ) -> None:
-        check_names(config.slow, workers=config.workers, servers=config.servers)
+        self._hosts = hosts_of(config, data, starts_own=False)
+        check_names(
+            config.slow,
+            workers=config.workers,
+            servers=config.servers,
+            data_servers=0 if self._hosts else config.data_servers,
+        )
         self.config = config
+        self._token = token
         self.children: dict[str, ChildProcess] = {}
         self._spec = spec
         self._model_text = model_text
@@ -123,9 +136,10 @@ class ProcessCluster:
     async def _open(self) -> None:
         config = self.config
         threads = config.threads_per_worker(usable_cores())
-        token = self._entropy(32).hex()
+        # Data servers that stand alone let in only who has their token, or none if they have none.
+        token = self._token if self._hosts else self._entropy(32).hex()
         room = self.timeline.limit_events if self.timeline is not None else 0
-        orders = Orders(token=token, waits=config.waits, profile_events=room)
+        orders = Orders(token=token or "", waits=config.waits, profile_events=room)
         self._orders = msgspec.json.encode(orders) + b"\n"
         self._death = asyncio.get_running_loop().create_future()
         await self._warm_up()
@@ -133,29 +147,38 @@ class ProcessCluster:
             folder, resume = await open_checkpoints(stack, self._checkpoint, self._resume)
             self._group = await stack.enter_async_context(asyncio.TaskGroup())
             stack.push_async_callback(self._stop)
-            controller = await self._address(self._start("controller", "controller", "--bind", LOOPBACK))
+            buffers = BufferPool()
+            network = await stack.enter_async_context(
+                slowed(
+                    cluster_network(token, entropy=self._entropy, buffers=buffers),
+                    texts_for(config.slow, "driver"),
+                )
+            )
+            driver = Identity(
+                role="driver", node="driver", incarnation=int.from_bytes(self._entropy(7), "little")
+            )
+            meet = await address_for(self._hosts) if self._hosts else LOOPBACK
+            controller = await self._address(self._start("controller", "controller", "--bind", meet))
             common = ("--controller", controller, "--bind", LOOPBACK)
             counts = ("--threads", str(threads), "--in-flight", str(config.in_flight))
+            images = ("--data", config.data, "--damaged", config.damaged)
+            data_servers = 0 if self._hosts else config.data_servers
             children = [
-                self._start("data", "data-0", *common, "--data", config.data, "--damaged", config.damaged),
+                *(self._start("data", f"data-{n}", *common, *images) for n in range(data_servers)),
                 *(self._start("ps", f"ps-{n}", *common) for n in range(config.servers)),
                 *(self._start("worker", f"worker-{n}", *common, *counts) for n in range(config.workers)),
             ]
             for child in children:
                 await self._address(child)
-            buffers = BufferPool()
-            network = cluster_network(token, entropy=self._entropy, buffers=buffers)
+            if self._hosts:
+                hosts = DataHosts(self._hosts, network=network, identity=driver, waits=config.waits)
+                await stack.enter_async_context(hosts)
+                await hosts.serve(controller)
             self._driver = await stack.enter_async_context(
                 Driver(
-                    network=await stack.enter_async_context(
-                        slowed(network, texts_for(config.slow, "driver"))
-                    ),
+                    network=network,
                     controller=controller,
-                    identity=Identity(
-                        role="driver",
-                        node="driver",
-                        incarnation=int.from_bytes(self._entropy(7), "little"),
-                    ),
+                    identity=driver,
                     config=config,
                     buffers=buffers,
                     threads=min(threads * config.workers, usable_cores()),
@@ -236,9 +259,8 @@ class ProcessCluster:
             served = served or child.served_s > 0
             if child.served_s >= SOUND_S:
                 left = RESTARTS
-            restart = (
-                role == "worker" and served and left > 0
-            )  # what never served cannot start: `_open` says so
+            # What never served cannot start: `_open` says so.
+            restart = served and left > 0 and (role == "worker" or self._has_another(role, node))
             self._incident(f"{node} died: {how}{'; starting it again' if restart else ''}")
             if not restart:
                 if left == 0:
@@ -253,6 +275,12 @@ class ProcessCluster:
                 if self._stopping.is_set():
                     return
             child = self._child(node, words)
+
+    def _has_another(self, role: str, node: str) -> bool:
+        """Whether a data server's work goes on while it is started again."""
+        return role == "data" and any(
+            child.serves for name, child in self.children.items() if name.startswith("data-") and name != node
+        )
 
     def _incident(self, what: str) -> None:
         self._say(what)

@@ -5,7 +5,7 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Self
 
-from adam_async.config import Waits
+from adam_async.config import Config, Waits
 from adam_async.entrypoints import address_towards, check_address
 from adam_async.errors import ConfigError, DeadlineExceeded, RoleUnreachable, RunFailed
 from adam_async.messages import Serve, Serving, pack, read_text_tensor, unpack
@@ -26,20 +26,42 @@ SAME = ("name", "shape", "classes", "train_images", "test_images")
 
 
 def addresses_in(data: str) -> tuple[str, ...]:
-    """The addresses of data servers that `Config.data` consists of; none if it names a data set.
+    """The addresses of data hosts that `Config.data` consists of; none if it names a data set.
 
     Raises:
         ConfigError: One is no address that can be dialled, or is named twice.
     """
-    return checked(data.split(",")) if data.startswith("tcp://") else ()
+    return _checked(data.split(",")) if data.startswith("tcp://") else ()
 
 
-def checked(addresses: Sequence[str]) -> tuple[str, ...]:
-    """The same addresses, if all can be dialled.
+def hosts_of(config: Config, data: Sequence[str], *, starts_own: bool) -> tuple[str, ...]:
+    """The addresses of the data hosts that a cluster uses; none if it starts data servers of its own.
+
+    Args:
+        config: The run.
+        data: Addresses that the caller names; without them those of `config.data`.
+        starts_own: Whether the caller brings a data set.
 
     Raises:
-        ConfigError: One cannot be, or is named twice.
+        ConfigError: One is no address that can be dialled, or is named twice; or there are addresses and a
+            data set, or a number of data servers.
     """
+    if isinstance(data, str):
+        raise ConfigError(f"data is a list of addresses, not {data!r}")
+    if starts_own and not data:
+        return ()
+    hosts = _checked(data) if data else addresses_in(config.data)
+    if hosts and starts_own:
+        raise ConfigError(f"there is a dataset, and data names {', '.join(hosts)}: give one of them")
+    if hosts and config.data_servers > 1:
+        raise ConfigError(
+            f"data_servers={config.data_servers} has no force with data servers at {', '.join(hosts)}: "
+            "leave it out, and name as many addresses as there shall be"
+        )
+    return hosts
+
+
+def _checked(addresses: Sequence[str]) -> tuple[str, ...]:
     found = tuple(check_address(address.strip(), "data") for address in addresses)
     for address in found:
         if found.count(address) > 1:

@@ -13,6 +13,7 @@ from typing import Protocol, TypeVar
 from adam_async.config import Waits
 from adam_async.controller.service import Controller
 from adam_async.data_server.dataset import Dataset
+from adam_async.data_server.host import DataHost
 from adam_async.data_server.service import DataServer
 from adam_async.errors import BindFailed, ConfigError, first_cause
 from adam_async.messages import role_table
@@ -119,13 +120,15 @@ def check_address(address: str, option: str) -> str:
     return address
 
 
-async def address_towards(controller: str) -> str:
-    """Where a role listens by default: any port of the interface through which it reaches the controller.
+async def address_towards(peer: str) -> str:
+    """Where a role listens by default: any port of the interface through which it reaches a peer.
+
+    The peer is the controller; for a controller, a data host that is to join it.
 
     Raises:
         ConfigError: There is no way to that host.
     """
-    host, port = parse_tcp_address(controller)
+    host, port = parse_tcp_address(peer)
     if is_loopback(host):
         return LOOPBACK
     loop = asyncio.get_running_loop()
@@ -135,7 +138,7 @@ async def address_towards(controller: str) -> str:
             asyncio.DatagramProtocol, remote_addr=(host, port or 9)
         )
     except OSError as error:
-        raise ConfigError(f"no way to a controller at {controller}: {error.strerror or error}") from None
+        raise ConfigError(f"no way to {peer}: {error.strerror or error}") from None
     try:
         own = str(probe.get_extra_info("sockname")[0])
     finally:
@@ -197,6 +200,19 @@ def data_server(place: Place, dataset: Dataset) -> AbstractAsyncContextManager[D
         waits=place.waits,
         timeline=place.timeline,
         dataset=dataset,
+    )
+    return _listening(role, place)
+
+
+def data_host(place: Place, dataset: Dataset) -> AbstractAsyncContextManager[DataHost]:
+    """Run a data server that stands alone, to be asked into clusters. Raises what `controller` raises."""
+    role = DataHost(
+        network=place.network,
+        address=place.bind,
+        identity=place.identity("data"),
+        waits=place.waits,
+        dataset=dataset,
+        entropy=place.entropy,
     )
     return _listening(role, place)
 
