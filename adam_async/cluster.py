@@ -55,6 +55,7 @@ class LocalCluster:
         model_text: What the TOML file that `config.model` names holds.
         transforms: What becomes of training images where `config.augment` is set, as `Recipe.of` takes it;
             None is what suits them.
+        functions: Kinds of transforms that are functions of the user, ``{"invert": invert}``; see `Recipe`.
         network: Links between the roles; without it local ones. Tests hand in faulty ones. Unless it makes
             local links, it has to reach the data servers of `data` too.
         address: Where every role listens: one that lets the network choose, such as ``tcp://127.0.0.1:0``.
@@ -83,6 +84,7 @@ class LocalCluster:
         layers: Mapping[str, type[Layer]] = BUILTIN_LAYERS,
         model_text: str | None = None,
         transforms: Sequence[Mapping[str, Any]] | None = None,
+        functions: Mapping[str, Callable[..., Any]] = {},
         network: Network | None = None,
         address: str = "",
         entropy: Callable[[int], bytes] = system_entropy,
@@ -112,6 +114,7 @@ class LocalCluster:
         self._layers = layers
         self._model_text = model_text
         self._transforms = transforms
+        self._functions = functions
         self._entropy = entropy
         self.timeline = timeline
         self._checkpoint = checkpoint
@@ -203,6 +206,7 @@ class LocalCluster:
                     layers=self._layers,
                     model_text=self._model_text,
                     transforms=self._transforms,
+                    functions=self._functions,
                     timeline=self.timeline,
                     checkpoints=folder,
                     resume=resume,
@@ -218,6 +222,7 @@ class LocalCluster:
                 address=self._address,
                 identity=self._identity("data", f"data-{number}"),
                 dataset=self.dataset,
+                functions=self._functions,
                 **common,
             )
             self.data_servers.append(await stack.enter_async_context(server))
