@@ -2,18 +2,23 @@
 
 import io
 import zipfile
+from math import prod
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.data_server.dataset import Dataset, make_dataset
+from adam_async.data_server.sources import limits
 from adam_async.errors import DataError
 
 ZIP, ARRAY = (b"PK\x03\x04", b"PK\x05\x06"), b"\x93NUMPY"
 """How archives and single arrays begin."""
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
+
+_READ_HEADER = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+"""By version of the format; later ones are for fields with names, which no images have."""
 
 
 def parse_npz(data: bytes, origin: str, *, name: str, source: str) -> Dataset:
@@ -53,6 +58,7 @@ def parse_npz(data: bytes, origin: str, *, name: str, source: str) -> Dataset:
 
 def _array(archive: Any, key: str, origin: str) -> NDArray[Any]:
     try:
+        _check_size(archive.zip, key, origin)
         array: NDArray[Any] = archive[key]
     except ValueError as error:
         raise DataError(
@@ -61,3 +67,20 @@ def _array(archive: Any, key: str, origin: str) -> NDArray[Any]:
     except (zipfile.BadZipFile, EOFError, OSError) as error:
         raise DataError(f"{origin}:{key} is damaged ({error}); fetch the file again") from None
     return array
+
+
+def _check_size(archive: zipfile.ZipFile, key: str, origin: str) -> None:
+    """Check what the header of an array says of its size, before memory is asked for it."""
+    name = f"{key}.npy" if f"{key}.npy" in archive.namelist() else key
+    with archive.open(name) as file:
+        version = np.lib.format.read_magic(file)
+        if version not in _READ_HEADER:
+            raise ValueError(f"version {version[0]}.{version[1]} of the format")
+        shape, _, dtype = _READ_HEADER[version](file)
+    size, there = prod(shape) * dtype.itemsize, archive.getinfo(name).file_size
+    if size > there:
+        raise DataError(
+            f"{origin}:{key} says that it is {dtype} of {shape}, which are {size} bytes, but it has {there}; "
+            "it was cut short or is damaged, fetch the file again"
+        )
+    limits.check_total(size, f"{origin}:{key}")

@@ -1,5 +1,6 @@
 """Pure: one encoded image, from bytes to pixels, with Pillow (of the extra ``data``).
 
+Images are as a viewer shows them: turned as the camera noted in a JPEG or WebP file (EXIF's orientation).
 What an image's header says is checked before anything is decoded. Whatever a decoder makes of damaged bytes
 becomes a `DataError`. Grey images have one channel, all others three; transparency is dropped, and of an
 animation the first picture counts. Sixteen bits of grey lose the lower eight.
@@ -20,6 +21,21 @@ if TYPE_CHECKING:
 
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "PPM", "WEBP")
 DEEP_GREY_MODES = ("I", "I;16", "I;16B", "I;16L")
+TURNED_FORMATS = ("JPEG", "MPO", "WEBP")
+"""Those that cameras write; an MPO is a JPEG with more pictures behind the first."""
+ORIENTATION = 0x0112
+UPRIGHT = {
+    2: "FLIP_LEFT_RIGHT",
+    3: "ROTATE_180",
+    4: "FLIP_TOP_BOTTOM",
+    5: "TRANSPOSE",
+    6: "ROTATE_270",
+    7: "TRANSVERSE",
+    8: "ROTATE_90",
+}
+"""What to do for each orientation, by Pillow's names."""
+LYING = (5, 6, 7, 8)
+"""Orientations in which rows are shown as columns."""
 GREY_MODES = ("1", "L", "LA", *DEEP_GREY_MODES)
 
 
@@ -28,7 +44,7 @@ class Header:
     """What the header of an image says."""
 
     size: tuple[int, int]
-    """Columns and rows."""
+    """Columns and rows, of the image as it is shown."""
     is_grey: bool
 
 
@@ -53,7 +69,9 @@ def read_header(data: bytes, origin: str) -> Header:
         DataError: No image of a known format, or one that is too large.
     """
     with _begin(data, origin) as image:
-        return Header(image.size, image.mode in GREY_MODES)
+        columns, rows = image.size
+        lies = _orientation(image) in LYING
+        return Header((rows, columns) if lies else (columns, rows), image.mode in GREY_MODES)
 
 
 def decode(data: bytes, origin: str, *, size: tuple[int, int], channels: int) -> NDArray[np.uint8]:
@@ -72,16 +90,31 @@ def decode(data: bytes, origin: str, *, size: tuple[int, int], channels: int) ->
         DataError: No image of a known format, a damaged one, or one that is too large.
     """
     from PIL import ImageOps
+    from PIL.Image import Transpose
 
     with _begin(data, origin) as image:
         try:
+            turn = UPRIGHT.get(_orientation(image))
             plain = _plain(image, "L" if channels == 1 else "RGB")
+            if turn is not None:
+                plain = plain.transpose(Transpose[turn])
             if plain.size != size:
                 plain = ImageOps.fit(plain, size)
             pixels = np.asarray(plain, np.uint8)
         except Exception as error:
             raise DataError(f"{origin} is a damaged image ({error})") from None
     return pixels[np.newaxis] if channels == 1 else pixels.transpose(2, 0, 1)
+
+
+def _orientation(image: "Image") -> int:
+    """What EXIF says of how the image is shown: 1, as it is, where it says nothing or is damaged."""
+    if image.format not in TURNED_FORMATS:
+        return 1
+    try:
+        found = image.getexif().get(ORIENTATION, 1)
+    except Exception:  # whatever is in it is not the image
+        return 1
+    return found if isinstance(found, int) else 1
 
 
 def _plain(image: "Image", mode: str) -> "Image":

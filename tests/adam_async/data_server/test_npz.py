@@ -1,12 +1,14 @@
 """Archives: the four arrays, their layouts, and what is wrong with the others."""
 
 import io
+import zipfile
 from typing import Any
 
 import numpy as np
 import pytest
 
 from adam_async.data_server.npz import parse_npz
+from adam_async.data_server.sources import limits
 from adam_async.errors import DataError
 
 
@@ -92,3 +94,39 @@ def test_a_damaged_member_is_named() -> None:
 
     with pytest.raises(DataError, match="x_train is damaged"):
         parse_npz(bytes(data), "a.npz", name="a", source="")
+
+
+def with_train_images(array: bytes) -> bytes:
+    """An archive whose x_train.npy has these bytes."""
+    file = io.BytesIO(npz(x_train=None))
+    with zipfile.ZipFile(file, "a") as archive:
+        archive.writestr("x_train.npy", array)
+    return file.getvalue()
+
+
+def promising(shape: tuple[int, ...], content: bytes = b"") -> bytes:
+    """An archive whose x_train says that it has this shape."""
+    array = io.BytesIO()
+    np.lib.format.write_array_header_1_0(array, {"descr": "|u1", "fortran_order": False, "shape": shape})
+    return with_train_images(array.getvalue() + content)
+
+
+@pytest.mark.parametrize("images", [10**9, 10**12, 10**30])
+def test_a_header_that_promises_more_than_there_is_asks_for_no_memory(images: int) -> None:
+    with pytest.raises(DataError, match=rf"says that it is uint8 of \({images}, 28, 28\).*but it has"):
+        parse_npz(promising((images, 28, 28), b"1234"), "a.npz", name="a", source="")
+
+
+def test_an_array_larger_than_a_data_set_may_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_TOTAL_BYTES", 95)
+
+    with pytest.raises(DataError, match=r"a\.npz:x_train has 96 bytes of images, expected at most 95"):
+        parse_npz(npz(), "a.npz", name="a", source="")
+
+
+def test_an_array_of_a_later_version_of_the_format_is_refused() -> None:
+    array = io.BytesIO()
+    np.lib.format.write_array(array, arrays()["x_train"], version=(3, 0))
+
+    with pytest.raises(DataError, match=r"x_train cannot be read \(version 3\.0 of the format\)"):
+        parse_npz(with_train_images(array.getvalue()), "a.npz", name="a", source="")

@@ -108,3 +108,50 @@ def test_without_pillow_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -
 
 def test_another_size_is_scaled_and_cut_in_the_middle() -> None:
     assert decode(grey(9, rows=30, columns=70), "a", size=(5, 3), channels=3).tolist() == [[[9] * 5] * 3] * 3
+
+
+def photograph(orientation: object, kind: str = "JPEG") -> bytes:
+    """An image of 16 rows and 24 columns whose upper left quarter is bright, with this EXIF orientation."""
+    pixels = np.zeros((16, 24), np.uint8)
+    pixels[:8, :12] = 255
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    options = {"lossless": True} if kind == "WEBP" else {"quality": 95}
+    return encode(pixels, kind, exif=exif, **options)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "WEBP"])
+@pytest.mark.parametrize(
+    ("orientation", "size", "bright"),
+    [
+        (1, (24, 16), (0, 0)),
+        (2, (24, 16), (0, 1)),
+        (3, (24, 16), (1, 1)),
+        (4, (24, 16), (1, 0)),
+        (5, (16, 24), (0, 0)),
+        (6, (16, 24), (0, 1)),
+        (7, (16, 24), (1, 1)),
+        (8, (16, 24), (1, 0)),
+        (9, (24, 16), (0, 0)),
+    ],
+)
+def test_an_image_is_turned_as_its_camera_noted(
+    kind: str, orientation: int, size: tuple[int, int], bright: tuple[int, int]
+) -> None:
+    data = photograph(orientation, kind)
+
+    assert read_header(data, "a").size == size
+    pixels = decode(data, "a", size=size, channels=1)[0]
+    rows, columns = pixels.shape
+    quarters = pixels.reshape(2, rows // 2, 2, columns // 2).mean(axis=(1, 3))
+    assert np.unravel_index(quarters.argmax(), (2, 2)) == bright
+    assert quarters.max() > 240
+
+
+def test_damaged_notes_of_a_camera_leave_the_image_as_it_is() -> None:
+    data = photograph(6)
+    at = data.index(b"Exif\0\0") + 6
+    damaged = data[:at] + b"\xff" * 8 + data[at + 8 :]
+
+    assert read_header(damaged, "a").size == (24, 16)
+    assert decode(damaged, "a", size=(24, 16), channels=1).shape == (1, 16, 24)
