@@ -1,8 +1,8 @@
 """Pure: the cluster map: nodes, the run, its buckets and its current epoch, as one snapshot value.
 
 The map is all the state there is in a controller. Nodes know only `get`, `compare-and-set` and
-`watch`; three kinds of keys can be set: ``nodes/<id>``, ``run`` and ``epoch``. Every record carries
-the map version at which it last changed, which is what a compare-and-set expects.
+`watch`; four kinds of keys can be set: ``nodes/<id>``, ``run``, ``epoch`` and ``lending``. Every record
+carries the map version at which it last changed, which is what a compare-and-set expects.
 """
 
 from collections.abc import Sequence
@@ -117,6 +117,18 @@ class EpochRecord(msgspec.Struct, frozen=True, kw_only=True):
     changed: int = 0
 
 
+class LendingRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Which data servers have the ledger of a run's leases (`data_server/ledger.py`)."""
+
+    run: str
+    term: int
+    """Grows when another server becomes the lender."""
+    keepers: tuple[tuple[str, int], ...]
+    """Node and incarnation of each. The first one is the lender; it adds those that have all that it has,
+    and strikes out those that it cannot reach. The controller strikes out the lost ones."""
+    changed: int = 0
+
+
 class ClusterMap(msgspec.Struct, frozen=True, kw_only=True):
     """The whole map."""
 
@@ -129,6 +141,8 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True):
     epoch: EpochRecord | None = None
     results: tuple[dict[str, Any], ...] = ()
     """What came of the run's epochs that have ended, in order; they stay when the next epoch begins."""
+    lending: LendingRecord | None = None
+    """Who leases the run's groups; None before a data server is ready for it."""
 
     def live(self, role: str) -> list[str]:
         """Live nodes of one role, in the order of their ids."""
@@ -143,6 +157,19 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True):
     def takers(self) -> int:
         """Workers of one replica that take its groups from a data server."""
         return 1 if self.run is not None and self.run.together else self.partitions
+
+    @property
+    def lenders(self) -> tuple[str, ...]:
+        """Data servers that a worker may ask for groups of the run; the first of them orders all leases."""
+        lending, run = self.lending, self.run
+        if lending is None or run is None or lending.run != run.id:
+            return ()
+        return tuple(node for node, _ in lending.keepers)
+
+    def lender_for(self, replica: int) -> str:
+        """Address of the data server that a replica's workers ask; empty while there is none."""
+        servers = sorted(self.lenders)
+        return self.nodes[servers[replica % len(servers)]].address if servers else ""
 
     def members(self, replica: int) -> tuple[str, ...]:
         """The live workers that have a part of this replica, in the order of their parts."""

@@ -37,7 +37,7 @@ from adam_async.parameter_server.client import ParameterClient, SessionIdentity
 from adam_async.partitioning import check_crossings, table_of
 from adam_async.placement import holders
 from adam_async.planning import plan_here
-from adam_async.progress import Progress
+from adam_async.progress import Progress, lends
 from adam_async.recorder import Recorder
 from adam_async.run_result import CheckpointResult, EpochResult, RunResult
 from adam_async.schedule import Schedule
@@ -548,11 +548,10 @@ class Driver:
         return [self.map.nodes[node].address for role in roles for node in self.map.live(role)]
 
     def _data_address(self) -> str:
-        """Where the data server is. Raises RoleDied if it was lost."""
-        addresses = self._addresses("data")
-        if not addresses:
+        """Where the data server is that lends. Raises RoleDied if there is none."""
+        if not self.map.lenders:
             raise RoleDied("the data server", "no other has joined")
-        return addresses[0]
+        return self.map.nodes[self.map.lenders[0]].address
 
     async def _gather_statistics(self, run: str) -> dict[str, dict[str, Any]]:
         addresses = (self._controller, *self._addresses("ps", "data", "worker"))
@@ -594,7 +593,7 @@ class Driver:
         self.progress.replicas = len(self.map.live_replicas())
         if self._checkpointer is not None:
             for values in self.progress.roles.values():
-                if values["role"] == "data":
+                if lends(values):
                     self._checkpointer.look(values)
 
     async def report_death(self, node: str) -> None:

@@ -243,25 +243,14 @@ class Entered(Body, frozen=True, kw_only=True):
 
 
 class CopyLedger(Body, frozen=True, kw_only=True):
-    """A part of the ledger, from its lender. Tensor: its entries, packed, and before them, with `anew`, the
-    opening that they follow."""
+    """A part of the ledger, from its lender. Tensor: a `keeping.Part`, packed."""
 
     run: str
     term: int
-    first: int
-    """Number of the first of these entries."""
-    settled: int
-    """All keepers have the entries before this number."""
-    anew: bool = False
-    """Whether what the receiver has is void."""
-    whole: bool = True
-    """Whether these are all entries that there were; otherwise what the receiver had before goes on to hold."""
 
 
 class LedgerCopied(Body, frozen=True, kw_only=True):
-    """The sender has all entries before this number."""
-
-    stop: int
+    """The sender has taken it."""
 
 
 # --- workers of one replica ------------------------------------------------------------------

@@ -40,8 +40,9 @@ class Muster:
         self._workers = config.replicas * config.partitions
         cut = f" ({config.partitions} for each of {config.replicas} replica(s))"
         self._cut = cut if config.partitions > 1 else ""
+        data = f"{config.data_servers} data servers" if config.data_servers > 1 else "a data server"
         self._wanted = (
-            f"{config.servers} parameter server(s), a data server and {self._workers} worker(s){self._cut}"
+            f"{config.servers} parameter server(s), {data} and {self._workers} worker(s){self._cut}"
         )
 
     async def wait_for_data(self) -> dict[str, Any]:
@@ -65,7 +66,7 @@ class Muster:
         """
         config = self._config
         try:
-            cluster = await self._wait_for(lambda m: len(m.live("worker")) >= self._workers, self._wanted)
+            cluster = await self._wait_for(self._are_all_here, self._wanted)
         except DeadlineExceeded as error:
             raise self._missing(NO_RUN) from error
         several = [w for w in cluster.live("worker") if int(cluster.nodes[w].info.get("threads", 1)) > 1]
@@ -76,6 +77,10 @@ class Muster:
             )
         chosen = cluster.live("worker")[: self._workers]
         return -(-sum(self._at_once(cluster.nodes[worker]) for worker in chosen) // config.partitions)
+
+    def _are_all_here(self, cluster: ClusterMap) -> bool:
+        workers, data = len(cluster.live("worker")), len(cluster.live("data"))
+        return workers >= self._workers and data >= self._config.data_servers
 
     def _at_once(self, worker: NodeRecord) -> int:
         """Groups in flight of a worker's replica; all its workers have the same ones in flight."""
@@ -142,7 +147,7 @@ class Muster:
         lacking = [
             f"{wanted - here} of {wanted} {role}s" if wanted > 1 else f"a {role}"
             for role, here, wanted in (
-                ("data server", len(cluster.live("data")), 1),
+                ("data server", len(cluster.live("data")), self._config.data_servers),
                 ("parameter server", len(cluster.live("ps")), self._config.servers),
                 ("worker", len(cluster.live("worker")), self._workers),
             )

@@ -81,7 +81,8 @@ class Progress:
         """
         self.roles = dict(roles)
         values = list(roles.values())
-        at_data = ended or next((each for each in values if "loss" in each), {"images": 0, "loss": 0.0})
+        lender = next((each for each in values if lends(each)), {"images": 0, "loss": 0.0})
+        at_data = ended or lender
         before, self.images = self.images, int(at_data["images"])
         self.skipped = int(at_data.get("skipped", 0))
         if self.images > before and now > self._looked:
@@ -109,3 +110,8 @@ class Progress:
                 images_before=sum(epoch.images for epoch in self.epochs),
                 loss=self.loss,
             )
+
+
+def lends(values: Mapping[str, Any]) -> bool:
+    """Whether a role's counts are those of the data server that leases the run's groups."""
+    return bool(values.get("lending", {}).get("leads"))

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from adam_async.cluster_map import ClusterMap, EpochRecord, NodeRecord, RunRecord
+from adam_async.cluster_map import ClusterMap, EpochRecord, LendingRecord, NodeRecord, RunRecord
 from adam_async.config import Waits
 from adam_async.errors import DeadlineExceeded, RoleDied, RoleUnreachable, RunFailed
 from adam_async.messages import CompareAndSet, MapState, WatchMap, pack, read_text_tensor, text_tensor, unpack
@@ -42,7 +42,7 @@ after the grace."""
 WATCH_S = 300.0
 """A watch without news is asked again after this long; a dead controller is noticed by its silent link."""
 
-Record = NodeRecord | RunRecord | EpochRecord
+Record = NodeRecord | RunRecord | EpochRecord | LendingRecord
 
 
 class Membership:
@@ -250,6 +250,14 @@ class Membership:
         """Change the epoch, as its data server: like `update_run`."""
         await self._update("epoch", lambda newest: change(newest.epoch) if newest.epoch is not None else None)
 
+    async def update_lending(self, change: Callable[[LendingRecord], LendingRecord | None]) -> None:
+        """Change who has the leases, as their lender: like `update_run`."""
+
+        def changed(newest: ClusterMap) -> LendingRecord | None:
+            return change(newest.lending) if newest.lending is not None else None
+
+        await self._update("lending", changed)
+
     async def _update(self, key: str, change: Callable[[ClusterMap], Record | None]) -> None:
         """Read the map, make the new record of a key and compare-and-set it, until that takes.
 
@@ -297,7 +305,8 @@ class Membership:
         if key.startswith("nodes/"):
             record = self.map.nodes.get(key.removeprefix("nodes/"))
         else:
-            record = self.map.run if key == "run" else self.map.epoch
+            named = {"run": self.map.run, "epoch": self.map.epoch, "lending": self.map.lending}
+            record = named[key]
         return record.changed if record is not None else 0
 
     def __repr__(self) -> str:

@@ -5,9 +5,10 @@ command the standing rules run, each of which reads the map and may change it:
 
     place     a run is submitted and enough servers are live: buckets get their primaries
     number    a live worker without a place gets one: a replica, and a part of its model
-    begin     all primaries, the data server and as many replicas as the run wants are ready: it begins
+    lend      a data server is ready: it leases the run's groups; a lost one is replaced by the next keeper
+    begin     all primaries, a data server and as many replicas as the run wants are ready: it begins
     advance   the driver moved the run to its next epoch: its groups are shared out
-    fail      a primary, the only data server or the driver is lost: the run has failed
+    fail      a primary, the last data server that has the leases, or the driver is lost: the run has failed
 
 A replica consists of as many workers as its model is cut over, and restarts as a unit: with one of its
 workers it is out, until another one has the place and all are ready for the life that begins then. Who gets
@@ -31,7 +32,7 @@ from typing import Any, assert_never
 
 import msgspec
 
-from adam_async.cluster_map import ClusterMap, EpochRecord, NodeRecord, RunRecord
+from adam_async.cluster_map import ClusterMap, EpochRecord, LendingRecord, NodeRecord, RunRecord
 from adam_async.config import FIELDS, make_config
 from adam_async.controller.places import place_workers
 from adam_async.errors import AdamError
@@ -95,7 +96,7 @@ class Invalid:
 
 Event = Changed | Conflict | Invalid
 
-_Record = NodeRecord | RunRecord | EpochRecord
+_Record = NodeRecord | RunRecord | EpochRecord | LendingRecord
 
 
 class ControllerState:
@@ -142,8 +143,10 @@ class ControllerState:
             old, wanted = self.map.run, RunRecord
         elif command.key == "epoch":
             old, wanted = self.map.epoch, EpochRecord
+        elif command.key == "lending":
+            old, wanted = self.map.lending, LendingRecord
         else:
-            return Invalid(f"no key {command.key!r}; there are nodes/<id>, run and epoch")
+            return Invalid(f"no key {command.key!r}; there are nodes/<id>, run, epoch and lending")
         version = old.changed if old is not None else 0
         if version != command.expected:
             return Conflict(command.key, version)
@@ -172,11 +175,13 @@ class ControllerState:
             if isinstance(old, RunRecord) and new.driver != old.driver and self._in_progress(old):
                 return Invalid(f"run {old.id} of {old.driver} is in progress; it ends when {old.driver} does")
             if not isinstance(old, RunRecord) or old.id != new.id:
-                self._set(buckets=(), epoch=None, results=())
+                self._set(buckets=(), epoch=None, results=(), lending=None)
                 self._forget_replicas()
             self._set(run=new)
-        else:
+        elif isinstance(new, EpochRecord):
             self._set(epoch=new)
+        else:
+            self._set(lending=new)
         return None
 
     def _in_progress(self, run: RunRecord) -> bool:
@@ -190,6 +195,22 @@ class ControllerState:
             return
         dead = msgspec.structs.replace(node, live=False, changed=self.map.version + 1)
         self._set(nodes={**self.map.nodes, command.node: dead})
+        self._strike_out()
+
+    def _strike_out(self) -> None:
+        """Take lost data servers out of those that have the leases; the next one lends in their place."""
+        lending, nodes = self.map.lending, self.map.nodes
+        if lending is None:
+            return
+        left = tuple(
+            (name, incarnation)
+            for name, incarnation in lending.keepers
+            if name in nodes and nodes[name].live and nodes[name].incarnation == incarnation
+        )
+        if left != lending.keepers:
+            term = lending.term + (left[:1] != lending.keepers[:1])
+            changed = self.map.version + 1
+            self._set(lending=msgspec.structs.replace(lending, keepers=left, term=term, changed=changed))
 
     def _forget_replicas(self) -> None:
         self._set(
@@ -205,12 +226,14 @@ class ControllerState:
     # --- standing rules ----------------------------------------------------------------------
 
     def _run_rules(self) -> None:
+        self._strike_out()
         self._fail_if_lost()
         run = self.map.run
         if run is None or run.phase in ("finished", "failed"):
             return
         self._place(run)
         self._number_replicas(run)
+        self._lend(run)
         self._begin(run)
         self._advance()
 
@@ -225,8 +248,9 @@ class ControllerState:
         for name in sorted(set(self.map.buckets)):
             if not nodes[name].live:
                 lost, reason = name, f"{name} died: with it went the only copy of its shards"
-        if self.map.epoch is not None and not self.map.live("data"):
-            lost, reason = "the data server", "the data server died: no other has joined"
+        if self.map.epoch is not None and not self.map.lenders:
+            others = "no other has all its leases" if self.map.live("data") else "no other has joined"
+            lost, reason = "the data server", f"the data server died: {others}"
         if reason:
             changed = self.map.version + 1
             failed = msgspec.structs.replace(run, phase="failed", reason=reason, lost=lost, changed=changed)
@@ -258,14 +282,27 @@ class ControllerState:
         if moved:
             self._set(nodes={**self.map.nodes, **moved})
 
+    def _lend(self, run: RunRecord) -> None:
+        """The first data server that is ready lends; while there is no epoch there is nothing to be lost."""
+        nodes, lending = self.map.nodes, self.map.lending
+        ready = [name for name in self.map.live("data") if nodes[name].ready == run.id]
+        if self.map.lenders or not ready:
+            return
+        record = LendingRecord(
+            run=run.id,
+            term=lending.term if lending is not None else 1,
+            keepers=((ready[0], nodes[ready[0]].incarnation),),
+            changed=self.map.version + 1,
+        )
+        self._set(lending=record)
+
     def _begin(self, run: RunRecord) -> None:
         if run.phase != "preparing" or not self.map.buckets:
             return
         nodes = self.map.nodes
-        data = [name for name in self.map.live("data") if nodes[name].ready == run.id]
         primaries_ready = all(nodes[name].ready == run.id for name in set(self.map.buckets))
         replicas = self.map.live_replicas()
-        if data and primaries_ready and len(replicas) >= int(run.config["replicas"]):
+        if self.map.lenders and primaries_ready and len(replicas) >= int(run.config["replicas"]):
             resumed = run.resumed
             number, results = (resumed.epoch, resumed.results) if resumed is not None else (1, ())
             changed = self.map.version + 1
@@ -284,11 +321,11 @@ class ControllerState:
             run = msgspec.structs.replace(run, changed=self.map.version + 1, **changes)
             self._set(run=run, results=(*self.map.results, epoch.result))
         due = run.phase == "training" and (epoch is None or epoch.number < run.epoch)
-        if due and self.map.live("data"):
+        if due and self.map.lenders:
             self._set(epoch=self._share_out(run))
 
     def _share_out(self, run: RunRecord) -> EpochRecord:
-        data = self.map.nodes[self.map.live("data")[0]]
+        data = self.map.nodes[self.map.lenders[0]]
         config = run.config
         groups = -(-int(data.info["train_images"]) // int(config["images_per_group"]))
         replicas = self.map.live_replicas() or tuple(range(int(config["replicas"])))
@@ -367,6 +404,8 @@ class ControllerState:
 
 def _check(record: _Record, layers: Mapping[str, type[Layer]]) -> str:
     """Say what the standing rules could not work with in a record; empty if there is nothing."""
+    if isinstance(record, LendingRecord) and not record.keepers:
+        return "somebody has to have the leases: there are no keepers"
     if isinstance(record, NodeRecord) and record.role == "data":
         images = record.info.get("train_images")
         if not isinstance(images, int) or images < 1:

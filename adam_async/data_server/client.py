@@ -2,9 +2,9 @@
 
 A `DataClient` holds a few groups ahead, so that a compute thread never waits for input in steady state
 (AD-06); it counts the times that one did. Two conversations share its link: one asks for groups when
-there is room and may be parked at the server, the other reports what is finished. When the link breaks
-both begin again on a new one. A question says how many groups have come before it, so that none is missing
-whatever became of an answer.
+there is room and may be parked at the server, the other reports what is finished. When the link breaks, or
+another data server is to be asked, both begin again on a new one. A question says how many groups have come
+before it, so that none is missing whatever became of an answer, and whoever it came from.
 
 Where replicas' clocks may not drift apart, the data server says with the groups at which clock they begin,
 and with the last ones where all replicas meet then; both go on to whoever trains the groups, who ticks.
@@ -30,6 +30,9 @@ logger = logging.getLogger(__name__)
 
 PAUSES = RetrySchedule(first_s=0.01, longest_s=0.5)
 """Between two links on which nothing was answered: a peer that refuses everything is not hounded."""
+
+DIAL_S = 1.0
+"""How long one server is dialled before we look whether another one is to be asked."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,8 +62,8 @@ class DataClient:
     """Reads the groups of one worker of a replica ahead of need.
 
     Args:
-        network: How to reach the data server.
-        address: Its address.
+        network: How to reach data servers.
+        address: That of the one to ask now; empty while there is none. After a change, `look`.
         identity: Who we are.
         run: Id of the run.
         replica: Whose share we read.
@@ -79,7 +82,7 @@ class DataClient:
         self,
         *,
         network: Network,
-        address: str,
+        address: Callable[[], str],
         identity: Identity,
         run: str,
         replica: int,
@@ -92,6 +95,9 @@ class DataClient:
     ) -> None:
         self._network = network
         self._address = address
+        self._asked = ""
+        self._looked = asyncio.Event()
+        self._link: Link | None = None
         self._identity = identity
         self._run = run
         self._replica = replica
@@ -119,27 +125,49 @@ class DataClient:
         """Read ahead until cancelled.
 
         Raises:
-            RoleDied: The data server could not be reached, or answered nothing, for `patience_s`.
+            RoleDied: No data server could be reached, or none answered anything, for `patience_s`.
         """
         loop = asyncio.get_running_loop()
         patience_s = self._waits.patience_s
         deadline, pauses = loop.time() + patience_s, PAUSES.waits()
+        problem = f"no answer for {patience_s:g} s"
         while True:
             left = deadline - loop.time()
             if left <= 0:
-                raise RoleDied("the data server", f"no answer for {patience_s:g} s")
+                raise RoleDied("the data server", problem)
+            self._looked.clear()
+            self._asked = self._address()
+            if not self._asked:
+                await self._wait_look(left)
+                continue
             try:
-                link = await self._network.dial(self._address, self._identity, timeout_s=left)
+                link = await self._network.dial(self._asked, self._identity, timeout_s=min(left, DIAL_S))
             except DialFailed as error:
-                raise RoleDied("the data server", str(error)) from error
+                problem = str(error)
+                continue
             if await self._attend(link):
                 deadline, pauses = loop.time() + patience_s, PAUSES.waits()
             else:
-                await asyncio.sleep(next(pauses))
+                await self._wait_look(next(pauses))
+
+    async def _wait_look(self, timeout_s: float) -> None:
+        """Wait until somebody else may have to be asked, but not for long."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._looked.wait()
+        except TimeoutError:
+            return
+
+    def look(self) -> None:
+        """See whether another data server is to be asked."""
+        if self._address() != self._asked:
+            self._looked.set()
+            if self._link is not None:
+                self._link.abort()
 
     async def _attend(self, link: Link) -> bool:
         """Hold both conversations until the link ends. Returns whether anything was answered on it."""
-        self._answered = False
+        self._answered, self._link = False, link
         self._traffic.watch(link)
         node = self._identity.node
         try:
@@ -152,6 +180,7 @@ class DataClient:
                 for talk in talks:
                     talk.cancel()
         finally:
+            self._link = None
             link.abort()
             self._traffic.gone(link)
         return self._answered

@@ -11,7 +11,7 @@ names moves on while nothing comes behind it.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 
@@ -31,19 +31,26 @@ class LeaseLog:
     Args:
         life: Its number.
         partitions: Workers of the replica.
+        stop: Groups that were leased already, and are finished.
+        positions: Groups that each worker is known to have.
     """
 
-    def __init__(self, life: int, partitions: int) -> None:
+    def __init__(self, life: int, partitions: int, *, stop: int = 0, positions: Sequence[int] = ()) -> None:
         self.life = life
-        self._first = 0
+        self._first = stop
         self._groups: list[Logged] = []
         self._marks: dict[int, int] = {}
-        self._positions = [0] * partitions
+        self._positions = list(positions) or [0] * partitions
 
     @property
     def stop(self) -> int:
         """Groups that were leased in this life."""
         return self._first + len(self._groups)
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        """Groups that each worker is known to have."""
+        return tuple(self._positions)
 
     def holds(self, position: int) -> bool:
         """Whether the log says what comes at a position, or ends there."""

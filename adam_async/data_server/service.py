@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from hashlib import blake2b
 from itertools import chain, starmap
 from math import prod
 from typing import Any
@@ -22,13 +23,14 @@ from numpy.typing import NDArray
 from adam_async.cluster_map import ClusterMap, EpochRecord, RunRecord, skipped_groups
 from adam_async.config import Config, Waits
 from adam_async.data_server.dataset import Dataset
+from adam_async.data_server.ledger import Settled
+from adam_async.data_server.lending import Lending
 from adam_async.data_server.order import EpochOrders
 from adam_async.data_server.state import (
     DataState,
     Effect,
     EpochBegan,
     EpochEnded,
-    Event,
     Grant,
     GroupsReported,
     LeaseAsked,
@@ -38,9 +40,12 @@ from adam_async.data_server.state import (
 )
 from adam_async.data_server.supply import Supply
 from adam_async.dice import Dice
+from adam_async.errors import DataError
 from adam_async.ids import Replica
 from adam_async.messages import (
     Body,
+    CopyLedger,
+    Enter,
     Groups,
     Lease,
     LeaseGroups,
@@ -53,7 +58,6 @@ from adam_async.messages import (
 from adam_async.role import Role
 from adam_async.shares import Ranges, warm_groups
 from adam_async.timeline import Timeline
-from adam_async.timer import Timer
 from transport import Identity, Network, Request
 
 logger = logging.getLogger(__name__)
@@ -67,10 +71,12 @@ ANSWER_GROUPS = 64
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Question:
-    """A question for groups, while the state decides on it."""
+    """A question of a worker, until it is answered."""
 
     request: Request
-    rows: tuple[int, int] | None
+    event: LeaseAsked | GroupsReported
+    """What is to be entered for it."""
+    rows: tuple[int, int] | None = None
     """Rows of the images that are wanted, if not all of them are."""
 
 
@@ -108,11 +114,10 @@ class DataServer(Role):
             identity=identity,
             waits=waits,
             controller=controller,
-            info=dataset.info(),
+            info={**dataset.info(), "labels": _digest(dataset.train_labels)},
             timeline=timeline,
         )
         self._dataset = dataset
-        self.state = DataState()
         self._run = ""
         self._most_groups = 1
         self._partitions = 1
@@ -123,10 +128,32 @@ class DataServer(Role):
             on_failure=lambda error: self._fail(error),
             functions=functions,
         )
-        self._timer = Timer(lambda: self.state.next_deadline(), self._due)
+        self._epoch = 0
+        """Whose groups are supplied."""
+        self._questions: dict[int, _Question] = {}
+        """Those that are open, by number, oldest first."""
+        self._asked_so_far = 0
+        self._lending = Lending(
+            network=network,
+            identity=identity,
+            waits=waits,
+            traffic=self._traffic,
+            on_settled=self._on_settled,
+            on_lead=self._on_lead,
+            open_events=lambda: [question.event for question in self._questions.values()],
+        )
 
     def _tasks(self) -> Mapping[str, Coroutine[Any, Any, None]]:
-        return {"timer": self._timer.run(), "follow": self._follow(), "images": self._supply.run()}
+        return {
+            "lending": self._lending.run(self._membership),
+            "follow": self._follow(),
+            "images": self._supply.run(),
+        }
+
+    @property
+    def state(self) -> DataState:
+        """Who has which groups, as far as we have heard."""
+        return self._lending.state
 
     def _fail(self, error: BaseException) -> None:
         """End the server with what making images raised."""
@@ -139,28 +166,38 @@ class DataServer(Role):
     # --- the run -----------------------------------------------------------------------------
 
     async def _follow(self) -> None:
-        """Take up each run and each of its epochs; follow who is live."""
-        live: dict[Replica, int] | None = None
-        epoch = 0
+        """Take up each run; as its lender, enter each of its epochs and who is live."""
         async for cluster in self._membership.changes():
             run = cluster.run
             if run is None:
                 continue
             if run.id != self._run:
+                self._check_data(cluster)
                 await self._take_up(cluster, run)
-                epoch, live = 0, None
                 await self._membership.set_node(ready=run.id)
-            before, live = live, {Replica(replica): life for replica, life in cluster.lives().items()}
-            if live != before:
-                self._tell(ReplicasChanged(live))
-            if cluster.epoch is not None and cluster.epoch.run == run.id and cluster.epoch.number > epoch:
-                epoch = cluster.epoch.number
-                self._begin_epoch(run, cluster.epoch, skipped_groups(cluster.results[: epoch - 1]))
+                cluster = self._membership.map
+            self._lending.look(cluster)
+            if not self._lending.keeps:
+                self._refuse_all("not-lending", f"{self._identity.node} has no leases of run {self._run}")
+            if self._lending.leads and cluster.run is not None and cluster.run.id == self._run:
+                self._enter_changes(cluster, cluster.run)
+
+    def _check_data(self, cluster: ClusterMap) -> None:
+        """Refuse to serve together with data servers that have other data."""
+        for name in (cluster.lenders or cluster.live("data"))[:1]:
+            theirs = cluster.nodes[name].info
+            for key in ("train_images", "test_images", "shape", "classes", "labels"):
+                if theirs.get(key) != self._info[key]:
+                    raise DataError(
+                        f"{self._identity.node} has other data than {name}: {key} is {self._info[key]}, not "
+                        f"{theirs.get(key)}; data servers of one cluster need the same data set"
+                    )
 
     async def _take_up(self, cluster: ClusterMap, run: RunRecord) -> None:
+        self._refuse_all("wrong-run", f"this data server has gone on to run {run.id}")
         self._config = msgspec.convert(run.config, Config)
         await self._supply.take_up(run, self._config)
-        self._run = run.id
+        self._run, self._epoch = run.id, 0
         self._read_ahead = self._config.read_ahead
         group_bytes = self._config.images_per_group * prod(self._dataset.image_shape)
         self._most_groups = min(max(ANSWER_BYTES // group_bytes, 1), ANSWER_GROUPS)
@@ -170,39 +207,31 @@ class DataServer(Role):
             images_per_group=self._config.images_per_group,
         )
         self._partitions = cluster.takers
-        self.state = DataState(partitions=self._partitions)
+        self._lending.take_up(run.id, partitions=self._partitions)
 
-    def _begin_epoch(self, run: RunRecord, epoch: EpochRecord, skipped: Sequence[Ranges]) -> None:
-        self._supply.begin_epoch(self._orders.order(epoch.number, skipped), takers=self._partitions)
-        shares = {Replica(int(replica)): share for replica, share in epoch.shares.items()}
-        taken_up = run.resumed if epoch.finished else None
-        began = EpochBegan(
-            number=epoch.number,
-            groups=epoch.groups,
-            shares=shares,
-            turn=epoch.turn,
-            first_clock=epoch.first_clock,
-            finished=epoch.finished,
-            images=taken_up.images if taken_up is not None else 0,
-            loss=taken_up.loss if taken_up is not None else 0.0,
-            train_s=taken_up.train_s if taken_up is not None else 0.0,
-            warm=warm_groups(
-                int(run.config["warm_start"]),
-                epoch=epoch.number,
-                groups=epoch.groups,
-                finished=epoch.finished,
-                turn=epoch.turn,
-            ),
-            every=int(run.config["checkpoint_every"]),
-            carried=epoch.carried,
-            behind=tuple(map(Replica, epoch.behind)),
-            fraction=self._config.fraction_in_force,
-            pooled=self._config.pooled,
-            step=self._config.push_every,
-        )
-        self._tell(began)
-        for replica in shares:
-            self._loop.call_soon(self._read_on, replica)
+    def _enter_changes(self, cluster: ClusterMap, run: RunRecord) -> None:
+        """Enter who is live, and the epoch that began, where the ledger does not have it."""
+        live = {Replica(replica): life for replica, life in cluster.lives().items()}
+        if live != self.state.lives:
+            self._lending.enter(ReplicasChanged(live))
+        epoch = cluster.epoch
+        if epoch is not None and epoch.run == run.id and epoch.number > self.state.epoch:
+            before = cluster.results[: epoch.number - 1]
+            self._lending.enter(_began(run, self._config, epoch, skipped_groups(before)))
+
+    def _begin_epoch(self, began: EpochBegan) -> None:
+        if began.number != self._epoch:
+            self._epoch = began.number
+            self._supply.begin_epoch(self._orders.order(began.number, began.skipped), takers=self._partitions)
+        for replica in began.shares:
+            if self._membership.map.lender_for(replica) == self.address:
+                self._loop.call_soon(self._read_on, replica)
+
+    def _on_lead(self) -> None:
+        """Who lent before us may not have told the controllers all."""
+        effect = self.state.untold()
+        if effect is not None:
+            self._perform(effect)
 
     # --- questions ---------------------------------------------------------------------------
 
@@ -210,11 +239,16 @@ class DataServer(Role):
         match body:
             case LeaseGroups() | ReportGroups() if body.run != self._run:
                 request.fail("wrong-run", f"this data server is on run {self._run}, not {body.run}")
+            case LeaseGroups() | ReportGroups() if not self._lending.keeps:
+                request.fail("not-lending", f"{self._identity.node} has no leases of run {self._run}")
             case LeaseGroups():
                 self._asked(request, body)
             case ReportGroups():
-                self._tell(GroupsReported(Replica(body.replica), body.life, body.partition, body.finished))
-                request.reply(pack(Reported()))
+                self._reported(request, body)
+            case Enter():
+                self._lending.answer_enter(request, body)
+            case CopyLedger():
+                self._lending.answer_copy(request, body)
             case ReadTest():
                 part = slice(body.start, body.stop)
                 tensors: list[NDArray[Any]] = [
@@ -236,62 +270,97 @@ class DataServer(Role):
                 "no-rows", f"images have rows 0 to {height - 1}: there are no rows {first} to {stop}"
             )
             return
-        self._tell(
-            LeaseAsked(
-                request=_Question(request, None if (first, stop) == (0, height) else (first, stop)),
-                replica=Replica(body.replica),
-                life=body.life,
-                partition=body.partition,
-                position=body.position,
-                heard=body.heard,
-                count=min(body.count, self._most_groups),
-                deadline=self._loop.time() + min(body.wait_s, self._waits.call_s / 2),
-            )
+        event = LeaseAsked(
+            request=self._next_request(),
+            replica=Replica(body.replica),
+            life=body.life,
+            partition=body.partition,
+            position=body.position,
+            heard=body.heard,
+            count=min(body.count, self._most_groups),
+            wait_s=min(body.wait_s, self._waits.call_s / 2),
         )
-        self._timer.rearm()
+        rows = None if (first, stop) == (0, height) else (first, stop)
+        self._enter(_Question(request, event, rows))
         self._loop.call_soon(self._read_on, Replica(body.replica))
 
+    def _reported(self, request: Request, body: ReportGroups) -> None:
+        event = GroupsReported(
+            Replica(body.replica), body.life, body.partition, body.finished, self._next_request()
+        )
+        self._enter(_Question(request, event))
+
+    def _next_request(self) -> tuple[str, int]:
+        self._asked_so_far += 1
+        return self._identity.node, self._asked_so_far
+
+    def _enter(self, question: _Question) -> None:
+        self._questions[self._asked_so_far] = question
+        self._lending.enter(question.event)
+
+    def _close(self, request: tuple[str, int] | None) -> _Question | None:
+        """The question that is answered now; None if it is not ours, or is answered."""
+        if request is None or request[0] != self._identity.node:
+            return None
+        return self._questions.pop(request[1], None)
+
+    def _refuse_all(self, code: str, text: str) -> None:
+        for question in self._questions.values():
+            question.request.fail(code, text)
+        self._questions.clear()
+
     def _read_on(self, replica: Replica) -> None:
-        self._supply.prepare(self.state.upcoming(replica, self._read_ahead))
+        if self.state.epoch == self._epoch:
+            self._supply.prepare(self.state.upcoming(replica, self._read_ahead))
 
-    def _tell(self, event: Event) -> None:
-        self._perform(self.state.handle(event, now=self._loop.time()))
+    # --- what follows ------------------------------------------------------------------------
 
-    def _due(self) -> None:
-        self._perform(self.state.tick(now=self._loop.time()))
+    def _on_settled(self, settled: Settled) -> None:
+        event = settled.event
+        if isinstance(event, EpochBegan):
+            self._begin_epoch(event)
+        elif isinstance(event, GroupsReported):
+            question = self._close(event.request)
+            if question is not None:
+                question.request.reply(pack(Reported()))
+        for effect in settled.effects:
+            self._perform(effect)
 
-    def _perform(self, effects: list[Effect]) -> None:
-        for effect in effects:
-            match effect:
-                case Grant():
-                    numbers = [number for number, _ in effect.groups]
-                    if numbers:
-                        self._supply.when_ready(numbers, partial(self._send_groups, effect))
-                    else:
-                        self._send_groups(effect)
-                case EpochEnded():
-                    self._spawn(
-                        f"epoch-{effect.number}",
-                        self._report_epoch(self._run, effect.number, self._result(effect)),
-                    )
-                case Paused():
-                    self._spawn(f"pause-{effect.number}", self._pause(self._run, effect))
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case Grant():
+                question = self._close(effect.request)
+                if question is not None:
+                    self._send_when_ready(question, effect)
+            case EpochEnded() if self._lending.leads:
+                result = self._result(effect)
+                self._spawn(f"epoch-{effect.number}", self._report_epoch(self._run, effect.number, result))
+            case Paused() if self._lending.leads:
+                self._spawn(f"pause-{effect.number}", self._pause(self._run, effect))
 
-    def _send_groups(self, grant: Grant) -> None:
-        timeline = self._timeline
+    def _send_when_ready(self, question: _Question, grant: Grant) -> None:
+        numbers = [number for number, _ in grant.groups]
+        if numbers and grant.epoch == self._epoch:
+            self._supply.when_ready(numbers, partial(self._send_groups, question, grant))
+        elif not numbers:
+            self._send_groups(question, grant)
+        else:
+            question.request.fail("epoch-over", f"epoch {grant.epoch} is over")
+
+    def _send_groups(self, question: _Question, grant: Grant) -> None:
+        timeline, request = self._timeline, question.request
         begin = timeline.clock() if timeline is not None else 0.0
         leases: list[Lease] = []
         tensors: tuple[NDArray[Any], ...] = ()
         if grant.groups:
-            count, progress = self._supply.count, self.state.progress
+            count = self._supply.count
             leases = [
-                Lease(grant.epoch, number, attempt, count(number), progress(number))
-                for number, attempt in grant.groups
+                Lease(grant.epoch, number, attempt, count(number), progress)
+                for (number, attempt), progress in zip(grant.groups, grant.progress, strict=True)
             ]
             images, labels = self._supply.take([number for number, _ in grant.groups])
-            tensors = _cut(images, labels, grant.request.rows)
+            tensors = _cut(images, labels, question.rows)
         groups = Groups(leases=tuple(leases), last=grant.last, clock=grant.clock, end=grant.end)
-        request: Request = grant.request.request
         request.reply(pack(groups, tensors))
         if timeline is not None and leases:
             timeline.leased(self._identity.node, self._run, request.link.peer.node, leases, begin)
@@ -315,8 +384,8 @@ class DataServer(Role):
 
     async def _report_epoch(self, run: str, number: int, result: Mapping[str, Any]) -> None:
         def end(epoch: EpochRecord) -> EpochRecord | None:
-            if (epoch.run, epoch.number) != (run, number):
-                return None  # the run was replaced by another while its last report came in
+            if (epoch.run, epoch.number) != (run, number) or epoch.ended:
+                return None  # who lent before us has said it, or the run was replaced by another meanwhile
             return msgspec.structs.replace(epoch, ended=True, result=dict(result))
 
         await self._membership.update_epoch(end)
@@ -341,8 +410,8 @@ class DataServer(Role):
                 return
             if not epoch.paused:
                 break
-        if self._run == run:
-            self._tell(PauseEnded())
+        if self._run == run and self._lending.leads:
+            self._lending.enter(PauseEnded())
 
     def statistics(self) -> dict[str, Any]:
         """Progress of the epoch, groups trained again, and the traffic of each link."""
@@ -352,11 +421,47 @@ class DataServer(Role):
             **told,
             "skipped": skipped,
             "transforms": self._supply.statistics(),
+            "lending": self._lending.statistics(),
             **super().statistics(),
         }
 
     def __repr__(self) -> str:
         return f"<DataServer {self._identity.node} at {self.address} {self._dataset!r}>"
+
+
+def _began(run: RunRecord, config: Config, epoch: EpochRecord, skipped: Sequence[Ranges]) -> EpochBegan:
+    """What the controllers say of an epoch, for the ledger."""
+    taken_up = run.resumed if epoch.finished else None
+    return EpochBegan(
+        number=epoch.number,
+        groups=epoch.groups,
+        shares={Replica(int(replica)): share for replica, share in epoch.shares.items()},
+        turn=epoch.turn,
+        first_clock=epoch.first_clock,
+        finished=epoch.finished,
+        images=taken_up.images if taken_up is not None else 0,
+        loss=taken_up.loss if taken_up is not None else 0.0,
+        train_s=taken_up.train_s if taken_up is not None else 0.0,
+        warm=warm_groups(
+            config.warm_start,
+            epoch=epoch.number,
+            groups=epoch.groups,
+            finished=epoch.finished,
+            turn=epoch.turn,
+        ),
+        every=config.checkpoint_every,
+        carried=epoch.carried,
+        behind=tuple(map(Replica, epoch.behind)),
+        fraction=config.fraction_in_force,
+        pooled=config.pooled,
+        step=config.push_every,
+        skipped=tuple(map(tuple, skipped)),
+    )
+
+
+def _digest(labels: NDArray[np.int64]) -> str:
+    """What tells data sets apart that look alike."""
+    return blake2b(labels.tobytes(), digest_size=8).hexdigest()
 
 
 def _cut(

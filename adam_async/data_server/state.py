@@ -18,34 +18,35 @@ and where all clocks meet then with `ssp` and `bsp`, hears it at once. Times are
 caller's clock.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, assert_never
+
+import msgspec
 
 from adam_async.data_server.epoch import Epoch
 from adam_async.data_server.lease_log import LeaseLog, Logged
 from adam_async.data_server.tempo import Tempo
 from adam_async.ids import Replica
 from adam_async.messages import Finished
-from adam_async.shares import POOL, Ranges
+from adam_async.shares import POOL
 
-Request = Any
-"""The shell's handle on a question; passed back in the effect that answers it."""
+Request = tuple[str, int] | None
+"""Who is asked, and which of its questions this is; passed back in the effect that answers it."""
 
 
 # --- events ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class EpochBegan:
+class EpochBegan(msgspec.Struct, frozen=True, tag=True):
     """The controllers shared out an epoch: see `cluster_map.EpochRecord`."""
 
     number: int
     groups: int
-    shares: Mapping[Replica, tuple[int, int]]
+    shares: dict[Replica, tuple[int, int]]
     turn: int = 0
     first_clock: int = 0
-    finished: Ranges = ()
+    finished: tuple[tuple[int, int], ...] = ()
     """Ranges of groups that were trained before the run was resumed."""
     images: int = 0
     """Images in them."""
@@ -67,17 +68,17 @@ class EpochBegan:
     """Whether all take their groups out of one pool."""
     step: int = 1
     """Groups of a step."""
+    skipped: tuple[tuple[tuple[int, int], ...], ...] = ()
+    """For each epoch before, ranges of its groups that were skipped; its order depends on that."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicasChanged:
+class ReplicasChanged(msgspec.Struct, frozen=True, tag=True):
     """The controllers decided which replicas are live, and in which life."""
 
-    lives: Mapping[Replica, int]
+    lives: dict[Replica, int]
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class LeaseAsked:
+class LeaseAsked(msgspec.Struct, frozen=True, tag=True, kw_only=True, eq=False):
     """A worker wants groups."""
 
     request: Request
@@ -89,25 +90,59 @@ class LeaseAsked:
     heard: int
     """The end that it was told there; -1 if none."""
     count: int
-    deadline: float
+    wait_s: float
+    """How long it may be parked."""
 
 
-@dataclass(frozen=True, slots=True)
-class GroupsReported:
+class GroupsReported(msgspec.Struct, frozen=True, tag=True):
     """A worker finished its part in groups."""
 
     replica: Replica
     life: int
     partition: int
     finished: tuple[Finished, ...]
+    request: Request = None
 
 
-@dataclass(frozen=True, slots=True)
-class PauseEnded:
+class PauseEnded(msgspec.Struct, frozen=True, tag=True):
     """The driver has taken its checkpoint."""
 
 
-Event = EpochBegan | ReplicasChanged | LeaseAsked | GroupsReported | PauseEnded
+class TimePassed(msgspec.Struct, frozen=True, tag=True):
+    """It is as late as the caller says: the deadline of a parked question may have come."""
+
+
+Event = EpochBegan | ReplicasChanged | LeaseAsked | GroupsReported | PauseEnded | TimePassed
+
+
+class Parked(msgspec.Struct, frozen=True, array_like=True, eq=False):
+    """A question that waits."""
+
+    asked: LeaseAsked
+    deadline: float
+
+
+class OpenLog(msgspec.Struct, frozen=True, array_like=True):
+    """The log of one life of a replica, between two epochs."""
+
+    replica: Replica
+    life: int
+    stop: int
+    """Groups that it was leased."""
+    positions: tuple[int, ...]
+    """Groups that each of its workers is known to have."""
+
+
+class Opening(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a state is before an epoch begins."""
+
+    partitions: int = 1
+    clock: int = 0
+    logs: tuple[OpenLog, ...] = ()
+    parked: tuple[Parked, ...] = ()
+    trained_again: int = 0
+    late_reports: int = 0
+    leased: int = 0
 
 
 # --- effects ---------------------------------------------------------------------------------
@@ -122,6 +157,8 @@ class Grant:
     groups: tuple[tuple[int, int], ...]
     last: bool
     """Whether nothing more waits for this replica."""
+    progress: tuple[float, ...] = ()
+    """For each group, the epochs of the run that lie before it, for the replica of its share."""
     clock: int = 0
     """Where the first of these groups begins, at the earliest."""
     end: int = 0
@@ -185,7 +222,7 @@ class DataState:
     def __init__(self, *, partitions: int = 1) -> None:
         self._partitions = partitions
         self._epoch: Epoch | None = None
-        self._is_open = False
+        self._outcome: EpochEnded | None = None
         self._images = 0
         self._loss_sum = 0.0
         self._started: float | None = None
@@ -194,10 +231,36 @@ class DataState:
         self._logs: dict[Replica, LeaseLog] = {}
         """Of the live replicas."""
         self._tempo = Tempo()
-        self._parked: list[LeaseAsked] = []
+        self._parked: list[Parked] = []
         self.trained_again = 0
         self.late_reports = 0
         self.leased = 0
+
+    @classmethod
+    def of(cls, opening: Opening) -> "DataState":
+        """The state that an epoch may begin in: it goes on like the one whose `opening` this is."""
+        state = cls(partitions=opening.partitions)
+        state._clock = opening.clock
+        state._logs = {
+            log.replica: LeaseLog(log.life, opening.partitions, stop=log.stop, positions=log.positions)
+            for log in opening.logs
+        }
+        state._parked = list(opening.parked)
+        state.trained_again, state.late_reports = opening.trained_again, opening.late_reports
+        state.leased = opening.leased
+        return state
+
+    def opening(self) -> Opening:
+        """What this state is, for an epoch that begins now; what is left of the one before is over."""
+        return Opening(
+            partitions=self._partitions,
+            clock=self._clock,
+            logs=tuple(OpenLog(r, log.life, log.stop, log.positions) for r, log in self._logs.items()),
+            parked=tuple(self._parked),
+            trained_again=self.trained_again,
+            late_reports=self.late_reports,
+            leased=self.leased,
+        )
 
     def handle(self, event: Event, *, now: float) -> list[Effect]:
         """Take one event; return the answers that it makes possible."""
@@ -208,12 +271,14 @@ class DataState:
                 self._replicas_changed(event)
                 return self._ended_if_over() + self._answer_parked(now)
             case LeaseAsked():
-                return self._asked(event) + self._answer_parked(now)
+                return self._asked(event, now) + self._answer_parked(now)
             case GroupsReported():
                 return self._reported(event, now)
             case PauseEnded():
                 if self._epoch is not None:
                     self._epoch.resume()
+            case TimePassed():
+                pass
             case _:
                 assert_never(event)
         return self._answer_parked(now)
@@ -254,20 +319,22 @@ class DataState:
             fraction=event.fraction,
             pooled=event.pooled,
         )
-        self._is_open = True
+        self._outcome = None
         return self._ended_if_over() + self._answer_parked(now)
 
     # --- leases ------------------------------------------------------------------------------
 
-    def _asked(self, event: LeaseAsked) -> list[Effect]:
+    def _asked(self, event: LeaseAsked, now: float) -> list[Effect]:
         # A new question replaces one that the same worker lost the link of.
-        void = [asked for asked in self._parked if _worker(asked) == _worker(event)]
-        self._parked = [asked for asked in self._parked if asked not in void]
-        self._parked.append(event)
+        void = [parked for parked in self._parked if _worker(parked.asked) == _worker(event)]
+        self._parked = [parked for parked in self._parked if parked not in void]
+        self._parked.append(Parked(event, now + event.wait_s))
         log = self._logs.get(event.replica)
         if log is not None and log.life == event.life:
             log.confirm(event.partition, event.position)
-        return [Grant(asked.request, 0, (), last=False) for asked in void]
+        # Unless it is the same one, that came in twice.
+        requests = [parked.asked.request for parked in void]
+        return [Grant(request, 0, (), last=False) for request in requests if request != event.request]
 
     def _reported(self, event: GroupsReported, now: float) -> list[Effect]:
         log = self._logs.get(event.replica)
@@ -275,7 +342,7 @@ class DataState:
             self.late_reports += len(event.finished)
             return []
         effects = [e for r in event.finished for e in self._finish(event.replica, event.partition, r, now)]
-        if any(asked.replica == event.replica for asked in self._parked):  # it may hold more now
+        if any(parked.asked.replica == event.replica for parked in self._parked):  # it may hold more now
             effects += self._answer_parked(now)
         return effects
 
@@ -309,10 +376,9 @@ class DataState:
     def _ended_if_over(self) -> list[Effect]:
         """What came of the epoch, once it is over; told once."""
         epoch = self._epoch
-        if epoch is None or not epoch.over or not self._is_open:
+        if epoch is None or not epoch.over or self._outcome is not None:
             return []
-        self._is_open = False
-        ended = EpochEnded(
+        self._outcome = EpochEnded(
             number=epoch.number,
             images=self._images,
             loss=self._loss_sum / max(self._images, 1),
@@ -322,27 +388,45 @@ class DataState:
             behind=tuple(sorted(set(epoch.skipped.values()) - {POOL})),
             again=tuple(number for number in epoch.again if number not in epoch.skipped),
         )
-        return [ended]
+        return [self._outcome]
+
+    def untold(self) -> EpochEnded | Paused | None:
+        """What the controllers have to hear of the epoch as it stands, or have heard already."""
+        epoch = self._epoch
+        if epoch is not None and epoch.paused:
+            return Paused(epoch.number, epoch.finished)
+        return self._outcome
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that began last; 0 before the first."""
+        return self._epoch.number if self._epoch is not None else 0
+
+    @property
+    def lives(self) -> dict[Replica, int]:
+        """Of the live replicas, as last heard."""
+        return {replica: log.life for replica, log in self._logs.items()}
 
     def _meet(self, epoch: Epoch) -> int:
         return epoch.meeting.end if epoch.meeting is not None else self._clock
 
     def _answer_parked(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
-        waiting: list[LeaseAsked] = []
-        for asked in self._parked:
-            grant = self._grant(asked, now)
+        waiting: list[Parked] = []
+        for parked in self._parked:
+            grant = self._grant(parked, now)
             if grant is not None:
                 effects.append(grant)
             else:
-                waiting.append(asked)
+                waiting.append(parked)
         self._parked = waiting
         return effects
 
-    def _grant(self, asked: LeaseAsked, now: float) -> Grant | None:
+    def _grant(self, parked: Parked, now: float) -> Grant | None:
         """What a question can be told now; None: it waits."""
+        asked = parked.asked
         epoch, log = self._epoch, self._logs.get(asked.replica)
-        late = asked.deadline <= now
+        late = parked.deadline <= now
         number = epoch.number if epoch is not None else 0
         if epoch is None or log is None or log.life != asked.life or not log.holds(asked.position):
             return Grant(asked.request, number, (), last=True) if late else None
@@ -363,7 +447,15 @@ class DataState:
             self._mark(epoch, asked.replica, log, -1)
         end = log.mark_at(stop)
         leased = tuple((group.number, group.attempt) for group in groups)
-        return Grant(asked.request, number, leased, last=end >= 0, clock=groups[0].clock, end=max(end, 0))
+        return Grant(
+            asked.request,
+            number,
+            leased,
+            last=end >= 0,
+            progress=tuple(epoch.progress(group.number) for group in groups),
+            clock=groups[0].clock,
+            end=max(end, 0),
+        )
 
     def _lease(self, epoch: Epoch, replica: Replica, log: LeaseLog, count: int, now: float) -> list[Logged]:
         room = self._tempo.room(replica, now) if epoch.may_close_early else None
@@ -382,20 +474,9 @@ class DataState:
         if heard < epoch.end:
             log.mark(epoch.tell_end(replica))
 
-    def progress(self, number: int) -> float:
-        """Epochs of the run that lie before a group of this epoch, for the replica of its share."""
-        assert self._epoch is not None, "there is no epoch"
-        return self._epoch.progress(number)
-
-    # --- time --------------------------------------------------------------------------------
-
-    def tick(self, *, now: float) -> list[Effect]:
-        """Answer the parked questions whose time is up."""
-        return self._answer_parked(now)
-
     def next_deadline(self) -> float | None:
-        """When `tick` may next have news; None while nothing is parked."""
-        return min((asked.deadline for asked in self._parked), default=None)
+        """When `TimePassed` may next have news; None while nothing is parked."""
+        return min((parked.deadline for parked in self._parked), default=None)
 
     def upcoming(self, replica: Replica, count: int) -> list[int]:
         """The next group numbers that `replica` would get, for read-ahead."""

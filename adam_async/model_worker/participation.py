@@ -159,8 +159,9 @@ class Participation:
             aliased = Aliased(model=self._model, storage=storage, threads=threads, clock=clock, **common)
             self._in_flight = in_flight or aliased.in_flight
             self._way = aliased
+        self._cluster = cluster
         self._data = DataClient(
-            address=cluster.nodes[cluster.live("data")[0]].address,
+            address=lambda: self._cluster.lender_for(replica),
             run=run.id,
             replica=replica,
             life=life,
@@ -194,6 +195,11 @@ class Participation:
             on_blocks=self._on_blocks,
             **reach,
         )
+
+    def look(self, cluster: ClusterMap) -> None:
+        """The cluster map has changed: another data server may have to be asked."""
+        self._cluster = cluster
+        self._data.look()
 
     async def run(self) -> None:
         """Prepare, then train until cancelled."""

@@ -149,7 +149,8 @@ class ModelWorker(Role):
                 group.create_task(part.run(), name=f"{self._identity.node}/train-{run.id}"),
                 group.create_task(self._say_ready(part, word), name=f"{self._identity.node}/ready"),
             ]
-            await self._part_over(run.id, replica, life)  # also if it is over before we are ready
+            # Also if it is over before we are ready.
+            await self._part_over(run.id, replica, life, part.look)
             for task in tasks:
                 task.cancel()
         logger.info("%s is done with run %s", self._identity.node, run.id)
@@ -209,8 +210,12 @@ class ModelWorker(Role):
         await part.prepared.wait()
         await self._membership.set_node(ready=word)
 
-    async def _part_over(self, run: str, replica: int, life: int) -> None:
+    async def _part_over(
+        self, run: str, replica: int, life: int, look: Callable[[ClusterMap], None] = lambda _: None
+    ) -> None:
+        """Wait until the run, or this life of our replica, is over; meanwhile have each map looked at."""
         async for cluster in self._membership.changes():
+            look(cluster)
             now = cluster.run
             if now is None or now.id != run or now.phase in ("finished", "failed"):
                 return

@@ -15,7 +15,7 @@ EPOCH = EpochResult(epoch=1, images=100, skipped=0, train_loss=0.5, test_accurac
 
 def roles(*, images: int, loss: float | None = 0.5) -> dict[str, dict[str, Any]]:
     return {
-        "data-0": {"images": images, "loss": loss},
+        "data-0": {"images": images, "loss": loss, "lending": {"leads": True}},
         "ps-0": {"role": "ps", "shards": 2, "staleness": {"1": 3, "5": 1}, "clock": 4, "waiting_for": [1]},
         "ps-1": {"role": "ps", "shards": 1, "staleness": {}, "clock": 5, "waiting_for": []},
         "ps-2": {"role": "ps", "shards": 0, "clock": 0},
@@ -93,7 +93,9 @@ def test_what_no_role_said_is_nothing() -> None:
 
 def test_what_an_epoch_skips_is_seen_from_when_it_is_known_until_the_next_one_begins() -> None:
     progress = begun()
-    progress.look({"data-0": {"images": 80, "loss": 0.5, "skipped": 20}}, now=101.0)
+    progress.look(
+        {"data-0": {"images": 80, "loss": 0.5, "skipped": 20, "lending": {"leads": True}}}, now=101.0
+    )
     assert progress.skipped == 20
 
     progress.begin_epoch(2, now=102.0)

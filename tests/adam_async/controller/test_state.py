@@ -348,7 +348,7 @@ def test_a_compare_and_set_that_comes_too_late_changes_nothing():
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        ("colour", {}, "no key 'colour'; there are nodes/<id>, run and epoch"),
+        ("colour", {}, "no key 'colour'; there are nodes/<id>, run, epoch and lending"),
         ("nodes/", {}, "no key"),
         ("nodes/worker-0", {"role": "worker"}, "nodes/worker-0: Object missing required field `address`"),
         ("nodes/data-0", {"role": "data", "address": "", "incarnation": 1}, "train_images"),

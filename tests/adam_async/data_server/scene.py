@@ -10,6 +10,7 @@ from adam_async.data_server.state import (
     GroupsReported,
     LeaseAsked,
     ReplicasChanged,
+    TimePassed,
 )
 from adam_async.ids import Replica
 from adam_async.messages import Finished
@@ -56,7 +57,7 @@ class Asker:
             position=self.position,
             heard=self.heard,
             count=count,
-            deadline=now + WAIT_S,
+            wait_s=WAIT_S,
         )
 
     def hear(self, grant):
@@ -85,7 +86,7 @@ class Scene:
         return self.take(self.state.handle(event, now=now))
 
     def tick(self, now):
-        return self.take(self.state.tick(now=now))
+        return self.take(self.state.handle(TimePassed(), now=now))
 
     def take(self, effects):
         self.state.check_invariants()

@@ -369,15 +369,17 @@ def test_an_asynchronous_epoch_ends_with_the_highest_clock_of_all():
 
 def test_progress_is_the_part_of_the_share_or_of_the_epoch_that_lies_before():
     scene = scene_of(ZERO, ONE, epoch=began(8, {ZERO: (0, 4), ONE: (4, 8)}, number=3))
-    assert [scene.state.progress(number) for number in (0, 2, 4, 7)] == [2.0, 2.5, 2.0, 2.75]
-    scene.tell(turns(8))
-    assert [scene.state.progress(number) for number in (0, 2, 4, 7)] == [0.0, 0.25, 0.5, 0.875]
+    assert [scene.ask(who, 4).progress for who in (ZERO, ONE)] == [(2.0, 2.25, 2.5, 2.75)] * 2
+    scene = scene_of(ZERO, ONE, epoch=turns(8))
+    assert scene.ask(ZERO, 4).progress == (0.0, 0.125, 0.5, 0.625)
+    assert scene.ask(ONE, 4).progress == (0.25, 0.375, 0.75, 0.875)
 
 
 def test_a_group_that_was_passed_on_keeps_its_progress():
     scene = scene_of(ZERO, ONE, epoch=began(8, {ZERO: (0, 4), ONE: (4, 8)}))
     scene.live(ZERO)
-    assert scene.state.progress(6) == 0.5
+    told = scene.ask(ZERO, 8)
+    assert dict(zip([number for number, _ in told.groups], told.progress, strict=True))[6] == 0.5
 
 
 # --- who joins an asynchronous epoch -----------------------------------------------------------

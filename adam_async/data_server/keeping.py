@@ -1,0 +1,194 @@
+"""Pure: how several data servers have one ledger, whichever of them is lost.
+
+Theory of operation
+-------------------
+The cluster map names the *keepers*, those that have the ledger, and the *term*, which grows whenever another
+of them becomes the lender. The lender enters events and copies them to the others. It settles an entry when
+all keepers have it; one that it cannot reach is first struck out of the map. So whatever is settled, any
+keeper that is left has, and the first of them goes on where the lost lender was.
+
+Somebody new reads the ledger from its opening, counts as a keeper from the moment that it has all of it, and
+is written into the map then. In a new term everybody reads anew, for a keeper may have entries that the new
+lender never got; what a keeper had is given up only when the new one is whole, so that at any moment all
+keepers have whatever is settled. Copies of an older term are refused: a lender that was struck out and does
+not know it settles nothing more, for one that it waits for has gone on.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from adam_async.data_server.ledger import Entry, Ledger, Settled
+from adam_async.data_server.state import Event, Opening
+
+Keeper = tuple[str, int]
+"""Node and incarnation of a data server."""
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """What a lender sends of its ledger at a time."""
+
+    first: int
+    """Number of the first of the entries."""
+    settled: int
+    """All keepers have the entries before this number."""
+    entries: tuple[Entry, ...] = ()
+    opening: Opening | None = None
+    """What comes before the first entry, for who reads anew."""
+    whole: bool = True
+    """Whether these are all entries so far."""
+
+
+class CopyRefused(Exception):
+    """A part of a ledger cannot be taken.
+
+    Args:
+        code: ``old-term`` or ``gap``.
+        text: What was wrong.
+    """
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+@dataclass(slots=True)
+class _Copy:
+    """What the lender knows of somebody else's copy."""
+
+    has: int = -1
+    """Entries before this number; -1: it is to read anew."""
+    told: int = -1
+    """Entries before this number are known there to be settled."""
+    counts: bool = False
+    """Whether nothing is settled without it."""
+
+
+class Keeping:
+    """One data server's part in it.
+
+    Args:
+        me: Which one.
+        opening: Of an empty ledger.
+    """
+
+    def __init__(self, me: Keeper, opening: Opening) -> None:
+        self._me = me
+        self.term = 0
+        self.leads = False
+        self.ledger = Ledger(opening)
+        self._incoming: Ledger | None = None
+        """A ledger that is read anew and is not whole yet."""
+        self._copies: dict[Keeper, _Copy] = {}
+        self._lag_s = 0.0
+        """Seconds from our clock to the ledger's."""
+
+    # --- the lender --------------------------------------------------------------------------
+
+    def lead(self, term: int, keepers: Iterable[Keeper], *, now: float) -> None:
+        """We are the lender of this term, and these are the keepers. Our ledger is whole."""
+        self.term, self.leads, self._incoming = term, True, None
+        self._lag_s = self.ledger.last_now - now if self.ledger.stop else 0.0
+        self._copies = {keeper: _Copy(counts=True) for keeper in keepers if keeper != self._me}
+
+    def enter(self, events: Sequence[Event], *, now: float) -> list[Settled]:
+        """Enter events, as the lender; returns what that settles."""
+        assert self.leads, "only the lender enters events"
+        for event in events:
+            self.ledger.append(Entry(now + self._lag_s, event))
+        return self._settle()
+
+    def time_of(self, deadline: float) -> float:
+        """When a deadline of the ledger is, on our clock."""
+        return deadline - self._lag_s
+
+    def welcome(self, keeper: Keeper) -> None:
+        """Begin to copy for somebody, unless we do already."""
+        self._copies.setdefault(keeper, _Copy())
+
+    def copies(self) -> tuple[Keeper, ...]:
+        """Whom we copy for."""
+        return tuple(self._copies)
+
+    def counts(self, keeper: Keeper) -> bool:
+        """Whether nothing is settled without this one."""
+        return keeper in self._copies and self._copies[keeper].counts
+
+    def part_for(self, keeper: Keeper, count: int) -> Part | None:
+        """What to send next, `count` entries at most; None while there is no news."""
+        copy, ledger = self._copies[keeper], self.ledger
+        entries = ledger.read(copy.has, count) if copy.has >= 0 else None
+        opening = None
+        if entries is None:
+            copy.has, opening = ledger.begin()
+            entries = ledger.read(copy.has, count) or ()
+        elif not entries and copy.told >= ledger.settled:
+            return None
+        return Part(
+            first=copy.has,
+            settled=ledger.settled,
+            entries=tuple(entries),
+            opening=opening,
+            whole=copy.has + len(entries) == ledger.stop,
+        )
+
+    def copied(self, keeper: Keeper, part: Part) -> list[Settled]:
+        """Somebody has taken a part; from when it has all it counts. Returns what that settles."""
+        copy = self._copies.get(keeper)
+        if copy is None:
+            return []
+        copy.has, copy.told = part.first + len(part.entries), part.settled
+        copy.counts = copy.counts or copy.has == self.ledger.stop
+        return self._settle()
+
+    def begin_anew(self, keeper: Keeper) -> None:
+        """What somebody has is unknown."""
+        if keeper in self._copies:
+            self._copies[keeper].has = self._copies[keeper].told = -1
+
+    def strike_out(self, keeper: Keeper) -> list[Settled]:
+        """Somebody is no keeper any more, in the map; returns what that settles."""
+        self._copies.pop(keeper, None)
+        return self._settle()
+
+    def _settle(self) -> list[Settled]:
+        held = [copy.has for copy in self._copies.values() if copy.counts]
+        return self.ledger.settle(min([self.ledger.stop, *held]))
+
+    # --- the others --------------------------------------------------------------------------
+
+    def follow(self) -> None:
+        """Somebody else is the lender."""
+        self.leads = False
+        self._copies.clear()
+
+    def take(self, term: int, part: Part) -> list[Settled]:
+        """Take what a lender sends; returns what is settled here now.
+
+        Raises:
+            CopyRefused: It is of an older term, or does not follow what we have.
+        """
+        if term < self.term or (term == self.term and self.leads):
+            raise CopyRefused("old-term", f"this is term {self.term}, not {term}")
+        if part.opening is None and term > self.term:
+            raise CopyRefused("gap", f"in term {term} the ledger is to be read anew")
+        self.term = term
+        if self.leads:
+            self.follow()
+        if part.opening is not None:
+            self._incoming = Ledger(part.opening, first=part.first)
+        ledger = self._incoming or self.ledger
+        if part.first != ledger.stop:
+            raise CopyRefused("gap", f"entry {part.first} does not follow {ledger.stop}")
+        for entry in part.entries:
+            ledger.append(entry)
+        if self._incoming is not None:
+            if not part.whole:
+                return []
+            self.ledger, self._incoming = self._incoming, None
+        return self.ledger.settle(part.settled)
+
+    def __repr__(self) -> str:
+        part = "leads" if self.leads else "follows"
+        return f"<Keeping {self._me[0]} {part} in term {self.term}, {self.ledger!r}>"
