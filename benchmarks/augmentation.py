@@ -1,19 +1,27 @@
 """What a data server's transforms cost, and what they bring: images per second, and accuracy over seeds.
 
-    ADAM_DATA_DIR=DIR python -m benchmarks.augmentation --json FILE [--seeds 5] [--epochs 12]
-    ... --only speed                                                      or accuracy
+    ADAM_DATA_DIR=DIR python -m benchmarks.augmentation --json FILE [--torch PYTHON] [--seeds 5] [--epochs 12]
+    ... --only speed [--rounds 5] [--seconds 1]                           or accuracy
 
 `speed`: the default recipe for grey images (shift, rotation, scale, shear, elastic distortion) on blocks of
-MNIST as a data server makes them, one thread, with the compiled kernels and with NumPy's; beside one image
-after the other with Pillow's affine transform, without elastic distortion (if Pillow is there). Images per
-second of the thread's processor time; wanted: 25 000. `gather` is the same blocks without transforms, out of
-memory; wanted: 40 000.
+MNIST as a data server makes them, one thread, with the compiled kernels and with NumPy's; and the default
+recipe for colour (flip, crop, brightness, contrast, cutout) on blocks of random images of 32 x 32. Images
+per second of the process's processor time, which other processes disturb little; all cases in turn, for
+`--rounds` rounds, and the medians. `gather` is the same blocks without transforms, out of memory.
+
+Beside it, on the same images: one image after the other with Pillow's affine transform, without elastic
+distortion (if Pillow is there); and with `--torch`, an interpreter that has PyTorch and NumPy, the same
+recipe out of PyTorch's `affine_grid` and `grid_sample`, 80 images at once and one after the other
+(`benchmarks/augmentation_torch.py`). Such an interpreter, away from this one:
+
+    python -m venv FOLDER && FOLDER/bin/pip install torch numpy           --torch FOLDER/bin/python
 
 `accuracy`: `mnist-adam` in one process, all options at their defaults but a cosine schedule, with
 augmentation and without; test accuracy after the last epoch of each seed, and the rate of training.
 Wanted: at least 99.3 % in the mean of 5 seeds, and more than without.
 
-Rows: case, ours, peer (what is wanted; for `accuracy` without augmentation), ratio or points, unit.
+Rows: case, ours, peer (what is wanted; in rows beside others, theirs; for `accuracy` without augmentation),
+ratio or points, unit.
 """
 
 import os
@@ -22,11 +30,15 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import argparse
 import asyncio
+import io
 import json
 import statistics
+import subprocess
 import time
 from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -37,36 +49,43 @@ from numpy.typing import NDArray
 from adam_async import Config, Disk, LocalCluster, RunResult, load_dataset
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.order import epoch_order
-from adam_async.data_server.stock import Stock
+from adam_async.data_server.stock import BLOCK_BYTES
 from adam_async.data_server.transforms.recipe import Recipe, default_steps
 from adam_async.dice import Dice
 from adam_async.kernel_cache import use_kernel_cache
 
 IMAGES_PER_GROUP = 16
-SECONDS = 3.0
-"""Processor time of one measurement."""
-WANTED_TRANSFORMED, WANTED_GATHERED = 25_000, 40_000
+PEER_IMAGES = 8000
+"""Of the data set, for PyTorch."""
+ROOT = Path(__file__).resolve().parent.parent
+WANTED = {"gather": 40_000, "grey, numba": 120_000, "grey, numpy": 25_000, "colour, numba": 60_000}
 WANTED_ACCURACY = 0.993
 
 
-def rate_of(work: Callable[[int], int], seconds: float = SECONDS) -> float:
-    """Images per second of the thread's processor time; `work` says how many it made."""
+def rate_of(work: Callable[[int], int], seconds: float) -> float:
+    """Images per second of the process's time; `work` says how many it made."""
     work(0)
-    begin, images, turn = time.thread_time(), 0, 0
-    while time.thread_time() - begin < seconds:
+    begin, images, turn = time.process_time(), 0, 0
+    while time.process_time() - begin < seconds:
         turn += 1
         images += work(turn)
-    return images / (time.thread_time() - begin)
+    return images / (time.process_time() - begin)
 
 
 def blocks_of(dataset: Dataset, transform: Any) -> Callable[[int], int]:
-    """Make block after block of one epoch."""
+    """Gather, and transform, block after block of one epoch, of as many images as a data server's."""
     order = epoch_order(
         Dice(0), epoch=1, num_images=len(dataset.train_labels), images_per_group=IMAGES_PER_GROUP
     )
-    stock = Stock(dataset, order, transform=transform)
-    blocks = len(stock.prepare(range(order.num_groups))) if transform is not None else 700
-    return lambda turn: len(stock.make(turn % blocks).labels)
+    size = max(BLOCK_BYTES // prod((IMAGES_PER_GROUP, *dataset.image_shape)), 1) * IMAGES_PER_GROUP
+    blocks = [order.indices[at : at + size] for at in range(0, len(order.indices), size)]
+
+    def work(turn: int) -> int:
+        chosen = blocks[turn % len(blocks)]
+        images, _ = dataset.train_images.take(chosen, axis=0), dataset.train_labels.take(chosen)
+        return len(images if transform is None else transform(images, chosen))
+
+    return work
 
 
 def pillow(dataset: Dataset) -> Callable[[int], int]:
@@ -76,7 +95,7 @@ def pillow(dataset: Dataset) -> Callable[[int], int]:
     dice = np.random.default_rng(0)
 
     def work(turn: int) -> int:
-        images = dataset.train_images[turn % 500 * 80 :][:80]
+        images = dataset.train_images.take(np.arange(80) + turn % 500 * 80, axis=0)
         for image in images:
             angle, scale, shear, down, right = dice.uniform(-1, 1, 5)
             matrix = np.linalg.inv(affine(0.17 * angle, 1 + 0.1 * scale, 0.1 * shear, 2 * down, 2 * right))
@@ -102,29 +121,80 @@ def affine(angle: float, scale: float, shear: float, down: float, right: float) 
     return np.asarray(middle @ turn @ moved @ np.linalg.inv(middle))
 
 
-def speed(dataset: Dataset) -> list[dict[str, Any]]:
-    """Rows of images per second."""
-    rows = [speed_row("gather", rate_of(blocks_of(dataset, None)), WANTED_GATHERED)]
+def recipe_work(dataset: Dataset, kernels: str) -> Callable[[int], int]:
+    """Blocks of the default recipe for such images."""
+    recipe = Recipe.of(default_steps(dataset.image_shape), dataset.image_shape, kernels=kernels)
+
+    def transform(images: Any, numbers: Any) -> Any:
+        return recipe.apply(images, numbers, dice=Dice(0), epoch=1)
+
+    return blocks_of(dataset, transform)
+
+
+def in_colour() -> Dataset:
+    """Images of the shape of CIFAR-10's, of random pixels: transforms take as long with any."""
+    pixels = np.random.default_rng(0).integers(0, 256, (4000, 3, 32, 32), np.uint8)
+    labels = np.zeros(len(pixels), np.int64)
+    return Dataset(
+        name="random",
+        source="random pixels",
+        train_images=pixels,
+        train_labels=labels,
+        test_images=pixels[:1],
+        test_labels=labels[:1],
+        num_classes=10,
+    )
+
+
+def torchs(python: str, images: NDArray[np.uint8], batch: int, seconds: float) -> float:
+    """The same of PyTorch."""
+    file = io.BytesIO()
+    np.save(file, images)
+    command = [
+        python,
+        "-m",
+        "benchmarks.augmentation_torch",
+        "--batch",
+        str(batch),
+        "--seconds",
+        str(seconds),
+    ]
+    found = subprocess.run(command, input=file.getvalue(), cwd=ROOT, stdout=subprocess.PIPE, check=True)
+    return float(json.loads(found.stdout)["images_per_s"])
+
+
+def speed(dataset: Dataset, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Rows of images per second, and of what the others do."""
+    seconds = arguments.seconds
+    work = {"gather": blocks_of(dataset, None)}
     for kernels in ("numba", "numpy") if find_spec("numba") is not None else ("numpy",):
-        recipe = Recipe.of(default_steps(dataset.image_shape), dataset.image_shape, kernels=kernels)
-
-        def transform(images: Any, numbers: Any, recipe: Recipe = recipe) -> Any:
-            return recipe.apply(images, numbers, dice=Dice(0), epoch=1)
-
-        rate = rate_of(blocks_of(dataset, transform))
-        rows.append(speed_row(f"transform, {kernels}", rate, WANTED_TRANSFORMED))
+        work[f"grey, {kernels}"] = recipe_work(dataset, kernels)
+        work[f"colour, {kernels}"] = recipe_work(in_colour(), kernels)
     if find_spec("PIL") is not None:
-        rows.append(speed_row("Pillow, affine only, image by image", rate_of(pillow(dataset)), None))
-    return rows
+        work["Pillow, affine only, one by one"] = pillow(dataset)
+    cases = {case: partial(rate_of, made, seconds) for case, made in work.items()}
+    if arguments.torch:
+        images = dataset.train_images.take(np.arange(PEER_IMAGES), axis=0)
+        for batch, how in ((80, "80 at once"), (1, "one by one")):
+            cases[f"PyTorch, {how}"] = partial(torchs, arguments.torch, images, batch, seconds)
+    rates: dict[str, list[float]] = {case: [] for case in cases}
+    for _ in range(arguments.rounds):
+        for case, rate in cases.items():
+            rates[case].append(rate())
+    median = {case: statistics.median(found) for case, found in rates.items()}
+    mine = "grey, numba" if "grey, numba" in median else "grey, numpy"
+    rows = [speed_row(case, median[case], WANTED.get(case)) for case in work if not case.startswith("Pillow")]
+    others = [case for case in median if case.startswith(("Pillow", "PyTorch"))]
+    return rows + [speed_row(f"{mine} / {other}", median[mine], median[other]) for other in others]
 
 
-def speed_row(case: str, rate: float, wanted: int | None) -> dict[str, Any]:
-    """One rate."""
+def speed_row(case: str, rate: float, peer: float | None) -> dict[str, Any]:
+    """One rate, and what is wanted or another's."""
     return {
         "case": case,
         "ours": round(rate),
-        "peer": wanted,
-        "ratio": None if wanted is None else round(rate / wanted, 2),
+        "peer": None if peer is None else round(peer),
+        "ratio": None if peer is None else round(rate / peer, 2),
         "unit": "images/s of one core",
     }
 
@@ -163,7 +233,7 @@ async def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Every row."""
     async with Disk() as disk:
         dataset = await load_dataset(os.environ["ADAM_DATA_DIR"], disk)
-    rows = speed(dataset) if "speed" in arguments.only else []
+    rows = speed(dataset, arguments) if "speed" in arguments.only else []
     if "accuracy" in arguments.only:
         rows.append(await accuracy(dataset, arguments.seeds, arguments.epochs))
     return rows
@@ -175,6 +245,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", type=Path, help="where to write the rows")
+    parser.add_argument("--torch", help="a Python interpreter that has PyTorch and NumPy")
+    parser.add_argument("--rounds", type=int, default=5, help="of speed")
+    parser.add_argument("--seconds", type=float, default=1.0, help="processor time per case and round")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--only", nargs="+", choices=["speed", "accuracy"], default=["speed", "accuracy"])
