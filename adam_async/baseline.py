@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from adam_async.data_server.stored import StoredImages
 from adam_async.dice import Dice
 from adam_async.model.bare import StepBuffers, new_rule_state, train_step
 from adam_async.model.network import Network
@@ -119,7 +120,7 @@ async def measure(
     rule: Rule,
     *,
     rate: float,
-    images: NDArray[np.uint8],
+    images: NDArray[np.uint8] | StoredImages,
     labels: NDArray[np.int64],
     group_images: int,
     threads: int,

@@ -1,6 +1,7 @@
 """Loading data on behalf of a user: where their cache is, what ADAM_DATA_DIR says, how a download goes."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -8,6 +9,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
 
+from adam_async.cache_limits import CacheLimits
 from adam_async.cli_terminal import Terminal
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.datasets import load
@@ -17,7 +19,12 @@ from adam_async.ports import Disk, fetch_url
 
 
 async def load_data(
-    source: str, disk: Disk, environment: Mapping[str, str], *, damaged: Policy = "error"
+    source: str,
+    disk: Disk,
+    environment: Mapping[str, str],
+    *,
+    damaged: Policy = "error",
+    cache: CacheLimits | None = None,
 ) -> Dataset:
     """Load a data set as `data_server.datasets.load` does, with downloads kept in the user's cache.
 
@@ -28,19 +35,22 @@ async def load_data(
         disk: Reads and decodes.
         environment: Says where data and the user's cache are.
         damaged: What to do with damaged images; ``skip`` leaves out up to one in twenty.
+        cache: Memory of a data server for them; without it all images are loaded.
 
     Raises:
         DataError: The source is missing, or damaged beyond what may be left out.
     """
     with Downloads(Terminal().err) as downloads:
-        return await load(
+        dataset = await load(
             source,
             disk,
             fetch=watched(fetch_url, downloads.on_bytes),
             data_dir=data_folder(environment),
             cache_dir=cache_folder(environment),
             damaged=damaged,
+            cache=cache,
         )
+    return replace(dataset, cache=cache)
 
 
 class Downloads:

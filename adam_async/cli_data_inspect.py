@@ -15,6 +15,7 @@ from adam_async.cli_terminal import Terminal
 from adam_async.cli_train import check_no_folder, make_folder, read_file
 from adam_async.contact_sheet import contact_sheet, sheet_rows
 from adam_async.data_server.dataset import Dataset
+from adam_async.data_server.datasets import kind_of_name, split_folders
 from adam_async.data_server.transforms.recipe import Recipe, read_steps
 from adam_async.errors import ConfigError
 from adam_async.png import png_bytes
@@ -31,7 +32,7 @@ FORMATS = {
     ".tar": "tar shards, as WebDataset's",
     ".csv": "CSV tables",
 }
-"""Kinds of sources by the endings of their files."""
+"""Kinds of sources by those of `data_server.datasets`."""
 FOLDERS = "folders of images, one for each class"
 
 _AT_ONCE = 1024
@@ -115,8 +116,10 @@ async def kind_of(source: str, data_dir: Path | None, disk: Disk) -> str:
     names = await disk.names(path) if await disk.run(path.is_dir) else [path.name]
     if any("-ubyte" in name for name in names):
         return IDX
-    endings = {Path(name).suffix for name in names}
-    return next((kind for ending, kind in FORMATS.items() if ending in endings), FOLDERS)
+    kinds = {kind_of_name(name) for name in names}
+    if not kinds & FORMATS.keys():
+        kinds = {(await split_folders(path, disk))[0]}
+    return next((words for kind, words in FORMATS.items() if kind in kinds), FOLDERS)
 
 
 def describe(dataset: Dataset) -> dict[str, Any]:
@@ -128,7 +131,7 @@ def describe(dataset: Dataset) -> dict[str, Any]:
         "name": dataset.name,
         "source": dataset.source,
         "shape": list(dataset.image_shape),
-        "train": {"images": sum(train), "channels": channel_values(dataset.train_images)},
+        "train": {"images": sum(train), "channels": channel_values(dataset.train_images[:])},
         "test": {"images": sum(test), "channels": channel_values(dataset.test_images)},
         "classes": [
             {"number": number, "name": name, "train": of_train, "test": of_test}

@@ -28,6 +28,10 @@ class TrainOptions:
     tcp://HOST:PORT of a data server that was started alone; several with commas between them."""
     damaged: Damaged | None = None
     """Damaged images: stop at the first, or leave out up to one in twenty."""
+    cache: str | None = None
+    """Memory for images: auto, half of what is available, or a size such as 4G, which also serves at once."""
+    spill: str | None = None
+    """Folder on whose disk decoded images are kept that do not fit into the cache."""
     augment: bool | None = None
     """Change training images at random, in another way each epoch."""
     transforms: str | None = None
@@ -180,6 +184,10 @@ class DataServerOptions(RoleOptions):
     """tcp://HOST:PORT of the controller; without it, it waits until `train --data` asks for it."""
     bind: str | None = None
     """tcp://HOST:PORT to listen on; by default any port, on the way to the controller or of this machine."""
+    cache: str = "auto"
+    """Memory for images: auto, half of what is available, or a size such as 4G, which also serves at once."""
+    spill: str = ""
+    """Folder on whose disk decoded images are kept that do not fit into the cache."""
 
 
 @Parameter(name="*")

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
 
+from adam_async.cache_limits import cache_limits
 from adam_async.child_process import address_line
 from adam_async.cli_data import load_data
 from adam_async.cli_options import DataServerOptions, MemberOptions, RoleOptions, WorkerOptions
@@ -34,7 +35,7 @@ from adam_async.entrypoints import (
     slowed,
 )
 from adam_async.errors import ConfigError
-from adam_async.machine import usable_cores
+from adam_async.machine import available_bytes, usable_cores
 from adam_async.ports import Disk, system_entropy
 from adam_async.slow import check_own, pace_of
 from adam_async.timeline import Timeline
@@ -68,7 +69,8 @@ async def serve_data(
 ) -> int:
     """Load the data, then run a data server until it is ended; without a controller it stands alone."""
     async with Disk() as disk:
-        dataset = await load_data(data, disk, environment, damaged=damaged)
+        cache = cache_limits(options.cache, options.spill, available_bytes=available_bytes())
+        dataset = await load_data(data, disk, environment, damaged=damaged, cache=cache)
     if options.controller is None:
         bind = options.bind or LOOPBACK
         return await _serve(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from adam_async.baseline import Baseline
+from adam_async.cache_limits import cache_limits
 from adam_async.checkpoint import Manifest, resumed_config, resumed_options, resumed_spec
 from adam_async.checkpoint_files import newest_manifest, open_checkpoints
 from adam_async.cli_baseline import BaselineAround
@@ -29,7 +30,7 @@ from adam_async.driver import Driver
 from adam_async.entrypoints import check_address, cluster_network
 from adam_async.errors import ConfigError
 from adam_async.live_table import LiveTable
-from adam_async.machine import describe_machine, usable_cores
+from adam_async.machine import available_bytes, describe_machine, usable_cores
 from adam_async.ports import Disk, system_entropy
 from adam_async.replay.recording import RecordError
 from adam_async.report import Report, build_report, write
@@ -87,7 +88,8 @@ async def run_training(options: TrainOptions, environment: Mapping[str, str], te
         timeline = Timeline() if options.profile is not None else None
         dataset = None
         if needs_data(options, config):
-            dataset = await load_data(config.data, disk, environment, damaged=config.damaged)
+            cache = cache_limits(config.cache, config.spill, available_bytes=available_bytes())
+            dataset = await load_data(config.data, disk, environment, damaged=config.damaged, cache=cache)
         driver: Driver | None = None
         result: RunResult | None = None
         try:
@@ -291,7 +293,7 @@ async def configure(
             "--data tcp://HOST:PORT, and neither is given"
         )
     if options.controller is not None:
-        roles = ("data", "damaged", "threads", "in_flight")
+        roles = ("data", "damaged", "cache", "spill", "threads", "in_flight")
         idle = [name for name in roles if getattr(options, name) is not None]
         if idle:
             logger.warning("no effect with --controller, its roles were told theirs: %s", ", ".join(idle))

@@ -161,7 +161,8 @@ class ProcessCluster:
             controller = await self._address(self._start("controller", "controller", "--bind", meet))
             common = ("--controller", controller, "--bind", LOOPBACK)
             counts = ("--threads", str(threads), "--in-flight", str(config.in_flight))
-            images = ("--data", config.data, "--damaged", config.damaged)
+            images = ["--data", config.data, "--damaged", config.damaged, "--cache", config.cache]
+            images += ["--spill", config.spill] if config.spill else []
             data_servers = 0 if self._hosts else config.data_servers
             children = [
                 *(self._start("data", f"data-{n}", *common, *images) for n in range(data_servers)),

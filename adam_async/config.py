@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args, get_type_hints
 
 import msgspec
 
+from adam_async.cache_limits import cache_limits
 from adam_async.errors import ConfigError
 from adam_async.slow import read_slow
 
@@ -66,6 +67,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Whether training images are changed at random, in another way each epoch, before they are used."""
     transforms: str = ""
     """How: a TOML file of transforms; without it as suits the images. It needs `augment`."""
+    cache: str = "auto"
+    """Memory of a data server for images: a size such as ``4G``, or ``auto``, half of what is available.
+    Folders, shards and .npy files beyond it stay where they are, and with a size begin to serve at once."""
+    spill: str = ""
+    """Folder on whose disk a data server keeps decoded images that do not fit into its `cache`."""
     epochs: int = 3
     """Passes over the training images."""
     replicas: int = 1
@@ -170,6 +176,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise ConfigError(f"momentum must be in [0, 1), not {self.momentum}")
         if self.momentum and self.rule != "sgd":
             raise ConfigError(f"momentum belongs to rule sgd; rule {self.rule} keeps its own averages")
+        cache_limits(self.cache, self.spill, available_bytes=0)
         read_slow(self.slow)
         self._check_consistency()
         self._check_rates()

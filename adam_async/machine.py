@@ -163,6 +163,20 @@ def memory_mb() -> int | None:
     return int(total.split()[0]) // 1024 if total is not None else None
 
 
+def available_bytes() -> int:
+    """Memory that this process could still use: of the machine, or of its control group if that has less.
+
+    Where the system does not say, a gibibyte.
+    """
+    found = _fields("/proc/meminfo").get("MemAvailable")
+    sizes = [int(found.split()[0]) << 10] if found is not None else []
+    for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        text = _text(limit).strip()
+        if text.isdigit():
+            sizes.append(int(text))
+    return min(sizes, default=1 << 30)
+
+
 def cache_kb(level: int) -> int | None:
     """Size in KiB of the cache of core 0 at one level."""
     for index in range(8):

@@ -1,4 +1,4 @@
-"""Pure: a data set in memory, checked once where it enters.
+"""A data set, checked once where it enters.
 
 Letters: N images, C channels, H rows, W columns. Images are uint8, labels int64, both C-contiguous.
 """
@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from adam_async.cache_limits import CacheLimits
+from adam_async.data_server.stored import StoredImages
 from adam_async.errors import DataError
 
 MAX_CHANNELS = 4
@@ -26,8 +28,8 @@ class Dataset:
     """Short name, such as ``mnist`` or ``digits``."""
     source: str
     """One sentence: which source was taken and why."""
-    train_images: NDArray[np.uint8]
-    """Shape (N, C, H, W)."""
+    train_images: NDArray[np.uint8] | StoredImages
+    """Shape (N, C, H, W): in memory, or read when they are taken."""
     train_labels: NDArray[np.int64]
     """Shape (N,), each in ``range(num_classes)``."""
     test_images: NDArray[np.uint8]
@@ -37,6 +39,8 @@ class Dataset:
     """What class 0, 1, ... is called; empty where the source has numbers only."""
     damaged: tuple[str, ...] = ()
     """What was left out because it was damaged: a sentence each, at most 100, then how many more."""
+    cache: CacheLimits | None = None
+    """Memory that a data server may use for its images; None: the run's options say it."""
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -64,7 +68,7 @@ def make_dataset(
     *,
     name: str,
     source: str,
-    train: tuple[NDArray[Any], NDArray[Any]],
+    train: tuple[NDArray[Any] | StoredImages, NDArray[Any]],
     test: tuple[NDArray[Any], NDArray[Any]],
     origins: tuple[str, str, str, str],
     class_names: tuple[str, ...] = (),
@@ -75,7 +79,8 @@ def make_dataset(
     Args:
         name: Short name of the data set.
         source: Sentence for the report.
-        train: Images (N, H, W), (N, C, H, W) or (N, H, W, C) of uint8, and integer labels (N,) or (N, 1).
+        train: Images (N, H, W), (N, C, H, W) or (N, H, W, C) of uint8, or those that stay stored, and integer
+            labels (N,) or (N, 1).
         test: The same for the test set.
         origins: What to call the four arrays in an error: train images, train labels, test images, labels.
         class_names: What class 0, 1, ... is called, if the source says so.
@@ -84,7 +89,8 @@ def make_dataset(
     Raises:
         DataError: A wrong dtype, shape or count; names the array, what it is and what it should be.
     """
-    train_images, test_images = (_images(train[0], origins[0]), _images(test[0], origins[2]))
+    train_images = train[0] if isinstance(train[0], StoredImages) else as_images(train[0], origins[0])
+    test_images = as_images(test[0], origins[2])
     train_labels, test_labels = (_labels(train[1], origins[1]), _labels(test[1], origins[3]))
     for images, labels, of_images, of_labels in (
         (train_images, train_labels, origins[0], origins[1]),
@@ -119,7 +125,12 @@ def make_dataset(
     )
 
 
-def _images(array: NDArray[Any], origin: str) -> NDArray[np.uint8]:
+def as_images(array: NDArray[Any], origin: str) -> NDArray[np.uint8]:
+    """Return an array of images as (N, C, H, W), contiguous; a view where it is that already.
+
+    Raises:
+        DataError: A wrong dtype or shape; names the array by `origin`.
+    """
     if array.dtype != np.uint8:
         raise DataError(f"{origin} holds {array.dtype}, expected uint8 pixels; scale to 0..255 and convert")
     if array.ndim == 3:

@@ -6,8 +6,9 @@
     fashion-mnist, cifar-10      from the cache, or downloaded into it
     synthetic, synthetic:N       N drawn images (2 000) that a small network learns
     PATH     a folder with the four MNIST files (``.gz`` or not) or one ``.npz``, or the ``.npz`` file;
-             x_train.npy, y_train.npy, x_test.npy, y_test.npy; Parquet files; tar shards; CSV tables; or
-             folders of images by class. `adam_async/data_server/sources/` says how each of them looks
+             x_train.npy, y_train.npy, x_test.npy, y_test.npy; Parquet files, tar shards or CSV tables, also
+             below ``train`` and ``test``; or folders of images by class. `adam_async/data_server/sources/`
+             says how each of them looks
 
 A source that the user named and that is damaged is an error, or, where single images are damaged and
 the caller says so, is used without them; `auto` passes over a damaged cache and a missing network, and
@@ -16,11 +17,13 @@ says so in `Dataset.source`.
 
 from pathlib import Path
 
+from adam_async.cache_limits import CacheLimits
 from adam_async.data_server.dataset import Dataset, make_dataset
 from adam_async.data_server.idx import parse_idx
 from adam_async.data_server.mnist import MIRRORS, STEMS, download_mnist
 from adam_async.data_server.npz import KEYS, parse_npz
 from adam_async.data_server.published import PUBLISHED, load_published
+from adam_async.data_server.sources.compressed import ENDINGS as COMPRESSED
 from adam_async.data_server.sources.damage import Damage, Policy
 from adam_async.data_server.sources.files import folders_in, read_file
 from adam_async.data_server.sources.image_folder import load_image_folder
@@ -28,7 +31,7 @@ from adam_async.data_server.sources.npy import load_npy
 from adam_async.data_server.sources.parquet import load_parquet
 from adam_async.data_server.sources.samples import name_of
 from adam_async.data_server.sources.shards import load_shards
-from adam_async.data_server.sources.splits import split_files
+from adam_async.data_server.sources.splits import HELD_OUT, Split, split_files
 from adam_async.data_server.sources.tables import load_tables
 from adam_async.data_server.synthetic import parse_synthetic, synthetic
 from adam_async.errors import DataError
@@ -38,6 +41,15 @@ DIGITS_FILE = Path(__file__).with_name("digits.npz")
 
 LOADERS = {".parquet": load_parquet, ".tar": load_shards, ".csv": load_tables}
 """What reads one or more files of a kind."""
+
+ENDINGS = {
+    ".npz": (".npz",),
+    ".npy": (".npy",),
+    ".parquet": (".parquet",),
+    ".tar": (".tar", *COMPRESSED),
+    ".csv": (".csv",),
+}
+"""How the names of files of a kind end."""
 
 
 async def load(
@@ -51,6 +63,7 @@ async def load(
     connect_timeout_s: float = 5.0,
     transfer_timeout_s: float = 120.0,
     damaged: Policy = "error",
+    cache: CacheLimits | None = None,
 ) -> Dataset:
     """Load a data set. Cancelling leaves no half-written file.
 
@@ -65,6 +78,8 @@ async def load(
         transfer_timeout_s: How long each further file may take.
         damaged: What to do with damaged images: ``error``, or ``skip`` to leave out up to 5 % of all, which
             `Dataset.damaged` then lists.
+        cache: Memory that there is for training images: of folders, shards and .npy files those that do not
+            fit stay where they are until they are needed. Without it all are loaded.
 
     Raises:
         DataError: The source is missing or damaged; names the file, what was found, what was expected
@@ -78,9 +93,10 @@ async def load(
     if source in PUBLISHED:
         return await load_published(source, disk, fetch=fetch, cache_dir=cache_dir)
     if source not in {"auto", "mnist"}:
-        return await _from_path(Path(source), disk, f"{source}, as asked for", damage)
+        return await _from_path(Path(source), disk, f"{source}, as asked for", damage, cache)
     if data_dir is not None:
-        return await _from_path(data_dir, disk, f"{data_dir}, because ADAM_DATA_DIR names it", damage)
+        why = f"{data_dir}, because ADAM_DATA_DIR names it"
+        return await _from_path(data_dir, disk, why, damage, cache)
     passed_over: list[str] = []
     cached = await _from_cache(cache_dir, disk, passed_over)
     if cached is not None:
@@ -131,15 +147,18 @@ async def _from_cache(cache_dir: Path | None, disk: Disk, passed_over: list[str]
     return None
 
 
-async def _from_path(path: Path, disk: Disk, source: str, damage: Damage) -> Dataset:
+async def _from_path(
+    path: Path, disk: Disk, source: str, damage: Damage, cache: CacheLimits | None
+) -> Dataset:
     """Load from a folder or a file that the user named; every failure is a DataError."""
     try:
         if path.suffix == ".npz":
             return await _from_archive(path, disk, source)
-        if path.suffix not in LOADERS or await disk.run(path.is_dir):
-            return await _from_folder(path, disk, source, damage)
-        return await LOADERS[path.suffix](
-            [(path, None)], disk, name=name_of(path), origin=str(path), source=source, damage=damage
+        kind = kind_of_name(path.name)
+        if kind not in LOADERS or await disk.run(path.is_dir):
+            return await _from_folder(path, disk, source, damage, cache)
+        return await _from_files(
+            kind, [(path, None)], disk, path, source=source, damage=damage, cache=cache
         )
     except FileNotFoundError as error:
         if error.filename is not None and str(error.filename) != str(path):
@@ -170,23 +189,27 @@ async def _from_archive(path: Path, disk: Disk, source: str) -> Dataset:
     return await disk.run(decode)
 
 
-async def _from_folder(folder: Path, disk: Disk, source: str, damage: Damage) -> Dataset:
+async def _from_folder(
+    folder: Path, disk: Disk, source: str, damage: Damage, cache: CacheLimits | None
+) -> Dataset:
     """Load the one data set in a folder."""
     names = [name for name in await disk.names(folder) if not name.startswith(".")]
     if any(_file_of(stem, names) for stem in STEMS):
         return await _from_mnist(folder, names, disk, source)
-    kinds = [".npz", ".npy", *LOADERS]
-    found = {kind: [name for name in names if name.endswith(kind)] for kind in kinds}
-    present = [kind for kind in kinds if found[kind]]
+    found = {kind: [name for name in names if kind_of_name(name) == kind] for kind in ENDINGS}
+    present = [kind for kind in ENDINGS if found[kind]]
     if len(present) > 1:
         raise DataError(
             f"{folder} holds {' and '.join(found[kind][0] for kind in present)}, which are several data "
             "sets; name one of them, or move the others away"
         )
     if not present:
+        kind, files = await split_folders(folder, disk)
+        if files:
+            return await _from_files(kind, files, disk, folder, source=source, damage=damage, cache=cache)
         folders = await folders_in(folder, disk)
         if folders:
-            return await load_image_folder(folder, folders, disk, source=source, damage=damage)
+            return await load_image_folder(folder, folders, disk, source=source, damage=damage, cache=cache)
         raise DataError(
             f"{folder} holds no data set: expected {', '.join(STEMS)} (with or without .gz), one .npz, "
             f"{', '.join(f'{key}.npy' for key in KEYS)}, .parquet, .tar or .csv files, or folders of images "
@@ -194,17 +217,67 @@ async def _from_folder(folder: Path, disk: Disk, source: str, damage: Damage) ->
         )
     (kind,) = present
     if kind == ".npy":
-        return await load_npy(folder, names, disk, source=source)
+        return await load_npy(folder, names, disk, source=source, cache=cache)
     if kind != ".npz":
         files = [(folder / name, split) for name, split in split_files(found[kind], str(folder))]
-        return await LOADERS[kind](
-            files, disk, name=name_of(folder), origin=str(folder), source=source, damage=damage
-        )
+        return await _from_files(kind, files, disk, folder, source=source, damage=damage, cache=cache)
     if len(found[kind]) > 1:
         raise DataError(
             f"{folder} holds {len(found[kind])} archives ({', '.join(found[kind])}); name one of them"
         )
     return await _from_archive(folder / found[kind][0], disk, source)
+
+
+async def _from_files(
+    kind: str,
+    files: list[tuple[Path, Split | None]],
+    disk: Disk,
+    path: Path,
+    *,
+    source: str,
+    damage: Damage,
+    cache: CacheLimits | None,
+) -> Dataset:
+    """Load files of one kind, which `path` is or holds."""
+    name, origin = name_of(path), str(path)
+    if kind == ".tar":
+        return await load_shards(
+            files, disk, name=name, origin=origin, source=source, damage=damage, cache=cache
+        )
+    load_others = LOADERS[kind]
+    return await load_others(files, disk, name=name, origin=origin, source=source, damage=damage)
+
+
+def kind_of_name(name: str) -> str:
+    """Say of what kind a file is by the end of its name; nothing if it is none of `ENDINGS`."""
+    return next((kind for kind, endings in ENDINGS.items() if name.endswith(endings)), "")
+
+
+async def split_folders(folder: Path, disk: Disk) -> tuple[str, list[tuple[Path, Split | None]]]:
+    """Return the kind and the files of shards or tables in the folders train and test (or val) of a folder.
+
+    Returns:
+        Each file with what its images are for; no kind and no files where there are none for both.
+
+    Raises:
+        DataError: They are of several kinds.
+    """
+    folders = await folders_in(folder, disk)
+    held_out = next((name for name in HELD_OUT if name in folders), None)
+    if "train" not in folders or held_out is None:
+        return "", []
+    splits: tuple[tuple[str, Split], ...] = (("train", "train"), (held_out, "test"))
+    found: dict[str, list[tuple[Path, Split | None]]] = {kind: [] for kind in LOADERS}
+    for name, split in splits:
+        for file in await disk.names(folder / name):
+            kind = kind_of_name(file)
+            if kind in found and not file.startswith("."):
+                found[kind].append((folder / name / file, split))
+    whole = [kind for kind, files in found.items() if {split for _, split in files} == {"train", "test"}]
+    if len(whole) > 1:
+        several = " and ".join(str(found[kind][0][0]) for kind in whole)
+        raise DataError(f"{folder} holds {several}, which are several data sets; move one of them away")
+    return (whole[0], found[whole[0]]) if whole else ("", [])
 
 
 async def _from_mnist(folder: Path, names: list[str], disk: Disk, source: str) -> Dataset:

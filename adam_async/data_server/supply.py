@@ -1,8 +1,9 @@
 """Groups of the epoch in progress, made ready on a thread of their own where that takes work.
 
 A data server asks for what it will need (`prepare`), says what it needs now (`when_ready`), and takes it.
-Images are gathered on the event loop where gathering is all there is to do; where they are transformed, a
-thread does both.
+Images are gathered on the event loop where gathering is all there is to do; where they are read, decoded or
+transformed, a thread does that. What somebody waits for goes before what somebody may want later, and what is
+made ahead keeps to the memory that was granted.
 """
 
 import asyncio
@@ -11,14 +12,31 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
+
+from adam_async.cache_limits import CacheLimits, cache_limits
 from adam_async.cluster_map import RunRecord
 from adam_async.config import Config
+from adam_async.data_server.cache import SHARE_OF_BLOCKS, CachedImages
 from adam_async.data_server.dataset import Dataset
+from adam_async.data_server.footprint import Footprint
+from adam_async.data_server.images import Images
 from adam_async.data_server.order import EpochOrder
 from adam_async.data_server.stock import Pictures, Stock
+from adam_async.data_server.stored import StoredImages
 from adam_async.data_server.transforms.recipe import Recipe
 from adam_async.dice import Dice
+from adam_async.machine import available_bytes
+from adam_async.ports import fine_clock
 from dataflow import ComputePool, Job
+
+AT_ONCE = 2
+"""Blocks that the thread is given at a time: the next lies ready for it, and one that somebody waits for is
+behind no more than these."""
+
+SHARE_OF_ANSWER = 64
+"""An answer holds one part in so many of the memory that a server may use, at most: those of several workers
+that stop reading fit beside one another."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,27 +72,42 @@ class Supply:
         self._name = name
         self._on_failure = on_failure
         self._functions = functions
+        self._limits: CacheLimits | None = None
+        self._cache: CachedImages | None = None
+        self._footprint = Footprint()
         self._stock: Stock | None = None
         self._recipe: Recipe | None = None
         self._dice = Dice(0)
         self._pool: ComputePool | None = None
         self._has_thread = asyncio.Event()
         self._wanted: list[_Wanted] = []
-        self._late = 0
+        self._urgent: dict[int, None] = {}
+        self._ahead: dict[int, None] = {}
+        """Blocks that the thread is to make, the first ones first: for somebody who waits, and for later."""
+        self._given = 0
+        """Blocks that the thread has and has not made yet."""
+        self._late = self._evicted = 0
 
     async def run(self) -> None:
         """Keep the thread until cancelled."""
-        async with ComputePool(threads=1, name=self._name) as pool:
-            self._pool = pool
-            self._has_thread.set()
-            await asyncio.get_running_loop().create_future()
+        try:
+            async with ComputePool(threads=1, name=self._name) as pool:
+                self._pool = pool
+                self._has_thread.set()
+                try:
+                    await asyncio.get_running_loop().create_future()
+                finally:
+                    self._forget_epoch()
+        finally:
+            if self._cache is not None:
+                self._cache.close()
 
     async def take_up(self, run: RunRecord, config: Config) -> None:
         """Make ready for a run: compiling what its transforms need may take seconds."""
         recipe = None
+        await self._has_thread.wait()
+        assert self._pool is not None
         if run.transforms:
-            await self._has_thread.wait()
-            assert self._pool is not None
             make = partial(
                 Recipe.of,
                 run.transforms,
@@ -83,34 +116,88 @@ class Supply:
                 functions=self._functions,
             )
             recipe = await self._pool.run(make, cost="compile")
+        self._forget_epoch()
         self._recipe, self._dice = recipe, Dice(config.seed)
-        self._stock = None
-        self._wanted.clear()
+        limits = self._dataset.cache
+        if limits is None:
+            limits = cache_limits(config.cache, config.spill, available_bytes=available_bytes())
+        if limits != self._limits:
+            if self._cache is not None:
+                await self._pool.run(self._cache.close, cost="close")
+            self._limits, self._cache = limits, self._make_cache(limits)
+
+    def _make_cache(self, limits: CacheLimits) -> CachedImages | None:
+        """The cache of images that are not in memory; those that are need none."""
+        stored = self._dataset.train_images
+        if not isinstance(stored, StoredImages):
+            return None
+        size = limits.size_bytes - limits.size_bytes // SHARE_OF_BLOCKS
+        return CachedImages(stored, size_bytes=size, spill=limits.spill, clock=fine_clock)
 
     def begin_epoch(self, order: EpochOrder, *, takers: int) -> None:
         """Hand out the groups of this epoch from now on, each to so many workers."""
+        self._forget_epoch()
         transform = None
         if self._recipe is not None:
             transform = partial(self._recipe.apply, dice=self._dice, epoch=order.epoch)
-        self._stock = Stock(self._dataset, order, takers=takers, transform=transform)
+        images: Images = self._dataset.train_images if self._cache is None else self._cache
+        self._stock = Stock(
+            self._dataset,
+            order,
+            takers=takers,
+            transform=transform,
+            images=images,
+            instant=transform is None and (self._cache is None or self._cache.complete),
+            footprint=self._footprint,
+            limit_bytes=self._limit_bytes(),
+        )
+
+    def _limit_bytes(self) -> int | None:
+        """Memory for blocks and answers: what the images leave of the whole, but at least its share."""
+        if self._limits is None:
+            return None
+        size = self._limits.size_bytes
+        held = self._held_bytes if self._cache is None else self._cache.reserved_bytes
+        return max(size - held, size // SHARE_OF_BLOCKS)
+
+    @property
+    def _held_bytes(self) -> int:
+        """Bytes of the images that the data set itself holds; a file that is mapped is not memory of ours."""
+        images = self._dataset.train_images
+        mapped = isinstance(images, np.memmap) or isinstance(getattr(images, "base", None), np.memmap)
+        return 0 if mapped or isinstance(images, StoredImages) else images.nbytes
+
+    @property
+    def answer_bytes(self) -> int | None:
+        """Images that an answer should hold at most; None where memory has no bound."""
+        return None if self._limits is None else max(self._limits.size_bytes // SHARE_OF_ANSWER, 1)
+
+    def _forget_epoch(self) -> None:
+        if self._stock is not None:
+            self._evicted += self._stock.evicted
+        self._stock = None
+        self._wanted.clear()
+        self._urgent.clear()
+        self._ahead.clear()
 
     # --- groups ------------------------------------------------------------------------------
 
     def prepare(self, numbers: Iterable[int]) -> None:
         """Make these groups ready, unless they are; those behind the epoch's end are left out."""
         if self._stock is not None:
-            self._prepare(self._stock, numbers)
+            self._ahead.update(dict.fromkeys(self._stock.prepare(numbers)))
+            self._feed()
 
     def when_ready(self, numbers: Sequence[int], then: Callable[[], None]) -> None:
         """Call `then` when these groups can be taken: at once or later; never if the epoch is over first."""
         stock = self._stock
         assert stock is not None, "there is no epoch"
-        self._prepare(stock, numbers)
-        if self._recipe is None or stock.has(numbers):
+        if stock.instant or stock.has(numbers):
             then()
         else:
             self._late += 1
             self._wanted.append(_Wanted(stock, numbers, then))
+            self._want(stock, numbers)
 
     def take(self, numbers: Sequence[int]) -> Pictures:
         """Take groups that are ready. See `Stock.take`."""
@@ -123,35 +210,79 @@ class Supply:
 
     # --- the thread --------------------------------------------------------------------------
 
-    def _prepare(self, stock: Stock, numbers: Iterable[int]) -> None:
-        for block in stock.prepare(numbers):
-            self._make(stock, block)
+    def _want(self, stock: Stock, numbers: Sequence[int]) -> None:
+        """Have these groups made before all that nobody waits for."""
+        early = [block for block in stock.blocks(numbers) if block in self._ahead]
+        for block in early:
+            del self._ahead[block]
+        self._urgent.update(dict.fromkeys([*early, *stock.want(numbers)]))
+        self._feed()
 
-    def _make(self, stock: Stock, block: int) -> None:
-        """Have a block made on the thread, when that takes more work."""
-        if stock is not self._stock:
-            return  # its epoch is over
+    def _feed(self) -> None:
+        """Give the thread its next blocks."""
+        stock = self._stock
+        if stock is None:
+            return
         assert self._pool is not None, "the thread is there before any run"
-        made = partial(self._made, stock, block)
-        if not self._pool.submit(stock.make, block, on_done=made, cost="transform"):
-            self._pool.call_when_room(partial(self._make, stock, block))
+        while self._given < AT_ONCE and (self._urgent or self._ahead):
+            if not self._urgent and not stock.has_room():
+                for block in self._ahead:  # they are named again when their worker asks
+                    stock.forget(block)
+                self._ahead.clear()
+                return
+            queue = self._urgent or self._ahead
+            block = next(iter(queue))
+            del queue[block]
+            made = partial(self._made, stock, block)
+            taken = self._pool.submit(stock.make, block, on_done=made, cost="images")
+            assert taken, "the thread has room for these few"
+            self._given += 1
 
     def _made(self, stock: Stock, block: int, job: Job) -> None:
-        if job.error is not None:
-            self._on_failure(job.error)
-            return
-        stock.put(block, job.result)
-        ready = [wanted for wanted in self._wanted if wanted.stock.has(wanted.numbers)]
-        self._wanted = [w for w in self._wanted if w not in ready and w.stock is self._stock]
-        for wanted in ready:
-            if wanted.stock is self._stock:
+        self._given -= 1
+        if stock is self._stock:
+            if job.error is not None:
+                self._on_failure(job.error)
+                return
+            stock.put(block, job.result)
+            self._hand_out(stock)
+        self._feed()
+
+    def _hand_out(self, stock: Stock) -> None:
+        """Tell all whose groups are ready, as long as they are: the last taker of a block takes it away."""
+        waiting, self._wanted = self._wanted, []
+        for wanted in waiting:
+            if stock is not self._stock:
+                return  # somebody who was told has ended the epoch
+            if stock.has(wanted.numbers):
                 wanted.then()
+            else:
+                self._wanted.append(wanted)
+        for wanted in self._wanted:
+            self._want(stock, wanted.numbers)
+        stock.evict({block for wanted in self._wanted for block in stock.blocks(wanted.numbers)})
 
     def statistics(self) -> dict[str, Any] | None:
         """What transforming took; None without transforms. `late_answers`: answers that waited for it."""
         if self._recipe is None or self._pool is None:
             return None
         return {"late_answers": self._late, "pool": self._pool.statistics()}
+
+    def cache_statistics(self) -> dict[str, Any] | None:
+        """What memory is used for, and what it saved; None before the first run."""
+        if self._limits is None:
+            return None
+        if self._cache is not None:
+            held = self._cache.statistics()
+        else:
+            size = self._held_bytes
+            held = {"resident_images": len(self._dataset.train_labels) if size else 0, "resident_bytes": size}
+        return {
+            "budget_bytes": self._limits.size_bytes,
+            **held,
+            "block_bytes": self._footprint.bytes,
+            "evicted_blocks": self._evicted + (self._stock.evicted if self._stock is not None else 0),
+        }
 
     def __repr__(self) -> str:
         return f"<Supply of {self._stock!r}, {len(self._wanted)} questions wait>"

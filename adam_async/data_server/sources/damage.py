@@ -25,6 +25,11 @@ class Damage:
         self._sentences: list[str] = []
         self.count = 0
 
+    @property
+    def policy(self) -> Policy:
+        """What is done with damage."""
+        return self._policy
+
     def note(self, sentence: str) -> None:
         """Note that something is left out.
 

@@ -42,11 +42,12 @@ async def folders_in(folder: Path, disk: Disk) -> list[str]:
     return await disk.run(lambda: [name for name in names if (folder / name).is_dir()])
 
 
-def check_kind(path: Path, limit: int) -> None:
-    """Check that a path is an ordinary file of at most `limit` bytes. Blocks: it asks the disk."""
+def check_kind(path: Path, limit: int) -> int:
+    """Return the size of an ordinary file of at most `limit` bytes. Blocks: it asks the disk."""
     status = path.stat()
     if stat.S_ISDIR(status.st_mode):
         raise DataError(f"{path} is a folder, expected a file")
     if not stat.S_ISREG(status.st_mode):
         raise DataError(f"{path} is a pipe, socket or device, expected an ordinary file")
     limits.check_file(status.st_size, limit, str(path))
+    return status.st_size

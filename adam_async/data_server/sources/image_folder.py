@@ -8,19 +8,28 @@ Files and folders whose names begin with a dot are passed over, and so are files
 
 from pathlib import Path
 
+from adam_async.cache_limits import CacheLimits
 from adam_async.data_server.dataset import Dataset
+from adam_async.data_server.sources import limits
+from adam_async.data_server.sources.catalogue import Catalogue, Entry, leave_stored
 from adam_async.data_server.sources.damage import Damage
-from adam_async.data_server.sources.files import folders_in, read_image
+from adam_async.data_server.sources.files import check_kind, folders_in, read_image
 from adam_async.data_server.sources.labels import number_folders
 from adam_async.data_server.sources.pictures import require_pillow
-from adam_async.data_server.sources.samples import Sample, Samples, assemble, name_of
+from adam_async.data_server.sources.samples import Sample, Samples, assemble, each, name_of
 from adam_async.data_server.sources.splits import Split, split_of_image
 from adam_async.errors import DataError
 from adam_async.ports import Disk
 
 
 async def load_image_folder(
-    folder: Path, folders: list[str], disk: Disk, *, source: str, damage: Damage
+    folder: Path,
+    folders: list[str],
+    disk: Disk,
+    *,
+    source: str,
+    damage: Damage,
+    cache: CacheLimits | None = None,
 ) -> Dataset:
     """Load a folder of images by class.
 
@@ -30,6 +39,8 @@ async def load_image_folder(
         disk: Reads and decodes.
         source: Sentence for the report.
         damage: Where damaged images go.
+        cache: Memory that there is for training images; those that do not fit stay in their files. Without
+            it all images are decoded.
 
     Raises:
         DataError: No images, a test class that is not trained, or what `assemble` refuses.
@@ -46,6 +57,22 @@ async def load_image_folder(
                 "training and test images need the same class folders"
             )
     numbers = number_folders(trained, str(folder))
+    if cache is not None:
+        catalogue = Catalogue(str(folder), Damage(damage.policy))
+        for root, split in roots:
+            for name in classes[root]:
+                await _list_class(catalogue, root / name, name, split, disk)
+        stored = await leave_stored(
+            catalogue,
+            disk,
+            name=name_of(folder),
+            source=source,
+            cache=cache,
+            numbers=numbers,
+            class_names=tuple(numbers),
+        )
+        if stored is not None:
+            return stored
     samples = Samples(str(folder), damage)
     for root, split in roots:
         for name in classes[root]:
@@ -68,13 +95,39 @@ def _roots(folder: Path, folders: list[str]) -> list[tuple[Path, Split | None]]:
     return [(folder, None)]
 
 
-async def _add_class(samples: Samples, folder: Path, label: str, split: Split | None, disk: Disk) -> None:
+async def _list_class(
+    catalogue: Catalogue, folder: Path, label: str, split: Split | None, disk: Disk
+) -> None:
+    """Note where the images of a class are."""
+
+    def look(name: str) -> None:
+        try:
+            size = check_kind(folder / name, limits.MAX_IMAGE_BYTES)
+        except (OSError, ValueError) as error:  # ValueError: a zero character in the path
+            raise DataError(
+                f"{folder / name} cannot be read: {getattr(error, 'strerror', None) or error}"
+            ) from None
+        chosen = split or split_of_image(f"{label}/{name}")
+        catalogue.add(Entry(str(folder / name), folder / name, 0, size, label, chosen))
+
+    await each(await _images_in(folder, catalogue.damage, disk), look, catalogue.damage, disk)
+
+
+async def _images_in(folder: Path, damage: Damage, disk: Disk) -> list[str]:
+    """The names in a class folder but for those that are hidden, or damage because they cannot be shown."""
+    names = []
     for name in await disk.names(folder):
         if name.startswith("."):
             continue
-        if not name.isprintable():
-            samples.damage.note(f"{folder / ascii(name)} has a name that cannot be shown")
-            continue
+        if name.isprintable():
+            names.append(name)
+        else:
+            damage.note(f"{folder / ascii(name)} has a name that cannot be shown")
+    return names
+
+
+async def _add_class(samples: Samples, folder: Path, label: str, split: Split | None, disk: Disk) -> None:
+    for name in await _images_in(folder, samples.damage, disk):
         data = await read_image(folder / name, disk, samples.damage)
         if data is not None:
             chosen = split or split_of_image(f"{label}/{name}")

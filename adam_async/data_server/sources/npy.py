@@ -10,18 +10,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from adam_async.data_server.dataset import Dataset, make_dataset
+from adam_async.cache_limits import CacheLimits
+from adam_async.data_server.dataset import Dataset, as_images, make_dataset
 from adam_async.data_server.npz import KEYS
 from adam_async.data_server.sources.files import check_kind
 from adam_async.data_server.sources.samples import name_of
+from adam_async.data_server.stored import StoredImages
 from adam_async.errors import DataError
+from adam_async.pieces import read_piece
 from adam_async.ports import Disk
 
 MAX_FILE_BYTES = 1 << 42
 """Largest file that is mapped; its bytes are read only as they are used."""
 
 
-async def load_npy(folder: Path, names: list[str], disk: Disk, *, source: str) -> Dataset:
+async def load_npy(
+    folder: Path, names: list[str], disk: Disk, *, source: str, cache: CacheLimits | None = None
+) -> Dataset:
     """Load x_train.npy, y_train.npy, x_test.npy and y_test.npy. Pickled objects are never loaded.
 
     Args:
@@ -29,6 +34,8 @@ async def load_npy(folder: Path, names: list[str], disk: Disk, *, source: str) -
         names: The names in it.
         disk: Reads.
         source: Sentence for the report.
+        cache: Memory that there is for training images; where they have more, or a size was asked for, they
+            are read image by image: pages of a mapped file count as memory of whoever has read them.
 
     Raises:
         DataError: A file is missing or damaged, or an array has a wrong dtype, shape or count.
@@ -44,7 +51,7 @@ async def load_npy(folder: Path, names: list[str], disk: Disk, *, source: str) -
         return make_dataset(
             name=name_of(folder),
             source=source,
-            train=(arrays[0], arrays[1]),
+            train=(_train(arrays[0], np.asarray(arrays[1]), paths[0], cache), arrays[1]),
             test=(arrays[2], arrays[3]),
             origins=origins,
         )
@@ -52,7 +59,37 @@ async def load_npy(folder: Path, names: list[str], disk: Disk, *, source: str) -
     return await disk.run(read)
 
 
-def _map(path: Path) -> NDArray[Any]:
+def _train(
+    mapped: np.memmap[Any, Any], labels: NDArray[Any], path: Path, cache: CacheLimits | None
+) -> NDArray[Any] | StoredImages:
+    """The training images: mapped, or to be read one by one."""
+    if cache is None or not (cache.asked or mapped.nbytes > cache.size_bytes):
+        return mapped
+    plain = mapped.dtype == np.uint8 and mapped.flags.c_contiguous and mapped.size
+    if not plain or len(mapped) != len(labels):
+        return mapped
+    size, shape, offset = mapped[0].nbytes, mapped.shape[1:], mapped.offset
+    _, channels, rows, columns = as_images(mapped[:1], str(path)).shape
+
+    def read(number: int) -> NDArray[np.uint8]:
+        try:
+            data = read_piece(path, offset + number * size, size)
+        except OSError as error:
+            raise DataError(f"{path}: image {number} cannot be read: {error.strerror or error}") from None
+        if len(data) < size:
+            raise DataError(f"{path} has become shorter: files must not change in use")
+        image: NDArray[np.uint8] = as_images(np.frombuffer(data, np.uint8).reshape(1, *shape), str(path))[0]
+        return image
+
+    return StoredImages(
+        read,
+        image_shape=(channels, rows, columns),
+        labels=labels.reshape(-1),
+        origin=str(path),
+    )
+
+
+def _map(path: Path) -> np.memmap[Any, Any]:
     check_kind(path, MAX_FILE_BYTES)
     try:
         return np.lib.format.open_memmap(path, mode="r")

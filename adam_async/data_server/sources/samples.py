@@ -6,9 +6,10 @@ thread, some hundred images at a time, so that cancelling does not wait for all 
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,8 @@ from adam_async.data_server.sources.pictures import Header, decode, read_header
 from adam_async.data_server.sources.splits import SPLITS, Split
 from adam_async.errors import DataError
 from adam_async.ports import Disk
+
+T = TypeVar("T")
 
 AT_A_TIME = 256
 """Images that one job on the disk's thread decodes."""
@@ -176,7 +179,7 @@ async def _headers(samples: list[Sample], damage: Damage, disk: Disk) -> list[tu
     def read(sample: Sample) -> None:
         headers.append((sample, read_header(sample.data, sample.origin)))
 
-    await _each(samples, read, damage, disk)
+    await each(samples, read, damage, disk)
     return headers
 
 
@@ -191,21 +194,23 @@ async def _decoded(
         images[len(kept)] = decode(sample.data, sample.origin, size=size, channels=channels)
         kept.append(sample)
 
-    await _each(samples, read, damage, disk)
+    await each(samples, read, damage, disk)
     return images[: len(kept)], kept
 
 
-async def _each(
-    samples: list[Sample], function: Callable[[Sample], None], damage: Damage, disk: Disk
-) -> None:
-    """Call a function for each sample on the disk's thread; what it refuses is damaged."""
+async def each(items: Sequence[T], function: Callable[[T], None], damage: Damage, disk: Disk) -> None:
+    """Call a function for each image on the disk's thread; what it refuses is damaged.
+
+    Raises:
+        DataError: An image is damaged, and damage is not to be skipped.
+    """
 
     def some(first: int) -> None:
-        for sample in samples[first : first + AT_A_TIME]:
+        for item in items[first : first + AT_A_TIME]:
             try:
-                function(sample)
+                function(item)
             except DataError as error:
                 damage.note(str(error))
 
-    for first in range(0, len(samples), AT_A_TIME):
+    for first in range(0, len(items), AT_A_TIME):
         await disk.run(some, first)

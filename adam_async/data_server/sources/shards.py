@@ -3,6 +3,7 @@
     00017.png, 00017.cls            the class number, or the name of the class, as text
     00017.jpg, 00017.json           an object with "label" or "cls"
 
+A shard that ends in ``.tar.gz`` or ``.tgz`` is unpacked in memory.
 Nothing is ever written to disk. Members that could be meant to (names that are absolute or go up, links,
 devices) are damage; a shard that is cut short or not a tar file is an error, whatever is done with damage.
 """
@@ -12,15 +13,20 @@ import json
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
+from typing import BinaryIO
 
+from adam_async.cache_limits import CacheLimits
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.sources import limits
+from adam_async.data_server.sources.catalogue import Catalogue, Entry, leave_stored
+from adam_async.data_server.sources.compressed import ENDINGS, unpack
 from adam_async.data_server.sources.damage import Damage
-from adam_async.data_server.sources.files import read_file
+from adam_async.data_server.sources.files import check_kind, read_file
 from adam_async.data_server.sources.pictures import require_pillow
 from adam_async.data_server.sources.samples import Sample, Samples, assemble
 from adam_async.data_server.sources.splits import Split, split_of_image
 from adam_async.errors import DataError
+from adam_async.pieces import reading
 from adam_async.ports import Disk
 
 IMAGE_SUFFIXES = ("png", "jpg", "jpeg", "bmp", "gif", "ppm", "pgm", "pbm", "webp")
@@ -29,7 +35,14 @@ MAX_LABEL_BYTES = 1 << 16
 
 
 async def load_shards(
-    files: list[tuple[Path, Split | None]], disk: Disk, *, name: str, origin: str, source: str, damage: Damage
+    files: list[tuple[Path, Split | None]],
+    disk: Disk,
+    *,
+    name: str,
+    origin: str,
+    source: str,
+    damage: Damage,
+    cache: CacheLimits | None = None,
 ) -> Dataset:
     """Load all images of some tar shards.
 
@@ -40,14 +53,25 @@ async def load_shards(
         origin: What to call it in an error.
         source: Sentence for the report.
         damage: Where damaged images go.
+        cache: Memory that there is for training images; those that do not fit stay in their shards. Without
+            it, or where a shard is compressed, all images are decoded.
 
     Raises:
         DataError: A shard is no tar file or cut short, or what `assemble` refuses.
     """
     require_pillow()
+    if cache is not None and not any(path.name.endswith(ENDINGS) for path, _ in files):
+        catalogue = Catalogue(origin, Damage(damage.policy))
+        for path, split in files:
+            await disk.run(list_shard, path, split, catalogue)
+        stored = await leave_stored(catalogue, disk, name=name, source=source, cache=cache)
+        if stored is not None:
+            return stored
     samples = Samples(origin, damage)
     for path, split in files:
         data = await read_file(path, disk)
+        if path.name.endswith(ENDINGS):
+            data = await disk.run(unpack, data, str(path), damage)
         await disk.run(add_shard, data, str(path), path.name, split, samples)
         del data
     return await assemble(samples, disk, name=name, source=source)
@@ -59,30 +83,57 @@ def add_shard(data: bytes, origin: str, name: str, split: Split | None, samples:
     Raises:
         DataError: No tar file, or cut short; or damage that is not to be skipped.
     """
-    parts: dict[str, dict[str, bytes]] = {}
-    for member, content in _members(data, origin, samples.damage):
-        folder, _, file = member.rpartition("/")
-        key, _, suffix = file.partition(".")
-        parts.setdefault(f"{folder}/{key}" if folder else key, {})[suffix.lower()] = content
+    for key, label, (offset, size) in _images(io.BytesIO(data), len(data), origin, samples.damage):
+        chosen = split or split_of_image(f"{name}/{key}")
+        samples.add(Sample(f"{origin}:{key}", data[offset : offset + size], label, chosen))
+
+
+def list_shard(path: Path, split: Split | None, catalogue: Catalogue) -> None:
+    """Note where the images of one shard are, without reading them. Blocks.
+
+    Raises:
+        DataError: As `add_shard`.
+    """
+    size = check_kind(path, limits.MAX_FILE_BYTES)
+    with reading(path) as file:
+        for key, label, (offset, length) in _images(file, size, str(path), catalogue.damage):
+            chosen = split or split_of_image(f"{path.name}/{key}")
+            catalogue.add(Entry(f"{path}:{key}", path, offset, length, label, chosen))
+
+
+Place = tuple[int, int]
+"""Where bytes begin in a file, and how many they are."""
+
+
+def _images(file: BinaryIO, size: int, origin: str, damage: Damage) -> Iterator[tuple[str, str, Place]]:
+    """Yield the key, the label and the place of each image in a tar file of so many bytes."""
+    parts: dict[str, dict[str, Place]] = {}
+    for member, place in _members(file, size, origin, damage):
+        folder, _, name = member.rpartition("/")
+        key, _, suffix = name.partition(".")
+        parts.setdefault(f"{folder}/{key}" if folder else key, {})[suffix.lower()] = place
     for key, found in parts.items():
         image = next((found[suffix] for suffix in IMAGE_SUFFIXES if suffix in found), None)
         where = f"{origin}:{key}"
         try:
-            label = _label(found, where)
+            label = _label(file, found, where)
             if image is None:
                 raise DataError(f"{where} has {', '.join(found)}, but no image")
         except DataError as error:
-            samples.damage.note(str(error))
+            damage.note(str(error))
             continue
-        samples.add(Sample(where, image, label, split or split_of_image(f"{name}/{key}")))
+        yield key, label, image
 
 
-def _members(data: bytes, origin: str, damage: Damage) -> Iterator[tuple[str, bytes]]:
-    """Yield name and content of the ordinary files in a tar file."""
-    if data.startswith(b"\x1f\x8b"):
-        raise DataError(f"{origin} is compressed, expected a plain tar file; unpack it with gunzip first")
+def _members(file: BinaryIO, size: int, origin: str, damage: Damage) -> Iterator[tuple[str, Place]]:
+    """Yield name and place of the ordinary files in a tar file."""
+    if file.read(2) == b"\x1f\x8b":
+        raise DataError(
+            f"{origin} is compressed, expected a plain tar file; unpack it with gunzip, or name it .tar.gz"
+        )
     try:
-        archive = tarfile.TarFile(fileobj=io.BytesIO(data), encoding="utf-8")
+        file.seek(0)
+        archive = tarfile.TarFile(fileobj=file, encoding="utf-8")
         count = 0
         while (member := archive.next()) is not None:
             count += 1
@@ -92,18 +143,19 @@ def _members(data: bytes, origin: str, damage: Damage) -> Iterator[tuple[str, by
                 damage.note(f"{origin}:{member.name[:200]!r} {problem}; it is left where it is")
                 continue
             end = member.offset_data + member.size
-            if end > len(data):
+            if end > size:
                 raise DataError(f"{origin} ends inside {member.name!r}; it was cut short, fetch it again")
             if member.isreg():
-                yield member.name, data[member.offset_data : end]
-        rest = data[archive.offset :]
+                yield member.name, (member.offset_data, member.size)
+        file.seek(archive.offset)
+        rest = file.read()
     except DataError:
         raise
     except Exception as error:
         raise DataError(f"{origin} is not a tar file, or damaged ({error})") from None
     if len(rest) < BLOCK or rest.strip(b"\0"):
         raise DataError(
-            f"{origin} is cut short or damaged: after {count} members, at byte {len(data) - len(rest)}, "
+            f"{origin} is cut short or damaged: after {count} members, at byte {size - len(rest)}, "
             "there is neither another one nor the end of a tar file; fetch it again"
         )
 
@@ -122,12 +174,15 @@ def _problem(member: tarfile.TarInfo) -> str:
     return ""
 
 
-def _label(found: dict[str, bytes], origin: str) -> str:
-    content = found.get("cls", found.get("json"))
-    if content is None:
+def _label(file: BinaryIO, found: dict[str, Place], origin: str) -> str:
+    place = found.get("cls", found.get("json"))
+    if place is None:
         raise DataError(f"{origin} has {', '.join(found)}, but neither .cls nor .json with its label")
-    if len(content) > MAX_LABEL_BYTES:
-        raise DataError(f"{origin} has a label file of {len(content)} bytes, expected a class")
+    offset, size = place
+    if size > MAX_LABEL_BYTES:
+        raise DataError(f"{origin} has a label file of {size} bytes, expected a class")
+    file.seek(offset)
+    content = file.read(size)
     try:
         if "cls" in found:
             return content.decode().strip()

@@ -1,0 +1,53 @@
+"""How much memory a data server may use for images, as the options `cache` and `spill` say it."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from adam_async.errors import ConfigError
+
+UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+AUTO = "auto"
+
+SHARE_OF_AVAILABLE = 2
+"""Without a size, a data server takes one part in so many of the memory that is available."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheLimits:
+    """What a data server may use."""
+
+    size_bytes: int
+    """Memory for decoded images, for blocks made ahead, and for answers that are being sent."""
+    asked: bool = True
+    """Whether somebody said so; else it is what the machine has room for."""
+    spill: Path | None = None
+    """Folder on whose disk decoded images may lie that do not fit."""
+
+    def __post_init__(self) -> None:
+        if self.size_bytes < 1:
+            raise ConfigError(
+                f"a cache of {self.size_bytes} bytes holds no image: give --cache a size such as 512M or 4G, "
+                "or auto"
+            )
+
+
+def cache_limits(cache: str, spill: str, *, available_bytes: int) -> CacheLimits:
+    """Read the options.
+
+    Args:
+        cache: ``auto``, or a size such as ``512M`` or ``4G``; without a letter in bytes.
+        spill: A folder; empty for none.
+        available_bytes: Memory that this process could use, for ``auto``.
+
+    Raises:
+        ConfigError: `cache` is no size, or nothing.
+    """
+    folder = Path(spill) if spill else None
+    if cache == AUTO:
+        return CacheLimits(max(available_bytes // SHARE_OF_AVAILABLE, 1), asked=False, spill=folder)
+    found = re.fullmatch(r"(\d{1,15})\s*([KMGT]?)(?:i?B)?", cache.strip(), re.IGNORECASE | re.ASCII)
+    if found is None:
+        raise ConfigError(f"cache must be auto or a size such as 512M or 4G, not {cache!r}")
+    return CacheLimits(int(found[1]) * UNITS[found[2].upper()], spill=folder)

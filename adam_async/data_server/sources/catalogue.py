@@ -1,0 +1,239 @@
+"""Encoded images that stay in their files: where each is, and what of it must be known before serving begins.
+
+Names and labels are read, and of the images only headers, until it is settled which size most of them have
+and whether there are colours. From then on an image is read and decoded when it is needed. Images to test
+with are decoded at once, as they are answered from the event loop.
+
+What that leaves to be met later is damage: `StoredImages` says what becomes of it.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adam_async.cache_limits import CacheLimits
+from adam_async.data_server.dataset import Dataset, make_dataset
+from adam_async.data_server.sources import limits
+from adam_async.data_server.sources.damage import Damage
+from adam_async.data_server.sources.labels import number_classes
+from adam_async.data_server.sources.pictures import Header, decode, read_header
+from adam_async.data_server.sources.samples import AT_A_TIME, check_counts, each, origins_of, say
+from adam_async.data_server.sources.splits import Split
+from adam_async.data_server.stored import StoredImages
+from adam_async.errors import DataError
+from adam_async.pieces import read_piece
+from adam_async.ports import Disk
+
+HEADER_BYTES = 1 << 12
+"""What is read of an image to know its size; of one with more before its pixels, all is read."""
+
+SURELY_FITS = 32
+"""Where no size was asked for, images whose files have less than one part in so many of it are not looked at
+one by one: decoded, they fit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One encoded image in a file."""
+
+    origin: str
+    """What to call it in an error."""
+    path: Path
+    offset: int
+    size: int
+    label: str
+    split: Split
+
+    def read(self, size: int | None = None) -> bytes:
+        """Return its bytes, or the first `size` of them. Blocks.
+
+        Raises:
+            DataError: They are not there any more.
+        """
+        size = self.size if size is None else min(size, self.size)
+        try:
+            data = read_piece(self.path, self.offset, size)
+        except OSError as error:
+            raise DataError(f"{self.origin} cannot be read: {error.strerror or error}") from None
+        if len(data) < size:
+            raise DataError(
+                f"{self.origin} has become shorter than {self.size} bytes: files must not change in use"
+            )
+        return data
+
+
+class Catalogue:
+    """Collects where the images of a data set are.
+
+    Args:
+        origin: What to call the data set in an error, usually its path.
+        damage: Where damaged images go.
+    """
+
+    def __init__(self, origin: str, damage: Damage) -> None:
+        self.origin = origin
+        self.damage = damage
+        self.entries: list[Entry] = []
+        self.bytes = 0
+
+    def add(self, entry: Entry) -> None:
+        """Add an image.
+
+        Raises:
+            DataError: It is too large, or all together are; too large a one may be skipped instead.
+        """
+        try:
+            limits.check_file(entry.size, limits.MAX_IMAGE_BYTES, entry.origin)
+        except DataError as error:
+            self.damage.note(str(error))
+            return
+        self.bytes += entry.size
+        limits.check_total(self.bytes, self.origin)
+        self.entries.append(entry)
+
+
+async def leave_stored(
+    catalogue: Catalogue,
+    disk: Disk,
+    *,
+    name: str,
+    source: str,
+    cache: CacheLimits,
+    numbers: Mapping[str, int] | None = None,
+    class_names: tuple[str, ...] = (),
+) -> Dataset | None:
+    """Make a data set whose training images stay in their files.
+
+    Args:
+        catalogue: Where they are.
+        disk: Whose thread reads headers, and the images to test with.
+        name: Short name of the data set.
+        source: Sentence for the report.
+        cache: Memory that there is for them.
+        numbers: Class number of each label; without it they follow from the labels.
+        class_names: Names of the classes; without `numbers`, only for labels that are numbers.
+
+    Returns:
+        None if no size was asked for and all images fit decoded: they are to be loaded as a whole.
+
+    Raises:
+        DataError: As `assemble`, as far as it shows already.
+    """
+    if not cache.asked and catalogue.bytes * SURELY_FITS <= cache.size_bytes:
+        return None
+    damage = catalogue.damage
+    if numbers is None:
+        numbers, names = number_classes(entry.label for entry in catalogue.entries)
+        class_names = names or class_names
+    shapes = _Shapes(len(catalogue.entries))
+    kept = await _look(catalogue.entries, shapes, damage, disk)
+    if not shapes.seen:
+        raise DataError(f"{catalogue.origin} holds no image")
+    size, channels = shapes.size, shapes.channels
+    image_shape = (channels, size[1], size[0])
+    total = len(kept) * size[0] * size[1] * channels
+    if not cache.asked and total <= cache.size_bytes:
+        return None
+    limits.check_total(total, catalogue.origin)
+    train = [entry for entry in kept if entry.split == "train"]
+
+    def decoded(entry: Entry) -> NDArray[np.uint8]:
+        return decode(entry.read(), entry.origin, size=size, channels=channels)
+
+    tests: list[tuple[NDArray[np.uint8], int]] = []
+    await each(
+        [entry for entry in kept if entry.split == "test"],
+        lambda entry: tests.append((decoded(entry), numbers[entry.label])),
+        damage,
+        disk,
+    )
+    check_counts(len(train), len(tests), damage, catalogue.origin)
+    labels = np.array([numbers[entry.label] for entry in train], np.int64)
+    stored = StoredImages(
+        lambda number: decoded(train[number]),
+        image_shape=image_shape,
+        labels=labels,
+        origin=catalogue.origin,
+        policy=damage.policy,
+    )
+    return make_dataset(
+        name=name,
+        source=say(source, damage, fitted=shapes.seen - shapes.of_size, size=size),
+        train=(stored, labels),
+        test=(np.stack([image for image, _ in tests]), np.array([label for _, label in tests], np.int64)),
+        origins=origins_of(catalogue.origin),
+        class_names=class_names,
+        damaged=damage.sentences(),
+    )
+
+
+class _Shapes:
+    """Which size most images have and whether there are colours, as far as their headers were looked at."""
+
+    def __init__(self, images: int) -> None:
+        self._left = images
+        self._sizes: Counter[tuple[int, int]] = Counter()
+        self._colours = False
+
+    def add(self, header: Header | None) -> None:
+        """Take in the header of the next image; None if it has none that can be read."""
+        self._left -= 1
+        if header is not None:
+            self._sizes[header.size] += 1
+            self._colours = self._colours or not header.is_grey
+
+    @property
+    def seen(self) -> int:
+        return self._sizes.total()
+
+    @property
+    def settled(self) -> bool:
+        """Whether the images that are left cannot change anything."""
+        if not self._left:
+            return True
+        first, second = ([count for _, count in self._sizes.most_common(2)] + [0, 0])[:2]
+        return self._colours and first > second + self._left
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Columns and rows that most have, of equally many the larger."""
+        return max(self._sizes, key=lambda size: (self._sizes[size], size))
+
+    @property
+    def of_size(self) -> int:
+        """How many of those that were looked at have it."""
+        return self._sizes[self.size]
+
+    @property
+    def channels(self) -> int:
+        return 3 if self._colours else 1
+
+
+async def _look(entries: list[Entry], shapes: _Shapes, damage: Damage, disk: Disk) -> list[Entry]:
+    """Read headers until they say enough. Returns the images but for those whose header is damaged."""
+    kept: list[Entry] = []
+
+    def look(entry: Entry) -> None:
+        header = None
+        try:
+            header = _header(entry)
+            kept.append(entry)
+        finally:
+            shapes.add(header)
+
+    for first in range(0, len(entries), AT_A_TIME):
+        if shapes.settled:
+            return kept + entries[first:]
+        await each(entries[first : first + AT_A_TIME], look, damage, disk)
+    return kept
+
+
+def _header(entry: Entry) -> Header:
+    try:
+        return read_header(entry.read(HEADER_BYTES), entry.origin)
+    except DataError:
+        return read_header(entry.read(), entry.origin)

@@ -1,0 +1,124 @@
+"""Training images that stay where they are stored, and are read and decoded when somebody asks for them.
+
+An image that turns out to be damaged ends the run with its name; or, where damage is to be skipped, the next
+image of its class that can be read takes its place: which that is follows from the files alone, so that each
+server of a data set puts the same one there.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adam_async.data_server.sources.damage import MAX_SENTENCES, MAX_SHARE, Policy
+from adam_async.errors import DataError
+
+logger = logging.getLogger(__name__)
+
+Read = Callable[[int], NDArray[np.uint8]]
+"""Reads and decodes an image by its number: shape (C, H, W). From any thread; raises DataError."""
+
+
+class StoredImages:
+    """Images by number, none of them in memory.
+
+    Args:
+        read: Reads one.
+        image_shape: (C, H, W) of each.
+        labels: The class of each, shape (N,).
+        origin: What to call the data set in an error.
+        policy: What to do with an image that cannot be read.
+    """
+
+    dtype = np.dtype(np.uint8)
+
+    def __init__(
+        self,
+        read: Read,
+        *,
+        image_shape: tuple[int, int, int],
+        labels: NDArray[np.int64],
+        origin: str,
+        policy: Policy = "error",
+    ) -> None:
+        self._read = read
+        self._labels = labels
+        self._origin = origin
+        self._policy = policy
+        self.shape = (len(labels), *image_shape)
+        self.replaced: dict[int, str] = {}
+        """Of each image that another took the place of: what was wrong with it."""
+        self._instead: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all images, were they decoded."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    def read(self, number: int) -> NDArray[np.uint8]:
+        """Read and decode one image, shape (C, H, W). Blocks. From any thread.
+
+        Raises:
+            DataError: It cannot be read and nothing may take its place, or too many cannot be.
+        """
+        known = self._instead.get(number)
+        if known is not None:
+            return self._read(known)
+        try:
+            return self._read(number)
+        except DataError as error:
+            if self._policy == "error":
+                raise
+            return self._replace(number, error)
+
+    def take(self, chosen: NDArray[np.int64], axis: int = 0) -> NDArray[np.uint8]:
+        """Read and decode images by their numbers, shape (n, C, H, W). See `read`."""
+        assert axis == 0, "images are told apart along axis 0"
+        images = np.empty((len(chosen), *self.shape[1:]), np.uint8)
+        for place, number in enumerate(chosen.tolist()):
+            images[place] = self.read(number)
+        return images
+
+    def __getitem__(self, chosen: Any) -> NDArray[np.uint8]:
+        """The images that NumPy would choose so: a number, a slice, an array of numbers or of truths."""
+        numbers = np.arange(len(self))[chosen]
+        return self.read(int(numbers)) if np.ndim(numbers) == 0 else self.take(numbers)
+
+    def sentences(self) -> list[str]:
+        """What was wrong with the images that others took the place of: at most 100 sentences."""
+        return list(self.replaced.values())[:MAX_SENTENCES]
+
+    def _replace(self, number: int, error: DataError) -> NDArray[np.uint8]:
+        """Read the next image of the same class in the order of the numbers, after the last the first."""
+        self._note(number, error)
+        alike = np.flatnonzero(self._labels == self._labels[number])
+        at = int(np.searchsorted(alike, number))
+        for other in np.roll(alike, -at)[1:].tolist():
+            try:
+                image = self._read(other)
+            except DataError as problem:
+                self._note(other, problem)
+                continue
+            self._instead[number] = other
+            return image
+        raise DataError(
+            f"{self._origin}: no image of class {self._labels[number]} can be read; the last: {error}"
+        )
+
+    def _note(self, number: int, error: DataError) -> None:
+        if number not in self.replaced:
+            logger.warning("%s; another of its class takes its place", error)
+        self.replaced[number] = str(error)
+        if len(self.replaced) > MAX_SHARE * len(self):
+            raise DataError(
+                f"{self._origin}: {len(self.replaced)} of {len(self)} images are damaged, more than "
+                f"{MAX_SHARE:.0%}; the first: {next(iter(self.replaced.values()))}"
+            )
+
+    def __repr__(self) -> str:
+        return f"<StoredImages {self._origin} {self.shape}>"
