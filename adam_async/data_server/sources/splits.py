@@ -10,6 +10,9 @@ from adam_async.errors import DataError
 Split = Literal["train", "test"]
 SPLITS: tuple[Split, ...] = ("train", "test")
 
+HELD_OUT = ("test", "val", "validation")
+"""What the folder beside ``train`` may be called; the first that is there counts."""
+
 ONE_IN = 5
 """Without a test set of its own, a data set gives one image in so many to it."""
 
