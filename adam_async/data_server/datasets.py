@@ -157,9 +157,7 @@ async def _from_path(
         kind = kind_of_name(path.name)
         if kind not in LOADERS or await disk.run(path.is_dir):
             return await _from_folder(path, disk, source, damage, cache)
-        return await _from_files(
-            kind, [(path, None)], disk, path, source=source, damage=damage, cache=cache
-        )
+        return await _from_files(kind, [(path, None)], disk, path, source=source, damage=damage, cache=cache)
     except FileNotFoundError as error:
         if error.filename is not None and str(error.filename) != str(path):
             raise DataError(f"{error.filename} has gone while {path} was read; load it again") from None
