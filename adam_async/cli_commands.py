@@ -21,6 +21,7 @@ from adam_async.cli_options import (
     LoopName,
     MemberOptions,
     RoleOptions,
+    StageOptions,
     TrainOptions,
     WorkerOptions,
 )
@@ -226,6 +227,7 @@ def data(
     *,
     data: str = "auto",
     damaged: Damaged = "error",
+    stage: StageOptions = StageOptions(),  # noqa: B008 - frozen
 ) -> int:
     """Run a data server: it hands out image groups to the workers.
 
@@ -238,10 +240,12 @@ def data(
     damaged
         Damaged images: stop at the first, or leave out up to one in twenty.
     """
-    from adam_async.cli_roles import serve_data
+    from adam_async.cli_staging import serve_staged
 
     return _run(
-        lambda _: serve_data(options, data, damaged, os.environ), loop=options.loop, verbose=options.verbose
+        lambda terminal: serve_staged(options, stage, data, damaged, os.environ, terminal),
+        loop=options.loop,
+        verbose=options.verbose,
     )
 
 

@@ -192,6 +192,19 @@ class DataServerOptions(RoleOptions):
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StageOptions:
+    """How a data server copies its source before it loads it."""
+
+    stage: Path | None = None
+    """Copy --data, a shared folder or file, into this folder first, and load it from there."""
+    stage_peers: str = ""
+    """tcp://HOST:PORT of each server that copies this source, with commas between; the same list for all."""
+    stage_wait: float = 60.0
+    """Seconds after which others read the files of a server that has not come."""
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOptions(MemberOptions):
     """What a model worker can be told."""
 
