@@ -95,6 +95,11 @@ class LocalCluster:
         self._hosts = hosts_of(config, data, starts_own=dataset is not None)
         if dataset is None and not self._hosts:
             raise ConfigError("a cluster needs a dataset, or the addresses of data servers as data")
+        if self._hosts and functions:
+            raise ConfigError(
+                "functions that transform images do not travel to the data servers at "
+                f"{', '.join(self._hosts)}: name them by import path in the transforms, or give the dataset here"
+            )
         check_names(
             config.slow,
             workers=config.workers,

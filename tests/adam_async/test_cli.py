@@ -168,7 +168,7 @@ def test_words_that_mean_nothing_are_named(words: list[str], claim: str) -> None
         (["--schedule", "cosine", "--decay", "0.1"], "or leave decay out"),
         (["--config", "/no/such/file.toml"], "--config /no/such/file.toml cannot be read"),
         (["--processes", "--controller", "tcp://127.0.0.1:1"], "give one of them"),
-        (["--token-file", "x"], "--controller, which is not given"),
+        (["--token-file", "x"], "--data tcp://HOST:PORT, and neither is given"),
     ],
 )
 async def test_values_that_cannot_be_are_named(words: list[str], claim: str) -> None:

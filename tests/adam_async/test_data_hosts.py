@@ -4,6 +4,7 @@ import asyncio
 import re
 from contextlib import AsyncExitStack
 
+import numpy as np
 import pytest
 
 from adam_async.cluster import LocalCluster
@@ -250,6 +251,11 @@ def test_addresses_that_cannot_be_dialled_are_refused(data, claim):
         ({}, {"dataset": DATA, "data": ["tcp://a:1"]}, "there is a dataset, and data names tcp://a:1"),
         ({"data_servers": 2}, {"data": ["tcp://a:1"]}, "data_servers=2 has no force with data servers at"),
         ({}, {"data": "tcp://a:1"}, "data is a list of addresses, not 'tcp://a:1'"),
+        (
+            {},
+            {"data": ["tcp://a:1"], "functions": {"invert": np.invert}},
+            "do not travel to the data servers at",
+        ),
         ({"slow": ("worker-0~data-0:5ms",)}, {"data": ["tcp://a:1"]}, "there is no node 'data-0' here"),
         ({"slow": ("worker-0~data-1:5ms",)}, {"dataset": DATA}, "there is no node 'data-1' here"),
     ],
