@@ -98,7 +98,7 @@ class LocalCluster:
         if self._hosts and functions:
             raise ConfigError(
                 "functions that transform images do not travel to the data servers at "
-                f"{', '.join(self._hosts)}: name them by import path in the transforms, or give the dataset here"
+                f"{', '.join(self._hosts)}: give the dataset here, or name them by import path"
             )
         check_names(
             config.slow,

@@ -175,7 +175,7 @@ class Serve(Body, frozen=True, kw_only=True):
 
 
 class Serving(Body, frozen=True, kw_only=True):
-    """A data server has joined the cluster. Tensor: `Dataset.info` of its data, as JSON text."""
+    """A data server has joined the cluster. Tensor: what the map says of its data, as JSON text."""
 
     node: str
     """Its id there."""

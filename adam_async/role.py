@@ -122,6 +122,11 @@ class Role:
             what = f"the controller at {self._controller} to seat {self._identity.node}"
             await seat.wait_for(lambda _: seat.seated, what, waits.dial_s + waits.call_s)
 
+    @property
+    def info(self) -> Mapping[str, Any]:
+        """What the cluster map says of it."""
+        return self._info
+
     def changes(self) -> AsyncIterator[ClusterMap]:
         """The cluster map now and after every change, always the newest; only where there is a seat."""
         return self._membership.changes()

@@ -103,7 +103,7 @@ class DataHost(Role):
                 await server.joined()
                 joined = True
                 logger.info("%s serves the cluster at %s", node, controller)
-                request.reply(pack(Serving(node=node), [text_tensor(self._dataset.info())]))
+                request.reply(pack(Serving(node=node), [text_tensor(server.info)]))
                 if not await _said_goodbye(request.link):
                     ended = "the asker is gone"
                     await _left(server, request.link.peer)

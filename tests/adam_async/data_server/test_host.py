@@ -26,7 +26,7 @@ async def test_who_asks_has_a_data_server_in_its_cluster(network):
         (node,) = controller.map.live("data")
         record = controller.map.nodes[node]
     assert node == "host-1"
-    assert record.info == DATA.info()
+    assert record.info.items() >= DATA.info().items()
     assert re.fullmatch(r"tcp://127\.0\.0\.1:\d+", record.address)
     assert record.address != host.address
 
@@ -36,8 +36,8 @@ async def test_a_goodbye_ends_the_data_server_and_not_the_host(network):
         await asker.__aexit__(None, None, None)
         await until(lambda: not host.serving)
         async with asker_of(network, host) as again:
-            assert await again.serve(controller.address) == DATA.info()
-            assert "host-2" in controller.map.live("data")
+            told = await again.serve(controller.address)
+            assert told == controller.map.nodes["host-2"].info
 
 
 async def test_clusters_are_served_side_by_side(network):
