@@ -102,6 +102,17 @@ def test_a_header_that_asks_for_too_much_is_refused(monkeypatch: pytest.MonkeyPa
         (gzip.compress(shard() + b"more"), "cut short or damaged"),
         (gzip.compress(shard())[:-8] + bytes(8), "damaged"),
     ],
+    ids=[
+        "plain",
+        "empty",
+        "text",
+        "cut far from its end",
+        "cut near its end",
+        "of a part of a member",
+        "of some members",
+        "with more behind it",
+        "with a wrong checksum",
+    ],
 )
 def test_what_is_no_compressed_shard_or_only_a_part_of_one_is_refused(data: bytes, claim: str) -> None:
     with pytest.raises(DataError, match=claim):
