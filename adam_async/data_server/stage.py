@@ -138,16 +138,26 @@ class Stager(Role):
     # --- getting files -----------------------------------------------------------------------
 
     async def _stage(self) -> None:
-        if not self.plan.complete:
-            async with self._source, asyncio.TaskGroup() as group:
-                for peer in self._peers.values():
-                    group.create_task(self._meet(peer), name=f"{self._identity.node}/meet-{peer.number}")
-                group.create_task(self._read_own(), name=f"{self._identity.node}/own")
-                group.create_task(self._copy_rounds(), name=f"{self._identity.node}/rounds")
-        for peer in self._peers.values():
-            await peer.aclose()
+        async with AsyncExitStack() as stack:
+            for peer in self._peers.values():
+                stack.push_async_callback(peer.aclose)
+            if not self.plan.complete:
+                await self._get_all()
         self._done.set()
         logger.info("%s: %s", self._identity.node, self.summary())
+
+    async def _get_all(self) -> None:
+        name = self._identity.node
+        async with self._source, asyncio.TaskGroup() as meeting_group:
+            meetings = [
+                meeting_group.create_task(self._meet(peer), name=f"{name}/meet-{peer.number}")
+                for peer in self._peers.values()
+            ]
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._read_own(), name=f"{name}/own")
+                group.create_task(self._copy_rounds(), name=f"{name}/rounds")
+            for meeting in meetings:
+                meeting.cancel()
 
     async def _meet(self, peer: Peer) -> None:
         """Look whether a server is there, then wait for it."""
