@@ -126,10 +126,10 @@ class Stock:
         self._ready[block] = pictures, self._made
         self._watch(pictures[0])
 
-    def has_room(self) -> bool:
-        """Whether another block may be made that nobody wants yet."""
+    def has_room(self, making: int = 0) -> bool:
+        """Whether another block may be made that nobody wants yet, beside so many that are being made."""
         limit = self._limit_bytes
-        return limit is None or self._footprint.bytes + self._block_bytes <= limit
+        return limit is None or self._footprint.bytes + (making + 1) * self._block_bytes <= limit
 
     def evict(self, wanted: Collection[int] = ()) -> None:
         """Let blocks go, the oldest first, until memory suffices; those that are wanted stay.
@@ -140,8 +140,8 @@ class Stock:
         if limit is None:
             return
         old = self._made - FORGOTTEN_AFTER * max(len(self._ready), 1)
-        for block, (_, made) in list(self._ready.items()):
-            if self._footprint.bytes <= limit and (made > old or self.has_room()):
+        for block in list(self._ready):
+            if self._footprint.bytes <= limit and (self._ready[block][1] > old or self.has_room()):
                 return
             if block not in wanted:
                 del self._ready[block]

@@ -189,7 +189,10 @@ class Supply:
             self._feed()
 
     def when_ready(self, numbers: Sequence[int], then: Callable[[], None]) -> None:
-        """Call `then` when these groups can be taken: at once or later; never if the epoch is over first."""
+        """Call `then` when these groups can be taken: at once or later; never if the epoch is over first.
+
+        It takes them before it returns: later they may have been let go.
+        """
         stock = self._stock
         assert stock is not None, "there is no epoch"
         if stock.instant or stock.has(numbers):
@@ -225,7 +228,7 @@ class Supply:
             return
         assert self._pool is not None, "the thread is there before any run"
         while self._given < AT_ONCE and (self._urgent or self._ahead):
-            if not self._urgent and not stock.has_room():
+            if not self._urgent and not stock.has_room(self._given):
                 for block in self._ahead:  # they are named again when their worker asks
                     stock.forget(block)
                 self._ahead.clear()

@@ -1,0 +1,36 @@
+"""Sizes as they are typed: what they mean, and which are refused."""
+
+from pathlib import Path
+
+import pytest
+
+from adam_async.cache_limits import CacheLimits, cache_limits
+from adam_async.config import Config
+from adam_async.errors import ConfigError
+from adam_async.machine import available_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("1", 1), ("512M", 512 << 20), ("4G", 4 << 30), ("4g", 4 << 30), ("64 KiB", 64 << 10), ("2GB", 2 << 30)],
+)
+def test_a_size_is_a_number_with_a_letter(text: str, size: int) -> None:
+    assert cache_limits(text, "", available_bytes=7) == CacheLimits(size)
+
+
+def test_without_a_size_it_is_half_of_what_is_available() -> None:
+    assert cache_limits("auto", "/spilled", available_bytes=1000) == CacheLimits(
+        500, asked=False, spill=Path("/spilled")
+    )
+    assert available_bytes() > 1 << 20
+
+
+@pytest.mark.parametrize("text", ["", "much", "-1", "1.5G", "4P", "٤G"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="cache must be auto or a size such as 512M or 4G, not"):
+        Config(cache=text)
+
+
+def test_a_cache_of_nothing_is_refused() -> None:
+    with pytest.raises(ConfigError, match="a cache of 0 bytes holds no image: give --cache a size such as"):
+        Config(cache="0")
