@@ -16,6 +16,7 @@ from adam_async.ids import Replica
 from adam_async.messages import Finished
 
 WAIT_S = 5.0
+_QUESTIONS = count()
 
 
 def began(groups=6, shares=None, number=1, **more):
@@ -41,14 +42,14 @@ class Asker:
     part: int
     position: int = 0
     heard: int = -1
-    request: object = None
+    request: tuple[str, int] | None = None
     """Its question that is open."""
     answer: Grant | None = None
     """What it was told last; None while its question is parked."""
     attempts: dict[int, int] = field(default_factory=dict)
 
     def question(self, count, *, now=0.0):
-        self.request, self.answer = object(), None
+        self.request, self.answer = ("data-0", next(_QUESTIONS)), None
         return LeaseAsked(
             request=self.request,
             replica=self.replica,

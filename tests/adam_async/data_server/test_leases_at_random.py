@@ -66,6 +66,7 @@ class Leases(RuleBasedStateMachine):
     """All workers of a replica are told the same; with turns none is ever beyond the end that the data server
     knows, and when all is done all have met."""
 
+    SCENE = Scene
     REPLICAS = 3
     PARTS = 1
     GROUPS = 11
@@ -79,7 +80,7 @@ class Leases(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.scene = Scene(partitions=self.PARTS)
+        self.scene = self.SCENE(partitions=self.PARTS)
         self.scene.worker = self.part
         self.now = 0.0
         self.epoch = 0
