@@ -15,6 +15,7 @@ the caller says so, is used without them; `auto` passes over a damaged cache and
 says so in `Dataset.source`.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 from adam_async.cache_limits import CacheLimits
@@ -93,10 +94,11 @@ async def load(
     if source in PUBLISHED:
         return await load_published(source, disk, fetch=fetch, cache_dir=cache_dir)
     if source not in {"auto", "mnist"}:
-        return await _from_path(Path(source), disk, f"{source}, as asked for", damage, cache)
+        dataset = await _from_path(Path(source), disk, f"{source}, as asked for", damage, cache)
+        return replace(dataset, cache=cache)
     if data_dir is not None:
         why = f"{data_dir}, because ADAM_DATA_DIR names it"
-        return await _from_path(data_dir, disk, why, damage, cache)
+        return replace(await _from_path(data_dir, disk, why, damage, cache), cache=cache)
     passed_over: list[str] = []
     cached = await _from_cache(cache_dir, disk, passed_over)
     if cached is not None:
