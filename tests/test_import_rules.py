@@ -103,6 +103,7 @@ PORTS = (
     port("adam_async/child_process.py", "processes", "starts and watches one child process"),
     port("adam_async/cluster_processes.py", "system", "the environment that its children inherit"),
     port("adam_async/pieces.py", "files system", "pieces of files, for the compute thread that needs them"),
+    port("adam_async/data_server/npz.py", "files", "opens members of an archive that lies in memory"),
     port("adam_async/machine.py", "files system", "reads what the kernel says of machine and process"),
     port("adam_async/sync.py", "loops threads", "the synchronous face: its own thread and event loop"),
     port("dataflow/pool.py", "clock system threads", "the compute pool: threads, their CPUs and trace times"),
