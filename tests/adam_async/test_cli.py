@@ -266,6 +266,9 @@ def test_a_broken_pipe_that_is_not_our_output_is_an_error(
 
     monkeypatch.delenv("ADAM_TRACEBACK", raising=False)
     bound = SimpleNamespace(args=(), kwargs={})
-    monkeypatch.setattr(cli_commands.app, "parse_args", lambda *_, **__: (broken, bound, {}))
+    app = SimpleNamespace(
+        parse_args=lambda *_, **__: (broken, bound, {}), parse_commands=lambda _: ((), (), [])
+    )
+    monkeypatch.setattr(cli_commands, "app", app)
     assert cli_commands.run_command([]) == 1
     assert "unexpected BrokenPipeError: a socket" in capfd.readouterr().err
