@@ -61,6 +61,8 @@ class _Copy:
     """Entries before this number; -1: it is to read anew."""
     told: int = -1
     """Entries before this number are known there to be settled."""
+    whole: bool = False
+    """Whether it has taken the last entry there was: what is read anew is of use to nobody before that."""
     counts: bool = False
     """Whether nothing is settled without it."""
 
@@ -80,6 +82,8 @@ class Keeping:
         self.ledger = Ledger(opening)
         self._incoming: Ledger | None = None
         """A ledger that is read anew and is not whole yet."""
+        self._read_in = 0
+        """The term in which `ledger` was read."""
         self._copies: dict[Keeper, _Copy] = {}
         self._lag_s = 0.0
         """Seconds from our clock to the ledger's."""
@@ -122,6 +126,7 @@ class Keeping:
         opening = None
         if entries is None:
             copy.has, opening = ledger.begin()
+            copy.whole = False
             entries = ledger.read(copy.has, count) or ()
         elif not entries and copy.told >= ledger.settled:
             return None
@@ -139,13 +144,15 @@ class Keeping:
         if copy is None:
             return []
         copy.has, copy.told = part.first + len(part.entries), part.settled
+        copy.whole = copy.whole or part.whole
         copy.counts = copy.counts or copy.has == self.ledger.stop
         return self._settle()
 
     def begin_anew(self, keeper: Keeper) -> None:
         """What somebody has is unknown."""
         if keeper in self._copies:
-            self._copies[keeper].has = self._copies[keeper].told = -1
+            copy = self._copies[keeper]
+            copy.has, copy.told, copy.whole = -1, -1, False
 
     def strike_out(self, keeper: Keeper) -> list[Settled]:
         """Somebody is no keeper any more, in the map; returns what that settles."""
@@ -153,7 +160,7 @@ class Keeping:
         return self._settle()
 
     def _settle(self) -> list[Settled]:
-        held = [copy.has for copy in self._copies.values() if copy.counts]
+        held = [copy.has if copy.whole else -1 for copy in self._copies.values() if copy.counts]
         return self.ledger.settle(min([self.ledger.stop, *held]))
 
     # --- the others --------------------------------------------------------------------------
@@ -186,7 +193,10 @@ class Keeping:
         if self._incoming is not None:
             if not part.whole:
                 return []
-            self.ledger, self._incoming = self._incoming, None
+            incoming, self._incoming = self._incoming, None
+            if self._read_in == term and incoming.stop < self.ledger.stop:
+                raise CopyRefused("gap", f"{incoming.stop} entries came late: here are {self.ledger.stop}")
+            self.ledger, self._read_in = incoming, term
         return self.ledger.settle(part.settled)
 
     def __repr__(self) -> str:

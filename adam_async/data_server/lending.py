@@ -141,6 +141,7 @@ class Lending:
             return
         if self._keeping.leads and lending.term > self._keeping.term:
             self._keeping.follow()
+            self._end_tasks()
         for keeper in [each for each in self._tasks if each != lending.keepers[0] or not self.keeps]:
             self._end_task(keeper)
         if self.keeps and not self._keeping.leads:
@@ -205,11 +206,14 @@ class Lending:
         if not self._is_of(request, body.run):
             return
         part = read_packed_tensor(request.message, Part)
+        led = self._keeping.leads
         try:
             settled = self._keeping.take(body.term, part)
         except CopyRefused as refused:
             request.fail(refused.code, str(refused))
             return
+        if led:
+            self._end_tasks()  # we hear of the new lender before the map says so: ours copy nothing more
         request.reply(pack(LedgerCopied()))
         self._settle(settled)
 
