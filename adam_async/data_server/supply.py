@@ -168,9 +168,10 @@ class Supply:
         return 0 if mapped or isinstance(images, StoredImages) else images.nbytes
 
     @property
-    def answer_bytes(self) -> int | None:
-        """Images that an answer should hold at most; None where memory has no bound."""
-        return None if self._limits is None else max(self._limits.size_bytes // SHARE_OF_ANSWER, 1)
+    def answer_bytes(self) -> int:
+        """Images that an answer should hold at most, once a run is taken up."""
+        assert self._limits is not None, "there is no run"
+        return max(self._limits.size_bytes // SHARE_OF_ANSWER, 1)
 
     def _forget_epoch(self) -> None:
         if self._stock is not None:
