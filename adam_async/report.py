@@ -150,6 +150,26 @@ class ServerReport(msgspec.Struct, frozen=True, kw_only=True):
     peak_rss_mb: float
 
 
+class CacheReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The images of one data server, from its start to the end of the run."""
+
+    name: str
+    budget_bytes: int
+    resident_images: int
+    resident_bytes: int
+    block_bytes: int
+    evicted_blocks: int
+    hits: int = 0
+    misses: int = 0
+    decoded: int = 0
+    decode_s: float = 0.0
+    spilled: int = 0
+    spilled_bytes: int = 0
+    read_back: int = 0
+    replaced: int = 0
+    replaced_why: list[str] = []
+
+
 class Lag(msgspec.Struct, frozen=True, kw_only=True):
     """How late the event loop ran its timers."""
 
@@ -226,6 +246,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     events: list[EventReport]
     checkpoints: list[CheckpointReport]
     servers: list[ServerReport]
+    caches: list[CacheReport]
     workers: list[WorkerReport]
 
 
@@ -289,6 +310,11 @@ def build_report(
         servers=[
             msgspec.convert(_server(name, values), ServerReport)
             for name, values in _of_role(statistics, "ps").items()
+        ],
+        caches=[
+            msgspec.convert({"name": name, **values["cache"]}, CacheReport)
+            for name, values in _of_role(statistics, "data").items()
+            if values.get("cache")
         ],
         workers=[msgspec.convert(_worker(name, values), WorkerReport) for name, values in workers.items()],
     )
