@@ -199,8 +199,9 @@ class DataServer(Role):
         await self._supply.take_up(run, self._config)
         self._run, self._epoch = run.id, 0
         self._read_ahead = self._config.read_ahead
+        most = min(ANSWER_BYTES, self._supply.answer_bytes)
         group_bytes = self._config.images_per_group * prod(self._dataset.image_shape)
-        self._most_groups = min(max(ANSWER_BYTES // group_bytes, 1), ANSWER_GROUPS)
+        self._most_groups = min(max(most // group_bytes, 1), ANSWER_GROUPS)
         self._orders = EpochOrders(
             Dice(self._config.seed),
             num_images=len(self._dataset.train_labels),
@@ -421,6 +422,7 @@ class DataServer(Role):
             **told,
             "skipped": skipped,
             "transforms": self._supply.statistics(),
+            "cache": self._supply.cache_statistics(),
             "lending": self._lending.statistics(),
             **super().statistics(),
         }
