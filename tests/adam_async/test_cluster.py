@@ -393,3 +393,15 @@ async def test_who_is_slow_has_to_be_there(slow):
         ConfigError, match=r"slow: there is no (worker 'worker-2'|node 'ps-1') here; there are"
     ):
         cluster_of(config_of(replicas=2, slow=(slow,)))
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+async def test_two_data_servers_feed_a_cluster_together(network):
+    config = config_of(data_servers=2, replicas=2)
+    async with cluster_of(config, NETWORKS[network]()) as cluster:
+        result = await cluster.train()
+        assert sorted(cluster.controller.map.lenders) == ["data-0", "data-1"]
+    assert [epoch.images for epoch in result.epochs] == [60] * 2
+    told = [result.statistics[f"data-{number}"]["lending"] for number in range(2)]
+    assert sorted(each["leads"] for each in told) == [False, True]
+    assert {(each["term"], each["keepers"]) for each in told} == {(1, 2)}

@@ -40,6 +40,7 @@ def muster_of(cluster, **options) -> tuple[Muster, Progress]:
             "1 of 2 parameter servers",
             "1 of 2 parameter servers, 2 of 3 workers",
         ),
+        ({"data_servers": 3}, "2 of 3 data servers", "2 of 3 data servers"),
     ],
 )
 async def test_who_is_missing_is_shown_while_workers_are_waited_for(options, phase, missing) -> None:

@@ -578,3 +578,102 @@ def test_an_epoch_without_a_run_is_only_a_record():
     cluster = Cluster()
     cluster.set("epoch", EpochRecord(run="x", number=1, groups=1, shares={}))
     assert cluster.map.run is None
+
+
+# --- who lends ----------------------------------------------------------------------------------
+
+
+def keepers_of(cluster):
+    return [name for name, _ in cluster.map.lending.keepers]
+
+
+def write_in(cluster, *names):
+    """What a lender does when others have its ledger."""
+    lending = cluster.map.lending
+    keepers = tuple((name, cluster.map.nodes[name].incarnation) for name in names)
+    cluster.set("lending", msgspec.structs.replace(lending, keepers=keepers))
+
+
+def lending_three():
+    cluster = training()
+    cluster.join("data-1", "data-2")
+    cluster.ready("data-1", "data-2")
+    assert keepers_of(cluster) == ["data-0"]
+    write_in(cluster, "data-0", "data-2", "data-1")
+    return cluster
+
+
+def test_the_first_data_server_that_is_ready_lends():
+    cluster = Cluster()
+    cluster.join("driver", "data-0", "data-1")
+    cluster.set("run", run_record())
+    assert cluster.map.lending is None
+    cluster.ready("data-1")
+    cluster.ready("data-0")
+    assert keepers_of(cluster) == ["data-1"]
+    assert cluster.map.lenders == ("data-1",)
+    assert cluster.map.lending.term == 1
+
+
+def test_when_the_lender_is_lost_the_next_keeper_lends_in_a_new_term():
+    cluster = lending_three()
+    cluster.lose("data-0")
+    assert (keepers_of(cluster), cluster.map.lending.term) == (["data-2", "data-1"], 2)
+    cluster.lose("data-1")
+    assert (keepers_of(cluster), cluster.map.lending.term) == (["data-2"], 2)
+    assert cluster.map.run.phase == "training"
+    cluster.lose("data-2")
+    assert cluster.map.run.phase == "failed"
+    assert cluster.map.run.lost == "the data server"
+
+
+def test_who_has_not_all_leases_does_not_take_the_place_of_the_last_who_had():
+    cluster = training()
+    cluster.join("data-1")
+    cluster.ready("data-1")
+    cluster.lose("data-0")
+    assert cluster.map.run.reason == "the data server died: no other has all its leases"
+
+
+def test_before_there_is_an_epoch_whoever_is_ready_takes_the_place_of_the_lender_in_a_new_term():
+    cluster = Cluster()
+    cluster.join("driver", "data-0", "data-1")
+    cluster.set("run", run_record())
+    cluster.ready("data-0", "data-1")
+    cluster.lose("data-0")
+    assert (keepers_of(cluster), cluster.map.lending.term) == (["data-1"], 2)
+
+
+def test_a_keeper_that_is_another_one_now_or_was_lost_meanwhile_is_not_written_in():
+    cluster = lending_three()
+    cluster.join("data-2", incarnation=2)
+    assert keepers_of(cluster) == ["data-0", "data-1"]
+    stale = msgspec.structs.replace(
+        cluster.map.lending, keepers=(("data-0", 1), ("data-1", 1), ("data-2", 1))
+    )
+    cluster.lose("data-1")
+    cluster.set("lending", stale)
+    assert keepers_of(cluster) == ["data-0"]
+
+
+def test_what_a_lender_asked_for_before_it_was_replaced_is_void():
+    cluster = lending_three()
+    expected = cluster.map.lending.changed
+    cluster.lose("data-0")
+    (event,) = cluster.set("lending", cluster.map.lending, expected=expected)
+    assert isinstance(event, Conflict)
+
+
+def test_a_lender_that_is_back_is_no_keeper_before_it_has_the_leases():
+    cluster = lending_three()
+    cluster.lose("data-0")
+    cluster.join("data-0")
+    assert keepers_of(cluster) == ["data-2", "data-1"]
+
+
+def test_replicas_are_spread_over_the_keepers_and_a_new_run_has_none():
+    cluster = lending_three()
+    assert all(cluster.map.lender_for(replica) == "local://1" for replica in range(4))
+    cluster.set("run", run_record("run-2"))
+    assert cluster.map.lending is None
+    assert cluster.map.lender_for(0) == ""
