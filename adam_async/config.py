@@ -22,6 +22,10 @@ MAX_THREADS_PER_CORE = 8
 """More compute threads than this per core is refused: they would only wait for one another."""
 
 
+AHEAD_BYTES = 32 << 20
+"""Images that a worker holds ahead at most, unless one group alone has more."""
+
+
 class Waits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Deadline of every wait above the transport, in seconds; the name is what an error says."""
 
@@ -160,8 +164,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """What computes the layers: ``numba`` if it is installed (extra ``fast``), else ``numpy``."""
     dtype: Literal["float32", "float64"] = "float32"
     """Type of parameters and gradients; float64 is for proofs."""
-    read_ahead: int = 16
-    """Groups that a data server prepares ahead per replica, and that a worker asks for ahead."""
+    read_ahead: int = 64
+    """Groups that a data server prepares ahead per replica, and that a worker asks for ahead; fewer where
+    these are more than 32 MiB of images."""
     waits: Waits = Waits()
 
     def __post_init__(self) -> None:
@@ -328,6 +333,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def workers(self) -> int:
         """Model workers of all replicas."""
         return self.replicas * self.partitions
+
+    def groups_ahead(self, image_bytes: int) -> int:
+        """Groups to be read ahead of images of so many bytes; at least one."""
+        return max(min(self.read_ahead, AHEAD_BYTES // (image_bytes * self.images_per_group)), 1)
 
     def threads_per_worker(self, cores: int) -> int:
         """Compute threads of one worker, where all workers are on one machine with this many cores.

@@ -209,7 +209,8 @@ class DataClient:
                 life=self._life,
                 partition=self._partition,
                 position=self._position,
-                count=self._ahead - len(self._groups),
+                # Where nothing more waits, what comes next comes when all that we hold is trained.
+                count=self._ahead - (0 if self._last else len(self._groups)),
                 wait_s=self._waits.call_s / 2,
                 heard=self._heard,
                 rows=self._rows,

@@ -128,8 +128,10 @@ class DataServer(Role):
             on_failure=lambda error: self._fail(error),
             functions=functions,
         )
-        self._epoch = 0
-        """Whose groups are supplied."""
+        self._supplied: tuple[int, tuple[Ranges, ...]] = (0, ())
+        """Whose groups are supplied: the epoch in progress, or from its end on the next; and what was skipped
+        before it."""
+        self._began: EpochBegan | None = None
         self._questions: dict[int, _Question] = {}
         """Those that are open, by number, oldest first."""
         self._asked_so_far = 0
@@ -197,8 +199,8 @@ class DataServer(Role):
         self._refuse_all("wrong-run", f"this data server has gone on to run {run.id}")
         self._config = msgspec.convert(run.config, Config)
         await self._supply.take_up(run, self._config)
-        self._run, self._epoch = run.id, 0
-        self._read_ahead = self._config.read_ahead
+        self._run, self._supplied, self._began = run.id, (0, ()), None
+        self._read_ahead = self._config.groups_ahead(prod(self._dataset.image_shape))
         most = min(ANSWER_BYTES, self._supply.answer_bytes)
         group_bytes = self._config.images_per_group * prod(self._dataset.image_shape)
         self._most_groups = min(max(most // group_bytes, 1), ANSWER_GROUPS)
@@ -221,12 +223,33 @@ class DataServer(Role):
             self._lending.enter(_began(run, self._config, epoch, skipped_groups(before)))
 
     def _begin_epoch(self, began: EpochBegan) -> None:
-        if began.number != self._epoch:
-            self._epoch = began.number
-            self._supply.begin_epoch(self._orders.order(began.number, began.skipped), takers=self._partitions)
+        self._supply_epoch(began.number, began.skipped)
+        self._began = began
         for replica in began.shares:
-            if self._membership.map.lender_for(replica) == self.address:
+            if self._serves(replica):
                 self._loop.call_soon(self._read_on, replica)
+
+    def _supply_epoch(self, number: int, skipped: tuple[Ranges, ...]) -> None:
+        if (number, skipped) != self._supplied:
+            self._supplied = (number, skipped)
+            self._supply.begin_epoch(self._orders.order(number, skipped), takers=self._partitions)
+
+    def _foresee(self, ended: EpochEnded) -> None:
+        """Make the first groups of the next epoch ready, as if it were shared out like the one that ended."""
+        began, ahead = self._began, self._read_ahead
+        if began is None or began.number != ended.number or ended.number >= self._config.epochs:
+            return
+        self._supply_epoch(ended.number + 1, (*began.skipped, ended.skipped))
+        if began.turn or began.pooled:
+            self._supply.prepare(range(min(ahead * len(began.shares), began.groups)))
+            return
+        for replica, (start, stop) in began.shares.items():
+            if self._serves(replica):
+                self._supply.prepare(range(start, min(start + ahead, stop)))
+
+    def _serves(self, replica: Replica) -> bool:
+        """Whether the replica's workers ask us."""
+        return self._membership.map.lender_for(replica) == self.address
 
     def _on_lead(self) -> None:
         """Who lent before us may not have told the controllers all."""
@@ -311,7 +334,7 @@ class DataServer(Role):
         self._questions.clear()
 
     def _read_on(self, replica: Replica) -> None:
-        if self.state.epoch == self._epoch:
+        if self.state.epoch == self._supplied[0]:
             self._supply.prepare(self.state.upcoming(replica, self._read_ahead))
 
     # --- what follows ------------------------------------------------------------------------
@@ -336,12 +359,15 @@ class DataServer(Role):
             case EpochEnded() if self._lending.leads:
                 result = self._result(effect)
                 self._spawn(f"epoch-{effect.number}", self._report_epoch(self._run, effect.number, result))
+                self._foresee(effect)
+            case EpochEnded():
+                self._foresee(effect)
             case Paused() if self._lending.leads:
                 self._spawn(f"pause-{effect.number}", self._pause(self._run, effect))
 
     def _send_when_ready(self, question: _Question, grant: Grant) -> None:
         numbers = [number for number, _ in grant.groups]
-        if numbers and grant.epoch == self._epoch:
+        if numbers and grant.epoch == self._supplied[0]:
             self._supply.when_ready(numbers, partial(self._send_groups, question, grant))
         elif not numbers:
             self._send_groups(question, grant)

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager, suppress
 from functools import partial
+from math import prod
 from typing import Any
 
 import msgspec
@@ -167,7 +168,7 @@ class Participation:
             life=life,
             partition=part,
             rows=None if partition is None else partition.image_rows,
-            ahead=max(config.read_ahead, self._in_flight),
+            ahead=max(config.groups_ahead(prod(spec.input_shape)), self._in_flight),
             **reach,
         )
         self._shared = pool

@@ -1,0 +1,227 @@
+"""Images on the wire: what a worker gets of a data server over TCP, against our link with equal messages.
+
+    python -m benchmarks.data_wire --json FILE [--rounds 7] [--seconds 1]
+
+A process has a controller, a parameter server and a data server with images in memory; in this process a
+`DataClient`, which is what a worker reads through, takes group after group and reports them. Beside it a link
+of ours between the same two processes asks for messages of the size of those answers, of one array that is
+there. Both in turn, for `--rounds` rounds; megabytes of images per second, and the medians. One question is
+open at a time, in both.
+
+Rows: case, ours, peer (the link), ratio, unit. Wanted: 0.8.
+"""
+
+import os
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import statistics
+import time
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import uvloop
+
+from adam_async.choose_model import choose_model
+from adam_async.cluster_map import NodeRecord, RunRecord, ready_word
+from adam_async.config import Config, Waits
+from adam_async.controller.client import Membership
+from adam_async.controller.service import Controller
+from adam_async.data_server.client import DataClient
+from adam_async.data_server.dataset import make_dataset
+from adam_async.data_server.service import DataServer
+from adam_async.entrypoints import LOOPBACK, cluster_network
+from adam_async.messages import Finished, Reported, ReportGroups, pack
+from adam_async.parameter_server.service import ParameterServer
+from adam_async.ports import system_entropy
+from adam_async.traffic import Traffic
+from transport import BufferPool, Identity, Link, Request
+
+RUN = "wire"
+WORKER = Identity(role="worker", node="worker-0", incarnation=5)
+CASES = {
+    "MNIST, groups of 16, 64 ahead": ((1, 28, 28), 16, 64),
+    "MNIST, groups of 1, 64 ahead": ((1, 28, 28), 1, 64),
+    "32x32 in colour, groups of 64, 32 ahead": ((3, 32, 32), 64, 32),
+    "96x96 in colour, groups of 32, 16 ahead": ((3, 96, 96), 32, 16),
+}
+"""(C, H, W), images of a group, groups ahead."""
+
+
+def child(channel: Any, shape: tuple[int, int, int], images: int, ahead: int) -> None:
+    """The process of the servers."""
+    uvloop.run(serve(channel, shape, images, ahead))
+
+
+async def serve(channel: Any, shape: tuple[int, int, int], images: int, ahead: int) -> None:
+    count = min(60_000, (256 << 20) // int(np.prod(shape)))
+    dice = np.random.default_rng(7)
+    pictures = dice.integers(0, 256, (count, *shape), dtype=np.uint8)
+    labels = np.arange(count) % 10
+    origins = ("images", "labels", "test images", "test labels")
+    dataset = make_dataset(
+        name="wire",
+        source="random",
+        train=(pictures, labels),
+        test=(pictures[:10], labels[:10]),
+        origins=origins,
+    )
+    config = Config(images_per_group=images, read_ahead=ahead, epochs=1_000_000, servers=1)
+    waits = config.waits
+    buffers = BufferPool()
+    network = cluster_network(None, entropy=system_entropy, buffers=buffers)
+    async with AsyncExitStack() as stack:
+        group = await stack.enter_async_context(asyncio.TaskGroup())
+        controller = await stack.enter_async_context(
+            Controller(network=network, address=LOOPBACK, identity=who("controller"), waits=waits)
+        )
+        reach = {"network": network, "controller": controller.address, "waits": waits}
+        await stack.enter_async_context(
+            ParameterServer(address=LOOPBACK, identity=who("ps"), buffers=buffers, **reach)
+        )
+        server = await stack.enter_async_context(
+            DataServer(address=LOOPBACK, identity=who("data"), dataset=dataset, **reach)
+        )
+        seats = {}
+        for identity in (who("driver"), WORKER):
+            seat = seats[identity.role] = Membership(
+                identity=identity,
+                record=NodeRecord(role=identity.role, address="", incarnation=identity.incarnation),
+                traffic=Traffic(identity.node),
+                **reach,
+            )
+            group.create_task(seat.run())
+            await seat.wait_for(lambda _, seat=seat: seat.seated, "a seat", 10)
+        driver, worker = seats["driver"], seats["worker"]
+        spec = choose_model("auto", dataset.info())
+        built = msgspec.to_builtins(config.decided(1))
+        await driver.submit_run(
+            RunRecord(id=RUN, driver=who("driver").node, config=built, spec=spec.to_dict())
+        )
+        cluster = await worker.wait_for(lambda m: m.run is not None and m.life(0) != 0, "a place", 10)
+        life = cluster.life(0)
+        await worker.set_node(ready=ready_word(RUN, life))
+        await worker.wait_for(lambda m: m.epoch is not None, "the epoch", 30)
+
+        size = images * int(np.prod(shape)) * max(ahead // 2, 1)
+        block = np.ones(min(size, 8 << 20), np.uint8)
+        raw = await stack.enter_async_context(
+            network.listen(LOOPBACK, who("data"), lambda link: answer(link, block))
+        )
+        channel.send((server.address, raw.address, life))
+
+        async def next_epochs() -> None:
+            def go_on(run: RunRecord) -> RunRecord | None:
+                return msgspec.structs.replace(run, phase="training", epoch=run.epoch + 1)
+
+            async for newest in driver.changes():
+                if newest.run is not None and newest.run.phase == "between":
+                    await driver.update_run(go_on)
+
+        await next_epochs()
+
+
+async def answer(link: Link, block: Any) -> None:
+    """A link that sends the same array whatever it is asked."""
+
+    def handle(request: Request) -> None:
+        request.reply(pack(Reported(), [block]))
+
+    link.serve(handle)
+    await link.wait_closed()
+
+
+def who(role: str) -> Identity:
+    return Identity(role=role, node=f"{role}-0", incarnation=3)
+
+
+async def measure(case: tuple[tuple[int, int, int], int, int], rounds: int, seconds: float) -> dict[str, Any]:
+    """Rates of both ways, in bytes per second."""
+    _shape, _images, ahead = case
+    ours, theirs = [], []
+    channel, far = multiprocessing.get_context("spawn").Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=child, args=(far, *case), daemon=True)
+    process.start()
+    address, raw, life = await asyncio.to_thread(channel.recv)
+    network = cluster_network(None, entropy=system_entropy, buffers=BufferPool())
+    client = DataClient(
+        network=network,
+        address=lambda: address,
+        identity=WORKER,
+        run=RUN,
+        replica=0,
+        life=life,
+        partition=0,
+        ahead=ahead,
+        waits=Waits(),
+        traffic=Traffic(WORKER.node),
+    )
+    async with asyncio.TaskGroup() as group:
+        reading = group.create_task(client.run())
+        link = await network.dial(raw, WORKER)
+        for _ in range(rounds + 1):
+            ours.append(await read_images(client, seconds))
+            theirs.append(await read_link(link, seconds))
+        reading.cancel()
+        await link.aclose()
+    process.kill()
+    process.join()
+    return {"ours": statistics.median(ours[1:]), "peer": statistics.median(theirs[1:])}
+
+
+async def read_images(client: DataClient, seconds: float) -> float:
+    begin, got = time.perf_counter(), 0
+    while time.perf_counter() < begin + seconds:
+        while not client.has_group:
+            await client.wait_group()
+        group = client.take()
+        lease = group.lease
+        got += group.images.nbytes
+        client.finished(Finished(lease.epoch, lease.number, lease.attempt, lease.images, 0.0, 0))
+        if lease.number % 8 == 0:
+            await asyncio.sleep(0)
+    return got / (time.perf_counter() - begin)
+
+
+async def read_link(link: Link, seconds: float) -> float:
+    begin, got = time.perf_counter(), 0
+    question = pack(ReportGroups(run=RUN, replica=0, life=0, partition=0, finished=()))
+    while time.perf_counter() < begin + seconds:
+        reply = await link.call(question, timeout_s=30)
+        got += reply.tensors[0].nbytes
+    return got / (time.perf_counter() - begin)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", type=Path, required=True)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--seconds", type=float, default=1.0)
+    parser.add_argument("--cases", nargs="*", default=list(CASES), choices=list(CASES))
+    options = parser.parse_args()
+    rows = []
+    for name in options.cases:
+        found = uvloop.run(measure(CASES[name], options.rounds, options.seconds))
+        row = {
+            "case": name,
+            "ours": round(found["ours"] / 1e6, 1),
+            "peer": round(found["peer"] / 1e6, 1),
+            "ratio": round(found["ours"] / found["peer"], 3),
+            "unit": "MB/s",
+        }
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+    options.json.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
