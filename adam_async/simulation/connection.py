@@ -1,0 +1,356 @@
+"""One end of a simulated TCP connection: an asyncio transport above, the behaviour of a kernel below.
+
+What code writes lies in the transport until the connection has room: so many bytes may be under way or
+unread at the other side, as with the buffers of real sockets. Code that writes more is paused. Bytes arrive
+in the order in which they were written, or not at all. What a frozen program does not read stays with its
+kernel, and so the sender notices in the end.
+
+A closed end tells the other, as kernels do: with an end of the stream, or with a reset if it had not read
+everything. Who sends to an end that is closed is answered with a reset. A machine that crashed answers
+nothing; one that was restarted does not know its old connections, and resets them as soon as it hears of
+them.
+"""
+
+import asyncio
+import errno
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextvars import Context
+from typing import TYPE_CHECKING, Any, cast
+
+from adam_async.simulation.host import Host
+from transport.path import Path, PathConditions
+
+if TYPE_CHECKING:
+    from adam_async.simulation.network import SimulatedNetwork, Wire
+
+HIGH_WATER_BYTES = 64 << 10
+"""asyncio's own limits for what waits in a transport."""
+
+LOW_WATER_BYTES = 16 << 10
+
+RECEIVE_BYTES = 256 << 10
+"""The most that a plain protocol is handed at once, as in asyncio."""
+
+Address = tuple[str, int]
+
+
+class End(asyncio.Transport):
+    """One end.
+
+    Args:
+        network: Where it is.
+        host: Whose it is.
+        wire: The direction from here to the other end.
+        address: Its own name and port.
+        number: Of the connection.
+        context: In which its protocol is called.
+    """
+
+    def __init__(
+        self,
+        network: "SimulatedNetwork",
+        host: Host,
+        wire: "Wire",
+        address: Address,
+        *,
+        number: int,
+        context: Context,
+    ) -> None:
+        super().__init__()
+        self.host = host
+        self.address = address
+        self.label = f"{number}/{address[0]}"
+        self.shut = False
+        self.peer = self  # until `join`
+        self._network = network
+        self._loop = network.loop
+        self._wire = wire
+        conditions = wire.conditions
+        self._path = Path(
+            PathConditions(
+                delay_s=conditions.delay_s,
+                jitter_s=conditions.jitter_s,
+                bytes_per_s=conditions.bytes_per_s,
+            ),
+            network.dice,
+        )
+        self._context = context
+        self._protocol: asyncio.BaseProtocol | None = None
+        self._buffered = False
+        self._unsent: deque[memoryview] = deque()
+        self._unsent_bytes = 0
+        self._out_bytes = 0  # under way, or unread by the other side
+        self._sent_bytes = 0
+        self._inbox: deque[memoryview] = deque()
+        self._hung_up = False
+        self._error: OSError | None = None
+        self._reading = True
+        self._read_asked = self._write_asked = False
+        self._writing = True
+        self._closing = self._losing = False
+        self._high, self._low = HIGH_WATER_BYTES, LOW_WATER_BYTES
+
+    def join(self, peer: "End") -> None:
+        """Connect two ends."""
+        self.peer, peer.peer = peer, self
+
+    def begin(self, protocol: asyncio.BaseProtocol) -> None:
+        """Give it to its protocol; on its host."""
+        if not self._closing:
+            self.set_protocol(protocol)
+            protocol.connection_made(self)
+            self._ask_to_read()
+
+    # --- the transport, called by code -------------------------------------------------------
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """Names of both sides; there is no socket to tune."""
+        return {"sockname": self.address, "peername": self.peer.address}.get(name, default)
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        self._protocol = protocol
+        self._buffered = isinstance(protocol, asyncio.BufferedProtocol)
+
+    def get_protocol(self) -> asyncio.BaseProtocol:
+        assert self._protocol is not None
+        return self._protocol
+
+    def is_closing(self) -> bool:
+        return self._closing
+
+    def is_reading(self) -> bool:
+        return self._reading and not self._closing
+
+    def pause_reading(self) -> None:
+        self._reading = False
+
+    def resume_reading(self) -> None:
+        self._reading = True
+        self._ask_to_read()
+
+    def can_write_eof(self) -> bool:
+        return False
+
+    def get_write_buffer_size(self) -> int:
+        return self._unsent_bytes
+
+    def get_write_buffer_limits(self) -> tuple[int, int]:
+        return self._low, self._high
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        self._high = HIGH_WATER_BYTES if high is None else high
+        self._low = self._high // 4 if low is None else low
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.writelines((data,))
+
+    def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
+        if self._closing:
+            return
+        for data in list_of_data:
+            view = memoryview(data)
+            if view.nbytes:
+                self._unsent.append(view.cast("B"))
+                self._unsent_bytes += view.nbytes
+        self._transmit()
+        if self._unsent_bytes > self._high and self._writing:
+            self._writing = False
+            self.get_protocol().pause_writing()
+
+    def close(self) -> None:
+        """Send what was written, then hang up."""
+        if not self._closing:
+            self._closing = True
+            if not self._unsent:
+                self._lose(None)
+
+    def abort(self) -> None:
+        """Drop what was written and has not left, and hang up."""
+        self._closing = True
+        self._drop_unsent()
+        self._lose(None)
+
+    # --- between code and kernel -------------------------------------------------------------
+
+    def _call(self, callback: Callable[..., object], *args: object) -> None:
+        self._loop.call_soon(callback, *args, context=self._context)
+
+    def _drop_unsent(self) -> None:
+        self._unsent.clear()
+        self._unsent_bytes = 0
+
+    def _lose(self, error: OSError | None) -> None:
+        if not self._losing:
+            self._losing = True
+            self._call(self._lost, error)
+
+    def _lost(self, error: OSError | None) -> None:
+        if self._protocol is not None:
+            self._protocol.connection_lost(error)
+        self.hang_up()
+
+    def _fail(self, error: OSError) -> None:
+        self._closing = True
+        self._drop_unsent()
+        self._lose(error)
+
+    def _ask_to_read(self) -> None:
+        news = self._inbox or self._hung_up or self._error is not None
+        if (
+            news
+            and not self._read_asked
+            and self._reading
+            and not self._closing
+            and self._protocol is not None
+        ):
+            self._read_asked = True
+            self._call(self._read)
+
+    def _read(self) -> None:
+        """Hand over what one look at a socket would find."""
+        self._read_asked = False
+        if not self._reading or self._closing:
+            return
+        if self._error is not None:
+            self._fail(self._error)
+        elif self._inbox:
+            self._deliver()
+            self._ask_to_read()
+        elif self._hung_up:
+            self._hung_up = False
+            if not cast(asyncio.Protocol, self.get_protocol()).eof_received():
+                self.close()
+
+    def _deliver(self) -> None:
+        if not self._buffered:
+            data = self._take(RECEIVE_BYTES)
+            self.peer.was_read(len(data))
+            cast(asyncio.Protocol, self.get_protocol()).data_received(data)
+            return
+        protocol = cast(asyncio.BufferedProtocol, self.get_protocol())
+        buffer = memoryview(protocol.get_buffer(-1)).cast("B")
+        data = self._take(buffer.nbytes)
+        buffer[: len(data)] = data
+        self.peer.was_read(len(data))
+        protocol.buffer_updated(len(data))
+
+    def _take(self, limit: int) -> bytes:
+        """Take so many bytes from the inbox, or what there is."""
+        taken: list[memoryview] = []
+        while self._inbox and limit:
+            head = self._inbox.popleft()
+            if head.nbytes > limit:
+                self._inbox.appendleft(head[limit:])
+                head = head[:limit]
+            taken.append(head)
+            limit -= head.nbytes
+        return b"".join(taken)
+
+    def _transmit(self) -> None:
+        """Send what there is room for."""
+        if self._error is not None:
+            self._fail(self._error)
+            return
+        conditions = self._wire.conditions
+        while self._unsent and (room := conditions.window_bytes - self._out_bytes) > 0:
+            head = self._unsent.popleft()
+            count = min(head.nbytes, room, conditions.segment_bytes)
+            if conditions.ragged and count > 1:
+                count = 1 + self._network.dice.below(count)
+            if count < head.nbytes:
+                self._unsent.appendleft(head[count:])
+            # Copied only now: code that changes what it has written sends the change, as over real sockets.
+            self._send(self.peer.arrive, bytes(head[:count]), count)
+            self._unsent_bytes -= count
+            self._out_bytes += count
+            self._sent_bytes += count
+            limit = conditions.reset_after_bytes
+            if limit is not None and self._sent_bytes >= limit:
+                self._network.break_off(self)
+                return
+
+    def _send(self, arrive: Callable[..., object], payload: bytes, count: int) -> None:
+        self._network.send(self._wire, self._path, count, arrive, payload)
+
+    def _room(self) -> None:
+        self._write_asked = False
+        if self._losing:
+            return
+        self._transmit()
+        if self._closing:
+            if not self._unsent:
+                self._lose(None)
+        elif not self._writing and self._unsent_bytes <= self._low:
+            self._writing = True
+            self.get_protocol().resume_writing()
+
+    # --- the kernel, called by the world -----------------------------------------------------
+
+    def hang_up(self) -> None:
+        """Close the socket."""
+        if not self.shut:
+            self.shut = True
+            self._network.forget(self)
+            if self._error is None:
+                self._send(self.peer.reset if self._inbox else self.peer.finish, b"", 0)
+            self._inbox.clear()
+
+    def arrive(self, payload: bytes) -> None:
+        """Bytes have come."""
+        self._loop.note(f"{self.label} {len(payload)} {zlib.crc32(payload)}")
+        if self._hears():
+            self._inbox.append(memoryview(payload))
+            self._ask_to_read()
+
+    def finish(self, _: bytes = b"") -> None:
+        """The other end will send no more."""
+        if not self.shut and self._hears():
+            self._hung_up = True
+            self._ask_to_read()
+
+    def reset(self, _: bytes = b"") -> None:
+        """The connection is no more."""
+        if self.host.up and not self.shut and self._error is None:
+            self._loop.note(f"{self.label} reset")
+            self._error = ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
+            self._inbox.clear()
+            self._ask_to_read()
+            self._ask_to_write()
+
+    def reset_peer(self) -> None:
+        """Answer what came for a connection that nobody knows here."""
+        self._send(self.peer.reset, b"", 0)
+
+    def drop(self) -> None:
+        """Know nothing of this connection, and let the other side hear that."""
+        self.shut = True
+        self._network.forget(self)
+        self.reset_peer()
+
+    def _hears(self) -> bool:
+        """Whether what comes still finds somebody; if not, answer as a kernel would."""
+        if not self.shut and self.host.up:
+            return self._error is None
+        if self._network.is_up(self.host.name):
+            self.reset_peer()
+        else:
+            self._network.miss(self)
+        return False
+
+    def was_read(self, count: int) -> None:
+        """The other side has taken bytes; if the way back is cut, we hear of it later."""
+        self._network.tell(self.peer._wire, self._was_read, count)
+
+    def _was_read(self, count: int) -> None:
+        self._out_bytes -= count
+        self._ask_to_write()
+
+    def _ask_to_write(self) -> None:
+        if (self._unsent or not self._writing) and not self._write_asked:
+            self._write_asked = True
+            self._call(self._room)
+
+    def __repr__(self) -> str:
+        return f"<End {self.label} to {self.peer.address[0]}>"

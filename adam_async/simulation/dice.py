@@ -1,0 +1,81 @@
+"""Pure: seeded streams of random numbers, one for each concern of a simulated run.
+
+A stream is a function of its name alone, which begins with the run's seed: one more draw for the network
+does not change what the disk draws. The numbers come from SHAKE-128, so that a seed means the same on every
+release of Python, whatever its own generators do.
+"""
+
+import hashlib
+import math
+import struct
+from collections.abc import MutableSequence, Sequence
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+BLOCK_BYTES = 1024
+"""Drawn at once: 128 numbers."""
+
+_WORDS = struct.Struct(f"<{BLOCK_BYTES // 8}Q")
+
+
+class Dice:
+    """One stream.
+
+    Args:
+        name: Seed and concern, such as ``17/network``.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._blocks = 0
+        self._words: list[int] = []
+
+    def _word(self) -> int:
+        """64 random bits."""
+        if not self._words:
+            block = hashlib.shake_128(f"{self.name}/{self._blocks}".encode()).digest(BLOCK_BYTES)
+            self._blocks += 1
+            self._words = [*_WORDS.unpack(block)]
+        return self._words.pop()
+
+    def random(self) -> float:
+        """Return a number in [0, 1)."""
+        return (self._word() >> 11) * 2.0**-53
+
+    def below(self, count: int) -> int:
+        """Return a whole number in [0, count)."""
+        return (self._word() * count) >> 64
+
+    def chance(self, probability: float) -> bool:
+        """Whether something of this probability happens. What cannot happen draws nothing."""
+        return probability > 0 and self.random() < probability
+
+    def between(self, low: float, high: float) -> float:
+        """Return a number in [low, high)."""
+        return low + (high - low) * self.random()
+
+    def around(self, mean: float) -> float:
+        """Return a positive number of this mean, small ones likelier (exponential)."""
+        return -mean * math.log(1.0 - self.random())
+
+    def choose(self, items: Sequence[T]) -> T:
+        """Return one of the items."""
+        return items[self.below(len(items))]
+
+    def shuffle(self, items: MutableSequence[Any]) -> None:
+        """Put the items into an order of its own, in place."""
+        for last in range(len(items) - 1, 0, -1):
+            other = self.below(last + 1)
+            items[last], items[other] = items[other], items[last]
+
+    def bytes(self, count: int) -> bytes:
+        """Return so many bytes; it will do for the port of unpredictable bytes."""
+        return b"".join(self._word().to_bytes(8, "little") for _ in range(-(-count // 8)))[:count]
+
+    def fork(self, name: str) -> "Dice":
+        """Return another stream, the same for this name however much was drawn from this one."""
+        return Dice(f"{self.name}/{name}")
+
+    def __repr__(self) -> str:
+        return f"<Dice {self.name}>"

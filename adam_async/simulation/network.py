@@ -1,0 +1,396 @@
+"""A network of simulated hosts: what `create_connection` and `create_server` of a `SimulatedLoop` lead to.
+
+Each pair of hosts has two wires, one per direction, each with its conditions: latency drawn for each piece,
+width, how much may be under way. A wire can be cut. What is sent on it then waits, as with TCP, which sends
+again until it gets through; healing lets it through, or resets the connections instead. A host's name is
+its address.
+
+Latency, jitter and width are those of each connection; the order between connections is therefore random.
+"""
+
+import asyncio
+import errno
+import itertools
+from collections.abc import Callable
+from contextvars import copy_context
+from dataclasses import dataclass
+from typing import Any
+
+from adam_async.simulation.connection import Address, End
+from adam_async.simulation.host import Host
+from adam_async.simulation.loop import SimulatedLoop
+from transport.path import Path, PathConditions
+
+CONNECT_S = 127.0
+"""How long a connection is attempted, as Linux does by default."""
+
+RETRY_S = 1.0
+"""After this long an attempt that met nobody is made again."""
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+EVERYWHERE = ("", "0.0.0.0", "::")
+FIRST_PORT = 49152
+
+MakeProtocol = Callable[[], asyncio.BaseProtocol]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conditions:
+    """How one direction between two hosts behaves. New connections take it up; limits hold at once.
+
+    Attributes:
+        delay_s: Least seconds from one side to the other.
+        jitter_s: Most seconds on top, drawn for each piece.
+        bytes_per_s: Width for each connection; None for as much as comes.
+        window_bytes: Most bytes under way or unread.
+        segment_bytes: Most bytes that arrive at once.
+        ragged: Whether pieces are cut at random, down to single bytes.
+        refuse: Share of connections that are refused.
+        duplicate: Share of connections that the listener sees twice; nobody is behind the second.
+        reset_after_bytes: A connection that has carried so many bytes is reset; None for never.
+    """
+
+    delay_s: float = 0.0005
+    jitter_s: float = 0.0005
+    bytes_per_s: float | None = None
+    window_bytes: int = 256 << 10
+    segment_bytes: int = 64 << 10
+    ragged: bool = False
+    refuse: float = 0.0
+    duplicate: float = 0.0
+    reset_after_bytes: int | None = None
+
+
+class Wire:
+    """One direction between two hosts: conditions, whether it is cut, and what waits for its end."""
+
+    __slots__ = ("conditions", "cut", "waiting")
+
+    def __init__(self, conditions: Conditions) -> None:
+        self.conditions = conditions
+        self.cut = False
+        self.waiting: list[Callable[[], object]] = []
+
+
+class Listener(asyncio.AbstractServer):
+    """An open port, as asyncio's servers are: it is its own only socket."""
+
+    def __init__(
+        self, network: "SimulatedNetwork", host: Host, address: Address, make: MakeProtocol, serving: bool
+    ) -> None:
+        self.host = host
+        self.local = address[0] in LOOPBACK
+        self.serving = serving
+        self._network = network
+        self._address = address
+        self._make = make
+        self._context = copy_context()
+
+    @property
+    def sockets(self) -> tuple["Listener", ...]:
+        """As asyncio's servers have them."""
+        return (self,)
+
+    def getsockname(self) -> Address:
+        """Name and port."""
+        return self._address
+
+    def get_loop(self) -> SimulatedLoop:
+        return self._network.loop
+
+    def is_serving(self) -> bool:
+        return self.serving
+
+    async def start_serving(self) -> None:
+        self.serving = True
+
+    async def serve_forever(self) -> None:
+        self.serving = True
+        await self._network.loop.create_future()
+
+    def close(self) -> None:
+        """Let nobody in any more. Connections that were made stay."""
+        self.serving = False
+        self._network.close_listener(self)
+
+    async def wait_closed(self) -> None:
+        """Nothing is left to wait for: as in Python 3.11, connections go on."""
+
+    def accept(self, wire: Wire, number: int) -> End:
+        """Make our end of a new connection; code hears of it when the host runs."""
+        address = (self.host.name, self._address[1])
+        end = End(self._network, self.host, wire, address, number=number, context=self._context.copy())
+        self._network.loop.call_soon(self._greet, end, context=self._context)
+        return end
+
+    def _greet(self, end: End) -> None:
+        if self.serving:
+            end.begin(self._make())
+        else:
+            end.drop()
+
+
+class SimulatedNetwork:
+    """All hosts and what is between them.
+
+    Args:
+        loop: Its `network` is set to this.
+        conditions: Of every direction that is not given others.
+    """
+
+    def __init__(self, loop: SimulatedLoop, conditions: Conditions | None = None) -> None:
+        self.loop = loop
+        self.dice = loop.dice("network")
+        self.conditions = conditions or Conditions()
+        self._hosts: dict[str, Host] = {}
+        self._dark: dict[str, None] = {}
+        self._wires: dict[tuple[str, str], Wire] = {}
+        self._listeners: dict[tuple[str, int], Listener] = {}
+        self._ports: dict[str, itertools.count[int]] = {}
+        self._ends: dict[End, None] = {}
+        self._missed: dict[End, None] = {}
+        self._numbers = itertools.count(1)
+        loop.network = self
+        self.attach(loop.outside)
+
+    # --- hosts -------------------------------------------------------------------------------
+
+    def attach(self, host: Host) -> None:
+        """Let a host be reached by its name, in place of one of that name that is down."""
+        self._hosts[host.name] = host
+        self._dark.pop(host.name, None)
+        for end in [end for end in self._missed if end.host.name == host.name]:
+            del self._missed[end]
+            self.loop.at(self.loop.now + self.dice.around(RETRY_S), end.reset_peer)
+
+    def is_up(self, name: str) -> bool:
+        """Whether a machine of that name has power."""
+        return name in self._hosts and name not in self._dark
+
+    def vanish(self, host: Host) -> None:
+        """A machine has lost its power: it is silent from now on."""
+        self._dark[host.name] = None
+        self._listeners = {key: door for key, door in self._listeners.items() if door.host is not host}
+        self._ends = {end: None for end in self._ends if end.host is not host}
+
+    def kill(self, host: Host) -> None:
+        """A program was killed: its kernel closes what it had open, and refuses from now on."""
+        self._listeners = {key: door for key, door in self._listeners.items() if door.host is not host}
+        for end in [end for end in self._ends if end.host is host]:
+            end.hang_up()
+
+    # --- faults ------------------------------------------------------------------------------
+
+    def wire(self, source: str, target: str) -> Wire:
+        """The direction from one host to another."""
+        wire = self._wires.get((source, target))
+        if wire is None:
+            wire = self._wires[source, target] = Wire(self.conditions)
+        return wire
+
+    def cut(self, source: str, target: str, *, both: bool = True) -> None:
+        """Let nothing pass from one host to another, and back unless told otherwise."""
+        for wire in self._both(source, target, both):
+            wire.cut = True
+
+    def heal(self, source: str, target: str, *, both: bool = True, reset: bool = False) -> None:
+        """Undo a cut. What waits arrives after the usual time, or is lost, and its connections are reset."""
+        if reset:
+            self.reset(source, target)
+        for wire in self._both(source, target, both):
+            wire.cut = False
+            waiting, wire.waiting = wire.waiting, []
+            for go_on in waiting:
+                go_on()
+
+    def isolate(self, name: str) -> None:
+        """Cut a host off from all others."""
+        for other in self._hosts:
+            if other != name:
+                self.cut(name, other)
+
+    def heal_all(self, *, reset: bool = False) -> None:
+        """Undo all cuts."""
+        for source, target in [pair for pair, wire in self._wires.items() if wire.cut]:
+            self.heal(source, target, both=False, reset=reset)
+
+    def reset(self, source: str, target: str) -> None:
+        """Reset all connections between two hosts."""
+        names = {source, target}
+        for end in [end for end in self._ends if {end.host.name, end.peer.host.name} == names]:
+            end.reset()
+
+    def break_off(self, end: End) -> None:
+        """Reset one connection, at both of its ends."""
+        end.reset()
+        end.peer.reset()
+
+    def _both(self, source: str, target: str, both: bool) -> list[Wire]:
+        return [self.wire(source, target), *([self.wire(target, source)] if both else [])]
+
+    # --- what ends and listeners use ---------------------------------------------------------
+
+    def send(self, wire: Wire, path: Path, count: int, arrive: Callable[..., object], *args: Any) -> None:
+        """Let something arrive at the other side of a wire, behind what was sent on its path before."""
+        if wire.cut:
+            wire.waiting.append(lambda: self.send(wire, path, count, arrive, *args))
+        else:
+            self.loop.at(path.arrival(now=self.loop.now, nbytes=count), arrive, *args)
+
+    def tell(self, wire: Wire, arrive: Callable[[int], object], count: int) -> None:
+        """Let a number arrive at once, unless the wire is cut."""
+        if wire.cut:
+            wire.waiting.append(lambda: arrive(count))
+        else:
+            arrive(count)
+
+    def forget(self, end: End) -> None:
+        """An end was closed."""
+        self._ends.pop(end, None)
+
+    def miss(self, end: End) -> None:
+        """Something came for a machine that is down. It will come again, and then not be known."""
+        self._missed[end] = None
+
+    def close_listener(self, listener: Listener) -> None:
+        """A listener was closed."""
+        key = (listener.host.name, listener.getsockname()[1])
+        if self._listeners.get(key) is listener:
+            del self._listeners[key]
+
+    # --- what the loop uses ------------------------------------------------------------------
+
+    async def listen(
+        self, owner: Host, make_protocol: MakeProtocol, host: str, port: int, *, start_serving: bool
+    ) -> Listener:
+        """Open a port of a host; 0 chooses one.
+
+        Raises:
+            OSError: The port is taken, or the name is another host's.
+        """
+        if host not in (owner.name, *LOOPBACK, *EVERYWHERE):
+            raise OSError(errno.EADDRNOTAVAIL, f"{owner.name} cannot listen as {host}")
+        ports = self._ports.setdefault(owner.name, itertools.count(FIRST_PORT))
+        port = port or next(ports)
+        if (owner.name, port) in self._listeners:
+            raise OSError(errno.EADDRINUSE, f"port {port} of {owner.name} is taken")
+        listener = Listener(self, owner, (host, port), make_protocol, start_serving)
+        self._listeners[owner.name, port] = listener
+        return listener
+
+    async def connect(
+        self, caller: Host, make_protocol: MakeProtocol, host: str, port: int
+    ) -> tuple[asyncio.Transport, asyncio.BaseProtocol]:
+        """Reach a port of a host. Cancelling it leaves nothing behind but what a kernel would.
+
+        Raises:
+            OSError: There is no such host, it refuses, or it did not answer in `CONNECT_S`.
+        """
+        target = caller.name if host in LOOPBACK else host
+        if target not in self._hosts:
+            raise OSError(f"no host is called {host}")
+        answer: asyncio.Future[End] = self.loop.create_future()
+        attempt = _Attempt(self, caller, target, (host, port), answer)
+        attempt.knock()
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                end = await answer
+        except TimeoutError:
+            raise TimeoutError(errno.ETIMEDOUT, f"{host} port {port} does not answer") from None
+        protocol = make_protocol()
+        made: asyncio.Future[None] = self.loop.create_future()
+        self.loop.call_soon(_begin, end, protocol, made)
+        try:
+            await made
+        except BaseException:
+            end.abort()
+            raise
+        return end, protocol
+
+    def listener_at(self, target: str, address: Address) -> Listener | None:
+        """Who would answer there, if anybody."""
+        listener = self._listeners.get((target, address[1]))
+        local = address[0] in LOOPBACK
+        if listener is None or not listener.serving or (listener.local and not local):
+            return None
+        return listener
+
+    def make_connection(self, caller: Host, listener: Listener) -> End:
+        """Join two new ends; returns the caller's."""
+        number = next(self._numbers)
+        name = listener.host.name
+        server = listener.accept(self.wire(name, caller.name), number)
+        port = next(self._ports.setdefault(caller.name, itertools.count(FIRST_PORT)))
+        address, context = (caller.name, port), copy_context()
+        wire = self.wire(caller.name, name)
+        client = End(self, caller, wire, address, number=number, context=context)
+        client.join(server)
+        self._ends |= {client: None, server: None}
+        return client
+
+
+def _begin(end: End, protocol: asyncio.BaseProtocol, made: "asyncio.Future[None]") -> None:
+    end.begin(protocol)
+    if not made.done():
+        made.set_result(None)
+
+
+class _Attempt:
+    """A connection that is being made: three messages, of which each may be lost or late."""
+
+    def __init__(
+        self,
+        network: SimulatedNetwork,
+        caller: Host,
+        target: str,
+        address: Address,
+        answer: "asyncio.Future[End]",
+    ) -> None:
+        self._network = network
+        self._caller = caller
+        self._target = target
+        self._address = address
+        self._answer = answer
+        self._there = network.wire(caller.name, target)
+        self._back = network.wire(target, caller.name)
+        self._context = copy_context()
+
+    def _path(self, wire: Wire) -> Path:
+        conditions = PathConditions(delay_s=wire.conditions.delay_s, jitter_s=wire.conditions.jitter_s)
+        return Path(conditions, self._network.dice)
+
+    def knock(self) -> None:
+        """Ask, and ask again as long as somebody waits for the answer."""
+        if not self._answer.done():
+            self._network.send(self._there, self._path(self._there), 0, self._knocked)
+
+    def _knocked(self) -> None:
+        network, conditions = self._network, self._there.conditions
+        if self._answer.done():
+            return
+        if not network.is_up(self._target):
+            network.loop.at(network.loop.now + RETRY_S, self.knock)
+            return
+        listener = network.listener_at(self._target, self._address)
+        if listener is None or network.dice.chance(conditions.refuse):
+            network.send(self._back, self._path(self._back), 0, self._refused)
+            return
+        end = self._context.run(network.make_connection, self._caller, listener)
+        if network.dice.chance(conditions.duplicate):
+            phantom = self._context.run(network.make_connection, self._caller, listener)
+            phantom.shut = True
+            network.forget(phantom)
+        network.send(self._back, self._path(self._back), 0, self._answered, end)
+
+    def _refused(self) -> None:
+        if self._caller.up and not self._answer.done():
+            text = f"{self._address[0]} port {self._address[1]} refuses connections"
+            self._answer.set_exception(ConnectionRefusedError(errno.ECONNREFUSED, text))
+
+    def _answered(self, end: End) -> None:
+        if not self._caller.up:
+            return
+        if self._answer.done():
+            end.drop()
+        else:
+            self._answer.set_result(end)

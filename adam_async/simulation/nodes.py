@@ -1,0 +1,199 @@
+"""A whole simulated cluster: machines that run programs, and what can happen to them.
+
+    async def scenario(world: World) -> None:
+        world.node("controller").start(controller_program)
+        worker = world.node("worker-0")
+        worker.start(worker_program)
+        await asyncio.sleep(5.0)
+        worker.crash()
+
+    outcome = simulate(scenario, seed=17)
+
+The scenario runs on no machine and sees everything. A program is a coroutine function that is given its
+`Node`; a restart calls it again. One that raises fails the run, unless it may.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from adam_async.simulation.host import Host
+from adam_async.simulation.loop import SimulatedLoop
+from adam_async.simulation.network import Conditions, SimulatedNetwork
+
+T = TypeVar("T")
+
+Program = Callable[["Node"], Coroutine[Any, Any, object]]
+
+
+class Node:
+    """A machine.
+
+    Attributes:
+        name: Which is also its address.
+        life: How often it was started; it will do for an incarnation.
+        host: What runs its code in this life.
+    """
+
+    def __init__(self, world: "World", name: str) -> None:
+        self.name = name
+        self.life = 0
+        self._world = world
+        self._program: Program | None = None
+        self._may_fail = False
+        self.host = Host(name)
+        self.host.up = False
+        world.network.attach(self.host)
+        world.network.vanish(self.host)
+        self.task: asyncio.Task[object] | None = None
+
+    def entropy(self, count: int) -> bytes:
+        """Return that many bytes nobody in the simulation can predict."""
+        return self._entropy.bytes(count)
+
+    def start(
+        self,
+        program: Program,
+        *,
+        time: float = 0.0,
+        rate: float = 1.0,
+        step_s: float = 0.0,
+        may_fail: bool = False,
+    ) -> None:
+        """Begin a life.
+
+        Args:
+            program: What it runs.
+            time: What its clock shows now.
+            rate: How fast that runs.
+            step_s: What each step of its code costs, for a slow machine.
+            may_fail: Whether the program may raise.
+
+        Raises:
+            RuntimeError: It runs already.
+        """
+        if self.host.up:
+            raise RuntimeError(f"{self.name} runs already: crash it first")
+        world = self._world
+        self.life += 1
+        self._program, self._may_fail = program, may_fail
+        self._entropy = world.loop.dice(f"entropy/{self.name}/{self.life}")
+        self.host = Host(self.name, now=world.loop.now, time=time, rate=rate, step_s=step_s)
+        world.network.attach(self.host)
+        name = f"{self.name}/{self.life}"
+        self.task = world.loop.spawn(program(self), name, self.host.context.copy())
+        self.task.add_done_callback(self._ended)
+
+    def restart(self, *, time: float = 0.0, rate: float = 1.0, step_s: float = 0.0) -> None:
+        """Run the same program again, as after a crash.
+
+        Raises:
+            RuntimeError: It runs, or never ran.
+        """
+        if self._program is None:
+            raise RuntimeError(f"{self.name} never ran: start it")
+        self.start(self._program, time=time, rate=rate, step_s=step_s, may_fail=self._may_fail)
+
+    def crash(self) -> None:
+        """Take the power away: memory is lost, and nobody is told."""
+        self._world.network.vanish(self.host)
+        self._world.loop.crash(self.host)
+
+    def kill(self) -> None:
+        """Kill the program with -9: memory is lost, and the kernel closes its connections."""
+        self._world.loop.crash(self.host)
+        self._world.network.kill(self.host)
+
+    def freeze(self) -> None:
+        """Let its program stand still until `thaw`; its kernel goes on."""
+        self._world.loop.freeze(self.host)
+
+    def thaw(self) -> None:
+        """Let it go on, as if no time had passed."""
+        self._world.loop.thaw(self.host)
+
+    def set_clock(self, *, time: float | None = None, rate: float = 1.0) -> None:
+        """Set what its clock shows (None: what it does) and how fast that runs."""
+        self._world.loop.set_clock(self.host, time=time, rate=rate)
+
+    def slow(self, step_s: float) -> None:
+        """Let each step of its code cost so much time; 0 for a machine that is never late."""
+        self.host.step_s = step_s
+
+    def _ended(self, task: asyncio.Task[object]) -> None:
+        if not task.cancelled() and task.exception() is not None and not self._may_fail:
+            self._world.loop.call_exception_handler(
+                {"message": f"the program of {self.name} raised", "exception": task.exception()}
+            )
+
+    def __repr__(self) -> str:
+        return f"<Node {self.name} life {self.life} {self.host!r}>"
+
+
+class World:
+    """Everything of one simulated run."""
+
+    def __init__(self, loop: SimulatedLoop, conditions: Conditions | None = None) -> None:
+        self.loop = loop
+        self.network = SimulatedNetwork(loop, conditions)
+        self.nodes: dict[str, Node] = {}
+        self.dice = loop.dice("workload")
+
+    @property
+    def now(self) -> float:
+        """Seconds since the run began."""
+        return self.loop.now
+
+    def node(self, name: str) -> Node:
+        """The machine of that name, made at the first call."""
+        node = self.nodes.get(name)
+        if node is None:
+            node = self.nodes[name] = Node(self, name)
+        return node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome(Generic[T]):
+    """What a simulated run came to."""
+
+    result: T
+    replay_hash: str
+    steps: int
+    now: float
+    trace: list[str] | None
+
+
+def simulate(
+    scenario: Callable[[World], Coroutine[Any, Any, T]],
+    *,
+    seed: int | str,
+    shuffled: bool = False,
+    conditions: Conditions | None = None,
+    limit_s: float = 3600.0,
+    keep_trace: bool = False,
+) -> Outcome[T]:
+    """Run a scenario from its beginning to its end; then all machines crash.
+
+    Args:
+        scenario: Given the world; what it raises is raised here.
+        seed: What every random decision follows from.
+        shuffled: See `SimulatedLoop`.
+        conditions: Of the network.
+        limit_s: Time of the simulation after which it is given up.
+        keep_trace: Keep what the replay hash covers.
+
+    Raises:
+        SimulationFailed: The run cannot go on, or something failed that nobody waits for.
+    """
+    # The base class names methods that no simulated run may use; they raise NotImplementedError.
+    loop = SimulatedLoop(  # type: ignore[abstract]
+        seed, shuffled=shuffled, limit_s=limit_s, keep_trace=keep_trace
+    )
+    try:
+        result = loop.run(scenario(World(loop, conditions)))
+        return Outcome(
+            result=result, replay_hash=loop.replay_hash, steps=loop.steps, now=loop.now, trace=loop.trace
+        )
+    finally:
+        loop.close()
