@@ -338,6 +338,25 @@ async def test_a_keeper_that_answers_nothing_is_struck_out_and_leasing_goes_on(i
         await until(lambda: len(party.map.lenders) == 2)
 
 
+@pytest.mark.parametrize("inner", NETWORKS)
+async def test_a_question_that_was_on_its_way_to_a_lost_lender_is_answered_by_the_next(inner):
+    rough = Rough(NETWORKS[inner](), Faults(), dialler="data", towards="data")
+    waits = msgspec.structs.replace(QUICK, grace_s=5.0)
+    async with party_of(rough, 2, waits=waits) as party, asyncio.TaskGroup() as group:
+        await party.train()
+        for worker in party.workers:
+            worker.gate.clear()
+        await until(lambda: all(worker.client.has_group for worker in party.workers))
+        lender, other = party.map.lenders
+        rough.faults = Faults(drop=1.0)
+        asking = group.create_task(ask(party, other, life=party.map.life(0)), name="ask")
+        await until(lambda: len(party.servers[other]._questions) > 0)
+        await turns(20)
+        await party.workers[0].member.report_death(lender)
+        await asking
+        assert party.map.lenders == (other,)
+
+
 async def test_a_lender_that_lives_and_was_taken_for_lost_settles_nothing_more_and_comes_back(network):
     async with party_of(network, 2) as party:
         await party.train()
