@@ -39,6 +39,10 @@ from adam_async.simulation.host import HOST, Host
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
+TICK_S = 1e-6
+"""No timer rings sooner than this after it was set, as real time passes meanwhile. Code that sets one again
+because its deadline, rounded, has not quite come would otherwise never get there."""
+
 INSTANT_STEPS = 200_000
 """So many steps without time passing are taken for a loop that never ends."""
 
@@ -247,7 +251,8 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
             context = copy_context()
         host = context.get(HOST, self.outside)
         step = Step(host, when, callback, args, context)
-        heappush(self._timers, (host.when_shows(when), next(self._numbers), step))
+        due = max(host.when_shows(when), self.now + TICK_S)
+        heappush(self._timers, (due, next(self._numbers), step))
         return step
 
     def call_later(
@@ -598,6 +603,6 @@ def _end(coroutine: Any) -> None:
     for _ in range(UNWIND_STEPS):
         try:
             coroutine.close()
-        except (Exception, asyncio.CancelledError):
+        except (Exception, BaseExceptionGroup, asyncio.CancelledError):
             continue
         return
