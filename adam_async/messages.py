@@ -126,8 +126,8 @@ class Lease(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Groups(Body, frozen=True, kw_only=True):
-    """Leased groups. Tensors, unless there are none: the images of all of them, one group after the other,
-    (n, C, H, W) with the rows asked for, or none, and their labels (n,)."""
+    """Leased groups. Tensors, unless there are none: images (n, C, H, W) with the rows asked for, or none,
+    one group after the other and each within one tensor; and the labels of all of them (n,)."""
 
     leases: tuple[Lease, ...] = ()
     last: bool = False

@@ -15,7 +15,6 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 from numpy.typing import NDArray
@@ -325,13 +324,29 @@ def _images_of(
     """Cut what rides beside leases into the images and labels of each; views.
 
     Raises:
-        RemoteProtocolError: There are not as many images and labels as the leases say.
+        RemoteProtocolError: There are not as many images and labels as the leases say, or a group is in two
+            tensors.
     """
-    stops = list(accumulate(lease.images for lease in leases))
-    wanted = 1 if labels_only else 2
-    if [len(tensor) for tensor in tensors] != ([stops[-1]] * wanted if leases else []):
-        count = stops[-1] if leases else "no"
-        what = f"{count} labels" if labels_only else f"{count} images and as many labels"
-        raise RemoteProtocolError("groups", f"a Groups needs {what}")
-    ranges = [slice(stop - lease.images, stop) for lease, stop in zip(leases, stops, strict=True)]
-    return [(None if labels_only else tensors[0][each], tensors[-1][each]) for each in ranges]
+    if not leases and not tensors:
+        return []
+    *pieces, labels = tensors or (None,)
+    counts = [lease.images for lease in leases]
+    if labels is None or len(labels) != sum(counts) or bool(pieces) == labels_only:
+        what = "labels" if labels_only else "images and as many labels"
+        raise RemoteProtocolError("groups", f"a Groups needs {sum(counts) or 'no'} {what}")
+    found: list[tuple[NDArray[Any] | None, NDArray[Any]]] = []
+    at = first = 0
+    images: NDArray[Any] | None = None
+    left = iter(pieces)
+    for count in counts:
+        if not labels_only and (images is None or first == len(images)):
+            images, first = next(left, None), 0
+        if (images is not None and first + count > len(images)) or (images is None) != labels_only:
+            raise RemoteProtocolError(
+                "groups", f"a Groups needs {sum(counts)} images, whole groups in each tensor"
+            )
+        found.append((None if images is None else images[first : first + count], labels[at : at + count]))
+        first, at = first + count, at + count
+    if next(left, None) is not None or (images is not None and first != len(images)):
+        raise RemoteProtocolError("groups", f"a Groups needs {sum(counts)} images, and there are more")
+    return found

@@ -15,6 +15,7 @@ from hashlib import blake2b
 from itertools import chain, starmap
 from math import prod
 from typing import Any
+from weakref import WeakSet
 
 import msgspec
 import numpy as np
@@ -58,7 +59,7 @@ from adam_async.messages import (
 from adam_async.role import Role
 from adam_async.shares import Ranges, warm_groups
 from adam_async.timeline import Timeline
-from transport import Identity, Network, Request
+from transport import Identity, Link, Network, Request
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +68,9 @@ ANSWER_BYTES = 8 << 20
 
 ANSWER_GROUPS = 64
 """Groups of one answer at most; what describes them must fit into a frame's meta."""
+
+UNREAD_BYTES = 1 << 16
+"""With more unsent on a link its worker is given no further groups: it has not read the last answer."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -134,6 +138,8 @@ class DataServer(Role):
         self._began: EpochBegan | None = None
         self._questions: dict[int, _Question] = {}
         """Those that are open, by number, oldest first."""
+        self._asking: WeakSet[Link] = WeakSet()
+        """Links with a question for groups that is not answered."""
         self._asked_so_far = 0
         self._lending = Lending(
             network=network,
@@ -294,6 +300,11 @@ class DataServer(Role):
                 "no-rows", f"images have rows 0 to {height - 1}: there are no rows {first} to {stop}"
             )
             return
+        if request.link in self._asking or request.link.statistics().unsent_bytes > UNREAD_BYTES:
+            # Otherwise who asks and does not read would have us hold answers without bound.
+            request.fail("busy", "one question for groups at a time: read the answer to the last one first")
+            return
+        self._asking.add(request.link)
         event = LeaseAsked(
             request=self._next_request(),
             replica=Replica(body.replica),
@@ -332,6 +343,7 @@ class DataServer(Role):
         for question in self._questions.values():
             question.request.fail(code, text)
         self._questions.clear()
+        self._asking.clear()
 
     def _read_on(self, replica: Replica) -> None:
         if self.state.epoch == self._supplied[0]:
@@ -372,6 +384,7 @@ class DataServer(Role):
         elif not numbers:
             self._send_groups(question, grant)
         else:
+            self._asking.discard(question.request.link)
             question.request.fail("epoch-over", f"epoch {grant.epoch} is over")
 
     def _send_groups(self, question: _Question, grant: Grant) -> None:
@@ -387,7 +400,10 @@ class DataServer(Role):
             ]
             images, labels = self._supply.take([number for number, _ in grant.groups])
             tensors = _cut(images, labels, question.rows)
+            if question.rows is not None:
+                self._supply.watch(tensors[:-1])
         groups = Groups(leases=tuple(leases), last=grant.last, clock=grant.clock, end=grant.end)
+        self._asking.discard(request.link)
         request.reply(pack(groups, tensors))
         if timeline is not None and leases:
             timeline.leased(self._identity.node, self._run, request.link.peer.node, leases, begin)
@@ -493,12 +509,12 @@ def _digest(labels: NDArray[np.int64]) -> str:
 
 
 def _cut(
-    images: NDArray[Any], labels: NDArray[Any], rows: tuple[int, int] | None
+    images: tuple[NDArray[Any], ...], labels: NDArray[Any], rows: tuple[int, int] | None
 ) -> tuple[NDArray[Any], ...]:
     """What travels of some images (n, C, H, W): copied if only some rows of them do."""
     if rows is None:
-        return images, labels
+        return *images, labels
     first, stop = rows
     if first == stop:
         return (labels,)
-    return np.ascontiguousarray(images[:, :, first:stop]), labels
+    return *(np.ascontiguousarray(piece[:, :, first:stop]) for piece in images), labels

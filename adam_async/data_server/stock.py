@@ -25,11 +25,20 @@ from adam_async.data_server.order import EpochOrder
 Pictures = tuple[NDArray[np.uint8], NDArray[Any]]
 """Images (n, C, H, W) and labels (n,)."""
 
+Pieces = tuple[tuple[NDArray[np.uint8], ...], NDArray[Any]]
+"""Images of groups, in one or more arrays (n, C, H, W) one after the other, and the labels of all of them."""
+
 Transform = Callable[[NDArray[np.uint8], NDArray[np.int64]], NDArray[np.uint8]]
 """Makes of images, and their numbers in the data set, those that are trained on. From any thread."""
 
 BLOCK_BYTES = 1 << 16
 """Images of a block at most, unless one group alone has more: five groups of 16 digits."""
+
+INSTANT_BLOCK_BYTES = 1 << 19
+"""The same where images are only gathered, which takes no longer for them than changing a few."""
+
+JOINED_BYTES = 1 << 17
+"""Smaller pieces of an answer are joined: copying them costs less than sending each as a tensor."""
 
 FORGOTTEN_AFTER = 4
 """Once so many times as many blocks were made after a block as there are, it goes where memory has ended:
@@ -77,7 +86,7 @@ class Stock:
         self.evicted = 0
         """Blocks that were let go before all their groups were taken."""
         group_bytes = order.images_per_group * prod(dataset.image_shape)
-        self._block_groups = max(BLOCK_BYTES // group_bytes, 1)
+        self._block_groups = max((INSTANT_BLOCK_BYTES if instant else BLOCK_BYTES) // group_bytes, 1)
         self._block_bytes = self._block_groups * group_bytes
         self._making: set[int] = set()
         self._ready: dict[int, tuple[Pictures, int]] = {}
@@ -161,11 +170,10 @@ class Stock:
         """Images of a group. Raises IndexError if the epoch has no such group."""
         return len(self._order.group(number))
 
-    def take(self, numbers: Sequence[int]) -> Pictures:
+    def take(self, numbers: Sequence[int]) -> Pieces:
         """Take groups out, at least one; those whose block is not here are gathered now.
 
-        Returns their images and labels, one group after the other: a slice where they are neighbours, else a
-        copy.
+        Returns their images and labels, one group after the other; no group is in two arrays.
 
         Raises:
             IndexError: The epoch has no such group.
@@ -175,10 +183,16 @@ class Stock:
             self.evict(self.blocks(numbers))
         pieces = [self._piece(first, last) for first, last in self._runs(numbers)]
         if len(pieces) == 1:
-            return pieces[0]
-        images = np.concatenate([images for images, _ in pieces])
-        self._watch(images)
+            return (pieces[0][0],), pieces[0][1]
+        images = tuple(map(self._joined, _runs_of_small([images for images, _ in pieces])))
         return images, np.concatenate([labels for _, labels in pieces])
+
+    def _joined(self, pieces: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint8]:
+        if len(pieces) == 1:
+            return pieces[0]
+        images = np.concatenate(pieces)
+        self._watch(images)
+        return images
 
     def _runs(self, numbers: Sequence[int]) -> list[tuple[int, int]]:
         """First and last of each run of neighbours within a block."""
@@ -237,3 +251,16 @@ class Stock:
     def __repr__(self) -> str:
         left = sum(len(self._left[block]) for block in self._ready)
         return f"<Stock of epoch {self._order.epoch}, {left} groups>"
+
+
+def _runs_of_small(pieces: Sequence[NDArray[np.uint8]]) -> list[list[NDArray[np.uint8]]]:
+    """Neighbours that are to be joined: small ones, until they are large together."""
+    runs: list[list[NDArray[np.uint8]]] = []
+    size = JOINED_BYTES
+    for piece in pieces:
+        if size >= JOINED_BYTES or piece.nbytes >= JOINED_BYTES:
+            runs.append([])
+            size = 0
+        runs[-1].append(piece)
+        size += piece.nbytes
+    return runs

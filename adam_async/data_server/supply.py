@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from adam_async.cache_limits import CacheLimits, cache_limits
 from adam_async.cluster_map import RunRecord
@@ -22,7 +23,7 @@ from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.footprint import Footprint
 from adam_async.data_server.images import Images
 from adam_async.data_server.order import EpochOrder
-from adam_async.data_server.stock import Pictures, Stock
+from adam_async.data_server.stock import Pieces, Stock
 from adam_async.data_server.stored import StoredImages
 from adam_async.data_server.transforms.recipe import Recipe
 from adam_async.dice import Dice
@@ -203,10 +204,16 @@ class Supply:
             self._wanted.append(_Wanted(stock, numbers, then))
             self._want(stock, numbers)
 
-    def take(self, numbers: Sequence[int]) -> Pictures:
+    def take(self, numbers: Sequence[int]) -> Pieces:
         """Take groups that are ready. See `Stock.take`."""
         assert self._stock is not None, "there is no epoch"
         return self._stock.take(numbers)
+
+    def watch(self, copies: Iterable[NDArray[np.uint8]]) -> None:
+        """Count copies of parts of what was taken, until they are let go."""
+        for copy in copies:
+            if copy.base is None:  # else it is a slice of what is counted
+                self._footprint.watch(copy)
 
     def count(self, number: int) -> int:
         """Images of a group; 0 while there is no epoch."""

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.order import epoch_order
-from adam_async.data_server.stock import BLOCK_BYTES, Stock
+from adam_async.data_server.stock import BLOCK_BYTES, INSTANT_BLOCK_BYTES, Stock
 from adam_async.dice import Dice
 
 
@@ -45,32 +45,48 @@ def test_groups_are_those_of_the_order_however_they_are_taken(images, group, pix
         if neighbours:
             numbers = list(range(first, min(first + len(pick), order.num_groups)))
         stock.prepare(numbers[:2])
-        pictures, labels = stock.take(numbers)
+        pictures, labels = joined(stock.take(numbers))
         chosen = np.concatenate([order.group(number) for number in numbers])
         assert np.array_equal(pictures, data.train_images[chosen])
         assert np.array_equal(labels, data.train_labels[chosen])
         assert sum(stock.count(number) for number in numbers) == len(labels)
 
 
+def joined(taken):
+    """The images of an answer as one array, and its labels."""
+    images, labels = taken
+    return np.concatenate(images), labels
+
+
 def test_neighbours_are_slices_of_one_block_whose_memory_is_let_go_with_the_last_of_them():
-    data, order = dataset(1000, pixels=BLOCK_BYTES // 64), order_of(1000, 16)
+    data, order = dataset(1000, pixels=INSTANT_BLOCK_BYTES // 64), order_of(1000, 16)
     stock = Stock(data, order)
-    first, labels = stock.take([0, 1])
-    second, _ = stock.take([2, 3])
+    (first,), labels = stock.take([0, 1])
+    (second,), _ = stock.take([2, 3])
     assert first.base is second.base
     assert first.ctypes.data + first.nbytes == second.ctypes.data
     assert len(labels) == 32
     assert repr(stock) == "<Stock of epoch 1, 0 groups>"
     across, _ = stock.take([7, 8])
-    assert across.base is None
+    assert [len(images) for images in across] == [16, 16]
     assert repr(stock) == "<Stock of epoch 1, 6 groups>"
 
 
+def test_small_pieces_are_joined_and_no_group_is_in_two_arrays():
+    data, order = dataset(1000, pixels=INSTANT_BLOCK_BYTES // 64), order_of(1000, 1)
+    stock = Stock(data, order)
+    numbers = [0, 70, 140, 1, *range(2, 40), 200]
+    images, labels = stock.take(numbers)
+    assert [len(piece) for piece in images] == [3, 39, 1]
+    assert np.array_equal(np.concatenate(images), data.train_images[[order.group(n)[0] for n in numbers]])
+    assert len(labels) == len(numbers)
+
+
 def test_groups_that_several_take_are_gathered_once():
-    data, order = dataset(1000, pixels=BLOCK_BYTES // 64), order_of(1000, 16)
+    data, order = dataset(1000, pixels=INSTANT_BLOCK_BYTES // 64), order_of(1000, 16)
     stock = Stock(data, order, takers=2)
-    first, _ = stock.take([0, 1, 2, 3])
-    again, _ = stock.take([0, 1])
+    (first,), _ = stock.take([0, 1, 2, 3])
+    (again,), _ = stock.take([0, 1])
     assert again.base is first.base
     assert repr(stock) == "<Stock of epoch 1, 2 groups>"
     stock.take([2, 3])
@@ -100,7 +116,7 @@ def test_where_images_are_transformed_blocks_are_named_once_and_made_elsewhere()
     stock.put(0, stock.make(0))
     assert stock.has([0, 3])
     assert not stock.has([3, 4])
-    pictures, labels = stock.take([1, 2])
+    (pictures,), labels = stock.take([1, 2])
     chosen = np.concatenate([order.group(1), order.group(2)])
     assert np.array_equal(pictures, brighter(data.train_images[chosen], chosen))
     assert np.array_equal(labels, chosen)
@@ -111,6 +127,6 @@ def test_a_group_that_is_taken_again_is_transformed_as_before():
     stock = Stock(data, order, transform=brighter)
     for block in stock.prepare([0]):
         stock.put(block, stock.make(block))
-    first, _ = stock.take([0])
-    again, _ = stock.take([0])
+    first, _ = joined(stock.take([0]))
+    again, _ = joined(stock.take([0]))
     assert np.array_equal(first, again)

@@ -75,7 +75,8 @@ async def supply_of(
 async def taken(supply: Supply, *numbers: int):
     ready = asyncio.get_running_loop().create_future()
     supply.when_ready(numbers, lambda: ready.set_result(supply.take(numbers)))
-    return await ready
+    images, labels = await ready
+    return np.concatenate(images), labels
 
 
 def expected(number: int, epoch: int, transforms=(), kernels="numpy"):
@@ -182,7 +183,7 @@ async def test_once_all_images_are_in_memory_groups_are_gathered_in_the_call() -
         supply.begin_epoch(order_of(2), takers=1)
         called = []
         supply.when_ready([7], lambda: called.append(supply.take([7])))
-        assert np.array_equal(called[0][0], expected(7, 2))
+        assert np.array_equal(called[0][0][0], expected(7, 2))
 
 
 async def test_the_options_of_the_run_hold_where_the_data_set_has_none() -> None:
