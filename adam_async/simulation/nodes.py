@@ -18,6 +18,8 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from adam_async.simulation.disk import DiskConditions, SimulatedDisk
+from adam_async.simulation.drive import Drive
 from adam_async.simulation.host import Host
 from adam_async.simulation.loop import SimulatedLoop
 from adam_async.simulation.network import Conditions, SimulatedNetwork
@@ -34,12 +36,16 @@ class Node:
         name: Which is also its address.
         life: How often it was started; it will do for an incarnation.
         host: What runs its code in this life.
+        drive: What its disk holds; it outlives crashes.
+        disk_conditions: How its disk behaves.
     """
 
     def __init__(self, world: "World", name: str) -> None:
         self.name = name
         self.life = 0
         self._world = world
+        self.drive = self._new_drive()
+        self.disk_conditions = DiskConditions()
         self._program: Program | None = None
         self._may_fail = False
         self.host = Host(name)
@@ -47,6 +53,14 @@ class Node:
         world.network.attach(self.host)
         world.network.vanish(self.host)
         self.task: asyncio.Task[object] | None = None
+
+    def _new_drive(self) -> Drive:
+        return Drive(self._world.loop.dice(f"drive/{self.name}/{self.life}"))
+
+    def open_disk(self) -> SimulatedDisk:
+        """Open the disk, as a program of this life; its root folder is there."""
+        dice = self._world.loop.dice(f"disk/{self.name}/{self.life}")
+        return SimulatedDisk(self._world.loop, self.drive, self.disk_conditions, dice)
 
     def entropy(self, count: int) -> bytes:
         """Return that many bytes nobody in the simulation can predict."""
@@ -85,23 +99,28 @@ class Node:
         self.task = world.loop.spawn(program(self), name, self.host.context.copy())
         self.task.add_done_callback(self._ended)
 
-    def restart(self, *, time: float = 0.0, rate: float = 1.0, step_s: float = 0.0) -> None:
-        """Run the same program again, as after a crash.
+    def restart(
+        self, *, time: float = 0.0, rate: float = 1.0, step_s: float = 0.0, empty_disk: bool = False
+    ) -> None:
+        """Run the same program again, as after a crash; with `empty_disk` on a new drive.
 
         Raises:
             RuntimeError: It runs, or never ran.
         """
         if self._program is None:
             raise RuntimeError(f"{self.name} never ran: start it")
+        if empty_disk:
+            self.drive = self._new_drive()
         self.start(self._program, time=time, rate=rate, step_s=step_s, may_fail=self._may_fail)
 
     def crash(self) -> None:
-        """Take the power away: memory is lost, and nobody is told."""
+        """Take the power away: memory and what the disk had not kept are lost, and nobody is told."""
         self._world.network.vanish(self.host)
         self._world.loop.crash(self.host)
+        self.drive.crash()
 
     def kill(self) -> None:
-        """Kill the program with -9: memory is lost, and the kernel closes its connections."""
+        """Kill the program with -9: its memory is lost, and the kernel closes its connections."""
         self._world.loop.crash(self.host)
         self._world.network.kill(self.host)
 

@@ -1,0 +1,254 @@
+"""The disk port over a simulated drive: each step takes its time, in the order asked for, and may fail.
+
+A step that was begun runs to its end, whoever stops waiting for it, as on the thread of the real port; what
+was asked for and not begun when the machine crashes never happens. A call may be slow, fail with EIO, or
+get stuck.
+"""
+
+import asyncio
+import errno
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TypeVar, TypeVarTuple
+
+from adam_async.ports import Disk, DiskStatistics, Part
+from adam_async.simulation.dice import Dice
+from adam_async.simulation.drive import Drive, Inode
+from adam_async.simulation.host import HOST
+from adam_async.simulation.loop import SimulatedLoop
+
+Result = TypeVar("Result")
+Arguments = TypeVarTuple("Arguments")
+
+
+@dataclass(kw_only=True)
+class DiskConditions:
+    """How a disk behaves from now on; change it at any time.
+
+    Attributes:
+        step_s: Least seconds for each step.
+        jitter_s: Most seconds on top.
+        sync_s: Seconds on top for a sync.
+        bytes_per_s: How fast it reads and writes.
+        fail: Share of steps that fail with EIO; a sync that fails has kept nothing.
+        stuck: Whether steps that begin now wait until it is not stuck any more.
+    """
+
+    step_s: float = 0.0001
+    jitter_s: float = 0.0002
+    sync_s: float = 0.002
+    bytes_per_s: float = 200e6
+    fail: float = 0.0
+    stuck: bool = False
+
+
+class SimulatedDisk(Disk):
+    """A disk of one life of a machine.
+
+    Args:
+        loop: Whose time it takes.
+        drive: What it writes to; it outlives the machine.
+        conditions: How it behaves.
+        dice: For time and failures.
+    """
+
+    def __init__(self, loop: SimulatedLoop, drive: Drive, conditions: DiskConditions, dice: Dice) -> None:
+        # The base class would start a thread.
+        self._loop = loop
+        self._drive = drive
+        self._conditions = conditions
+        self._dice = dice
+        self._host = HOST.get(loop.outside)
+        self._queue: deque[tuple[Callable[[], object], float, asyncio.Future[object]]] = deque()
+        self._working = False
+        self._closed = False
+        self._asides = 0
+        self._reads = self._read_bytes = self._writes = self._written_bytes = 0
+
+    async def aclose(self) -> None:
+        if not self._closed:
+            self._closed = True
+            await self._ask(_nothing)
+
+    def statistics(self) -> DiskStatistics:
+        return DiskStatistics(
+            reads=self._reads,
+            read_bytes=self._read_bytes,
+            writes=self._writes,
+            written_bytes=self._written_bytes,
+        )
+
+    def __repr__(self) -> str:
+        return f"<SimulatedDisk of {self._host.name}, {len(self._queue)} steps wait>"
+
+    # --- one step after the other ------------------------------------------------------------
+
+    def _ask(
+        self, step: Callable[[], Result], *, moved_bytes: int = 0, extra_s: float = 0.0
+    ) -> "asyncio.Future[Result]":
+        done: asyncio.Future[Result] = self._loop.create_future()
+        conditions = self._conditions
+        took_s = conditions.step_s + conditions.jitter_s * self._dice.random() + extra_s
+        self._queue.append((step, took_s + moved_bytes / conditions.bytes_per_s, done))  # type: ignore[arg-type]
+        self._work()
+        return done
+
+    def _work(self) -> None:
+        if self._queue and not self._working:
+            self._working = True
+            self._loop.at(self._loop.now + self._queue[0][1], self._finish)
+
+    def _finish(self) -> None:
+        if not self._host.up:
+            return
+        if self._conditions.stuck:
+            self._loop.at(self._loop.now + self._queue[0][1], self._finish)
+            return
+        step, _, done = self._queue.popleft()
+        self._working = False
+        try:
+            if self._dice.chance(self._conditions.fail):
+                raise OSError(errno.EIO, "Input/output error")
+            result = step()
+        except OSError as error:
+            if not done.done():
+                done.set_exception(error)
+        else:
+            if not done.done():
+                done.set_result(result)
+        self._work()
+
+    async def _sync(self, find: Callable[[], Inode]) -> None:
+        await self._ask(lambda: find().sync(), extra_s=self._conditions.sync_s)
+
+    # --- the port ----------------------------------------------------------------------------
+
+    async def run(self, function: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
+        """Run a function in turn. It must not touch real files; those are not seen from here."""
+        return await self._ask(lambda: function(*arguments))
+
+    async def read_bytes(self, path: Path) -> bytes:
+        return await self._read(path, 0, None)
+
+    async def read_part(self, path: Path, start: int, stop: int) -> bytes:
+        return await self._read(path, start, stop)
+
+    async def _read(self, path: Path, start: int, stop: int | None) -> bytes:
+        data = await self._ask(lambda: bytes(self._drive.file(path).data[start:stop]))
+        await self._ask(_nothing, moved_bytes=len(data))
+        self._reads += 1
+        self._read_bytes += len(data)
+        return data
+
+    async def read_pieces(self, path: Path, piece_bytes: int) -> AsyncGenerator[bytes, None]:
+        self._reads += 1
+        inode = await self._ask(lambda: self._drive.file(path))
+        start = 0
+        while data := await self._ask(partial(_piece, inode, start, piece_bytes), moved_bytes=piece_bytes):
+            start += len(data)
+            self._read_bytes += len(data)
+            yield data
+
+    async def names(self, folder: Path) -> list[str]:
+        return await self._ask(lambda: sorted(self._drive.folder(folder)[1]))
+
+    async def make_folder(self, folder: Path) -> None:
+        await self._ask(lambda: self._drive.make_folder(folder))
+
+    async def rename(self, path: Path, target: Path) -> None:
+        await self._ask(lambda: self._drive.rename(path, target))
+        await self.sync_folder(target.parent)
+
+    async def remove_folder(self, folder: Path) -> None:
+        def remove() -> None:
+            try:
+                self._drive.folder(folder)
+            except FileNotFoundError:
+                return
+            self._drive.remove(folder)
+
+        await self._ask(remove)
+
+    async def write_down(self, path: Path, parts: Iterable[Part]) -> int:
+        written = await self._write(path, parts)
+        self._writes += 1
+        self._written_bytes += written
+        return written
+
+    async def write_from(self, path: Path, offset: int, data: Part) -> None:
+        content = bytes(data)
+
+        def write() -> None:
+            try:
+                inode = self._drive.file(path)
+            except FileNotFoundError:
+                inode = self._drive.create(path)
+            if offset == 0:
+                self._drive.truncate(inode, 0)
+            if len(inode.data) != offset:
+                held = len(inode.data)
+                raise OSError(
+                    f"{path} holds {held} bytes instead of {offset}; does another program write it?"
+                )
+            self._drive.append(inode, content)
+
+        await self._ask(write, moved_bytes=len(content))
+        self._writes += 1
+        self._written_bytes += len(content)
+
+    async def sync_file(self, path: Path) -> None:
+        await self._sync(lambda: self._drive.file(path))
+
+    async def sync_folder(self, folder: Path) -> None:
+        await self._sync(lambda: self._drive.folder(folder)[0])
+
+    async def write_atomic(self, path: Path, parts: Iterable[Part]) -> None:
+        self._asides += 1
+        aside = path.with_name(f"{path.name}.{self._asides}.aside")
+        await self.make_folder(path.parent)
+        try:
+            written = await self._write(aside, parts)
+            await self.rename(aside, path)
+        except BaseException:
+            # Asked for, not awaited: a cancelled task must not wait again, and steps keep their order.
+            self._ask(lambda: self._remove_if_there(aside)).add_done_callback(_look)
+            raise
+        self._writes += 1
+        self._written_bytes += written
+
+    async def _write(self, path: Path, parts: Iterable[Part]) -> int:
+        """Write a file, part by part, and sync it."""
+        inode = await self._ask(lambda: self._drive.create(path))
+        written = 0
+        for part in parts:
+            content = bytes(part)
+            await self._append(inode, content)
+            written += len(content)
+        await self._sync(lambda: inode)
+        return written
+
+    async def _append(self, inode: Inode, content: bytes) -> None:
+        await self._ask(lambda: self._drive.append(inode, content), moved_bytes=len(content))
+
+    def _remove_if_there(self, path: Path) -> None:
+        try:
+            self._drive.remove(path)
+        except FileNotFoundError:
+            return
+
+
+def _piece(inode: Inode, start: int, count: int) -> bytes:
+    return bytes(inode.data[start : start + count])
+
+
+def _nothing() -> None:
+    """Take a turn."""
+
+
+def _look(done: "asyncio.Future[None]") -> None:
+    """Nobody waits for it: what it failed of has been said."""
+    if not done.cancelled():
+        done.exception()

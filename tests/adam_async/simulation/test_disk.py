@@ -1,0 +1,218 @@
+"""The disk port on a simulated drive: the promises of the real port, under crashes, errors and slowness."""
+
+import asyncio
+import contextlib
+import errno
+from pathlib import Path
+
+import pytest
+
+from adam_async.ports import Disk
+from adam_async.simulation.nodes import simulate
+
+HOME = Path("/home")
+FILE = HOME / "state"
+
+
+def on_a_disk(use, *, seed=1, prepare=None):
+    """Run `use(disk, node)` as the program of a machine; `prepare(node)` comes before."""
+
+    async def scenario(world):
+        node = world.node("a")
+        if prepare is not None:
+            prepare(node)
+
+        async def program(node):
+            async with node.open_disk() as disk:
+                return await use(disk, node)
+
+        node.start(program)
+        return await node.task
+
+    return simulate(scenario, seed=seed).result
+
+
+def test_it_does_what_the_real_port_does(tmp_path):
+    async def use(disk, home):
+        await disk.make_folder(home / "a" / "b")
+        await disk.write_atomic(home / "a" / "whole", [b"one", b"two"])
+        assert await disk.write_down(home / "a" / "b" / "down", [bytearray(b"x" * 10)]) == 10
+        await disk.write_from(home / "part", 0, b"12345")
+        await disk.write_from(home / "part", 5, b"678")
+        await disk.sync_file(home / "part")
+        await disk.sync_folder(home)
+        with pytest.raises(OSError, match="holds 8 bytes instead of 3"):
+            await disk.write_from(home / "part", 3, b"x")
+        pieces = [piece async for piece in disk.read_pieces(home / "part", 3)]
+        await disk.rename(home / "part", home / "a" / "part")
+        with pytest.raises(FileNotFoundError):
+            await disk.read_bytes(home / "part")
+        await disk.remove_folder(home / "a" / "b")
+        await disk.remove_folder(home / "nothing")
+        statistics = disk.statistics()
+        return [
+            pieces,
+            await disk.names(home),
+            await disk.names(home / "a"),
+            await disk.read_bytes(home / "a" / "whole"),
+            await disk.read_part(home / "a" / "part", 2, 100),
+            await disk.run(lambda: 7),
+            (statistics.reads, statistics.read_bytes, statistics.writes, statistics.written_bytes),
+        ]
+
+    async def really():
+        async with Disk() as disk:
+            return await use(disk, tmp_path)
+
+    async def simulated(disk, node):
+        await disk.make_folder(HOME)
+        return await use(disk, HOME)
+
+    assert on_a_disk(simulated) == asyncio.run(really())
+
+
+async def write_versions(disk, write):
+    """Write version after version of a file, for ever."""
+    await disk.make_folder(HOME)
+    await disk.sync_folder(Path("/"))
+    for version in range(1, 100):
+        await write(disk, bytes([version]) * 2000)
+
+
+async def atomically(disk, content):
+    await disk.write_atomic(FILE, [content[:700], content[700:]])
+
+
+async def without_a_sync(disk, content):
+    """What `write_atomic` would be if it forgot to force the bytes down."""
+    await disk.write_from(HOME / "aside", 0, content)
+    await disk.rename(HOME / "aside", FILE)
+
+
+def crashed(seed, write):
+    """Crash a machine while it writes versions; returns what it finds then, and what it was sure of."""
+    sure = [0]
+
+    async def scenario(world):
+        node = world.node("a")
+
+        async def told(disk, content):
+            await write(disk, content)
+            sure[0] = content[0]
+
+        async def program(node):
+            async with node.open_disk() as disk:
+                if node.life == 1:
+                    await write_versions(disk, told)
+                with contextlib.suppress(FileNotFoundError):
+                    return await disk.read_bytes(FILE)
+                return b""
+
+        node.start(program)
+        await asyncio.sleep(world.dice.between(0.0, 0.1))
+        node.crash()
+        node.restart()
+        return await node.task
+
+    return simulate(scenario, seed=seed).result, sure[0]
+
+
+def test_a_crash_at_any_moment_leaves_an_atomic_write_undone_or_whole_and_none_that_was_done():
+    versions = set()
+    for seed in range(150):
+        found, sure = crashed(seed, atomically)
+        versions.add(sure)
+        assert not found or (len(found) == 2000 and len(set(found)) == 1)
+        assert (found[0] if found else 0) in (sure, sure + 1)
+    assert len(versions) > 8
+
+
+def test_a_write_that_forgets_to_sync_is_caught():
+    found = [crashed(seed, without_a_sync)[0] for seed in range(30)]
+
+    assert any(data and (len(data) != 2000 or len(set(data)) != 1) for data in found)
+
+
+def test_a_step_that_was_begun_ends_whoever_stops_waiting():
+    async def use(disk, node):
+        await disk.make_folder(HOME)
+        task = asyncio.current_task()
+        asyncio.get_running_loop().call_later(0.00005, task.cancel)
+        with pytest.raises(asyncio.CancelledError):
+            await disk.write_from(FILE, 0, b"12")
+        task.uncancel()
+        return await disk.read_bytes(FILE)
+
+    assert on_a_disk(use) == b"12"
+
+
+def test_a_disk_that_is_stuck_answers_when_it_is_not_any_more():
+    async def use(disk, node):
+        await disk.make_folder(HOME)
+        node.disk_conditions.stuck = True
+        asyncio.get_running_loop().call_later(30.0, setattr, node.disk_conditions, "stuck", False)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(10.0):
+                await disk.write_atomic(FILE, [b"x"])
+        await disk.write_atomic(FILE, [b"y"])
+        return asyncio.get_running_loop().time(), await disk.names(HOME), await disk.read_bytes(FILE)
+
+    took_s, names, data = on_a_disk(use)
+
+    assert 30.0 <= took_s < 30.1
+    assert (names, data) == (["state"], b"y")
+
+
+def test_a_step_fails_as_often_as_it_is_told_to_and_a_failed_write_leaves_the_old_file():
+    async def use(disk, node):
+        await disk.make_folder(HOME)
+        await disk.write_atomic(FILE, [b"old"])
+        failed = 0
+        for _ in range(50):
+            node.disk_conditions.fail = 0.2
+            try:
+                await disk.write_atomic(FILE, [b"new"])
+            except OSError as error:
+                failed += error.errno == errno.EIO
+            node.disk_conditions.fail = 0.0
+            assert await disk.read_bytes(FILE) in (b"old", b"new")
+        return failed
+
+    assert 20 < on_a_disk(use) < 45
+
+
+def test_a_full_disk_fails_a_write_and_leaves_nothing_of_it():
+    def small(node):
+        node.drive.capacity_bytes = 1000
+
+    async def use(disk, node):
+        await disk.make_folder(HOME)
+        await disk.write_atomic(FILE, [b"x" * 600])
+        with pytest.raises(OSError, match="No space left"):
+            await disk.write_atomic(FILE, [b"y" * 600])
+        return await disk.names(HOME), await disk.read_bytes(FILE)
+
+    assert on_a_disk(use, prepare=small) == (["state"], b"x" * 600)
+
+
+def test_a_machine_may_return_with_an_empty_disk_and_keeps_it_when_only_its_program_is_killed():
+    async def scenario(world):
+        node = world.node("a")
+
+        async def program(node):
+            async with node.open_disk() as disk:
+                if node.life == 1:
+                    await disk.write_from(Path("/file"), 0, b"never synced")
+                    await asyncio.Event().wait()
+                return await disk.names(Path("/"))
+
+        node.start(program)
+        await asyncio.sleep(1.0)
+        node.kill()
+        node.restart()
+        kept = await node.task
+        node.kill()
+        node.restart(empty_disk=True)
+        return kept, await node.task
+
+    assert simulate(scenario, seed=1).result == (["file"], [])
