@@ -1,4 +1,4 @@
-"""Pure: what a disk holds, what it has been told and not yet kept, and what is left of that after a crash.
+"""What a disk holds, what it has been told and not yet kept, and what is left of that after a crash.
 
 Each file and folder has two states: as programs see it (the page cache), and as it is on the platter. What
 happens to one goes to the cache and onto its list of pending operations; a sync brings the platter up to date

@@ -12,7 +12,7 @@ from contextvars import Context, ContextVar, copy_context
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from adam_async.simulation.loop import Step
+    from adam_async.simulation.steps import Step
 
 HOST: ContextVar["Host"] = ContextVar("simulated host")
 

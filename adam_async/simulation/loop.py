@@ -29,12 +29,12 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from contextvars import Context, copy_context
 from heapq import heapify, heappop, heappush
-from types import CodeType
 from typing import Any, Protocol, TypeVar, TypeVarTuple
 from weakref import WeakKeyDictionary
 
 from adam_async.simulation.dice import Dice
 from adam_async.simulation.host import HOST, Host
+from adam_async.simulation.steps import SimulatedFuture, SimulatedTask, Step, label_of, place_of
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -85,94 +85,6 @@ class Connector(Protocol):
         start_serving: bool,
     ) -> asyncio.AbstractServer:
         """Open a listener."""
-
-
-class Step(asyncio.TimerHandle):
-    """One call that the loop shall make. The base class is only its type: asyncio's own fields stay empty."""
-
-    __slots__ = ("args", "call", "context", "due", "gone", "host")
-
-    def __init__(
-        self,
-        host: Host | None,
-        due: float,
-        call: Callable[..., object],
-        args: tuple[Any, ...],
-        context: Context | None,
-    ) -> None:
-        self.host = host
-        self.due = due  # by the host's clock
-        self.call: Callable[..., object] | None = call
-        self.args: tuple[Any, ...] = args
-        self.context = context
-        self.gone = False
-
-    def cancel(self) -> None:
-        self.gone = True
-        self.call, self.args = None, ()
-
-    def cancelled(self) -> bool:
-        return self.gone
-
-    def when(self) -> float:
-        return self.due
-
-    def __repr__(self) -> str:
-        return f"<Step {'cancelled' if self.call is None else label_of(self.call)}>"
-
-
-class SimulatedFuture(asyncio.Future[Any]):
-    """A future that hashes by its number."""
-
-    __slots__ = ("number",)
-
-    def __init__(self, number: int, *, loop: asyncio.AbstractEventLoop) -> None:
-        self.number = number
-        super().__init__(loop=loop)
-
-    def __hash__(self) -> int:
-        return self.number
-
-
-class SimulatedTask(asyncio.Task[Any]):
-    """A task that hashes by its number and knows its host."""
-
-    __slots__ = ("host", "number")
-
-    def __init__(
-        self, coro: Any, number: int, host: Host, *, loop: "SimulatedLoop", name: str, context: Context
-    ) -> None:
-        self.number = number
-        self.host = host
-        super().__init__(coro, loop=loop, name=name, context=context)
-
-    def __hash__(self) -> int:
-        return self.number
-
-
-def label_of(call: Callable[..., object]) -> str:
-    """Name a callback without its address: the task it drives, or its own name."""
-    owner = getattr(call, "__self__", None)
-    if type(owner) is SimulatedTask:
-        return owner.get_name()
-    label: str = getattr(call, "__qualname__", "") or label_of(getattr(call, "func", type(call)))
-    return label
-
-
-def place_of(task: asyncio.Task[Any]) -> str:
-    """Say where a task waits: the innermost line of the coroutines that await one another."""
-    awaited: Any = task.get_coro()
-    place = "its beginning"
-    while awaited is not None:
-        kind = next((kind for kind in ("cr", "gi", "ag") if hasattr(awaited, f"{kind}_code")), None)
-        if kind is None:
-            break
-        code: CodeType = getattr(awaited, f"{kind}_code")
-        frame = getattr(awaited, f"{kind}_frame")
-        if frame is not None:
-            place = f"{code.co_filename}:{frame.f_lineno} in {code.co_qualname}"
-        awaited = getattr(awaited, "gi_yieldfrom" if kind == "gi" else f"{kind}_await")
-    return place
 
 
 class SimulatedLoop(asyncio.AbstractEventLoop):
@@ -366,7 +278,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         """
         host.up = False
         host.held.clear()
-        # Kept: a task that were dropped would run its finalizers, which no crash does.
+        # Kept: a task that is dropped runs its finalizers, which no crash does.
         self._lost += self._tasks_of(host)
 
     def freeze(self, host: Host) -> None:
@@ -382,7 +294,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         """Set what a host's clock shows (None: what it does) and how fast it runs; its timers follow it."""
         time = host.time_at(self.now) if time is None else time
         host.set_clock(now=self.now, time=time, rate=rate)
-        self._timers = [
+        self._timers[:] = [
             (host.when_shows(step.due) if step.host is host else due, number, step)
             for due, number, step in self._timers
         ]
@@ -490,11 +402,11 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         Raises:
             SimulationFailed: As `run_forever`.
         """
-        task: asyncio.Future[T] = (
-            work
-            if isinstance(work, asyncio.Future)
-            else self.spawn(work, "main", self.outside.context.copy())
-        )
+        task: asyncio.Future[T]
+        if isinstance(work, asyncio.Future):
+            task = work
+        else:
+            task = self.spawn(work, "main", self.outside.context.copy())
         task.add_done_callback(self._main_ended)
         try:
             self.run_forever()
