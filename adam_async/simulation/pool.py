@@ -1,0 +1,93 @@
+"""A compute pool without threads: a job takes virtual time and runs in one piece when that is over.
+
+So jobs end in an order that the seed decides, and what a job sees is what the loop left at its end. What two
+threads do to the same memory at the same time is not seen here; real threads have to show that.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from adam_async.simulation.dice import Dice
+from adam_async.simulation.loop import SimulatedLoop
+from dataflow.errors import PoolClosed
+from dataflow.jobs import Job
+from dataflow.mailbox import Mailbox
+from dataflow.pool import ComputePool
+
+JOB_S = 0.001
+"""What a job takes on average, in seconds of the host's clock, at full pace."""
+
+
+class SimulatedPool(ComputePool):
+    """A compute pool of a simulated host. Arguments are those of `ComputePool`; CPUs mean nothing here."""
+
+    def __init__(self, *, affinity: Sequence[Sequence[int]] | None = None, pace: float = 1.0, **options: Any):
+        super().__init__(pace=pace, **options)
+        self._job_s = JOB_S / pace
+        self._idle = deque(self._workers)
+        self._jobs: deque[Job] = deque()
+        self._dice: Dice | None = None
+
+    async def __aenter__(self) -> Self:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, SimulatedLoop), "a simulated pool needs a simulated loop"
+        if self._dice is not None:
+            raise PoolClosed(f"pool {self.name!r} can be entered only once")
+        self._dice = loop.dice(f"compute/{self.name}")
+        self._mailbox = Mailbox(loop, self._completed)
+        if self._make_context is not None:
+            for worker in self._workers:
+                worker.context = self._make_context()
+        self._opened_at = self.clock()
+        self._open = True
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open = False
+        if self.outstanding:
+            self._drained = asyncio.get_running_loop().create_future()
+            async with asyncio.timeout(self._close_timeout_s):
+                await self._drained
+
+    def clock(self) -> float:
+        """The clock of the host."""
+        return asyncio.get_running_loop().time()
+
+    def submit_jobs(self, jobs: Sequence[Job]) -> int:
+        if not self._open:
+            raise PoolClosed(f"pool {self.name!r} is not open: it takes jobs only inside its `async with`")
+        taken = jobs[: max(0, self._intake - self.outstanding)]
+        for job in taken:
+            job.queued = self.clock()
+        self._accepted += len(taken)
+        self._jobs += taken
+        self._begin()
+        return len(taken)
+
+    def _begin(self) -> None:
+        """Give jobs to threads that have none."""
+        assert self._dice is not None
+        while self._jobs and self._idle:
+            worker, job = self._idle.popleft(), self._jobs.popleft()
+            job.thread, job.started, worker.current = worker.name, self.clock(), job.cost
+            takes_s = self._dice.around(self._job_s)
+            asyncio.get_running_loop().call_later(takes_s, self._end, worker, job)
+
+    def _end(self, worker: Any, job: Job) -> None:
+        try:
+            job.result = job.execute(worker.context)
+        except BaseException as error:  # as on a thread, which has nobody above it
+            job.error = error
+        job.finished = self.clock()
+        worker.busy_s += job.finished - job.started
+        worker.wait_s += job.started - job.queued
+        worker.jobs += 1
+        worker.current = None
+        self._idle.append(worker)
+        self._completed([job])
+        self._begin()
