@@ -1,0 +1,243 @@
+"""Memory of a data server while eight workers ask for groups and do not read what they are sent.
+
+What is counted is the memory of the process itself, `RssAnon`: pages of files that are mapped belong to the
+system, which takes them back when it needs them. The images are nearly four times the budget, in a file with
+a hole in it, so that they take no disk: a server that held all of them would be far above, and so would one
+that held all that is asked for here, 50 answers of a megabyte for each of eight. The budget is large beside
+what a run costs anyway, and the lower bound says that what is counted is what it is used for.
+"""
+
+import asyncio
+import socket
+import struct
+import sys
+import termios
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from fcntl import ioctl
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from adam_async.choose_model import choose_model
+from adam_async.cluster_map import NodeRecord, RunRecord, ready_word
+from adam_async.config import Config
+from adam_async.controller.client import Membership
+from adam_async.controller.service import Controller
+from adam_async.data_server.client import DataClient
+from adam_async.entrypoints import LOOPBACK
+from adam_async.messages import Finished, Groups, LeaseGroups, pack, role_table, unpack
+from adam_async.parameter_server.service import ParameterServer
+from adam_async.ports import system_entropy
+from adam_async.traffic import Traffic
+from tests.processes.commands import Command
+from transport import BufferPool, Identity, LinkConfig, Message, RemoteError, TcpNetwork
+from transport.tcp import TcpLink
+
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads the process's status"),
+]
+
+IMAGES, SHAPE, GROUP = 20_000, (3, 64, 64), 16
+BUDGET = 64 << 20
+STALLED = 8
+RUN = "run"
+LONGEST_FETCH_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """A run that has begun, with a data server in a process of its own."""
+
+    pid: int
+    """Of the data server."""
+    rss_before: int
+    """Bytes of it, before the run."""
+    data: str
+    """Its address."""
+    network: TcpNetwork
+    lives: Mapping[int, int]
+    """Of each replica."""
+
+    @property
+    def rss_growth(self) -> int:
+        return own_bytes(self.pid) - self.rss_before
+
+
+def own_bytes(pid: int) -> int:
+    """Memory of a process that is no file's."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("RssAnon:")).split()[1]) << 10
+
+
+def who(role: str, number: int = 0) -> Identity:
+    return Identity(role=role, node=f"{role}-{number}", incarnation=3)
+
+
+def small_buffers() -> TcpNetwork:
+    """A network of which the system itself takes little for who does not read."""
+    config = LinkConfig(socket_buffer_bytes=4096)
+    return TcpNetwork(token=None, entropy=system_entropy, rules=role_table(), config=config)
+
+
+def write_images(folder: Path) -> None:
+    for split, images in (("train", IMAGES), ("test", 16)):
+        pixels = np.lib.format.open_memmap(folder / f"x_{split}.npy", "w+", np.uint8, (images, *SHAPE))
+        del pixels
+        np.save(folder / f"y_{split}.npy", np.arange(images) % 10)
+
+
+@asynccontextmanager
+async def cluster_of(folder: Path, *, workers: int) -> AsyncIterator[Cluster]:
+    """Begin a run of so many workers over the images in a folder, all in one pool."""
+    config = Config(
+        images_per_group=GROUP, epochs=1, servers=1, replicas=workers, epoch_rule="images", epoch_fraction=1.0
+    )
+    waits, buffers = config.waits, BufferPool()
+    network = TcpNetwork(token=None, entropy=system_entropy, rules=role_table(), pool=buffers)
+    async with AsyncExitStack() as stack:
+        group = await stack.enter_async_context(asyncio.TaskGroup())
+        controller = await stack.enter_async_context(
+            Controller(network=network, address=LOOPBACK, identity=who("controller"), waits=waits)
+        )
+        reach: dict[str, Any] = {"network": network, "controller": controller.address, "waits": waits}
+        await stack.enter_async_context(
+            ParameterServer(address=LOOPBACK, identity=who("ps"), buffers=buffers, **reach)
+        )
+        place = ("--controller", controller.address, "--id", "data-0")
+        server = stack.enter_context(Command("data", *place, "--data", str(folder), "--cache", str(BUDGET)))
+        seats: list[Membership] = []
+        for identity in (who("driver"), *(who("worker", number) for number in range(workers))):
+            record = NodeRecord(role=identity.role, address="", incarnation=identity.incarnation)
+            seat = Membership(identity=identity, record=record, traffic=Traffic(identity.node), **reach)
+            seats.append(seat)
+            stack.callback(group.create_task(seat.run()).cancel)
+        driver = seats[0]
+        cluster = await driver.wait_for(
+            lambda m: len(m.live("worker")) == workers and bool(m.live("data")), "everybody", 20
+        )
+        data = cluster.nodes["data-0"]
+        rss_before = own_bytes(server.pid)
+        spec = choose_model("auto", data.info)
+        built = msgspec.to_builtins(config.decided(workers))
+        run = RunRecord(id=RUN, driver=who("driver").node, config=built, spec=spec.to_dict())
+        await driver.submit_run(run)
+        replicas = range(workers)
+        cluster = await driver.wait_for(lambda m: all(map(m.life, replicas)), "a place for everybody", 10)
+        for number, seat in enumerate(seats[1:]):
+            life = cluster.life(cluster.nodes[who("worker", number).node].replica)
+            await seat.set_node(ready=ready_word(RUN, life))
+        cluster = await driver.wait_for(lambda m: m.epoch is not None, "the epoch", 20)
+        yield Cluster(server.pid, rss_before, data.address, network, cluster.lives())
+
+
+async def ask_and_stop_reading(
+    network: TcpNetwork, cluster: Cluster, replica: int, *, questions: int, rows: tuple[int, int] | None
+) -> TcpLink:
+    """Ask for the first groups of a replica, so often, on a link that is not read from."""
+    link = await network.dial(cluster.data, who("worker", replica))
+    assert isinstance(link, TcpLink)
+    link._transport.pause_reading()
+    for _ in range(questions):
+        link.call_nowait(first_groups(cluster, replica, rows=rows), timeout_s=60.0)
+    return link
+
+
+def first_groups(
+    cluster: Cluster, replica: int, *, life: int = 0, rows: tuple[int, int] | None = None
+) -> Message:
+    """The question for the first groups of a replica, in its life unless another is named."""
+    return pack(
+        LeaseGroups(
+            run=RUN,
+            replica=replica,
+            life=life or cluster.lives[replica],
+            partition=0,
+            position=0,
+            count=64,
+            wait_s=1.0,
+            rows=rows,
+        )
+    )
+
+
+def is_owed_an_answer(link: TcpLink) -> bool:
+    """Whether the connection stands, and the system holds bytes for us that we have not read."""
+    connection = link._transport.get_extra_info("socket")
+    established = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1) == b"\x01"
+    (unread,) = struct.unpack("i", ioctl(connection.fileno(), termios.FIONREAD, bytes(4)))
+    return established and unread > 0
+
+
+@pytest.mark.parametrize(("questions", "rows"), [(1, None), (50, None), (50, (8, 56))])
+async def test_eight_who_do_not_read_neither_fill_the_memory_nor_delay_a_ninth(
+    questions: int, rows: tuple[int, int] | None, tmp_path: Path
+) -> None:
+    write_images(tmp_path)
+    loop = asyncio.get_running_loop()
+    async with cluster_of(tmp_path, workers=STALLED + 1) as cluster, AsyncExitStack() as stack:
+        network = small_buffers()
+        links = []
+        for replica in range(STALLED):
+            link = await ask_and_stop_reading(network, cluster, replica, questions=questions, rows=rows)
+            stack.callback(link.abort)
+            links.append(link)
+        client = DataClient(
+            network=cluster.network,
+            address=lambda: cluster.data,
+            identity=who("worker", STALLED),
+            run=RUN,
+            replica=STALLED,
+            life=cluster.lives[STALLED],
+            partition=0,
+            ahead=16,
+            waits=Config().waits,
+            traffic=Traffic("worker"),
+        )
+        reading = asyncio.create_task(client.run(), name="reading")
+        stack.callback(reading.cancel)
+        images, longest_fetch_s, growth = 0, 0.0, 0
+        while not client.exhausted:
+            began = loop.time()
+            while not client.has_group and not client.exhausted:
+                await client.wait_group()
+            longest_fetch_s = max(longest_fetch_s, loop.time() - began)
+            if client.has_group:
+                lease = client.take().lease
+                images += lease.images
+                client.finished(Finished(lease.epoch, lease.number, lease.attempt, lease.images, 0.0, 0))
+            growth = max(growth, cluster.rss_growth)
+        owed = [is_owed_an_answer(link) for link in links]
+
+    assert owed == [True] * STALLED
+    assert images > 0.9 * IMAGES
+    assert longest_fetch_s <= LONGEST_FETCH_S
+    assert 0.7 * BUDGET <= growth <= 1.1 * BUDGET
+
+
+async def test_a_link_has_one_question_for_groups_open_and_no_link_waits_for_another(tmp_path: Path) -> None:
+    write_images(tmp_path)
+    async with cluster_of(tmp_path, workers=2) as cluster, AsyncExitStack() as stack:
+        links = []
+        for replica in (0, 1):
+            link = await cluster.network.dial(cluster.data, who("worker", replica))
+            links.append(await stack.enter_async_context(link))
+        # A life that is none waits until its time is up.
+        waiting = links[0].call_nowait(first_groups(cluster, 0, life=1), timeout_s=10.0)
+        with pytest.raises(RemoteError, match="one question for groups at a time") as refusal:
+            await links[0].call(first_groups(cluster, 0), timeout_s=10.0)
+        other = await links[1].call(first_groups(cluster, 1), timeout_s=10.0)
+        waited = not waiting.done()
+        none = await waiting
+        groups = await links[0].call(first_groups(cluster, 0), timeout_s=10.0)
+
+    assert refusal.value.code == "busy"
+    assert waited
+    assert unpack(none, Groups).leases == ()
+    assert len(unpack(other, Groups).leases) > 0
+    assert len(unpack(groups, Groups).leases) > 0
