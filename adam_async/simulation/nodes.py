@@ -14,10 +14,13 @@ The scenario runs on no machine and sees everything. A program is a coroutine fu
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Coroutine
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from adam_async.simulation import buggify
 from adam_async.simulation.disk import DiskConditions, SimulatedDisk
 from adam_async.simulation.drive import Drive
 from adam_async.simulation.host import Host
@@ -181,6 +184,8 @@ class Outcome(Generic[T]):
     steps: int
     now: float
     trace: list[str] | None
+    marks: dict[str, int]
+    """Marks that were set and unkind places that fired, counted; nothing where none were on."""
 
 
 def simulate(
@@ -191,6 +196,7 @@ def simulate(
     conditions: Conditions | None = None,
     limit_s: float = 3600.0,
     keep_trace: bool = False,
+    unkind: bool = False,
 ) -> Outcome[T]:
     """Run a scenario from its beginning to its end; then all machines crash.
 
@@ -201,6 +207,7 @@ def simulate(
         conditions: Of the network.
         limit_s: Time of the simulation after which it is given up.
         keep_trace: Keep what the replay hash covers.
+        unkind: Switch on the places of product code that may be unkind; see `buggify`.
 
     Raises:
         SimulationFailed: The run cannot go on, or something failed that nobody waits for.
@@ -210,9 +217,24 @@ def simulate(
         seed, shuffled=shuffled, limit_s=limit_s, keep_trace=keep_trace
     )
     try:
-        result = loop.run(scenario(World(loop, conditions)))
-        return Outcome(
-            result=result, replay_hash=loop.replay_hash, steps=loop.steps, now=loop.now, trace=loop.trace
+        switched: AbstractContextManager[Counter[str]] = (
+            buggify.unkind(loop.dice("buggify")) if unkind else nullcontext(Counter())
         )
+        with switched as marks:
+            result = loop.run(scenario(World(loop, conditions)))
+        return Outcome(
+            result=result,
+            replay_hash=loop.replay_hash,
+            steps=loop.steps,
+            now=loop.now,
+            trace=loop.trace,
+            marks=dict(marks),
+        )
+    except BaseException as error:
+        error.add_note(
+            f"simulated with seed={seed!r}, shuffled={shuffled}, unkind={unkind}, limit_s={limit_s:g}, "
+            f"{conditions or Conditions()}; it ended after {loop.steps} steps at {loop.now} s"
+        )
+        raise
     finally:
         loop.close()

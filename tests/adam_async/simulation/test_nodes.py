@@ -154,6 +154,19 @@ def test_a_program_that_raises_fails_the_run_unless_it_may():
     assert simulate(lambda world: scenario(world, may_fail=True), seed=1).result == 2.0
 
 
+def test_what_fails_says_how_to_run_it_again():
+    async def scenario(world):
+        await asyncio.sleep(2.0)
+        raise AssertionError("so it is")
+
+    with pytest.raises(AssertionError) as failure:
+        simulate(scenario, seed="night/7", shuffled=True)
+
+    (note,) = failure.value.__notes__
+    assert "seed='night/7', shuffled=True" in note
+    assert "at 2.0 s" in note
+
+
 def test_a_machine_that_runs_cannot_be_started():
     async def scenario(world):
         world.node("a").start(ticking([]))
