@@ -436,10 +436,10 @@ class Driver:
         self.progress.phase = "taking a checkpoint"
         if taken is not None:
             try:
-                _, data = await self._ask_statistics(self._data_address())
+                data = await self._ask_lender()
                 reading = await taken.read(cluster, int(data["clock"]))
-            except TransportError as error:
-                self.note(f"no checkpoint was taken, the data server could not be asked: {error}")
+            except (TransportError, TimeoutError) as error:
+                self.note(f"no checkpoint was taken, the data server could not be asked: {error!r}")
         await self._membership.update_epoch(go_on)
         self.progress.phase = "training"
         if taken is not None and reading is not None:
@@ -543,6 +543,18 @@ class Driver:
         """What the node at an address counted, by its node id."""
         run = self.map.run
         return await self._inquiries.statistics(address, run.id if run is not None else "")
+
+    async def _ask_lender(self) -> dict[str, Any]:
+        """What the data server counted that lends; where that one is lost meanwhile, the next."""
+        asked = ""
+        while True:
+            asked, before = self._data_address(), asked
+            try:
+                async with asyncio.timeout(self._waits.grace_s):
+                    return (await self._ask_statistics(asked))[1]
+            except (TransportError, TimeoutError):
+                if asked == before:
+                    raise
 
     def _addresses(self, *roles: str) -> list[str]:
         return [self.map.nodes[node].address for role in roles for node in self.map.live(role)]

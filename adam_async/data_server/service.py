@@ -7,8 +7,9 @@ answers are sent and forgotten (AD-05). The workers that a replica is cut over a
 the rows of the images that it needs.
 """
 
+import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
@@ -38,6 +39,7 @@ from adam_async.data_server.state import (
     Paused,
     PauseEnded,
     ReplicasChanged,
+    TimePassed,
 )
 from adam_async.data_server.supply import Supply
 from adam_async.dice import Dice
@@ -136,6 +138,13 @@ class DataServer(Role):
         """Whose groups are supplied: the epoch in progress, or from its end on the next; and what was skipped
         before it."""
         self._began: EpochBegan | None = None
+        self._first_as_lender: TimePassed | None = None
+        """What we entered when we became the lender."""
+        self._pausing: tuple[str, int] | None = None
+        """Run and epoch in whose pause we are, as the lender."""
+        self._pause_told = False
+        self._untold: asyncio.Queue[Callable[[], Awaitable[None]]] = asyncio.Queue()
+        """What the controllers are to hear."""
         self._questions: dict[int, _Question] = {}
         """Those that are open, by number, oldest first."""
         self._asking: WeakSet[Link] = WeakSet()
@@ -156,6 +165,7 @@ class DataServer(Role):
             "lending": self._lending.run(self._membership),
             "follow": self._follow(),
             "images": self._supply.run(),
+            "tell": self._tell(),
         }
 
     @property
@@ -223,6 +233,7 @@ class DataServer(Role):
         live = {Replica(replica): life for replica, life in cluster.lives().items()}
         if live != self.state.lives:
             self._lending.enter(ReplicasChanged(live))
+        self._end_pause(cluster)
         epoch = cluster.epoch
         if epoch is not None and epoch.run == run.id and epoch.number > self.state.epoch:
             before = cluster.results[: epoch.number - 1]
@@ -258,10 +269,10 @@ class DataServer(Role):
         return self._membership.map.lender_for(replica) == self.address
 
     def _on_lead(self) -> None:
-        """Who lent before us may not have told the controllers all."""
-        effect = self.state.untold()
-        if effect is not None:
-            self._perform(effect)
+        """Who lent before us may not have told the controllers all: see, when all that we have is settled."""
+        self._pausing = None
+        self._first_as_lender = TimePassed()
+        self._lending.enter(self._first_as_lender)
 
     # --- questions ---------------------------------------------------------------------------
 
@@ -361,6 +372,10 @@ class DataServer(Role):
                 question.request.reply(pack(Reported()))
         for effect in settled.effects:
             self._perform(effect)
+        if event is self._first_as_lender:
+            untold = self.state.untold()
+            if untold is not None:
+                self._perform(untold)
 
     def _perform(self, effect: Effect) -> None:
         match effect:
@@ -370,12 +385,13 @@ class DataServer(Role):
                     self._send_when_ready(question, effect)
             case EpochEnded() if self._lending.leads:
                 result = self._result(effect)
-                self._spawn(f"epoch-{effect.number}", self._report_epoch(self._run, effect.number, result))
+                self._untold.put_nowait(partial(self._report_epoch, self._run, effect.number, result))
                 self._foresee(effect)
             case EpochEnded():
                 self._foresee(effect)
-            case Paused() if self._lending.leads:
-                self._spawn(f"pause-{effect.number}", self._pause(self._run, effect))
+            case Paused() if self._lending.leads and self._pausing != (self._run, effect.number):
+                self._pausing, self._pause_told = (self._run, effect.number), False
+                self._untold.put_nowait(partial(self._pause, self._run, effect))
 
     def _send_when_ready(self, question: _Question, grant: Grant) -> None:
         numbers = [number for number, _ in grant.groups]
@@ -425,6 +441,12 @@ class DataServer(Role):
     def _images_in(self, numbers: Iterable[int]) -> int:
         return sum(map(self._supply.count, numbers))
 
+    async def _tell(self) -> None:
+        """Tell the controllers what they are to know, one thing after the other."""
+        while True:
+            telling = await self._untold.get()
+            await telling()
+
     async def _report_epoch(self, run: str, number: int, result: Mapping[str, Any]) -> None:
         def end(epoch: EpochRecord) -> EpochRecord | None:
             if (epoch.run, epoch.number) != (run, number) or epoch.ended:
@@ -434,7 +456,7 @@ class DataServer(Role):
         await self._membership.update_epoch(end)
 
     async def _pause(self, run: str, paused: Paused) -> None:
-        """Tell the driver that nothing is leased, and wait until it lets the epoch go on.
+        """Tell the driver that nothing is leased, and go on once it lets the epoch go on.
 
         That has no deadline of its own: a driver that is gone ends the run.
         """
@@ -445,16 +467,19 @@ class DataServer(Role):
             return msgspec.structs.replace(epoch, paused=paused.finished)
 
         await self._membership.update_epoch(pause)
-        async for cluster in self._membership.changes():
-            epoch = cluster.epoch
-            if cluster.run is None or epoch is None or (epoch.run, epoch.number) != (run, paused.number):
-                return
-            if cluster.run.phase in ("finished", "failed"):
-                return
-            if not epoch.paused:
-                break
-        if self._run == run and self._lending.leads:
-            self._lending.enter(PauseEnded())
+        self._pause_told = True
+        self._end_pause(self._membership.map)
+
+    def _end_pause(self, cluster: ClusterMap) -> None:
+        """Go on leasing if the driver has taken its checkpoint."""
+        epoch = cluster.epoch
+        if self._pausing is not None and epoch is not None and not epoch.paused:
+            if self._lending.leads and self._pausing == (epoch.run, epoch.number) == (
+                self._run,
+                epoch.number,
+            ):
+                self._lending.enter(PauseEnded())
+            self._pausing = None
 
     def statistics(self) -> dict[str, Any]:
         """Progress of the epoch, groups trained again, and the traffic of each link."""

@@ -179,7 +179,7 @@ def cluster_of(
         spec=spec or digits(),
         network=network,
         address=address_of(network),
-        entropy=entropy_of("cluster"),
+        entropy=entropy_of("cluster that resumes" if options.get("resume") else "cluster"),
         **options,
     )
 
