@@ -54,6 +54,7 @@ class Worker:
         self.member = member
         cluster = await member.wait_for(lambda m: m.life(self.number) > 0, "a place", 30.0)
         life = cluster.life(self.number)
+        self.traffic = Traffic(member.node)
         self.client = DataClient(
             network=self.party.network,
             address=self._address,
@@ -64,7 +65,7 @@ class Worker:
             partition=0,
             ahead=4,
             waits=self.party.waits,
-            traffic=Traffic(member.node),
+            traffic=self.traffic,
         )
         await member.set_node(ready=ready_word(RUN, life))
         self.party.tasks += [
@@ -371,6 +372,7 @@ async def test_a_lender_that_lives_and_was_taken_for_lost_settles_nothing_more_a
         await until(lambda: old.statistics()["lending"]["term"] == 2)
         assert not old.statistics()["lending"]["leads"]
         assert result["trained_again"] == 0
+        await until(lambda: [link.peer.node for link in party.workers[0].traffic.links] == [name])
 
 
 async def refused(party, server, body, tensors=(), role="data"):
