@@ -201,3 +201,23 @@ async def test_images_that_the_data_set_holds_itself_count_as_they_are() -> None
         told = supply.cache_statistics()
         assert told is not None
         assert (told["resident_images"], told["resident_bytes"]) == (IMAGES, IMAGES * IMAGE_BYTES)
+
+
+async def test_copies_of_rows_count_as_long_as_somebody_holds_them_and_slices_count_once() -> None:
+    async with supply_of(dataset_of(cache=CacheLimits(IMAGES * IMAGE_BYTES))) as (supply, _):
+
+        def held_bytes() -> int:
+            told = supply.cache_statistics()
+            assert told is not None
+            return told["block_bytes"]
+
+        await taken(supply, 0)  # and group 1 lies in the same block
+        (images,), _ = supply.take([1])
+        before = held_bytes()
+        copies = [np.concatenate([images[:, :, 8:40]])]
+        supply.watch([*copies, images[:1]])
+
+        assert before == 2 * GROUP * IMAGE_BYTES
+        assert held_bytes() == before + GROUP * IMAGE_BYTES // 2
+        copies.clear()
+        assert held_bytes() == before
