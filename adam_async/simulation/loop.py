@@ -27,6 +27,7 @@ import sys
 from asyncio import events
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from contextlib import suppress
 from contextvars import Context, copy_context
 from heapq import heapify, heappop, heappush
 from typing import Any, Protocol, TypeVar, TypeVarTuple
@@ -51,8 +52,8 @@ COLLECT_STEPS = 100_000
 
 TRACE_LINES = 8192
 
-UNWIND_STEPS = 100
-"""So often a coroutine that is ended may want to wait for something first."""
+UNWIND_STEPS = 1000
+"""So often a coroutine that is ended, with those that it awaits, may go on to wait for something else."""
 
 
 class SimulationFailed(Exception):
@@ -439,9 +440,12 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self._ready.clear()
         self._timers.clear()
         self._lost.clear()
+        running = events._get_running_loop()
+        events._set_running_loop(self)
         for task in lost:
             task._log_destroy_pending = False  # type: ignore[attr-defined]
             _end(task.get_coro())
+        events._set_running_loop(running)
 
     # --- what goes wrong ---------------------------------------------------------------------
 
@@ -511,10 +515,15 @@ async def _close_generator(generator: AsyncGenerator[Any, Any]) -> None:
 
 
 def _end(coroutine: Any) -> None:
-    """Unwind a coroutine of a host that is no more. Whatever it wants to wait for or raises meets nobody."""
+    """Unwind a coroutine of a host that is no more. Whatever it wants to wait for or raises meets nobody.
+
+    The innermost first: one that waits while it is closed would otherwise be left to the garbage collector.
+    """
     for _ in range(UNWIND_STEPS):
-        try:
-            coroutine.close()
-        except (Exception, BaseExceptionGroup, asyncio.CancelledError):
-            continue
-        return
+        innermost = coroutine
+        while getattr(awaited := getattr(innermost, "cr_await", None), "cr_frame", None) is not None:
+            innermost = awaited
+        with suppress(Exception, BaseExceptionGroup, asyncio.CancelledError):
+            innermost.close()
+        if coroutine.cr_frame is None:
+            return

@@ -1,6 +1,7 @@
 """The simulated loop: virtual time, the order of steps, what can never run, and the same run again."""
 
 import asyncio
+import gc
 import subprocess
 import sys
 from collections import deque
@@ -181,8 +182,43 @@ def test_two_runs_of_one_seed_have_one_replay_hash_and_other_seeds_have_others()
     assert len(set(hashes)) == 5
 
 
+def test_what_is_left_when_a_run_ends_is_unwound_whatever_it_wants_to_wait_for(recwarn):
+    ended = []
+
+    async def stubborn():
+        try:
+            await asyncio.Event().wait()
+        finally:
+            for _ in range(5):
+                await asyncio.sleep(1.0)
+            ended.append("never")
+
+    async def waiter(condition):
+        try:
+            async with condition:
+                await condition.wait()
+        finally:
+            ended.append("unwound")
+
+    async def scenario():
+        loop = asyncio.get_running_loop()
+        condition = asyncio.Condition()
+        tasks = [loop.create_task(stubborn()), loop.create_task(waiter(condition))]
+        await asyncio.sleep(1.0)
+        await condition.acquire()
+        return tasks
+
+    tasks, _ = run(scenario)
+    del tasks
+    gc.collect()
+
+    assert ended == ["unwound"]
+    assert recwarn.list == []
+
+
 SCENARIO_IN_A_PROCESS = """
 import asyncio
+import gc
 from adam_async.simulation.loop import SimulatedLoop
 
 async def child(name):
