@@ -1,0 +1,53 @@
+"""Pure: the roles of a node, and what moves it from one to another."""
+
+from enum import Enum
+
+
+class Role(Enum):
+    """What a node is doing for its group."""
+
+    FOLLOWER = "follower"
+    PROBER = "prober"
+    CANDIDATE = "candidate"
+    LEADER = "leader"
+
+
+class Cause(Enum):
+    """Why a node's role changes."""
+
+    SILENCE = "silence: no leader for an election time-out"
+    ENCOURAGED = "a majority would vote for it"
+    ELECTED = "a majority voted for it"
+    ASKED = "the leader hands over"
+    LED = "another leads in this term"
+    OUTDATED = "a newer term"
+    DEAF = "no majority was heard for an election time-out"
+    REMOVED = "its removal is committed"
+
+
+TRANSITIONS = {
+    (Role.FOLLOWER, Cause.SILENCE): Role.PROBER,
+    (Role.FOLLOWER, Cause.ASKED): Role.CANDIDATE,
+    (Role.FOLLOWER, Cause.OUTDATED): Role.FOLLOWER,
+    (Role.PROBER, Cause.SILENCE): Role.PROBER,
+    (Role.PROBER, Cause.ASKED): Role.CANDIDATE,
+    (Role.PROBER, Cause.ENCOURAGED): Role.CANDIDATE,
+    (Role.PROBER, Cause.LED): Role.FOLLOWER,
+    (Role.PROBER, Cause.OUTDATED): Role.FOLLOWER,
+    (Role.CANDIDATE, Cause.SILENCE): Role.PROBER,
+    (Role.CANDIDATE, Cause.ELECTED): Role.LEADER,
+    (Role.CANDIDATE, Cause.LED): Role.FOLLOWER,
+    (Role.CANDIDATE, Cause.OUTDATED): Role.FOLLOWER,
+    (Role.LEADER, Cause.OUTDATED): Role.FOLLOWER,
+    (Role.LEADER, Cause.DEAF): Role.FOLLOWER,
+    (Role.LEADER, Cause.REMOVED): Role.FOLLOWER,
+}
+"""All there are; a node that is moved in another way has an error in it."""
+
+
+def diagram() -> str:
+    """Draw `TRANSITIONS` as a Mermaid diagram."""
+    lines = ["stateDiagram-v2", f"    [*] --> {Role.FOLLOWER.value}"]
+    for (role, cause), new in TRANSITIONS.items():
+        lines.append(f"    {role.value} --> {new.value}: {cause.value.partition(':')[0]}")
+    return "\n".join(lines)
