@@ -1,0 +1,64 @@
+"""Shipped checkpoints on simulated disks that lose power: what was written is read, whole."""
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+
+from adam_async.checkpoint import CheckpointError
+from adam_async.checkpoint_files import CheckpointFolder, load_checkpoint
+from adam_async.simulation.nodes import simulate
+from tests.adam_async.checkpoints import checkpoint_of
+
+FOLDER = Path("/run/checkpoints")
+
+
+def lose_power(seed):
+    """Lose power while checkpoints 1, 2, ... are written; returns the last one done, and what is read."""
+    done = 0
+
+    async def scenario(world):
+        async def program(node):
+            nonlocal done
+            async with node.open_disk() as disk:
+                if node.life > 1:
+                    return await load_checkpoint(FOLDER, disk)
+                await disk.make_folder(FOLDER)
+                await disk.sync_folder(FOLDER.parent)
+                await disk.sync_folder(FOLDER.parent.parent)
+                folder = CheckpointFolder(FOLDER, disk)
+                await folder.take_up(None)
+                for number in range(1, 9):
+                    await folder.write(checkpoint_of(number, rows=20))
+                    done = number
+                await asyncio.Event().wait()
+
+        node = world.node("a")
+        node.start(program, may_fail=True)
+        await asyncio.sleep(world.dice.between(0.01, 0.25))
+        node.crash()
+        node.restart()
+        try:
+            return await node.task
+        except CheckpointError as error:
+            return error
+
+    found = simulate(scenario, seed=seed).result
+    return done, found
+
+
+def test_power_lost_at_any_moment_leaves_the_checkpoint_before_or_the_new_one():
+    seen = set()
+    for seed in range(120):
+        done, found = lose_power(seed)
+        seen.add(done)
+        if isinstance(found, CheckpointError):
+            assert done == 0
+            continue
+        groups = found.manifest.groups
+        assert groups in (done, done + 1)
+        assert found.problems == ()
+        assert all((array == groups).all() for array in found.weights.values())
+        np.testing.assert_array_equal(found.state["steps/first/weights"], [groups, groups])
+
+    assert len(seen) > 5
