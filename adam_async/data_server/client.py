@@ -144,7 +144,9 @@ class DataClient:
             except DialFailed as error:
                 problem = str(error)
                 continue
-            if await self._attend(link):
+            if self._address() != self._asked:  # it has changed while we dialled
+                link.abort()
+            elif await self._attend(link):
                 deadline, pauses = loop.time() + patience_s, PAUSES.waits()
             else:
                 await self._wait_look(next(pauses))
