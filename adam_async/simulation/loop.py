@@ -442,6 +442,10 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self._lost.clear()
         running = events._get_running_loop()
         events._set_running_loop(self)
+        # What a generator awaits is not seen from who awaits the generator.
+        awaited = [getattr(generator, "ag_await", None) for generator in self._generators]
+        for coroutine in filter(asyncio.iscoroutine, awaited):
+            _end(coroutine)
         for task in lost:
             task._log_destroy_pending = False  # type: ignore[attr-defined]
             _end(task.get_coro())

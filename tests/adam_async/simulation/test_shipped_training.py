@@ -195,9 +195,8 @@ def test_counting_is_the_same_again():
     assert hashes[0] == hashes[1]
 
 
-@pytest.fixture
-def _no_way_around(monkeypatch):
-    """What product code does not receive as an argument: pools of threads, and the size of the process."""
+def without_ways_around(monkeypatch):
+    """Replace what product code does not receive as an argument: its pools, and the size of the process."""
     for module in (
         adam_async.cluster,
         adam_async.data_server.supply,
@@ -207,6 +206,11 @@ def _no_way_around(monkeypatch):
         monkeypatch.setattr(module, "ComputePool", SimulatedPool)
     for module in (adam_async.role, adam_async.driver):
         monkeypatch.setattr(module, "process_memory", lambda: ProcessMemory(host="", pid=1, peak_rss_mb=1.0))
+
+
+@pytest.fixture
+def _no_way_around(monkeypatch):
+    without_ways_around(monkeypatch)
 
 
 TRAINING = Config(
