@@ -39,7 +39,6 @@ comes back. A leader that has not heard a majority for an election time-out give
 that can be heard but hears nobody does not keep the others from finding a better one. None of this is needed
 for safety, and no clock is."""
 
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 from zlib import crc32
@@ -51,7 +50,6 @@ from adam_async.consensus.events import (
     Effect,
     Event,
     Led,
-    Persist,
     Persisted,
     Propose,
     Read,
@@ -80,7 +78,8 @@ from adam_async.consensus.messages import (
     TakeOver,
     Vote,
 )
-from adam_async.consensus.records import Ballot, Entries, Record, Saved
+from adam_async.consensus.outbox import Outbox
+from adam_async.consensus.records import Ballot, Entries, Saved
 from adam_async.consensus.roles import TRANSITIONS, Cause, Role
 from adam_async.consensus.settings import Settings
 
@@ -115,11 +114,7 @@ class Core:
         self._incoming: tuple[tuple[int, int, int, int], bytearray] | None = None
         """Which snapshot is being received, and what there is of it."""
         self._effects: list[Effect] = []
-        self._records: list[Record] = []
-        self._persists = 0
-        self._persisted = 0
-        self._held: deque[tuple[int, Message]] = deque()
-        """Messages, each with the number of the `Persist` that it depends on, in order."""
+        self._outbox = Outbox()
         self._told: tuple[int, str | None] = (self.term, None)
         self._wait_for_leader()
 
@@ -149,7 +144,7 @@ class Core:
         if isinstance(event, Received):
             self._receive(event.message)
         elif isinstance(event, Persisted):
-            self._persisted = max(self._persisted, event.number)
+            self._outbox.persisted(event.number)
         else:
             HANDLERS[type(event)][self.role](self, event)
         self._settle()
@@ -158,18 +153,15 @@ class Core:
 
     # --- what is said waits for what is written ------------------------------------------------
 
-    def _hold(self, message: Message) -> None:
-        self._held.append((self._persists + bool(self._records), message))
-
     def _settle(self) -> None:
+        """Give out what is to be written, and what has waited for what is written by now."""
         while True:
-            if self._records:
-                self._persists += 1
-                self._effects.append(Persist(self._persists, tuple(self._records)))
-                self._records.clear()
-            if not self._held or self._held[0][0] > self._persisted:
+            persist = self._outbox.persist()
+            if persist is not None:
+                self._effects.append(persist)
+            message = self._outbox.next()
+            if message is None:
                 break
-            _, message = self._held.popleft()
             if message.to == self.me:
                 self._receive(message)
             else:
@@ -201,9 +193,9 @@ class Core:
         """Tell one who asks in an old term which one it is. Answers of old terms come too late."""
         sender = message.sender
         if isinstance(message, AskVote):
-            self._hold(Vote(sender=self.me, to=sender, term=self.term, pre=message.pre, granted=False))
+            self._outbox.hold(Vote(sender=self.me, to=sender, term=self.term, pre=message.pre, granted=False))
         elif isinstance(message, Append | Chunk):
-            self._hold(Appended(sender=self.me, to=sender, term=self.term, ok=False, match=0, round=0))
+            self._outbox.hold(Appended(sender=self.me, to=sender, term=self.term, ok=False, match=0, round=0))
 
     def _become(self, cause: Cause, *, term: int | None = None, vote: str | None = None) -> None:
         """Move to the role that follows from `cause`, and into `term`, if it is given, with `vote`."""
@@ -220,7 +212,7 @@ class Core:
 
     def _cast(self, term: int, vote: str | None) -> None:
         self.term, self.vote = term, vote
-        self._records.append(Ballot(term, vote))
+        self._outbox.record(Ballot(term, vote))
 
     def _wait_for_leader(self) -> None:
         self._deadline = self._now + self._settings.election_s * (1 + self._draw())
@@ -257,7 +249,7 @@ class Core:
     def _ask(self, *, pre: bool, transfer: bool = False) -> None:
         for voter in self.members.voters:
             if voter == self.me:
-                self._hold(Vote(sender=voter, to=voter, term=self.term, pre=pre, granted=True))
+                self._outbox.hold(Vote(sender=voter, to=voter, term=self.term, pre=pre, granted=True))
             else:
                 ask = AskVote(
                     sender=self.me,
@@ -268,7 +260,7 @@ class Core:
                     pre=pre,
                     transfer=transfer,
                 )
-                self._hold(ask)
+                self._outbox.hold(ask)
 
     def _consider(self, ask: AskVote) -> None:
         granted = (ask.last_term, ask.last_index) >= (self.log.last_term, self.log.last_index)
@@ -277,7 +269,7 @@ class Core:
             if granted and self.vote is None:
                 self._cast(self.term, ask.sender)
                 self._wait_for_leader()
-        self._hold(Vote(sender=self.me, to=ask.sender, term=self.term, pre=ask.pre, granted=granted))
+        self._outbox.hold(Vote(sender=self.me, to=ask.sender, term=self.term, pre=ask.pre, granted=granted))
 
     def _count(self, vote: Vote) -> None:
         if vote.pre != (self.role is Role.PROBER) or not vote.granted:
@@ -334,12 +326,12 @@ class Core:
             prev_index=question.prev_index if isinstance(question, Append) else 0,
             round=question.round,
         )
-        self._hold(answer)
+        self._outbox.hold(answer)
 
     def _put(self, entries: tuple[Entry, ...]) -> None:
         assert entries[0].index > self.commit, (entries[0], self.commit)
         self.log.put(entries)
-        self._records.append(Entries(entries))
+        self._outbox.record(Entries(entries))
 
     def _commit_to(self, index: int) -> None:
         if index <= self.commit:
@@ -365,7 +357,7 @@ class Core:
                 self._install(chunk, bytes(state))
                 return
             state.clear()
-        self._hold(
+        self._outbox.hold(
             Taken(
                 sender=self.me,
                 to=chunk.sender,
@@ -380,7 +372,7 @@ class Core:
         snapshot = Snapshot(chunk.index, chunk.index_term, chunk.members, state)
         self.log.install(snapshot)
         self.commit = snapshot.index
-        self._records.append(snapshot)
+        self._outbox.record(snapshot)
         self._effects.append(Restore(snapshot))
         self._answer(chunk, ok=True, match=snapshot.index)
 
@@ -394,7 +386,7 @@ class Core:
             return  # a later one was received meanwhile
         snapshot = Snapshot(taken.index, term, self.log.members_at(taken.index), taken.state)
         self.log.install(snapshot)
-        self._records.append(snapshot)
+        self._outbox.record(snapshot)
 
     # --- leading -------------------------------------------------------------------------------
 
@@ -407,7 +399,7 @@ class Core:
         """Put an entry of one's own at the end of the log, and send it."""
         index = self.log.last_index + 1
         self._put((Entry(index, self.term, command, members),))
-        self._hold(Appended(sender=self.me, to=self.me, term=self.term, ok=True, match=index, round=0))
+        self._outbox.hold(Appended(sender=self.me, to=self.me, term=self.term, ok=True, match=index, round=0))
         if members is not None:
             self._led.regroup(members, last_index=index, now=self._now)
         for node in self._others():
@@ -536,6 +528,9 @@ class Core:
 
     def _read(self, read: Read) -> None:
         leading = self._led
+        if len(leading.reads) >= self._settings.backlog:
+            self._refuse(read, f"{self._settings.backlog} reads wait for an answer; try again later")
+            return
         leading.reads.append(WaitingRead(read.tag, max(self.commit, leading.first), leading.round + 1))
         self._serve_reads()
 
@@ -588,10 +583,8 @@ class Core:
         log, members = self.log, self.members
         assert log.snapshot.index <= self.commit <= log.last_index, self
         assert log.last_term <= self.term, self
-        assert not self._records
+        assert self._outbox.is_settled
         assert not self._effects
-        assert self._persisted <= self._persists
-        assert not self._held or self._held[0][0] > self._persisted, self
         assert (self._leading is not None) == (self.role is Role.LEADER) == (self.leader == self.me), self
         assert self.role is not Role.CANDIDATE or self.vote == self.me, self
         if self._leading is not None:

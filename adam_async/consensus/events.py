@@ -111,7 +111,7 @@ class Restore:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What was proposed stands in the log and has been applied here; or another leads, as was wanted."""
+    """What was proposed is committed and has been applied here; or this node leads no more, as wanted."""
 
     tag: Hashable
     index: int

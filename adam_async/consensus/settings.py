@@ -17,10 +17,10 @@ class Settings:
     """Entries in one message, unless the first alone is larger."""
     chunk_bytes: int = 256 << 10
     """Piece of a snapshot in one message."""
-    window: int = 256
+    window: int = 64
     """Entries that are sent to a node ahead of its answers."""
-    backlog: int = 1024
-    """Entries that may wait to be committed; what is proposed beyond that is refused."""
+    backlog: int = 128
+    """Entries that may wait to be committed, and reads that may wait for an answer; more are refused."""
     catch_up: int = 64
     """A learner may lack so many entries when it is made a voter."""
 

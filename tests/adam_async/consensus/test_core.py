@@ -263,6 +263,16 @@ def test_a_command_that_is_too_large_and_one_too_many_are_refused():
     assert "2 entries wait" in effect.reason
 
 
+def test_one_read_too_many_is_refused():
+    group = SmallGroup("abc", backlog=2)
+    group.elect("a")
+    assert group.give("a", Read(1)) == group.give("a", Read(2)) == []
+    (effect,) = group.give("a", Read(3))
+    assert "2 reads wait" in effect.reason
+    group.deliver()
+    assert [effect for effect in group.seen["a"] if type(effect) is ReadReady] == [ReadReady(1), ReadReady(2)]
+
+
 def test_a_read_is_answered_after_a_majority_has_answered_its_round():
     group = SmallGroup("abc")
     group.elect("a")
