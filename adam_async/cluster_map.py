@@ -27,6 +27,8 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Id of the run it has prepared for; for workers with the life of their replica, see `ready_word`."""
     left: bool = False
     """Whether it said goodbye: it is not live because it wanted to go."""
+    failed: str = ""
+    """What it is about to end by, if it could still say so."""
     replica: int = -1
     """For workers: the replica it trains, given by the controller; -1 outside a run."""
     partition: int = 0
@@ -166,10 +168,15 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True):
             return ()
         return tuple(node for node, _ in lending.keepers)
 
-    def lender_for(self, replica: int) -> str:
-        """Address of the data server that a replica's workers ask; empty while there is none."""
+    def lender_for(self, replica: int, attempt: int = 0) -> str:
+        """Address of the data server that a replica's workers ask; empty while there is none.
+
+        Args:
+            replica: Whose workers.
+            attempt: How often in a row nobody answered them.
+        """
         servers = sorted(self.lenders)
-        return self.nodes[servers[replica % len(servers)]].address if servers else ""
+        return self.nodes[servers[(replica + attempt) % len(servers)]].address if servers else ""
 
     def members(self, replica: int) -> tuple[str, ...]:
         """The live workers that have a part of this replica, in the order of their parts."""

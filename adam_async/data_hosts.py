@@ -21,7 +21,7 @@ from transport import (
 )
 from transport.tcp import is_loopback, parse_tcp_address
 
-SAME = ("name", "shape", "classes", "train_images", "test_images", "labels")
+SAME = ("name", "shape", "classes", "train_images", "test_images", "digest")
 """What all data servers of a cluster say alike of their data."""
 
 

@@ -153,7 +153,7 @@ async def measure(case: tuple[tuple[int, int, int], int, int], rounds: int, seco
     network = cluster_network(None, entropy=system_entropy, buffers=BufferPool())
     client = DataClient(
         network=network,
-        address=lambda: address,
+        address=lambda _: address,
         identity=WORKER,
         run=RUN,
         replica=0,

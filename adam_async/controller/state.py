@@ -215,7 +215,7 @@ class ControllerState:
     def _forget_replicas(self) -> None:
         self._set(
             nodes={
-                name: msgspec.structs.replace(node, ready="", **_NO_PLACE)
+                name: msgspec.structs.replace(node, ready="", failed="", **_NO_PLACE)
                 for name, node in self.map.nodes.items()
             }
         )
@@ -248,9 +248,12 @@ class ControllerState:
         for name in sorted(set(self.map.buckets)):
             if not nodes[name].live:
                 lost, reason = name, f"{name} died: with it went the only copy of its shards"
+        said = [f"{name}: {node.failed}" for name, node in nodes.items() if node.failed]
         if self.map.epoch is not None and not self.map.lenders:
             others = "no other has all its leases" if self.map.live("data") else "no other has joined"
-            lost, reason = "the data server", f"the data server died: {others}"
+            lost, reason = "the data server", f"the data server died: {said[0] if said else others}"
+        elif said and all(nodes[name].failed for name in self.map.live("data")):
+            lost, reason = "the data server", f"the data server died: {said[0]}"
         if reason:
             changed = self.map.version + 1
             failed = msgspec.structs.replace(run, phase="failed", reason=reason, lost=lost, changed=changed)

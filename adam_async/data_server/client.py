@@ -62,7 +62,8 @@ class DataClient:
 
     Args:
         network: How to reach data servers.
-        address: That of the one to ask now; empty while there is none. After a change, `look`.
+        address: That of the one to ask, after so many in a row that did not answer; empty while there is
+            none. After a change, `look`.
         identity: Who we are.
         run: Id of the run.
         replica: Whose share we read.
@@ -81,7 +82,7 @@ class DataClient:
         self,
         *,
         network: Network,
-        address: Callable[[], str],
+        address: Callable[[int], str],
         identity: Identity,
         run: str,
         replica: int,
@@ -95,6 +96,8 @@ class DataClient:
         self._network = network
         self._address = address
         self._asked = ""
+        self._silent = 0
+        """How many that we asked in a row did not answer; the one that does is stayed with."""
         self._looked = asyncio.Event()
         self._link: Link | None = None
         self._identity = identity
@@ -135,7 +138,7 @@ class DataClient:
             if left <= 0:
                 raise RoleDied("the data server", problem)
             self._looked.clear()
-            self._asked = self._address()
+            self._asked = self._address(self._silent)
             if not self._asked:
                 await self._wait_look(left)
                 continue
@@ -143,12 +146,14 @@ class DataClient:
                 link = await self._network.dial(self._asked, self._identity, timeout_s=min(left, DIAL_S))
             except DialFailed as error:
                 problem = str(error)
+                self._silent += 1
                 continue
-            if self._address() != self._asked:  # it has changed while we dialled
+            if self._address(self._silent) != self._asked:  # it has changed while we dialled
                 link.abort()
             elif await self._attend(link):
                 deadline, pauses = loop.time() + patience_s, PAUSES.waits()
             else:
+                self._silent += not self._looked.is_set()
                 await self._wait_look(next(pauses))
 
     async def _wait_look(self, timeout_s: float) -> None:
@@ -161,7 +166,7 @@ class DataClient:
 
     def look(self) -> None:
         """See whether another data server is to be asked."""
-        if self._address() != self._asked:
+        if self._address(self._silent) != self._asked:
             self._looked.set()
             if self._link is not None:
                 self._link.abort()

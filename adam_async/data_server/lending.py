@@ -216,6 +216,9 @@ class Lending:
             self._end_tasks()  # we hear of the new lender before the map says so: ours copy nothing more
         request.reply(pack(LedgerCopied()))
         self._settle(settled)
+        if part.opening is not None:  # what we had entered may not be in this ledger
+            self._outbox = self._open_events()
+            self._wake()
 
     def _is_of(self, request: Request, run: str) -> bool:
         if run != self._run:

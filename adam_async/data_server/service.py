@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from adam_async.cluster_map import ClusterMap, EpochRecord, RunRecord, skipped_groups
 from adam_async.config import Config, Waits
+from adam_async.controller.client import GOODBYE_S
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.ledger import Settled
 from adam_async.data_server.lending import Lending
@@ -43,7 +44,7 @@ from adam_async.data_server.state import (
 )
 from adam_async.data_server.supply import Supply
 from adam_async.dice import Dice
-from adam_async.errors import DataError
+from adam_async.errors import AdamError, DataError
 from adam_async.ids import Replica
 from adam_async.messages import (
     Body,
@@ -70,6 +71,9 @@ ANSWER_BYTES = 8 << 20
 
 ANSWER_GROUPS = 64
 """Groups of one answer at most; what describes them must fit into a frame's meta."""
+
+DIGESTED = 64
+"""Images by which data sets are told apart."""
 
 UNREAD_BYTES = 1 << 16
 """With more unsent on a link its worker is given no further groups: it has not read the last answer."""
@@ -120,7 +124,7 @@ class DataServer(Role):
             identity=identity,
             waits=waits,
             controller=controller,
-            info={**dataset.info(), "labels": _digest(dataset.train_labels)},
+            info={**dataset.info(), "digest": _digest(dataset)},
             timeline=timeline,
         )
         self._dataset = dataset
@@ -175,11 +179,16 @@ class DataServer(Role):
 
     def _fail(self, error: BaseException) -> None:
         """End the server with what making images raised."""
+        self._spawn("images-failed", self._end_with(error))
 
-        async def fail() -> None:
-            raise error
-
-        self._spawn("images-failed", fail())
+    async def _end_with(self, error: BaseException) -> None:
+        """End the server, and let the cluster know by what, if it can be told within a moment."""
+        try:
+            async with asyncio.timeout(GOODBYE_S):
+                await self._membership.set_node(failed=str(error) or repr(error))
+        except (TimeoutError, AdamError) as untold:
+            logger.info("%s ends, and cannot say so: %r", self._identity.node, untold)
+        raise error
 
     # --- the run -----------------------------------------------------------------------------
 
@@ -190,10 +199,15 @@ class DataServer(Role):
             if run is None:
                 continue
             if run.id != self._run:
-                self._check_data(cluster)
-                await self._take_up(cluster, run)
+                try:
+                    self._check_data(cluster)
+                    await self._take_up(cluster, run)
+                except AdamError as error:
+                    await self._end_with(error)
                 await self._membership.set_node(ready=run.id)
                 cluster = self._membership.map
+            if cluster.lenders:
+                self._check_data(cluster)
             self._lending.look(cluster)
             if not self._lending.keeps:
                 self._refuse_all("not-lending", f"{self._identity.node} has no leases of run {self._run}")
@@ -204,7 +218,7 @@ class DataServer(Role):
         """Refuse to serve together with data servers that have other data."""
         for name in (cluster.lenders or cluster.live("data"))[:1]:
             theirs = cluster.nodes[name].info
-            for key in ("train_images", "test_images", "shape", "classes", "labels"):
+            for key in ("train_images", "test_images", "shape", "classes", "digest"):
                 if theirs.get(key) != self._info[key]:
                     raise DataError(
                         f"{self._identity.node} has other data than {name}: {key} is {self._info[key]}, not "
@@ -303,6 +317,9 @@ class DataServer(Role):
     def _asked(self, request: Request, body: LeaseGroups) -> None:
         if not 0 <= body.partition < self._partitions:
             request.fail("no-part", f"replicas have parts 0 to {self._partitions - 1}, not {body.partition}")
+            return
+        if body.count < 1:
+            request.fail("no-groups", f"at least one group is asked for, not {body.count}")
             return
         height = self._dataset.image_shape[1]
         first, stop = body.rows or (0, height)
@@ -528,9 +545,13 @@ def _began(run: RunRecord, config: Config, epoch: EpochRecord, skipped: Sequence
     )
 
 
-def _digest(labels: NDArray[np.int64]) -> str:
-    """What tells data sets apart that look alike."""
-    return blake2b(labels.tobytes(), digest_size=8).hexdigest()
+def _digest(dataset: Dataset) -> str:
+    """What tells data sets apart that look alike: all labels, and some images if these lie in memory."""
+    found = blake2b(dataset.train_labels.tobytes(), digest_size=8)
+    images = dataset.train_images
+    if isinstance(images, np.ndarray):
+        found.update(images[:: len(images) // DIGESTED + 1].tobytes())
+    return found.hexdigest()
 
 
 def _cut(

@@ -442,7 +442,7 @@ class DataState:
             groups += self._lease(epoch, asked.replica, log, asked.count - len(groups), now)
             stop = log.stop
         if not groups:
-            return None
+            return Grant(asked.request, number, (), last=False) if late else None
         if stop == log.stop and not epoch.has_work(asked.replica):
             self._mark(epoch, asked.replica, log, -1)
         end = log.mark_at(stop)

@@ -162,7 +162,7 @@ class Participation:
             self._way = aliased
         self._cluster = cluster
         self._data = DataClient(
-            address=lambda: self._cluster.lender_for(replica),
+            address=lambda attempt: self._cluster.lender_for(replica, attempt),
             run=run.id,
             replica=replica,
             life=life,

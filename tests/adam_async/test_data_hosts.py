@@ -183,8 +183,8 @@ async def test_hosts_with_different_data_are_told_apart(network):
             async with cluster_of(config_of(), one, two):
                 pass
         assert re.fullmatch(
-            f"data: {one.address} has train_images 60, labels .*, but {two.address} has train_images 50, "
-            "labels .*; start all data servers over the same data",
+            f"data: {one.address} has train_images 60, digest .*, but {two.address} has train_images 50, "
+            "digest .*; start all data servers over the same data",
             str(raised.value),
         )
         await until(lambda: not one.serving and not two.serving)

@@ -189,7 +189,7 @@ async def test_eight_who_do_not_read_neither_fill_the_memory_nor_delay_a_ninth(
             links.append(link)
         client = DataClient(
             network=cluster.network,
-            address=lambda: cluster.data,
+            address=lambda _: cluster.data,
             identity=who("worker", STALLED),
             run=RUN,
             replica=STALLED,

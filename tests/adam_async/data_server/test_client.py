@@ -61,7 +61,7 @@ async def client_of(network, *, waits=PATIENT, ahead=AHEAD, rows=None):
     async with network.listen(address_of(network), far, server.on_link) as listener:
         client = DataClient(
             network=network,
-            address=lambda: listener.address,
+            address=lambda _: listener.address,
             identity=identity,
             run="run",
             replica=3,
@@ -277,7 +277,7 @@ async def test_a_server_that_answers_nothing_is_given_up_by_name(network):
 async def test_a_server_that_is_not_there_is_given_up_by_name(network):
     gone = DataClient(
         network=network,
-        address=lambda: "local://nobody" if address_of(network) == "local://" else "tcp://127.0.0.1:1",
+        address=lambda _: "local://nobody" if address_of(network) == "local://" else "tcp://127.0.0.1:1",
         identity=Identity(role="worker", node="worker-0", incarnation=7),
         run="run",
         replica=0,

@@ -74,8 +74,8 @@ class Worker:
             group.create_task(self._train(), name="train"),
         ]
 
-    def _address(self):
-        address = self.member.map.lender_for(self.number)
+    def _address(self, attempt):
+        address = self.member.map.lender_for(self.number, attempt)
         if address and self.asked[-1:] != [address]:
             self.asked.append(address)
         return address
