@@ -9,6 +9,7 @@ import asyncio
 import errno
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,9 @@ from adam_async.simulation.dice import Dice
 from adam_async.simulation.drive import Drive, Inode
 from adam_async.simulation.host import HOST
 from adam_async.simulation.loop import SimulatedLoop
+
+CLOSE_S = 10.0
+"""How long closing waits for what was asked for, as the real port does."""
 
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
@@ -71,7 +75,9 @@ class SimulatedDisk(Disk):
     async def aclose(self) -> None:
         if not self._closed:
             self._closed = True
-            await self._ask(_nothing)
+            with suppress(OSError):  # a TimeoutError is one
+                async with asyncio.timeout(CLOSE_S):
+                    await self._ask(_nothing)
 
     def statistics(self) -> DiskStatistics:
         return DiskStatistics(

@@ -35,7 +35,7 @@ class Step(asyncio.TimerHandle):
 
     def cancel(self) -> None:
         self.gone = True
-        self.call, self.args = None, ()
+        self.call, self.args, self.context = None, (), None
 
     def cancelled(self) -> bool:
         return self.gone

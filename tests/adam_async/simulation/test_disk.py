@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from adam_async.ports import Disk
+from adam_async.simulation.disk import SimulatedDisk
 from adam_async.simulation.nodes import simulate
 
 HOME = Path("/home")
@@ -69,6 +70,21 @@ def test_it_does_what_the_real_port_does(tmp_path):
         return await use(disk, HOME)
 
     assert on_a_disk(simulated) == asyncio.run(really())
+
+
+def test_nothing_of_the_real_port_is_left_to_reach_a_real_disk():
+    public = {name for name in vars(Disk) if not name.startswith("_")}
+
+    assert public <= vars(SimulatedDisk).keys()
+
+
+def test_closing_a_disk_that_is_stuck_is_given_up():
+    async def use(disk, node):
+        node.disk_conditions.stuck = True
+        await disk.aclose()
+        return asyncio.get_running_loop().time()
+
+    assert on_a_disk(use) == pytest.approx(10.0)
 
 
 async def write_versions(disk, write):
