@@ -4,9 +4,9 @@
 
 A process has a controller, a parameter server and a data server with images in memory; in this process a
 `DataClient`, which is what a worker reads through, takes group after group and reports them. Beside it a link
-of ours between the same two processes asks for messages of the size of those answers, of one array that is
-there. Both in turn, for `--rounds` rounds; megabytes of images per second, and the medians. One question is
-open at a time, in both.
+of ours between the same two processes asks for messages of the size of those answers, which are the images as
+they lie in memory, one after the other. Both in turn, for `--rounds` rounds; megabytes of images per second,
+and the medians. One question is open at a time, in both.
 
 Rows: case, ours, peer (the link), ratio, unit. Wanted: 0.8.
 """
@@ -110,10 +110,10 @@ async def serve(channel: Any, shape: tuple[int, int, int], images: int, ahead: i
         await worker.set_node(ready=ready_word(RUN, life))
         await worker.wait_for(lambda m: m.epoch is not None, "the epoch", 30)
 
-        size = images * int(np.prod(shape)) * max(ahead // 2, 1)
-        block = np.ones(min(size, 8 << 20), np.uint8)
+        size = min(images * int(np.prod(shape)) * max(ahead // 2, 1), 8 << 20)
+        memory = pictures.reshape(-1)
         raw = await stack.enter_async_context(
-            network.listen(LOOPBACK, who("data"), lambda link: answer(link, block))
+            network.listen(LOOPBACK, who("data"), lambda link: answer(link, memory, size))
         )
         channel.send((server.address, raw.address, life))
 
@@ -128,11 +128,14 @@ async def serve(channel: Any, shape: tuple[int, int, int], images: int, ahead: i
         await next_epochs()
 
 
-async def answer(link: Link, block: Any) -> None:
-    """A link that sends the same array whatever it is asked."""
+async def answer(link: Link, memory: Any, size: int) -> None:
+    """A link that answers whatever it is asked with the next bytes of the images, as they lie."""
+    at = 0
 
     def handle(request: Request) -> None:
-        request.reply(pack(Reported(), [block]))
+        nonlocal at
+        request.reply(pack(Reported(), [memory[at : at + size]]))
+        at = at + size if at + 2 * size <= len(memory) else 0
 
     link.serve(handle)
     await link.wait_closed()
