@@ -16,6 +16,7 @@ hold up neither the disk nor the end of the program.
 
 import asyncio
 import contextlib
+import fcntl
 import logging
 import os
 import re
@@ -190,6 +191,22 @@ class Disk:
                 self._executor.submit(file.close)
             except RuntimeError:  # the disk was closed meanwhile
                 file.close()
+
+    @contextlib.asynccontextmanager
+    async def hold(self, path: Path) -> AsyncIterator[None]:
+        """Hold the lock of a file, made if it is not there, for as long as the block lasts.
+
+        The system lets go of it when the process ends, in whatever way; the file stays. Leaving the block
+        lets go in turn on the disk's thread, behind all that was asked for in it.
+
+        Raises:
+            BlockingIOError: Somebody holds it, in this process or another.
+            OSError: The file cannot be made, or its file system has no locks.
+        """
+        # For writing: a network file system gives this lock to nobody who only reads.
+        async with self._open(path, "ab") as file:
+            await self.run(fcntl.flock, file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
 
     async def names(self, folder: Path) -> list[str]:
         """Return the names in a folder, sorted."""

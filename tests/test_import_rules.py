@@ -48,6 +48,7 @@ MODULE_CAPABILITIES = {
     "shutil": "files",
     "tempfile": "files",
     "aiofiles": "files",
+    "fcntl": "files",
     "mmap": "memory",
     "threading": "threads",
     "_thread": "threads",

@@ -398,7 +398,8 @@ async def staging(
 
     Args:
         source: The shared folder or file.
-        folder: Where its copy goes: an empty folder, or one of an earlier start.
+        folder: Where its copy goes: an empty folder, or one of an earlier start. It is held until the block
+            is left.
         peers: Addresses of all servers; the same list in the same order everywhere.
         network: How they reach one another.
         identity: Role (``data``), node id and incarnation of this server.
@@ -407,14 +408,16 @@ async def staging(
         patience: Deadlines.
 
     Raises:
-        DataError: Source or folder cannot be used; or, within a group, the staging cannot go on.
+        DataError: Source or folder cannot be used, or another server holds the folder; or, within a group,
+            the staging cannot go on.
         BindFailed: None of the addresses is ours and free.
         BindRefused: Others could reach the address, and there is no token.
     """
     found = await find(source, disk)
-    copy = Copy(folder, found, disk)
-    held = await copy.take_up()
+    copy = Copy(folder, found, disk, start=identity.incarnation)
     async with AsyncExitStack() as stack:
+        await stack.enter_async_context(copy.hold())
+        held = await copy.take_up()
         refused = ""
         for server in range(len(peers)):
             stager = Stager(

@@ -1,9 +1,13 @@
 """The files of a staging: the list of what a source holds, reading it with deadlines, and the copy of it.
 
 The copy is the folder that was asked for, with the source's own names. What is not whole is beside it in
-``.staging``, which no loader looks at: ``NUMBER.part`` is a file under way, and ``notes`` has a line of JSON
-for each file that is there (path, size, time of the source's file, checksum). A file gets its name once all
-its bytes are forced down, and its note after that: what has a note and its size is kept by a later start.
+``.staging``, which no loader looks at: ``NUMBER.START.part`` is a file under way, and ``notes`` has a line of
+JSON for each file that is there (path, size, time of the source's file, checksum). A file gets its name once
+all its bytes are forced down, and its note after that: what has a note and its size is kept by a later start.
+
+A folder belongs to one server at a time, which holds the lock of ``.staging/lock`` for as long as it stages
+into the folder and serves from it. Should a file system grant a lock twice, the names of the parts, which no
+two starts have in common, and a look at the size before a part gets its name keep the files whole.
 
 A source may hang, as network file systems do, and a thread that hangs in it cannot be ended. So the source is
 read by disks of its own, and one that misses a deadline is replaced.
@@ -12,7 +16,7 @@ read by disks of its own, and one that misses a deadline is replaced.
 import asyncio
 import contextlib
 import stat
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -26,6 +30,7 @@ from adam_async.errors import DataError
 from adam_async.ports import Disk
 
 ASIDE = ".staging"
+PART = ".part"
 PIECE_BYTES = 1 << 20
 """What is read, sent and written at once."""
 
@@ -187,26 +192,50 @@ class Copy:
         folder: Where; nothing is written outside it.
         found: What the source holds.
         disk: Reads and writes the folder.
+        start: Number of this start of a server, which no other start has.
     """
 
-    def __init__(self, folder: Path, found: Found, disk: Disk) -> None:
+    def __init__(self, folder: Path, found: Found, disk: Disk, *, start: int) -> None:
         self.folder = folder
         self._found = found
         self._disk = disk
+        self._start = start
         self._aside = folder / ASIDE
         self._notes = self._aside / "notes"
         self._noted = 0
         self._noting = asyncio.Lock()
 
+    @contextlib.asynccontextmanager
+    async def hold(self) -> AsyncIterator[None]:
+        """Make the folder, and keep other servers out of it for as long as the block lasts.
+
+        Raises:
+            DataError: Another server is in it, or it cannot be used.
+        """
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                await self._disk.make_folder(self._aside)
+                await stack.enter_async_context(self._disk.hold(self._aside / "lock"))
+            except BlockingIOError:
+                raise DataError(
+                    f"{self.folder} is in use: another data server stages into it or serves from it; give "
+                    "each server a folder of its own, or end the other one first"
+                ) from None
+            except OSError as error:
+                raise self._useless(error) from None
+            yield
+
     async def take_up(self) -> dict[int, str]:
-        """Make the folder, or take up what an earlier start has left; return the checksums of what is whole.
+        """Take up what an earlier start has left in the folder, which is held.
+
+        Returns:
+            The checksums of what is whole.
 
         Raises:
             DataError: The folder holds what the source does not, or cannot be used.
         """
         files = self._found.files
         try:
-            await self._disk.make_folder(self._aside)
             there = {path: size for path, size, _ in await _below(self.folder, self._disk)}
             numbers = {file.path: number for number, file in enumerate(files)}
             strange = next((path for path in sorted(there) if path not in numbers), None)
@@ -224,10 +253,16 @@ class Copy:
             ]
             text = b"".join(msgspec.json.encode(note) + b"\n" for note in kept)
             await self._disk.write_atomic(self._notes, [text])
+            for name in await self._disk.names(self._aside):
+                if name.endswith(PART):
+                    await self._disk.run((self._aside / name).unlink)
         except OSError as error:
-            raise DataError(f"{self.folder} cannot be used: {error.strerror or error}") from None
+            raise self._useless(error) from None
         self._noted = len(text)
         return {numbers[note.path]: note.checksum for note in kept}
+
+    def _useless(self, error: OSError) -> DataError:
+        return DataError(f"{self.folder} cannot be used: {error.strerror or error}")
 
     async def _read_notes(self) -> list[_Note]:
         try:
@@ -267,11 +302,14 @@ class Copy:
         """Give a file that was written aside its name, durably.
 
         Raises:
-            OSError: The disk is full, or worse.
+            OSError: The disk is full, or worse: it does not hold what was written.
         """
         file, part = self._found.files[number], self._part(number)
         path = self.folder / file.path
         await self._disk.sync_file(part)
+        size = (await self._disk.run(part.stat)).st_size
+        if size != file.size:
+            raise OSError(f"{part} holds {size} bytes instead of {file.size}; does another program write it?")
         await self._disk.make_folder(path.parent)
         await self._disk.rename(part, path)
         note = _Note(path=file.path, size=file.size, time=self._found.times[file.path], checksum=checksum)
@@ -286,4 +324,4 @@ class Copy:
         return await self._disk.read_part(path, offset, offset + PIECE_BYTES)
 
     def _part(self, number: int) -> Path:
-        return self._aside / f"{number}.part"
+        return self._aside / f"{number}.{self._start:x}{PART}"

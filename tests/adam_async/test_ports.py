@@ -124,6 +124,20 @@ async def test_a_file_is_read_in_pieces_and_from_anywhere_and_what_was_appended_
             await disk.sync_file(tmp_path / "absent")
 
 
+async def test_a_lock_is_held_by_one_block_and_free_again_after_it_however_it_ends(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    async with Disk() as disk, Disk() as other:
+        with pytest.raises(RuntimeError, match="in the block"):
+            async with disk.hold(path):
+                with pytest.raises(BlockingIOError):
+                    async with other.hold(path):
+                        pass
+                raise RuntimeError("in the block")
+        await disk.names(tmp_path)  # takes its turn behind the lock
+        async with other.hold(path):
+            assert await other.names(tmp_path) == ["lock"]
+
+
 async def test_a_missing_file_is_the_systems_own_error(tmp_path: Path) -> None:
     async with Disk() as disk:
         with pytest.raises(FileNotFoundError):

@@ -461,3 +461,14 @@ async def test_an_address_that_is_taken_everywhere_is_said(ring) -> None:
         with pytest.raises(BindFailed, match="cannot listen on any of"):
             async with servers.server("s1"):
                 pass
+
+
+async def test_a_folder_that_another_server_serves_from_is_refused_and_left_as_it_is(ring, shared) -> None:
+    servers = ring(2)
+    async with servers.server("s0", patience=Patience(join_s=0.05, back_s=0.05)) as one:
+        await one.staged()
+        with pytest.raises(DataError, match="/s0 is in use: another data server stages into it or serves"):
+            async with servers.server("s0"):
+                pass
+        assert servers.copy("s0") == FILES
+        assert len((servers.tmp_path / "s0/.staging/notes").read_text().splitlines()) == len(FILES)
