@@ -440,6 +440,9 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._finish(LinkBroken(f"connection to {self.peer} lost: {exc or 'the peer hung up'}"))
+        # Its `_flush` comes yet, and a transport that is gone may refuse to be written to.
+        self._turn.clear()
+        self._turn_bytes = 0
         self._conversation.drop_queue()
         self._wake_senders()
         if not self._gone.done():

@@ -215,6 +215,19 @@ async def test_small_frames_of_one_turn_leave_in_one_write() -> None:
         assert len(answers.writes) <= 2  # type: ignore[attr-defined]
 
 
+async def test_what_waits_for_the_end_of_its_turn_ends_with_the_connection() -> None:
+    loop, errors = asyncio.get_running_loop(), list[dict[str, object]]()
+    loop.set_exception_handler(lambda _, context: errors.append(context))
+    async with link_pair(network()) as (near, _):
+        assert isinstance(near, TcpLink)
+        near._transport.abort()
+        near.send_nowait(Message(type="note"))
+        assert near._turn, "it leaves at once: nothing is tested"
+        await near.wait_closed()
+        await asyncio.sleep(0)
+    assert errors == []
+
+
 async def test_a_silent_peer_is_given_up() -> None:
     net = network(ping_every_s=0.02, dead_after_s=0.06)
     async with door(net) as (listener, links), raw_peer(listener.address) as (reader, writer):
