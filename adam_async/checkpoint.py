@@ -52,6 +52,8 @@ MAY_CHANGE = frozenset(
     {
         "data",
         "damaged",
+        "cache",
+        "spill",
         "transforms",
         "epochs",
         "epoch_fraction",

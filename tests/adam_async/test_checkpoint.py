@@ -132,6 +132,13 @@ def test_a_resumed_run_cannot_be_recorded_and_one_that_was_can_be_resumed():
         resumed_config(manifest, make_config(resumed_options(manifest), {"record": True}))
 
 
+def test_a_resumed_run_may_use_another_machines_memory_and_disk():
+    manifest = manifest_of()
+    change = {"cache": "4G", "spill": "/fast/disk"}
+    resumed = resumed_config(manifest, make_config(resumed_options(manifest), change))
+    assert (resumed.cache, resumed.spill) == ("4G", "/fast/disk")
+
+
 def test_options_that_a_resumed_run_cannot_change_are_named_with_both_values():
     manifest = manifest_of()
     wanted = make_config(resumed_options(manifest), {"momentum": 0.5, "images_per_group": 8})
