@@ -11,7 +11,7 @@ UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 AUTO = "auto"
 
 SHARE_OF_AVAILABLE = 2
-"""Without a size, a data server takes one part in so many of the memory that is available."""
+"""Without a size, the data servers of a machine take one part in so many of the memory that is available."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,8 @@ def cache_limits(cache: str, spill: str, *, available_bytes: int) -> CacheLimits
     """Read the options.
 
     Args:
-        cache: ``auto``, or a size such as ``512M`` or ``4G``; without a letter in bytes.
+        cache: ``auto``, or ``auto/N`` for one of N data servers that share a machine, or a size such as
+            ``512M`` or ``4G``; without a letter in bytes.
         spill: A folder; empty for none.
         available_bytes: Memory that this process could use, for ``auto``.
 
@@ -45,9 +46,16 @@ def cache_limits(cache: str, spill: str, *, available_bytes: int) -> CacheLimits
         ConfigError: `cache` is no size, or nothing.
     """
     folder = Path(spill) if spill else None
-    if cache == AUTO:
-        return CacheLimits(max(available_bytes // SHARE_OF_AVAILABLE, 1), asked=False, spill=folder)
+    shared = re.fullmatch(rf"{AUTO}(?:/([1-9]\d{{0,3}}))?", cache, re.ASCII)
+    if shared is not None:
+        share = available_bytes // (SHARE_OF_AVAILABLE * int(shared[1] or 1))
+        return CacheLimits(max(share, 1), asked=False, spill=folder)
     found = re.fullmatch(r"(\d{1,15})\s*([KMGT]?)(?:i?B)?", cache.strip(), re.IGNORECASE | re.ASCII)
     if found is None:
         raise ConfigError(f"cache must be auto or a size such as 512M or 4G, not {cache!r}")
     return CacheLimits(int(found[1]) * UNITS[found[2].upper()], spill=folder)
+
+
+def one_of(cache: str, servers: int) -> str:
+    """The option of one of several data servers that are started on one machine together."""
+    return f"{AUTO}/{servers}" if cache == AUTO and servers > 1 else cache

@@ -19,6 +19,7 @@ from typing import Any, Self
 
 import msgspec
 
+from adam_async.cache_limits import one_of
 from adam_async.checkpoint_files import open_checkpoints
 from adam_async.child_process import ChildProcess, how_it_ended
 from adam_async.cli_parent import Orders
@@ -161,9 +162,10 @@ class ProcessCluster:
             controller = await self._address(self._start("controller", "controller", "--bind", meet))
             common = ("--controller", controller, "--bind", LOOPBACK)
             counts = ("--threads", str(threads), "--in-flight", str(config.in_flight))
-            images = ["--data", config.data, "--damaged", config.damaged, "--cache", config.cache]
-            images += ["--spill", config.spill] if config.spill else []
             data_servers = 0 if self._hosts else config.data_servers
+            cache = one_of(config.cache, data_servers)
+            images = ["--data", config.data, "--damaged", config.damaged, "--cache", cache]
+            images += ["--spill", config.spill] if config.spill else []
             children = [
                 *(self._start("data", f"data-{n}", *common, *images) for n in range(data_servers)),
                 *(self._start("ps", f"ps-{n}", *common) for n in range(config.servers)),

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from adam_async.cache_limits import CacheLimits, cache_limits
+from adam_async.cache_limits import CacheLimits, cache_limits, one_of
 from adam_async.config import Config
 from adam_async.errors import ConfigError
 from adam_async.machine import available_bytes
@@ -25,7 +25,14 @@ def test_without_a_size_it_is_half_of_what_is_available() -> None:
     assert available_bytes() > 1 << 20
 
 
-@pytest.mark.parametrize("text", ["", "much", "-1", "1.5G", "4P", "٤G"])
+def test_servers_of_one_machine_divide_that_half_and_keep_to_a_size() -> None:
+    assert cache_limits(one_of("auto", 4), "", available_bytes=1000) == CacheLimits(125, asked=False)
+    assert cache_limits("auto/7", "", available_bytes=3) == CacheLimits(1, asked=False)
+    assert one_of("auto", 1) == "auto"
+    assert one_of("4G", 4) == "4G"
+
+
+@pytest.mark.parametrize("text", ["", "much", "-1", "1.5G", "4P", "٤G", "auto/0", "auto/", "auto/٤"])
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="cache must be auto or a size such as 512M or 4G, not"):
         Config(cache=text)

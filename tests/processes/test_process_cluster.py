@@ -132,11 +132,17 @@ def test_stragglers_made_on_purpose_are_told_and_train() -> None:
 
 async def test_each_child_is_told_what_concerns_it() -> None:
     slow = ("worker-1:0.2", "worker-0~ps-0:5ms")
-    config = make_config({"data": "digits", "epochs": 1, "replicas": 2, "processes": True, "slow": slow})
+    options = {"data": "digits", "data_servers": 2, "epochs": 1, "replicas": 2, "processes": True}
+    config = make_config({**options, "slow": slow})
     async with ProcessCluster(config) as cluster:
         told = {
             node: re.findall(r"--slow (\S+)", command_line(child.pid or 0))
             for node, child in cluster.children.items()
+        }
+        caches = {
+            node: re.findall(r"--cache (\S+)", command_line(child.pid or 0))
+            for node, child in cluster.children.items()
+            if node.startswith("data-")
         }
         result = await cluster.train()
     paced = [result.statistics[f"worker-{number}"]["pool"]["paced_s"] for number in range(2)]
@@ -144,10 +150,12 @@ async def test_each_child_is_told_what_concerns_it() -> None:
     assert told == {
         "controller": [],
         "data-0": [],
+        "data-1": [],
         "ps-0": [slow[1]],
         "worker-0": [slow[1]],
         "worker-1": [slow[0]],
     }
+    assert caches == {"data-0": ["auto/2"], "data-1": ["auto/2"]}
     assert paced[0] == 0 < paced[1]
 
 
