@@ -3,10 +3,11 @@
     ADAM_DATA_DIR=DIR python -m benchmarks.data_kills --kills 200 --seed 1 [--data mnist] [--data-servers 3]
         [--json FILE]
 
-Every role is a process, and whoever is killed (SIGKILL) is started again. Every 0.2 to 2 s a victim is drawn:
-the lender, any data server that has the leases, or a worker; the last one that has the leases is left alone.
-After the last kill one more epoch has to end. What became of each epoch is checked: images that were trained
-and images that were left for the next one are together the data set.
+Every role is a process, and whoever is killed (SIGKILL) is started again, here without the limit that ends
+a run in which one role dies again and again. Every 0.2 to 2 s a victim is drawn: the lender, any data
+server that has the leases, or a worker; the last one that has the leases is left alone. After the last kill
+one more epoch has to end. What became of each epoch is checked: images that were trained and images that
+were left for the next one are together the data set.
 
 One row: case; kills by victim; epochs that ended; those that do not add up (none is wanted); images that were
 trained again; the longest time in seconds without progress: no epoch ended and no group was
@@ -28,7 +29,7 @@ from typing import Any
 
 import uvloop
 
-from adam_async import Config
+from adam_async import Config, cluster_processes
 from adam_async.cluster_processes import ProcessCluster
 from adam_async.run_result import EpochResult
 
@@ -143,6 +144,7 @@ def main() -> None:
     parser.add_argument("--data-servers", type=int, default=3)
     parser.add_argument("--replicas", type=int, default=2)
     arguments = parser.parse_args()
+    cluster_processes.RESTARTS = arguments.kills
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         row = runner.run(measure(arguments))
     print(
