@@ -2,12 +2,18 @@
 
 An image is the bytes of an encoded one, or a structure with ``bytes``, as Hugging Face's data sets write
 it; their names of the classes are taken from the file's own description. Labels are integers or text.
+
+A file may say once what all its rows hold, and be a millionth of them. So bytes and text are read as the
+values that there are and which row has which, whatever the file itself does: rows that are equal share their
+memory, and how many bytes all rows come to is known, and limited, before any of them is taken out of arrow.
 """
 
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.sources import limits
@@ -64,9 +70,9 @@ def add_rows(data: bytes, origin: str, name: str, split: Split | None, samples: 
         ) from None
     try:
         file = pyarrow.parquet.ParquetFile(pyarrow.BufferReader(data))
-        _check(file, origin)
-        rows = enumerate(_rows(file))
-        for index, (image, label) in rows:
+        columns = [_check(file, origin), "label"]
+        file = pyarrow.parquet.ParquetFile(pyarrow.BufferReader(data), read_dictionary=columns)
+        for index, (image, label) in enumerate(_rows(file, columns, origin)):
             where = f"{origin}, row {index}"
             if not isinstance(image, bytes) or not isinstance(label, int | str):
                 samples.damage.note(f"{where} lacks its image or its label")
@@ -80,8 +86,12 @@ def add_rows(data: bytes, origin: str, name: str, split: Split | None, samples: 
         raise DataError(f"{origin} is not a Parquet file, or damaged ({error})") from None
 
 
-def _check(file: Any, origin: str) -> None:
-    """Check columns and sizes by what the file says of itself, before any column is unpacked."""
+def _check(file: Any, origin: str) -> str:
+    """Check columns and sizes by what the file says of itself, before any column is unpacked.
+
+    Returns:
+        The column of encoded images.
+    """
     from pyarrow import types
 
     schema = file.schema_arrow
@@ -90,9 +100,9 @@ def _check(file: Any, origin: str) -> None:
         raise DataError(
             f"{origin} has no column {', '.join(missing)}; it has {', '.join(schema.names) or 'none'}"
         )
-    kind, label = schema.field("image").type, schema.field("label").type
+    kind, label, column = schema.field("image").type, schema.field("label").type, "image"
     if types.is_struct(kind) and kind.get_field_index("bytes") >= 0:
-        kind = kind.field("bytes").type
+        kind, column = kind.field("bytes").type, "image.bytes"
     if not (types.is_binary(kind) or types.is_large_binary(kind)):
         raise DataError(f"{origin} has images of {kind}, expected encoded bytes, or a structure with bytes")
     if not (types.is_integer(label) or types.is_string(label) or types.is_large_string(label)):
@@ -100,14 +110,50 @@ def _check(file: Any, origin: str) -> None:
     limits.check_members(file.metadata.num_rows, origin)
     groups = range(file.metadata.num_row_groups)
     limits.check_total(sum(file.metadata.row_group(group).total_byte_size for group in groups), origin)
+    return column
 
 
-def _rows(file: Any) -> Iterator[tuple[Any, Any]]:
-    batches = file.iter_batches(ROWS_AT_A_TIME, columns=["image", "label"], use_threads=False)
-    for batch in batches:
-        images, labels = batch.column("image").to_pylist(), batch.column("label").to_pylist()
-        for image, label in zip(images, labels, strict=True):
-            yield image["bytes"] if isinstance(image, dict) else image, label
+def _rows(file: Any, columns: list[str], origin: str) -> Iterator[tuple[Any, Any]]:
+    """Yield image and label of each row."""
+    from pyarrow import types
+
+    total, known = 0, dict[Any, Any]()
+    for batch in _batches(file, columns):
+        images, labels = batch.column("image"), batch.column("label")
+        if types.is_struct(images.type):
+            images = images.flatten()[0]
+        total += _written_out(images)
+        limits.check_total(total, origin)
+        yield from zip(_values(images, known), _values(labels, known), strict=True)
+
+
+def _batches(file: Any, columns: list[str]) -> Iterator[Any]:
+    # Group by group: a batch of two of them has two lists of values, which arrow refuses in structures.
+    for group in range(file.num_row_groups):
+        yield from file.iter_batches(ROWS_AT_A_TIME, row_groups=[group], columns=columns, use_threads=False)
+
+
+def _written_out(column: Any) -> int:
+    """Bytes of all rows of a column of which each value is there once."""
+    from pyarrow import compute
+
+    sizes = compute.binary_length(column.dictionary).to_numpy(zero_copy_only=False)
+    return int(sizes[column.indices.drop_null().to_numpy()].sum(dtype=np.int64))
+
+
+def _values(column: Any, known: dict[Any, Any]) -> list[Any]:
+    """The values of a column, each that is not a number only once in memory."""
+    from pyarrow import types
+
+    if not types.is_dictionary(column.type):
+        return column.to_pylist()  # type: ignore[no-any-return]
+    codes = column.indices.to_pylist()
+    values: dict[int | None, Any] = {None: None}
+    for code in codes:
+        if code not in values:
+            value = column.dictionary[code].as_py()
+            values[code] = known.setdefault(value, value)
+    return [values[code] for code in codes]
 
 
 def _class_names(metadata: dict[bytes, bytes]) -> tuple[str, ...]:

@@ -1,5 +1,6 @@
 """Parquet files: columns, names of classes, and damage."""
 
+import asyncio
 import json
 import sys
 from pathlib import Path
@@ -91,6 +92,82 @@ async def test_a_file_that_is_none_or_cut_short_or_too_large_is_refused(
     monkeypatch.setattr(limits, "MAX_MEMBERS", 30)
     with pytest.raises(DataError, match=r"a.parquet holds more than 30 members or rows"):
         await read(path)
+
+
+async def test_rows_come_in_order_from_all_groups_however_their_columns_are_written(tmp_path: Path) -> None:
+    images = [grey(i % 7) for i in range(1300)]
+    labels = [str(i % 3) for i in range(1300)]
+    (tmp_path / "train").mkdir()
+    (tmp_path / "test").mkdir()
+    write(tmp_path / "test")
+    for structure in (False, True):
+        for options in (
+            {"use_dictionary": False},
+            {"row_group_size": 400},
+            {"row_group_size": 1100, "dictionary_pagesize_limit": 1, "data_page_size": 200},
+        ):
+            column = [{"bytes": image, "path": "a"} for image in images] if structure else images
+            table = pa.table({"image": column, "label": labels})
+            pq.write_table(table, tmp_path / "train" / "a.parquet", **options)
+            dataset = await read(tmp_path)
+            assert dataset.train_images[:, 0, 0, 0].tolist() == [i % 7 for i in range(1300)]
+            assert dataset.train_labels.tolist() == [i % 3 for i in range(1300)]
+
+
+SMALL_FILES = """
+import asyncio, resource, sys
+from pathlib import Path
+import pyarrow as pa, pyarrow.parquet as pq
+from adam_async.errors import DataError
+from tests.adam_async.data_server.sources.small import read
+
+def once(value, rows):
+    return pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), pa.array([value]))
+
+async def main(path):
+    large, text = bytes(4 << 20), "x" * (4 << 20)
+    structures = pa.StructArray.from_arrays([once(large, 4000), once(text, 4000)], ["bytes", "path"])
+    for image, label in (
+        (once(large, 4000), pa.array([1] * 4000)),
+        (structures, once("a", 4000)),
+        (once(large, 2000), pa.array([1] * 2000)),
+        (once(b"", 4000), once(text, 4000)),
+    ):
+        table = pa.table({"image": image, "label": label})
+        pq.write_table(table, path, compression="zstd", store_schema=False, dictionary_pagesize_limit=1 << 30)
+        try:
+            await read(path)
+        except DataError as error:
+            print(path.stat().st_size, error)
+
+# So that a failure of this test is not one of the machine.
+resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
+asyncio.run(main(Path(sys.argv[1])))
+peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
+print(int(peak.split()[1]) >> 10)
+"""
+
+
+async def test_a_small_file_that_says_it_holds_much_is_refused_in_little_memory(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", SMALL_FILES, str(path), stdout=asyncio.subprocess.PIPE
+    )
+    output, _ = await process.communicate()
+    *refused, peak_mib = output.decode().splitlines()
+
+    assert process.returncode == 0
+    said = [
+        "has 12884901888 bytes of images, expected at most 8589934592; take fewer or smaller ones",
+        "has 12884901888 bytes of images, expected at most 8589934592; take fewer or smaller ones",
+        "row 0 is no PNG",
+        f"row 0 has the label '{'x' * 80}'",
+    ]
+    for line, claim in zip(refused, said, strict=True):
+        size, error = line.split(" ", 1)
+        assert int(size) < 2000
+        assert claim in error
+    assert int(peak_mib) < 500
 
 
 async def test_without_pyarrow_it_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
