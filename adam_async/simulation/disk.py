@@ -8,8 +8,8 @@ get stuck.
 import asyncio
 import errno
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -157,6 +157,29 @@ class SimulatedDisk(Disk):
             start += len(data)
             self._read_bytes += len(data)
             yield data
+
+    @asynccontextmanager
+    async def hold(self, path: Path) -> AsyncIterator[None]:
+        holders = self._drive.holders
+
+        def alive() -> bool:
+            return self._host.up
+
+        def take() -> None:
+            if path in holders and holders[path]():
+                raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable", str(path))
+            try:
+                self._drive.file(path)
+            except FileNotFoundError:
+                self._drive.create(path)
+            holders[path] = alive
+
+        await self._ask(take)
+        try:
+            yield
+        finally:
+            if holders.get(path) is alive:
+                del holders[path]
 
     async def names(self, folder: Path) -> list[str]:
         return await self._ask(lambda: sorted(self._drive.folder(folder)[1]))

@@ -140,6 +140,8 @@ class Drive:
         self._dice = dice
         self._lost, self._torn, self._garbage = lost, torn, garbage
         self._root = Inode(names={})
+        self.holders: dict[PurePath, Callable[[], bool]] = {}
+        """Files whose lock somebody holds, who says whether it is still there."""
 
     # --- what programs do --------------------------------------------------------------------
 

@@ -78,6 +78,23 @@ def test_nothing_of_the_real_port_is_left_to_reach_a_real_disk():
     assert public <= vars(SimulatedDisk).keys()
 
 
+def test_a_lock_is_held_by_one_at_a_time_and_by_nobody_who_is_gone():
+    lock = HOME / "lock"
+
+    async def use(disk, node):
+        await disk.make_folder(HOME)
+        other = node.open_disk()
+        async with disk.hold(lock):
+            with pytest.raises(BlockingIOError):
+                async with other.hold(lock):
+                    pass
+        async with other.hold(lock):
+            pass
+        return await disk.names(HOME)
+
+    assert on_a_disk(use) == ["lock"]
+
+
 def test_closing_a_disk_that_is_stuck_is_given_up():
     async def use(disk, node):
         node.disk_conditions.stuck = True
