@@ -15,6 +15,7 @@ from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.datasets import load
 from adam_async.data_server.downloads import watched
 from adam_async.data_server.sources.damage import Policy
+from adam_async.errors import DataError
 from adam_async.ports import Disk, fetch_url
 
 
@@ -40,6 +41,11 @@ async def load_data(
     Raises:
         DataError: The source is missing, or damaged beyond what may be left out.
     """
+    if "://" in source:
+        raise DataError(
+            f"{source} is an address, and what is wanted here is a name, a folder or a file; train takes "
+            "addresses of data servers, tcp://HOST:PORT"
+        )
     with Downloads(Terminal().err) as downloads:
         dataset = await load(
             source,

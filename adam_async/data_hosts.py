@@ -21,8 +21,11 @@ from transport import (
 )
 from transport.tcp import is_loopback, parse_tcp_address
 
-SAME = ("name", "shape", "classes", "train_images", "test_images", "digest")
+SAME = ("shape", "classes", "train_images", "test_images", "digest")
 """What all data servers of a cluster say alike of their data."""
+
+ITS_OWN = {"cache": "auto", "spill": "", "damaged": "error"}
+"""What is said where a data server is started, and what it is when nothing is said."""
 
 
 def addresses_in(data: str) -> tuple[str, ...]:
@@ -44,7 +47,7 @@ def hosts_of(config: Config, data: Sequence[str], *, starts_own: bool) -> tuple[
 
     Raises:
         ConfigError: One is no address that can be dialled, or is named twice; or there are addresses and a
-            data set, or a number of data servers.
+            data set, a number of data servers, or what each of them decides for itself.
     """
     if isinstance(data, str):
         raise ConfigError(f"data is a list of addresses, not {data!r}")
@@ -57,6 +60,12 @@ def hosts_of(config: Config, data: Sequence[str], *, starts_own: bool) -> tuple[
         raise ConfigError(
             f"data_servers={config.data_servers} has no force with data servers at {', '.join(hosts)}: "
             "leave it out, and name as many addresses as there shall be"
+        )
+    idle = [name for name, usual in ITS_OWN.items() if hosts and getattr(config, name) != usual]
+    if idle:
+        raise ConfigError(
+            f"{' and '.join(idle)}: no force with data servers at {', '.join(hosts)}: say it where these "
+            "are started"
         )
     return hosts
 

@@ -413,6 +413,11 @@ async def staging(
         BindFailed: None of the addresses is ours and free.
         BindRefused: Others could reach the address, and there is no token.
     """
+    here, there = await disk.run(folder.resolve), await disk.run(source.resolve)
+    if here.is_relative_to(there) or there.is_relative_to(here):
+        raise DataError(
+            f"{folder} and {source} are one folder, or one is in the other: stage into a folder elsewhere"
+        )
     found = await find(source, disk)
     copy = Copy(folder, found, disk, start=identity.incarnation)
     async with AsyncExitStack() as stack:

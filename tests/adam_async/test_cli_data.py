@@ -102,3 +102,9 @@ async def test_inspecting_passes_over_damage_unless_told_otherwise(
         await run_inspection(source, InspectOptions(damaged="error"), {}, Terminal())
 
     assert f"damaged, and left out:\n  {source}, line 62" in capsys.readouterr().out
+
+
+async def test_an_address_is_no_source_and_train_is_named() -> None:
+    async with Disk() as disk:
+        with pytest.raises(DataError, match=r"tcp://127.0.0.1:7 is an address.*train takes addresses"):
+            await load_data("tcp://127.0.0.1:7", disk, {})

@@ -472,3 +472,10 @@ async def test_a_folder_that_another_server_serves_from_is_refused_and_left_as_i
                 pass
         assert servers.copy("s0") == FILES
         assert len((servers.tmp_path / "s0/.staging/notes").read_text().splitlines()) == len(FILES)
+
+
+@pytest.mark.parametrize("name", ["shared", "shared/below", "."])
+async def test_a_folder_is_not_staged_into_itself(ring, name) -> None:
+    with pytest.raises(DataError, match="stage into a folder elsewhere"):
+        async with ring(1).server(name):
+            pass
