@@ -53,7 +53,3 @@ def test_a_word_that_a_command_does_not_take_is_named(
     capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str
 ) -> None:
     assert said in refused(capsys, *words)
-
-
-def test_the_data_server_still_says_which_option_it_lacks(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "--controller" in refused(capsys, "data", "--data", "digits")
