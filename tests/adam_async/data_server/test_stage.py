@@ -441,13 +441,14 @@ async def test_what_cannot_be_staged_or_staged_into_is_said(ring, shared, tmp_pa
     (tmp_path / "loop").mkdir()
     (tmp_path / "loop" / "up").symlink_to(tmp_path / "loop")
     os.mkfifo(tmp_path / "empty" / ".pipe")
+    (tmp_path / "taken").write_text("a file")
     for source, folder, said in (
         (shared.root, "s0", "mine.txt is not in .*shared; move it away, or stage into an empty"),
         (tmp_path / "absent", "s1", "absent cannot be read: No such file"),
         (tmp_path / "empty", "s1", "empty holds no files"),
         (tmp_path / "empty" / ".pipe", "s1", "is a pipe, socket or device"),
         (tmp_path / "loop", "s1", "(lies too deep|Too many levels)"),
-        (shared.root, "shared/large.bin", "large.bin cannot be used"),
+        (shared.root, "taken", "taken cannot be used"),
     ):
         with pytest.raises(DataError, match=said):
             async with servers.server(folder, source=source):
