@@ -159,7 +159,9 @@ async def test_an_archive_that_asks_for_more_than_all_memory_is_damaged(tmp_path
         for key in ("x_train", "y_train", "x_test", "y_test"):
             archive.writestr(f"{key}.npy", header.getvalue())
     async with Disk() as disk:
-        with pytest.raises(DataError, match=r"bomb.npz:x_train says that it is uint8 of .* was cut short or is damaged"):
+        with pytest.raises(
+            DataError, match=r"bomb.npz:x_train says that it is uint8 of .* was cut short or is damaged"
+        ):
             await load(str(tmp_path / "bomb.npz"), disk)
 
 
