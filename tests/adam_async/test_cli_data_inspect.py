@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from adam_async.cli_commands import app
 from adam_async.cli_data_inspect import channel_values, describe, kind_of, lines, run_inspection
 from adam_async.cli_data_options import InspectOptions
-from adam_async.cli_options import MemberOptions
+from adam_async.cli_options import DataServerOptions
 from adam_async.cli_terminal import Terminal
 from adam_async.data_server.dataset import make_dataset
 from adam_async.errors import ConfigError, DataError
@@ -53,7 +53,7 @@ def test_the_data_server_keeps_its_command() -> None:
 
     assert command == "data"
     assert arguments["data"] == "mnist"
-    assert arguments["options"] == MemberOptions(controller="tcp://10.0.0.1:7070", id="inspect")
+    assert arguments["options"] == DataServerOptions(controller="tcp://10.0.0.1:7070", id="inspect")
 
 
 def test_inspecting_is_a_command_beside_it() -> None:
