@@ -7,7 +7,9 @@ Unknown optional keys are ignored, so a newer peer may say more; a missing or mi
 
 Conversations, with the tensors that ride along in brackets:
 
-    anyone - controller          GetMap, CompareAndSet [value], WatchMap -> MapState [map]
+    anyone - controller          GetMap, CompareAndSet [value], WatchMap -> MapState [map] or MapChanges [changes]
+    anyone - controller          OpenSession -> SessionOpened
+    controller - controller      Introduce -> Introduced, Agree [what the consensus core says]
     worker - data server         LeaseGroups -> Groups [images, labels], ReportGroups -> Reported
     driver - data server         ReadTest -> TestImages [images, labels]
     driver - data host           Serve -> Serving [what it says of its data]
@@ -45,35 +47,115 @@ class Body(msgspec.Struct, frozen=True, kw_only=True):
     """Base of all messages: a frozen record of builtins."""
 
 
-# --- anyone and the controller ---------------------------------------------------------------
+# --- anyone and the controllers --------------------------------------------------------------
+
+NOT_LEADER = "not-leader"
+"""A controller that does not lead answers every question about the map with this; the text is the address of
+the one that does, or empty where nobody is known to."""
+
+SESSION_OVER = "session-over"
+"""The controllers know nothing of this session any more: open another one. What it asked may have been done."""
+
+UNKNOWN = "unknown"
+"""Leadership was lost with the question under way: it may be done, or may yet be. Ask again, with the same number."""
 
 
 class GetMap(Body, frozen=True, kw_only=True):
-    """Ask for the whole cluster map."""
+    """Ask for the cluster map, with all that was answered to anybody before this was asked."""
+
+
+class OpenSession(Body, frozen=True, kw_only=True):
+    """Ask for a session: a sequence of numbered questions, each of which is done once however often it is asked."""
+
+
+class SessionOpened(Body, frozen=True, kw_only=True):
+    """The session. Its numbers begin with 1, and one question is asked at a time."""
+
+    session: int
 
 
 class CompareAndSet(Body, frozen=True, kw_only=True):
     """Set `key` if its record still has version `expected` (0: it must not exist).
 
+    The answer is a `MapChanges` or `MapState` as for `WatchMap`, at once.
     Tensor: the new value as JSON text (it may be larger than a frame's meta may be).
     """
 
     key: str
     expected: int
+    session: int
+    number: int
+    after: int
+    group: str
 
 
 class WatchMap(Body, frozen=True, kw_only=True):
-    """Ask for the map once its version is beyond `after`; the answer waits until then."""
+    """Ask for the changes of the map beyond version `after`; the answer waits for the first of them.
+
+    It waits for `wait_s` at most and is then without any, so that who asks knows that its controller still leads.
+    """
 
     after: int
+    """-1: for the whole map."""
+    group: str
+    """Of whose map that is a version; another group's map begins anew."""
+    wait_s: float
 
 
 class MapState(Body, frozen=True, kw_only=True):
-    """The whole cluster map. Tensor: the map as JSON text."""
+    """The whole cluster map. Tensor: the map as JSON text.
+
+    Also where changes were asked for that are no longer kept, or of another group.
+    """
 
     version: int
+    group: str
+    """Which group of controllers this is; one that was founded anew is another one, and counts versions anew."""
     done: bool = True
     """For an answer to `CompareAndSet`: whether it took effect."""
+    at: int = 0
+    """For an answer to `CompareAndSet`: version that the key's record got, or has."""
+
+
+class MapChanges(Body, frozen=True, kw_only=True):
+    """What became of the map since the version that was named, version by version without a gap.
+
+    Tensor: the changes (`controller.changes.Change`) as JSON text.
+    """
+
+    version: int
+    """After the last of them."""
+    group: str
+    done: bool = True
+    at: int = 0
+
+
+# --- controller and controller ---------------------------------------------------------------
+
+
+class Introduce(Body, frozen=True, kw_only=True):
+    """Ask another controller who it is, and what it knows of a group; see `controller.founding`."""
+
+    identity: str
+    """Of the one who asks: its name, and the number of its disk."""
+
+
+class Introduced(Body, frozen=True, kw_only=True):
+    """Who that is."""
+
+    identity: str
+    voters: tuple[str, ...]
+    """With whom it founded its group; empty if it belongs to none yet."""
+    members: tuple[str, ...] = ()
+    """The identities in its group now, voters and others."""
+    leads: bool = False
+
+
+class Agree(Body, frozen=True, kw_only=True):
+    """Something that a controller's consensus core says to another's; it may be lost.
+
+    Tensor: the message (`consensus.Message`) as MessagePack.
+    """
 
 
 # --- worker and data server ------------------------------------------------------------------
@@ -530,7 +612,13 @@ TABLE: dict[type[Body], frozenset[tuple[str, str]]] = {
     GetMap: frozenset((role, "controller") for role in ROLES),
     CompareAndSet: frozenset((role, "controller") for role in ROLES),
     WatchMap: frozenset((role, "controller") for role in ROLES),
+    OpenSession: frozenset((role, "controller") for role in ROLES),
+    SessionOpened: frozenset(("controller", role) for role in ROLES),
     MapState: frozenset(("controller", role) for role in ROLES),
+    MapChanges: frozenset(("controller", role) for role in ROLES),
+    Introduce: frozenset({("controller", "controller")}),
+    Introduced: frozenset({("controller", "controller")}),
+    Agree: frozenset({("controller", "controller")}),
     LeaseGroups: frozenset({("worker", "data")}),
     Groups: frozenset({("data", "worker")}),
     ReportGroups: frozenset({("worker", "data")}),

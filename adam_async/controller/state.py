@@ -21,8 +21,7 @@ the epoch that this one was in; its results so far count as this run's.
 With one copy of each shard a lost primary means lost parameters, so the run fails and says so. A
 lost worker is only a line in the log: its replica number is free for a successor.
 
-Suspicion is a timer, not a command: a node whose link broke may come back within `grace_s`; then
-`due` proposes `NodeLost`. Times are absolute seconds on the caller's clock.
+That a node is lost is a command, `NodeLost`; who is suspected, and how long it may stay away, stands in `suspicion`.
 """
 
 from collections import Counter
@@ -100,18 +99,15 @@ _Record = NodeRecord | RunRecord | EpochRecord | LendingRecord
 
 
 class ControllerState:
-    """The map, and who is suspected.
+    """The map.
 
     Args:
-        grace_s: How long a node whose link broke may stay away, in seconds.
         layers: Kinds of layers that models may use.
     """
 
-    def __init__(self, *, grace_s: float, layers: Mapping[str, type[Layer]] = BUILTIN_LAYERS) -> None:
+    def __init__(self, *, layers: Mapping[str, type[Layer]] = BUILTIN_LAYERS) -> None:
         self._layers = layers
         self.map = ClusterMap()
-        self._grace_s = grace_s
-        self._suspected: dict[str, tuple[int, float]] = {}
 
     # --- commands ----------------------------------------------------------------------------
 
@@ -169,7 +165,6 @@ class ControllerState:
                 )
             else:
                 new = msgspec.structs.replace(new, **_NO_PLACE)
-            self._suspected.pop(name, None)
             self._set(nodes={**self.map.nodes, name: new})
         elif isinstance(new, RunRecord):
             if isinstance(old, RunRecord) and new.driver != old.driver and self._in_progress(old):
@@ -190,7 +185,6 @@ class ControllerState:
 
     def _node_lost(self, command: NodeLost) -> None:
         node = self.map.nodes.get(command.node)
-        self._suspected.pop(command.node, None)
         if node is None or not node.live or node.incarnation != command.incarnation:
             return
         dead = msgspec.structs.replace(node, live=False, changed=self.map.version + 1)
@@ -359,27 +353,6 @@ class ControllerState:
     def _last_clock(self) -> int:
         """Where the clocks met at the end of the epoch before."""
         return int(self.map.results[-1].get("clock", 0)) if self.map.results else 0
-
-    # --- suspicion ---------------------------------------------------------------------------
-
-    def link_lost(self, node: str, incarnation: int, *, now: float) -> None:
-        """A node's link broke: suspect it unless it comes back in time."""
-        record = self.map.nodes.get(node)
-        if record is not None and record.live and record.incarnation == incarnation:
-            self._suspected[node] = (incarnation, now + self._grace_s)
-
-    def link_back(self, node: str, incarnation: int) -> None:
-        """A suspected node was heard again."""
-        if self._suspected.get(node, (None, 0.0))[0] == incarnation:
-            del self._suspected[node]
-
-    def due(self, *, now: float) -> list[NodeLost]:
-        """Nodes that stayed away too long, as commands to apply."""
-        return [NodeLost(n, i) for n, (i, deadline) in self._suspected.items() if deadline <= now]
-
-    def next_deadline(self) -> float | None:
-        """When `due` may next have news; None while nobody is suspected."""
-        return min((deadline for _, deadline in self._suspected.values()), default=None)
 
     # --- invariants --------------------------------------------------------------------------
 

@@ -1,0 +1,82 @@
+"""Pure: one version of the cluster map to the next, as what became of it, and the last of these in a row.
+
+A `Change` names the fields that are new, and of the nodes only those whose records are. Who has the map of the
+version before makes the next one of it; so a watcher sees each version once, in order, and goes on after a
+break where it was, at any controller: they all have the same changes.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from adam_async.cluster_map import ClusterMap, EpochRecord, LendingRecord, NodeRecord, RunRecord
+
+KEPT = 1024
+"""Changes that a controller keeps for watchers; who was away for longer gets the whole map."""
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is new in one version of the map. Fields are those of `ClusterMap`; those unset are as before."""
+
+    version: int
+    nodes: dict[str, NodeRecord] = {}
+    """The records that are new."""
+    run: RunRecord | None | UnsetType = UNSET
+    generation: int | UnsetType = UNSET
+    buckets: tuple[str, ...] | UnsetType = UNSET
+    epoch: EpochRecord | None | UnsetType = UNSET
+    results: tuple[dict[str, Any], ...] | UnsetType = UNSET
+    lending: LendingRecord | None | UnsetType = UNSET
+
+
+_WHOLE = tuple(name for name in Change.__struct_fields__ if name not in ("version", "nodes"))
+
+
+def difference(before: ClusterMap, after: ClusterMap) -> Change:
+    """Say what became of a map. No node ever leaves it."""
+    nodes = {name: node for name, node in after.nodes.items() if before.nodes.get(name) != node}
+    new = {name: getattr(after, name) for name in _WHOLE if getattr(after, name) != getattr(before, name)}
+    return Change(version=after.version, nodes=nodes, **new)
+
+
+def changed(before: ClusterMap, change: Change) -> ClusterMap:
+    """Make the next version of a map.
+
+    Raises:
+        ValueError: The change does not follow this version.
+    """
+    if change.version != before.version + 1:
+        raise ValueError(f"version {change.version} does not follow version {before.version}")
+    new = {name: value for name in _WHOLE if (value := getattr(change, name)) is not UNSET}
+    if change.nodes:
+        new["nodes"] = {**before.nodes, **change.nodes}
+    return msgspec.structs.replace(before, version=change.version, **new)
+
+
+class History:
+    """The last changes of a map, without a gap.
+
+    Args:
+        version: Of the map with which it begins.
+        limit: How many are kept.
+    """
+
+    def __init__(self, version: int = 0, *, limit: int = KEPT) -> None:
+        self._version = version
+        self._changes: deque[Change] = deque(maxlen=limit)
+
+    def add(self, change: Change) -> None:
+        """Take the change that follows the last one."""
+        assert change.version == self._version + 1, (change.version, self._version)
+        self._changes.append(change)
+        self._version = change.version
+
+    def since(self, version: int) -> Sequence[Change] | None:
+        """All changes beyond a version, in order; None where some of them are not kept, or it never was."""
+        lacking = self._version - version
+        if not 0 <= lacking <= len(self._changes):
+            return None
+        return [self._changes[position] for position in range(len(self._changes) - lacking, len(self._changes))]
