@@ -1,0 +1,5 @@
+"""The scenarios of `adam-async simulate`, by name. A new one gets a file beside this and a line here."""
+
+from adam_async.simulation.scenario import Scenario
+
+SCENARIOS: dict[str, Scenario] = {scenario.name: scenario for scenario in ()}
