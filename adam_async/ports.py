@@ -246,6 +246,28 @@ class Disk:
         self._writes += 1
         self._written_bytes += memoryview(data).nbytes
 
+    async def append_durably(self, path: Path, offset: int, data: Part) -> None:
+        """Write `data` behind the `offset` bytes that a file holds; durable on return. For logs.
+
+        Offset 0 begins the file anew, and its name is durable too. It is one job of the disk's thread: what
+        others ask for comes before it or after it. One that fails, or a crash in it, may leave some of the
+        data there or other bytes in its place: the next is refused until `truncate_durably` has cut it off.
+
+        Raises:
+            OSError: It holds more or fewer bytes than that, is not there, or the system's own reasons.
+        """
+        await self.run(_append_durably, path, offset, data)
+        self._writes += 1
+        self._written_bytes += memoryview(data).nbytes
+
+    async def truncate_durably(self, path: Path, size: int) -> None:
+        """Cut a file off behind `size` bytes; durable on return.
+
+        Raises:
+            OSError: It holds fewer bytes than that, or is not there.
+        """
+        await self.run(_truncate_durably, path, size)
+
     async def sync_file(self, path: Path) -> None:
         """Force down what was written to a file with `write_from`."""
         await self.run(_force_file, path)
@@ -318,6 +340,27 @@ def _write_from(path: Path, offset: int, data: Part) -> None:
         if held != offset:
             raise OSError(f"{path} holds {held} bytes instead of {offset}; does another program write it?")
         file.write(data)
+
+
+def _append_durably(path: Path, offset: int, data: Part) -> None:
+    with open(path, "r+b" if offset else "wb") as file:
+        held = file.seek(0, os.SEEK_END)
+        if held != offset:
+            raise OSError(f"{path} holds {held} bytes instead of {offset}; does another program write it?")
+        file.write(data)
+        file.flush()
+        _force_data(file.fileno())
+    if offset == 0:
+        _force_folder(path.parent)
+
+
+def _truncate_durably(path: Path, size: int) -> None:
+    with open(path, "r+b") as file:
+        held = file.seek(0, os.SEEK_END)
+        if held < size:
+            raise OSError(f"{path} holds {held} bytes and cannot be cut off behind {size}")
+        file.truncate(size)
+        _force_data(file.fileno())
 
 
 def _remove_folder(folder: Path) -> None:

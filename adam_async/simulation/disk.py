@@ -93,12 +93,15 @@ class SimulatedDisk(Disk):
     # --- one step after the other ------------------------------------------------------------
 
     def _ask(
-        self, step: Callable[[], Result], *, moved_bytes: int = 0, extra_s: float = 0.0
+        self, step: Callable[[], Result], *, moved_bytes: int = 0, extra_s: float = 0.0, ahead: bool = False
     ) -> "asyncio.Future[Result]":
+        """Let a step come when it is its turn, or `ahead` of all others that wait."""
         done: asyncio.Future[Result] = self._loop.create_future()
         conditions = self._conditions
         took_s = conditions.step_s + conditions.jitter_s * self._dice.random() + extra_s
-        self._queue.append((step, took_s + moved_bytes / conditions.bytes_per_s, done))  # type: ignore[arg-type]
+        (self._queue.appendleft if ahead else self._queue.append)(
+            (step, took_s + moved_bytes / conditions.bytes_per_s, done)  # type: ignore[arg-type]
+        )
         self._work()
         return done
 
@@ -227,6 +230,45 @@ class SimulatedDisk(Disk):
         await self._ask(write, moved_bytes=len(content))
         self._writes += 1
         self._written_bytes += len(content)
+
+    async def append_durably(self, path: Path, offset: int, data: Part) -> None:
+        content = bytes(data)
+
+        def write() -> "asyncio.Future[None]":
+            inode = self._drive.file(path) if offset else self._drive.create(path)
+            if len(inode.data) != offset:
+                held = len(inode.data)
+                raise OSError(
+                    f"{path} holds {held} bytes instead of {offset}; does another program write it?"
+                )
+            self._drive.append(inode, content)
+            return self._force(inode, path.parent if offset == 0 else None)
+
+        await (await self._ask(write, moved_bytes=len(content)))
+        self._writes += 1
+        self._written_bytes += len(content)
+
+    async def truncate_durably(self, path: Path, size: int) -> None:
+        def cut() -> "asyncio.Future[None]":
+            inode = self._drive.file(path)
+            if len(inode.data) < size:
+                raise OSError(f"{path} holds {len(inode.data)} bytes and cannot be cut off behind {size}")
+            self._drive.truncate(inode, size)
+            return self._force(inode, None)
+
+        await (await self._ask(cut))
+
+    def _force(self, inode: Inode, folder: Path | None) -> "asyncio.Future[None]":
+        """Sync a file, and the folder that has its name, as the rest of a job: nothing comes between."""
+
+        def sync() -> None:
+            inode.sync()
+            if folder is not None:
+                self._drive.folder(folder)[0].sync()
+
+        forced = self._ask(sync, extra_s=self._conditions.sync_s, ahead=True)
+        forced.add_done_callback(_look)
+        return forced
 
     async def sync_file(self, path: Path) -> None:
         await self._sync(lambda: self._drive.file(path))

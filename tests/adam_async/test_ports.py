@@ -3,9 +3,10 @@
 import asyncio
 import contextlib
 import http.server
+import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,41 @@ async def test_a_file_is_continued_where_it_ends_and_nowhere_else(tmp_path: Path
         await disk.write_from(path, 0, b"anew")
         assert await disk.read_bytes(path) == b"anew"
         assert disk.statistics().written_bytes == 11
+
+
+async def test_a_log_is_appended_to_durably_and_cut_off_where_it_was_torn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "log"
+    forced: list[str] = []
+    for name in ("fdatasync", "fsync"):
+        force = getattr(os, name)
+
+        def forcing(descriptor: int, name: str = name, force: Callable[[int], None] = force) -> None:
+            forced.append(name)
+            force(descriptor)
+
+        monkeypatch.setattr(os, name, forcing)
+    async with Disk() as disk:
+        with pytest.raises(FileNotFoundError):
+            await disk.append_durably(path, 3, b"nobody began it")
+        assert await disk.names(tmp_path) == []
+        await disk.append_durably(path, 0, b"one ")
+        assert forced == ["fdatasync", "fsync"]
+        await disk.append_durably(path, 4, memoryview(b"two"))
+        assert forced == ["fdatasync", "fsync", "fdatasync"]
+        for offset in (3, 8):
+            with pytest.raises(OSError, match=f"holds 7 bytes instead of {offset}"):
+                await disk.append_durably(path, offset, b"!")
+        assert await disk.read_bytes(path) == b"one two"
+        await disk.truncate_durably(path, 4)
+        assert len(forced) == 4
+        with pytest.raises(OSError, match="holds 4 bytes and cannot be cut off behind 5"):
+            await disk.truncate_durably(path, 5)
+        await disk.append_durably(path, 4, b"2")
+        assert await disk.read_bytes(path) == b"one 2"
+        await disk.append_durably(path, 0, b"anew")
+        assert await disk.read_bytes(path) == b"anew"
 
 
 async def test_a_file_is_read_in_pieces_and_from_anywhere_and_what_was_appended_is_forced_down(

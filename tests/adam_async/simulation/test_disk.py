@@ -44,6 +44,15 @@ def test_it_does_what_the_real_port_does(tmp_path):
         await disk.sync_folder(home)
         with pytest.raises(OSError, match="holds 8 bytes instead of 3"):
             await disk.write_from(home / "part", 3, b"x")
+        await disk.append_durably(home / "log", 0, b"one ")
+        await disk.append_durably(home / "log", 4, memoryview(b"two"))
+        with pytest.raises(OSError, match="holds 7 bytes instead of 3"):
+            await disk.append_durably(home / "log", 3, b"x")
+        with pytest.raises(FileNotFoundError):
+            await disk.append_durably(home / "none", 3, b"x")
+        with pytest.raises(OSError, match="holds 7 bytes and cannot be cut off behind 8"):
+            await disk.truncate_durably(home / "log", 8)
+        await disk.truncate_durably(home / "log", 5)
         pieces = [piece async for piece in disk.read_pieces(home / "part", 3)]
         await disk.rename(home / "part", home / "a" / "part")
         with pytest.raises(FileNotFoundError):
@@ -57,6 +66,7 @@ def test_it_does_what_the_real_port_does(tmp_path):
             await disk.names(home / "a"),
             await disk.read_bytes(home / "a" / "whole"),
             await disk.read_part(home / "a" / "part", 2, 100),
+            await disk.read_bytes(home / "log"),
             await disk.run(lambda: 7),
             (statistics.reads, statistics.read_bytes, statistics.writes, statistics.written_bytes),
         ]
@@ -164,6 +174,143 @@ def test_a_write_that_forgets_to_sync_is_caught():
     found = [crashed(seed, without_a_sync)[0] for seed in range(30)]
 
     assert any(data and (len(data) != 2000 or len(set(data)) != 1) for data in found)
+
+
+async def append_lines(disk, told, append):
+    """Append to a file for ever; `told` is where it says how many bytes are there for certain."""
+    held = 0
+    while True:
+        await append(disk, held, bytes([1 + held // 700]) * 700)
+        held += 700
+        told[0] = held
+
+
+async def durably(disk, offset, line):
+    await disk.append_durably(FILE, offset, line)
+
+
+async def and_hoping(disk, offset, line):
+    await disk.write_from(FILE, offset, line)
+
+
+def lines_after_a_crash(seed, append):
+    """Crash a machine that appends; returns what it finds then, and how much of it was certain."""
+    told = [0]
+
+    async def scenario(world):
+        node = world.node("a")
+
+        async def program(node):
+            async with node.open_disk() as disk:
+                if node.life == 1:
+                    await disk.make_folder(HOME)
+                    await disk.sync_folder(Path("/"))
+                    await append_lines(disk, told, append)
+                with contextlib.suppress(FileNotFoundError):
+                    return await disk.read_bytes(FILE)
+                return b""
+
+        node.start(program)
+        await asyncio.sleep(world.dice.between(0.0, 0.05))
+        node.crash()
+        node.restart()
+        return await node.task
+
+    return simulate(scenario, seed=seed).result, told[0]
+
+
+def intact(data):
+    """How many bytes of the lines are as they were written, from the beginning on."""
+    return next((at for at, byte in enumerate(data) if byte != 1 + at // 700), len(data))
+
+
+def test_a_crash_keeps_all_that_was_appended_durably_and_may_tear_the_line_in_hand():
+    results = [lines_after_a_crash(seed, durably) for seed in range(150)]
+
+    assert len({sure for _, sure in results}) > 8
+    assert all(sure <= intact(data) and len(data) <= sure + 700 for data, sure in results)
+    assert any(intact(data) % 700 for data, _ in results)
+    assert any(intact(data) < len(data) for data, _ in results)
+
+
+def test_a_line_that_is_not_synced_is_lost_for_some():
+    results = [lines_after_a_crash(seed, and_hoping) for seed in range(30)]
+
+    assert any(intact(data) < sure for data, sure in results)
+
+
+def test_nothing_comes_between_a_line_and_its_sync():
+    async def use(disk, node):
+        await disk.make_folder(HOME)
+        order = []
+
+        async def done(name, work):
+            await work
+            order.append(name)
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(done("append", disk.append_durably(FILE, 0, b"x")))
+            group.create_task(done("names", disk.names(HOME)))
+        return order
+
+    assert on_a_disk(use) == ["append", "names"]
+
+
+def test_a_line_that_failed_is_cut_off_and_written_again():
+    async def use(disk, node):
+        await disk.make_folder(HOME)
+        await disk.append_durably(FILE, 0, b"")
+        held = failed = cut = 0
+        while held < 300:
+            node.disk_conditions.fail = 0.2
+            try:
+                await disk.append_durably(FILE, held, b"line")
+                held += 4
+            except OSError as error:
+                failed += error.errno == errno.EIO
+                node.disk_conditions.fail = 0.0
+                cut += len(await disk.read_bytes(FILE)) > held
+                await disk.truncate_durably(FILE, held)
+        node.disk_conditions.fail = 0.0
+        return failed, cut, await disk.read_bytes(FILE)
+
+    failed, cut, data = on_a_disk(use)
+
+    assert failed > cut > 5
+    assert data == b"line" * 75
+
+
+def test_a_line_that_is_cancelled_still_ends_and_its_failure_is_nobodys():
+    async def use(disk, node):
+        await disk.make_folder(HOME)
+        node.disk_conditions.sync_s = 1.0
+        appending = asyncio.ensure_future(disk.append_durably(FILE, 0, b"line"))
+        await asyncio.sleep(0.5)
+        node.disk_conditions.fail = 1.0
+        appending.cancel()
+        await asyncio.sleep(2.0)
+        node.disk_conditions.fail = 0.0
+        return await disk.read_bytes(FILE)
+
+    assert on_a_disk(use) == b"line"
+
+
+def test_a_full_disk_keeps_what_fits_of_a_line_until_that_is_cut_off():
+    def small(node):
+        node.drive.capacity_bytes = 1000
+
+    async def use(disk, node):
+        await disk.make_folder(HOME)
+        await disk.append_durably(FILE, 0, b"x" * 600)
+        with pytest.raises(OSError, match="No space left"):
+            await disk.append_durably(FILE, 600, b"y" * 600)
+        with pytest.raises(OSError, match="holds 1000 bytes instead of 600"):
+            await disk.append_durably(FILE, 600, b"z")
+        await disk.truncate_durably(FILE, 600)
+        await disk.append_durably(FILE, 600, b"z")
+        return await disk.read_bytes(FILE)
+
+    assert on_a_disk(use, prepare=small) == b"x" * 600 + b"z"
 
 
 def test_a_step_that_was_begun_ends_whoever_stops_waiting():
