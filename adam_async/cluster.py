@@ -24,7 +24,7 @@ from adam_async.data_server.service import DataServer
 from adam_async.driver import Driver
 from adam_async.entrypoints import LOOPBACK, cluster_network, slowed
 from adam_async.errors import ConfigError, first_cause
-from adam_async.machine import usable_cores
+from adam_async.machine import ProcessMemory, available_bytes, process_memory, usable_cores
 from adam_async.messages import role_table
 from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
@@ -37,7 +37,7 @@ from adam_async.scheme_networks import SchemeNetworks
 from adam_async.shard_storage import StorageShelf
 from adam_async.slow import check_names, pace_of
 from adam_async.timeline import Timeline
-from dataflow import ComputePool
+from dataflow import ComputePool, MakePool
 from transport import BufferPool, Identity, LocalNetwork, Network
 
 
@@ -63,6 +63,9 @@ class LocalCluster:
         timeline: Notes what all roles do; see docs/profile.md.
         checkpoint: Folder for checkpoints; without it that of `resume`, or none are taken.
         resume: Folder of checkpoints whose run the first training continues.
+        make_pool: Makes every role's compute pool; a simulation hands in its own.
+        process_memory: Says which process this is, and what that has held.
+        available_bytes: Memory that this process could use.
 
     `async with` starts the roles; leaving the block ends them, whatever they are doing, and waits for
     compute threads to finish the group that they are in. A role that fails cancels the block and
@@ -91,6 +94,9 @@ class LocalCluster:
         timeline: Timeline | None = None,
         checkpoint: Path | None = None,
         resume: Path | None = None,
+        make_pool: MakePool = ComputePool,
+        process_memory: Callable[[], ProcessMemory] = process_memory,
+        available_bytes: Callable[[], int] = available_bytes,
     ) -> None:
         self._hosts = hosts_of(config, data, starts_own=dataset is not None)
         if dataset is None and not self._hosts:
@@ -124,6 +130,9 @@ class LocalCluster:
         self.timeline = timeline
         self._checkpoint = checkpoint
         self._resume = resume
+        self._make_pool = make_pool
+        self._process_memory = process_memory
+        self._available_bytes = available_bytes
         self._stack = AsyncExitStack()
         self._shelf = StorageShelf()
         # What somebody else put between the workers, or slows down on purpose, is to be felt.
@@ -150,20 +159,21 @@ class LocalCluster:
         async with AsyncExitStack() as stack:
             folder, resume = await open_checkpoints(stack, self._checkpoint, self._resume)
             network = await stack.enter_async_context(slowed(self.network, config.slow))
-            self.controller = await stack.enter_async_context(
-                Controller(
-                    network=network,
-                    address=self._address,
-                    identity=self._identity("controller", "controller"),
-                    waits=waits,
-                    layers=self._layers,
-                )
+            self.controller = Controller(
+                network=network,
+                address=self._address,
+                identity=self._identity("controller", "controller"),
+                waits=waits,
+                layers=self._layers,
             )
+            self.controller.process_memory = self._process_memory
+            await stack.enter_async_context(self.controller)
             common: dict[str, Any] = {
                 "network": network,
                 "controller": self.controller.address,
                 "waits": waits,
                 "timeline": self.timeline,
+                "process_memory": self._process_memory,
             }
             driver = self._identity("driver", "driver")
             if self._hosts:
@@ -192,6 +202,7 @@ class LocalCluster:
                     buffers=self.buffers,
                     threads=threads,
                     pool=pool,
+                    make_pool=self._make_pool,
                     in_flight=config.in_flight,
                     entropy=self._entropy,
                     shelf=self._shelf,
@@ -216,6 +227,8 @@ class LocalCluster:
                     checkpoints=folder,
                     resume=resume,
                     together=self._together,
+                    make_pool=self._make_pool,
+                    process_memory=self._process_memory,
                 )
             )
             self._stack = stack.pop_all()
@@ -228,6 +241,8 @@ class LocalCluster:
                 identity=self._identity("data", f"data-{number}"),
                 dataset=self.dataset,
                 functions=self._functions,
+                make_pool=self._make_pool,
+                available_bytes=self._available_bytes,
                 **common,
             )
             self.data_servers.append(await stack.enter_async_context(server))
@@ -240,7 +255,7 @@ class LocalCluster:
         if partitions == 1 or self._together or paced:
             # Nothing to share, or threads that cannot be slow for one worker only.
             return None
-        pool = ComputePool(
+        pool = self._make_pool(
             threads=threads * partitions, name=f"replica-{replica}", contexts=WeakKeyDictionary
         )
         return await stack.enter_async_context(pool)

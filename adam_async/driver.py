@@ -26,7 +26,7 @@ from adam_async.errors import DeadlineExceeded, RoleDied, RunFailed
 from adam_async.evaluator import Evaluator
 from adam_async.incidents import Incidents
 from adam_async.inquiries import Inquiries
-from adam_async.machine import process_memory
+from adam_async.machine import ProcessMemory, process_memory
 from adam_async.messages import PROFILED, read_number
 from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
@@ -47,7 +47,7 @@ from adam_async.slow import describe
 from adam_async.snapshot import pull_snapshot
 from adam_async.timeline import Timeline
 from adam_async.traffic import Traffic
-from dataflow import ComputePool
+from dataflow import ComputePool, MakePool
 from transport import BufferPool, Identity, LinkConfig, Network, TransportError
 
 
@@ -70,6 +70,8 @@ class Driver:
         checkpoints: Where checkpoints go; without it none are taken.
         resume: What the first training continues; its model and rate are in force.
         together: Whether the first worker of each replica trains all parts of a model that is cut.
+        make_pool: Makes the pool that evaluates.
+        process_memory: Says which process this is, and what that has held.
 
     `config` is what is run: what the caller left open is decided there. Cancelling `train` ends the run in
     good order: phase `finished` is set if the controller can be reached within `drain_s`.
@@ -93,6 +95,8 @@ class Driver:
         checkpoints: CheckpointFolder | None = None,
         resume: Checkpoint | None = None,
         together: bool = False,
+        make_pool: MakePool = ComputePool,
+        process_memory: Callable[[], ProcessMemory] = process_memory,
     ) -> None:
         self._network = network
         self._controller = controller
@@ -111,6 +115,8 @@ class Driver:
         self._folder = checkpoints
         self._resume = resume
         self._together = together
+        self._make_pool = make_pool
+        self._process_memory = process_memory
         self._asked = self.config = config
         self._buffers = buffers
         self._threads = threads
@@ -155,7 +161,7 @@ class Driver:
                 task = group.create_task(work, name=f"{self._identity.node}/{name}")
                 stack.callback(task.cancel)
             pool = self._pool = await stack.enter_async_context(
-                ComputePool(threads=self._threads, name=f"{self._identity.node}-evaluate")
+                self._make_pool(threads=self._threads, name=f"{self._identity.node}-evaluate")
             )
             self._evaluator = Evaluator(
                 network=self._network,
@@ -574,7 +580,7 @@ class Driver:
         return {
             "role": "driver",
             "traffic": self._traffic.rows(),
-            "process": msgspec.to_builtins(process_memory()),
+            "process": msgspec.to_builtins(self._process_memory()),
         }
 
     def _note_divergence(self, statistics: Mapping[str, Mapping[str, Any]]) -> None:

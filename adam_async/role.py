@@ -11,7 +11,7 @@ what cannot be decoded or is not for this role is refused, and the link lives on
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Self
@@ -19,7 +19,7 @@ from typing import Any, Self
 from adam_async.cluster_map import ClusterMap, NodeRecord
 from adam_async.config import Waits
 from adam_async.controller.client import Membership
-from adam_async.machine import process_memory
+from adam_async.machine import ProcessMemory, process_memory
 from adam_async.messages import Body, GetProfile, GetStatistics, Statistics, pack, text_tensor, unpack_any
 from adam_async.timeline import Timeline, answer_profile
 from adam_async.traffic import Traffic
@@ -39,6 +39,7 @@ class Role:
         controller: The controller's address; empty for a controller, which has no seat.
         info: What the cluster map shall say of it.
         timeline: Where the messages of its links are noted.
+        process_memory: Says which process it is in, and what that has held.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Role:
         controller: str = "",
         info: Mapping[str, Any] | None = None,
         timeline: Timeline | None = None,
+        process_memory: Callable[[], ProcessMemory] = process_memory,
     ) -> None:
         self._network = network
         self._bind = address
@@ -59,6 +61,7 @@ class Role:
         self._controller = controller
         self._info = dict(info or {})
         self._timeline = timeline
+        self.process_memory = process_memory
         self._traffic = Traffic(identity.node, timeline=timeline)
         self._stack = AsyncExitStack()
         self.address = ""
@@ -170,4 +173,4 @@ class Role:
 
     def statistics(self) -> dict[str, Any]:
         """The traffic of each link, and the process."""
-        return {"traffic": self._traffic.rows(), "process": process_memory()}
+        return {"traffic": self._traffic.rows(), "process": self.process_memory()}

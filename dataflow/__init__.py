@@ -27,7 +27,7 @@ from dataflow.errors import (
 )
 from dataflow.graph import Graph, Node
 from dataflow.jobs import Job, JobPool
-from dataflow.pool import ComputePool
+from dataflow.pool import ComputePool, MakePool
 from dataflow.scheduler import Scheduler
 from dataflow.stats import EngineStatistics, PoolStatistics
 from dataflow.tokens import (
@@ -60,6 +60,7 @@ __all__ = [
     "GraphError",
     "Job",
     "JobPool",
+    "MakePool",
     "NoRoom",
     "Node",
     "NodeFailed",

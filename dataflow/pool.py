@@ -434,3 +434,7 @@ class ComputePool:
     def __repr__(self) -> str:
         state = "open" if self._open else "closed"
         return f"<ComputePool {self.name!r} {len(self._workers)} threads {self.outstanding} jobs {state}>"
+
+
+MakePool = Callable[..., ComputePool]
+"""Makes a pool, given the arguments of `ComputePool`: that class, or one that only simulates threads."""

@@ -20,8 +20,10 @@ from adam_async.config import Waits
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.service import DataServer
 from adam_async.errors import first_cause
+from adam_async.machine import ProcessMemory, available_bytes, process_memory
 from adam_async.messages import Body, Serve, Serving, pack, text_tensor
 from adam_async.role import Role
+from dataflow import ComputePool, MakePool
 from transport import Identity, Link, LinkClosed, Network, Request, TransportError
 from transport.tcp import parse_tcp_address
 
@@ -41,6 +43,9 @@ class DataHost(Role):
         waits: Deadlines.
         dataset: What it serves.
         entropy: Dice for the incarnations of data servers.
+        make_pool: What data servers are given; see `Supply`.
+        available_bytes: The same.
+        process_memory: See `Role`.
     """
 
     def __init__(
@@ -52,9 +57,16 @@ class DataHost(Role):
         waits: Waits,
         dataset: Dataset,
         entropy: Callable[[int], bytes],
+        make_pool: MakePool = ComputePool,
+        available_bytes: Callable[[], int] = available_bytes,
+        process_memory: Callable[[], ProcessMemory] = process_memory,
     ) -> None:
-        super().__init__(network=network, address=address, identity=identity, waits=waits)
+        super().__init__(
+            network=network, address=address, identity=identity, waits=waits, process_memory=process_memory
+        )
         self._dataset = dataset
+        self._make_pool = make_pool
+        self._available_bytes = available_bytes
         self._entropy = entropy
         self._asked = 0
         self.serving: dict[str, DataServer] = {}
@@ -90,6 +102,9 @@ class DataHost(Role):
             ),
             waits=self._waits,
             dataset=self._dataset,
+            make_pool=self._make_pool,
+            available_bytes=self._available_bytes,
+            process_memory=self.process_memory,
         )
         self.serving[controller] = server
         self._spawn(f"cluster-{self._asked}", self._serve(request, node, controller, server))

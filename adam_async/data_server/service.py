@@ -46,6 +46,7 @@ from adam_async.data_server.supply import Supply
 from adam_async.dice import Dice
 from adam_async.errors import AdamError, DataError
 from adam_async.ids import Replica
+from adam_async.machine import ProcessMemory, available_bytes, process_memory
 from adam_async.messages import (
     Body,
     CopyLedger,
@@ -62,6 +63,7 @@ from adam_async.messages import (
 from adam_async.role import Role
 from adam_async.shares import Ranges, warm_groups
 from adam_async.timeline import Timeline
+from dataflow import ComputePool, MakePool
 from transport import Identity, Link, Network, Request
 
 logger = logging.getLogger(__name__)
@@ -102,6 +104,9 @@ class DataServer(Role):
         dataset: What it serves.
         functions: Kinds of transforms that are functions of the user; see `Recipe.of`.
         timeline: Where leases and messages are noted.
+        make_pool: See `Supply`.
+        available_bytes: The same.
+        process_memory: See `Role`.
 
     Cancelling the block drops open questions; workers ask again when a data server is back.
     """
@@ -117,6 +122,9 @@ class DataServer(Role):
         dataset: Dataset,
         functions: Mapping[str, Callable[..., Any]] = {},
         timeline: Timeline | None = None,
+        make_pool: MakePool = ComputePool,
+        available_bytes: Callable[[], int] = available_bytes,
+        process_memory: Callable[[], ProcessMemory] = process_memory,
     ) -> None:
         super().__init__(
             network=network,
@@ -126,6 +134,7 @@ class DataServer(Role):
             controller=controller,
             info={**dataset.info(), "digest": _digest(dataset)},
             timeline=timeline,
+            process_memory=process_memory,
         )
         self._dataset = dataset
         self._run = ""
@@ -137,6 +146,8 @@ class DataServer(Role):
             name=f"{identity.node}/images",
             on_failure=lambda error: self._fail(error),
             functions=functions,
+            make_pool=make_pool,
+            available_bytes=available_bytes,
         )
         self._supplied: tuple[int, tuple[Ranges, ...]] = (0, ())
         """Whose groups are supplied: the epoch in progress, or from its end on the next; and what was skipped

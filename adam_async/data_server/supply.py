@@ -29,7 +29,7 @@ from adam_async.data_server.transforms.recipe import Recipe
 from adam_async.dice import Dice
 from adam_async.machine import available_bytes
 from adam_async.ports import fine_clock
-from dataflow import ComputePool, Job
+from dataflow import ComputePool, Job, MakePool
 
 AT_ONCE = 2
 """Blocks that the thread is given at a time: the next lies ready for it, and one that somebody waits for is
@@ -57,6 +57,8 @@ class Supply:
         name: Of its thread.
         functions: Kinds of transforms that are functions of the user; see `Recipe.of`.
         on_failure: Told what making images raised; it happens again for the same images.
+        make_pool: Makes the pool that is its thread.
+        available_bytes: Memory that this process could use, for a cache that takes what there is.
 
     Run `run` as a task of the owner's group.
     """
@@ -68,11 +70,15 @@ class Supply:
         name: str,
         on_failure: Callable[[BaseException], None],
         functions: Mapping[str, Callable[..., Any]] = {},
+        make_pool: MakePool = ComputePool,
+        available_bytes: Callable[[], int] = available_bytes,
     ) -> None:
         self._dataset = dataset
         self._name = name
         self._on_failure = on_failure
         self._functions = functions
+        self._make_pool = make_pool
+        self._available_bytes = available_bytes
         self._limits: CacheLimits | None = None
         self._cache: CachedImages | None = None
         self._footprint = Footprint()
@@ -92,7 +98,7 @@ class Supply:
     async def run(self) -> None:
         """Keep the thread until cancelled."""
         try:
-            async with ComputePool(threads=1, name=self._name) as pool:
+            async with self._make_pool(threads=1, name=self._name) as pool:
                 self._pool = pool
                 self._has_thread.set()
                 try:
@@ -121,7 +127,7 @@ class Supply:
         self._recipe, self._dice = recipe, Dice(config.seed)
         limits = self._dataset.cache
         if limits is None:
-            limits = cache_limits(config.cache, config.spill, available_bytes=available_bytes())
+            limits = cache_limits(config.cache, config.spill, available_bytes=self._available_bytes())
         if limits != self._limits:
             if self._cache is not None:
                 await self._pool.run(self._cache.close, cost="close")

@@ -42,7 +42,7 @@ from adam_async.placement import holders, part_table
 from adam_async.shard_storage import ShardStorage
 from adam_async.timeline import Timeline
 from adam_async.traffic import Traffic
-from dataflow import ComputePool, Engine, EngineClosed, Tag, WaitTimedOut
+from dataflow import ComputePool, Engine, EngineClosed, MakePool, Tag, WaitTimedOut
 from transport import BufferPool, Identity, Network
 
 LEAD = 2
@@ -74,6 +74,7 @@ class Participation:
         traffic: Traffic,
         pace: float = 1.0,
         pool: ComputePool | None = None,
+        make_pool: MakePool = ComputePool,
         storage: ShardStorage | None = None,
         layers: Mapping[str, type[Layer]] = BUILTIN_LAYERS,
         timeline: Timeline | None = None,
@@ -171,7 +172,7 @@ class Participation:
             ahead=max(config.groups_ahead(prod(spec.input_shape)), self._in_flight),
             **reach,
         )
-        self._shared = pool
+        self._shared, self._make_pool = pool, make_pool
         self._pool: ComputePool | None = None
         self._engine: Engine | None = None
         self._filling = False
@@ -245,7 +246,7 @@ class Participation:
             await self._feed(self._engine)
 
     def _new_pool(self) -> ComputePool:
-        return ComputePool(
+        return self._make_pool(
             threads=self._threads,
             name=self._identity.node,
             contexts=self._way.new_scratch,

@@ -11,6 +11,7 @@ from adam_async.cluster_map import ClusterMap, RunRecord, ready_word
 from adam_async.config import Waits
 from adam_async.errors import RunFailed
 from adam_async.loop_lag import LoopLag
+from adam_async.machine import ProcessMemory, process_memory
 from adam_async.messages import Body, GetRecord, Greet, RecordPart, pack, unpack
 from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
@@ -18,7 +19,7 @@ from adam_async.model_worker.participation import Participation
 from adam_async.role import Role
 from adam_async.shard_storage import ShardStorage, StorageShelf
 from adam_async.timeline import Timeline
-from dataflow import ComputePool
+from dataflow import ComputePool, MakePool
 from transport import BufferPool, Identity, Link, Network, Request, TransportError
 
 logger = logging.getLogger(__name__)
@@ -43,6 +44,8 @@ class ModelWorker(Role):
         pace: Share of a core's time that each compute thread may use; see `ComputePool`.
         pool: Where it computes beside the other workers of its replica, made with a `WeakKeyDictionary` for
             each thread; without it, in one of its own.
+        make_pool: Makes that one.
+        process_memory: See `Role`.
 
     Leaving the block says goodbye to the controller: others take over at once what is leased to it, and with
     `ssp` and `bsp` wait for it no longer. It ends after the jobs that compute threads are in; pushes on their
@@ -66,6 +69,8 @@ class ModelWorker(Role):
         pace: float = 1.0,
         pool: ComputePool | None = None,
         layers: Mapping[str, type[Layer]] = BUILTIN_LAYERS,
+        make_pool: MakePool = ComputePool,
+        process_memory: Callable[[], ProcessMemory] = process_memory,
     ) -> None:
         super().__init__(
             network=network,
@@ -75,6 +80,7 @@ class ModelWorker(Role):
             controller=controller,
             info={"threads": threads, "in_flight": in_flight},
             timeline=timeline,
+            process_memory=process_memory,
         )
         self._buffers = buffers
         self._layers = layers
@@ -82,6 +88,7 @@ class ModelWorker(Role):
         self._in_flight = in_flight
         self._pace = pace
         self._pool = pool
+        self._make_pool = make_pool
         self._entropy = entropy
         self._shelf = shelf or StorageShelf()
         self._lag = LoopLag()
@@ -138,6 +145,7 @@ class ModelWorker(Role):
             in_flight=self._in_flight,
             pace=self._pace,
             pool=self._pool,
+            make_pool=self._make_pool,
             traffic=self._traffic,
             storage=storage,
             layers=self._layers,

@@ -8,7 +8,7 @@ applied is queued by the time the next turn comes, which is where batching comes
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -19,6 +19,7 @@ from adam_async.cluster_map import ClusterMap
 from adam_async.config import Config, Waits
 from adam_async.dice import Dice
 from adam_async.ids import Replica
+from adam_async.machine import ProcessMemory, process_memory
 from adam_async.messages import (
     Body,
     GetRecord,
@@ -93,6 +94,7 @@ class ParameterServer(Role):
         buffers: Memory for copies of values on their way out.
         shelf: Where the memory of the shards lies; roles of one process may share it.
         timeline: Where what is applied and recorded, and messages, are noted.
+        process_memory: See `Role`.
 
     Cancelling the block ends it between two batches; queued pushes are dropped unacknowledged.
     """
@@ -109,6 +111,7 @@ class ParameterServer(Role):
         shelf: StorageShelf | None = None,
         timeline: Timeline | None = None,
         layers: Mapping[str, type[Layer]] = BUILTIN_LAYERS,
+        process_memory: Callable[[], ProcessMemory] = process_memory,
     ) -> None:
         super().__init__(
             network=network,
@@ -117,6 +120,7 @@ class ParameterServer(Role):
             waits=waits,
             controller=controller,
             timeline=timeline,
+            process_memory=process_memory,
         )
         self._buffers = buffers
         self._layers = layers

@@ -20,7 +20,6 @@ from tests.adam_async.simulation.test_shipped_training import (
     ROUGH,
     count_under_faults,
     train_and_lose_a_worker,
-    without_ways_around,
 )
 
 SEEDS = 10
@@ -72,7 +71,6 @@ def is_missed(run):
 def test_a_safeguard_that_is_taken_out_is_missed(safeguard, monkeypatch):
     run, owner, method, old, new = SAFEGUARDS[safeguard]
     monkeypatch.setattr(logging.root.manager, "disable", logging.CRITICAL)
-    without_ways_around(monkeypatch)
     rewrite(monkeypatch, owner, method, old, new)
 
     assert is_missed(run)

@@ -7,11 +7,6 @@ import msgspec
 import numpy as np
 import pytest
 
-import adam_async.cluster
-import adam_async.data_server.supply
-import adam_async.driver
-import adam_async.model_worker.participation
-import adam_async.role
 from adam_async.cluster import LocalCluster
 from adam_async.cluster_map import NodeRecord, RunRecord
 from adam_async.config import Config, Waits
@@ -195,22 +190,9 @@ def test_counting_is_the_same_again():
     assert hashes[0] == hashes[1]
 
 
-def without_ways_around(monkeypatch):
-    """Replace what product code does not receive as an argument: its pools, and the size of the process."""
-    for module in (
-        adam_async.cluster,
-        adam_async.data_server.supply,
-        adam_async.driver,
-        adam_async.model_worker.participation,
-    ):
-        monkeypatch.setattr(module, "ComputePool", SimulatedPool)
-    for module in (adam_async.role, adam_async.driver):
-        monkeypatch.setattr(module, "process_memory", lambda: ProcessMemory(host="", pid=1, peak_rss_mb=1.0))
-
-
-@pytest.fixture
-def _no_way_around(monkeypatch):
-    without_ways_around(monkeypatch)
+def process_memory():
+    """Of a simulated process."""
+    return ProcessMemory(host="", pid=1, peak_rss_mb=1.0)
 
 
 TRAINING = Config(
@@ -221,7 +203,6 @@ TRAINING = Config(
     in_flight=2,
     shard_bytes=16 << 10,
     threads=1,
-    cache="64M",
     epoch_fraction=1.0,
     waits=Waits(dial_s=20.0, call_s=5.0, answer_s=0.5, patience_s=60.0, grace_s=1.0),
 )
@@ -239,6 +220,9 @@ async def train_on_one_machine(world):
             network=network_of(node),
             address="tcp://127.0.0.1:0",
             entropy=node.entropy,
+            make_pool=SimulatedPool,
+            process_memory=process_memory,
+            available_bytes=lambda: 1 << 30,
         )
         async with cluster:
             return await cluster.train()
@@ -248,7 +232,6 @@ async def train_on_one_machine(world):
     return await node.task
 
 
-@pytest.mark.usefixtures("_no_way_around")
 def test_a_whole_run_trains_in_the_simulator_and_is_the_same_again():
     outcomes = [simulate(train_on_one_machine, seed=seed, shuffled=True) for seed in (1, 1, 2)]
 
@@ -282,17 +265,25 @@ class Training:
             "controller": CONTROLLER,
             "identity": identity_of(role, node),
             "waits": TRAINING.waits,
+            "process_memory": process_memory,
         }
 
     async def _control(self, node):
         identity = identity_of("controller", node)
-        async with Controller(
+        controller = Controller(
             network=network_of(node), address=CONTROLLER, identity=identity, waits=TRAINING.waits
-        ):
+        )
+        controller.process_memory = process_memory
+        async with controller:
             await asyncio.Event().wait()
 
     async def _data(self, node):
-        async with DataServer(dataset=tiny_dataset(IMAGES), **self._common("data", node)) as self.data:
+        async with DataServer(
+            dataset=tiny_dataset(IMAGES),
+            make_pool=SimulatedPool,
+            available_bytes=lambda: 1 << 30,
+            **self._common("data", node),
+        ) as self.data:
             await asyncio.Event().wait()
 
     async def _serve(self, node):
@@ -301,7 +292,12 @@ class Training:
 
     async def _work(self, node):
         async with ModelWorker(
-            buffers=BufferPool(), threads=1, entropy=node.entropy, in_flight=2, **self._common("worker", node)
+            buffers=BufferPool(),
+            threads=1,
+            entropy=node.entropy,
+            in_flight=2,
+            make_pool=SimulatedPool,
+            **self._common("worker", node),
         ):
             await asyncio.Event().wait()
 
@@ -309,7 +305,12 @@ class Training:
         common = self._common("driver", node)
         del common["address"], common["waits"]
         async with Driver(
-            config=TRAINING, buffers=BufferPool(), threads=1, spec=digits(), **common
+            config=TRAINING,
+            buffers=BufferPool(),
+            threads=1,
+            spec=digits(),
+            make_pool=SimulatedPool,
+            **common,
         ) as driver:
             return await driver.train()
 
@@ -340,7 +341,6 @@ async def looked_for(condition):
     raise AssertionError("it never came to be")
 
 
-@pytest.mark.usefixtures("_no_way_around")
 @pytest.mark.parametrize("how", ["crash", "kill", "cut"])
 def test_a_run_that_loses_a_worker_trains_every_image_all_the_same(how):
     scenario = partial(train_and_lose_a_worker, how=how)
