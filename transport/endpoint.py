@@ -534,7 +534,9 @@ class Endpoint(Link):
 
     def _on_timer(self) -> None:
         self._timer = None
-        now = self._loop.time()
+        # What the timer was set for has come, also where the clock that the loop shows is a coarser one:
+        # it would be set for the same time again and again until that shows it, too.
+        now = max(self._loop.time(), self._timer_at)
         for request_id, call in self._calls.expire(now=now):
             self._detach(request_id)
             _fail(call.waiter, CallTimeout(call.message_type, call.timeout_s, str(self.peer)))

@@ -206,15 +206,17 @@ class Conversation:
             unsent_bytes: Bytes queued here or in the stream that the kernel has not taken.
             sent_bytes: Bytes the kernel has taken since the conversation began.
         """
-        config = self.config
-        silent_s = now - self.last_heard
-        if self._reading and silent_s >= config.dead_after_s:
+        # Added up as in `next_deadline`: a difference may be rounded so that the deadline has not come yet.
+        config, last_heard = self.config, self.last_heard
+        if self._reading and now >= last_heard + config.dead_after_s:
+            silent_s = now - last_heard
             return [GiveUp(error=LinkBroken(f"nothing was heard from the peer for {silent_s:.1f} s"))]
         if unsent_bytes == 0:
             self._progress_at = None
         elif self._progress_at is None or sent_bytes != self._progress:
             self._progress_at = now
-        elif (stalled_s := now - self._progress_at) >= config.stalled_after_s:
+        elif now >= self._progress_at + config.stalled_after_s:
+            stalled_s = now - self._progress_at
             return [
                 GiveUp(
                     error=LinkBroken(
@@ -225,9 +227,9 @@ class Conversation:
         self._progress = sent_bytes
         self._ping_at = now + config.ping_every_s
         if self._reading:
-            if silent_s >= config.ping_every_s:
+            if now >= last_heard + config.ping_every_s:
                 return [SendPing(frame=_PING_FRAME)]
-            self._ping_at = self.last_heard + config.ping_every_s
+            self._ping_at = last_heard + config.ping_every_s
         return []
 
     def next_deadline(self) -> float:

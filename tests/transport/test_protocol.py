@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from transport.buffers import BufferPool
 from transport.config import LinkConfig
@@ -71,6 +73,30 @@ def test_slow_progress_is_progress() -> None:
         assert tick(one, step * 5.0, unsent=100, sent=step) == []
     assert tick(one, 96.0) == []
     assert one.next_deadline() == 100.0
+
+
+@given(
+    begun=st.floats(0.0, 1e6),
+    ping_s=st.floats(0.01, 10.0),
+    reading=st.booleans(),
+    unsent=st.integers(0, 1),
+)
+def test_at_a_deadline_something_is_done_or_the_next_one_is_later(
+    begun: float, ping_s: float, reading: bool, unsent: int
+) -> None:
+    config = LinkConfig(ping_every_s=ping_s, dead_after_s=3.3 * ping_s, stalled_after_s=2.1 * ping_s)
+    one = Conversation(config, BufferPool(), now=begun)
+    if not reading:
+        one.pause()
+    for _ in range(8):
+        deadline = one.next_deadline()
+        said = tick(one, deadline, unsent=unsent)
+        if said and said != ["ping"]:
+            break
+        assert one.next_deadline() > deadline
+    else:
+        assert not reading
+        assert not unsent
 
 
 def test_a_large_message_leaves_in_chunks_and_in_turn() -> None:

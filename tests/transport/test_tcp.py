@@ -11,6 +11,7 @@ import pytest
 
 from transport import (
     BindRefused,
+    CallTimeout,
     DialFailed,
     HandshakeRejected,
     Identity,
@@ -226,6 +227,23 @@ async def test_what_waits_for_the_end_of_its_turn_ends_with_the_connection() -> 
         await near.wait_closed()
         await asyncio.sleep(0)
     assert errors == []
+
+
+async def test_a_deadline_wakes_a_link_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though deadlines are finer than the clock of a loop, which rounds them."""
+    woken: list[float] = []
+    on_timer = TcpLink._on_timer
+
+    def counted(link: TcpLink) -> None:
+        woken.append(link._timer_at)
+        on_timer(link)
+
+    monkeypatch.setattr(TcpLink, "_on_timer", counted)
+    async with link_pair(network()) as (near, _):
+        for number in range(10):
+            with pytest.raises(CallTimeout):
+                await near.call(Message(type="ask"), timeout_s=0.0023 + number * 0.00011)
+    assert len(woken) == 10
 
 
 async def test_a_silent_peer_is_given_up() -> None:
