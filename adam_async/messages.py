@@ -134,21 +134,18 @@ class MapChanges(Body, frozen=True, kw_only=True):
 
 
 class Introduce(Body, frozen=True, kw_only=True):
-    """Ask another controller who it is, and what it knows of a group; see `controller.founding`."""
+    """Say to another controller who we are, and ask the same; see `controller.founding`."""
 
     identity: str
-    """Of the one who asks: its name, and the number of its disk."""
+    """Its name, and the number of its disk."""
 
 
 class Introduced(Body, frozen=True, kw_only=True):
     """Who that is."""
 
     identity: str
-    voters: tuple[str, ...]
-    """With whom it founded its group; empty if it belongs to none yet."""
-    members: tuple[str, ...] = ()
-    """The identities in its group now, voters and others."""
-    leads: bool = False
+    members: tuple[str, ...]
+    """The identities in its group, as far as it knows; empty if it belongs to none."""
 
 
 class Agree(Body, frozen=True, kw_only=True):

@@ -130,6 +130,11 @@ class Core:
             me=self.me, term=self.term, vote=self.vote, snapshot=self.log.snapshot, entries=self.log.entries
         )
 
+    def silent_s(self, node: str, *, now: float) -> float:
+        """For how long one of the group has not answered us; 0 where we do not lead, or it is not known to us."""
+        known = self._leading.progress.get(node) if self._leading is not None else None
+        return now - known.heard if known is not None and node != self.me else 0.0
+
     def __repr__(self) -> str:
         where = f"commit {self.commit} of {self.log.last_index}"
         return f"<Core {self.me} {self.role.value} term {self.term} {where}>"

@@ -1,8 +1,8 @@
 """Pure: one version of the cluster map to the next, as what became of it, and the last of these in a row.
 
-A `Change` names the fields that are new, and of the nodes only those whose records are. Who has the map of the
-version before makes the next one of it; so a watcher sees each version once, in order, and goes on after a
-break where it was, at any controller: they all have the same changes.
+A `Change` names the fields that are new, and of the nodes only those whose records are. Who has the map of
+the version before makes the next one of it; so a watcher sees each version once, in order, and goes on after
+a break where it was, at any controller: they all have the same changes.
 """
 
 from collections import deque
@@ -24,12 +24,12 @@ class Change(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     version: int
     nodes: dict[str, NodeRecord] = {}
     """The records that are new."""
-    run: RunRecord | None | UnsetType = UNSET
+    run: RunRecord | UnsetType | None = UNSET
     generation: int | UnsetType = UNSET
     buckets: tuple[str, ...] | UnsetType = UNSET
-    epoch: EpochRecord | None | UnsetType = UNSET
+    epoch: EpochRecord | UnsetType | None = UNSET
     results: tuple[dict[str, Any], ...] | UnsetType = UNSET
-    lending: LendingRecord | None | UnsetType = UNSET
+    lending: LendingRecord | UnsetType | None = UNSET
 
 
 _WHOLE = tuple(name for name in Change.__struct_fields__ if name not in ("version", "nodes"))
@@ -79,4 +79,5 @@ class History:
         lacking = self._version - version
         if not 0 <= lacking <= len(self._changes):
             return None
-        return [self._changes[position] for position in range(len(self._changes) - lacking, len(self._changes))]
+        kept = len(self._changes)
+        return [self._changes[position] for position in range(kept - lacking, kept)]

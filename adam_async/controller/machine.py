@@ -1,20 +1,20 @@
 """Pure: what the controllers agree on: the cluster map, and which questions have been answered.
 
-The replicated state machine. The log holds commands as bytes; `apply` takes them in the order of the log and says
-what came of each. Whoever takes the same commands has the same state, byte for byte, and `snapshot` writes all of
-it down. The map's own rules are in `state`.
+The replicated state machine. The log holds commands as bytes; `apply` takes them in the order of the log and
+says what came of each. Whoever takes the same commands has the same state, byte for byte, and `snapshot`
+writes all of it down. The map's own rules are in `state`.
 
-*Sessions.* A question whose answer was lost is asked again, perhaps of another controller. A session's questions
-are numbered, and asked one at a time: of each session the last number is kept with what came of it. The same number
-again gets the same answer; a lower one is late, its answer is of no use to anybody, and it is not done. A session
-begins with a command of its own, whose place in the log is its name; so none is ever made again by a question that
-was long on its way: the controllers know it, or it is over. Those that were not used for longest are forgotten
-beyond `MAX_SESSIONS`.
+*Sessions.* A question whose answer was lost is asked again, perhaps of another controller. A session's
+questions are numbered, and asked one at a time: of each session the last number is kept with what came of it.
+The same number again gets the same answer; a lower one is late, its answer is of no use to anybody, and it is
+not done. A session begins with a command of its own, whose place in the log is its name; so none is ever made
+again by a question that was long on its way: the controllers know it, or it is over. Those that were not used
+for longest are forgotten beyond `MAX_SESSIONS`.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, assert_never
 
 import msgspec
 
@@ -66,6 +66,9 @@ class Outcome:
     problem: str = ""
     """Code of the refusal, where it is one: `invalid`, `session-over`, `late`."""
     text: str = ""
+
+
+DONE = Outcome()
 
 
 class _Session(msgspec.Struct, array_like=True):
@@ -136,6 +139,8 @@ class Machine:
                 return Outcome()
             case Set() as question:
                 return self._set(question)
+            case unknown:
+                assert_never(unknown)
 
     def _set(self, question: Set) -> Outcome:
         session = self._sessions.pop(question.session, None)

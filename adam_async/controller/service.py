@@ -1,42 +1,91 @@
-"""The controller role: serves the cluster map over links, and turns broken links into suspicion."""
+"""The controller role: one of a group that agrees on the cluster map, and serves it while it leads.
+
+Theory of operation ------------------- A question about the map is answered by who leads; the others say who
+that is. A change becomes a command of the log and is answered when it has been applied here, by then a
+majority has it on disk (`group`); a read waits until it is sure that nobody else leads (`Group.read`); a
+watch is answered from the history of the map, with each version once, and a new leader answers it only when
+it has all that earlier leaders answered. Who lags behind what a watcher has seen elsewhere keeps it waiting,
+so nobody ever sees the map go back.
+
+Members keep a link to the leader. When the last one of a life breaks, or a new leader is not found in time,
+that life is suspected (`suspicion`), and then its loss is proposed like any other change.
+
+A controller alone is a group of one: the same code, with nobody to wait for.
+"""
 
 import logging
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Hashable, Mapping
+from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from adam_async.cluster_map import ClusterMap
 from adam_async.config import Waits
-from adam_async.controller.state import Changed, Command, CompareAndSet, ControllerState, Invalid
+from adam_async.consensus import Message as CoreMessage
+from adam_async.controller.group import SETTINGS, Answer, Group
+from adam_async.controller.log_file import LogFile
+from adam_async.controller.machine import DONE, Lost, Machine, Open, Outcome, Set
+from adam_async.controller.suspicion import Life, Suspicion
 from adam_async.messages import (
+    NOT_LEADER,
+    UNKNOWN,
+    Agree,
     Body,
+    CompareAndSet,
     GetMap,
+    Introduce,
+    MapChanges,
     MapState,
+    OpenSession,
+    SessionOpened,
     WatchMap,
     pack,
+    read_packed_tensor,
     read_text_tensor,
     text_tensor,
-)
-from adam_async.messages import (
-    CompareAndSet as CompareAndSetMessage,
+    unpack,
 )
 from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
+from adam_async.ports import system_entropy
 from adam_async.role import Role
 from adam_async.timer import Timer
-from transport import Identity, Link, Message, Network, Request
+from transport import Identity, Link, Message, Network, ProtocolError, Request, TransportError
 
 logger = logging.getLogger(__name__)
+
+FIND_S = 5.0
+"""How much longer than `grace_s` a member may take to find a new leader."""
+
+MOST_WAIT_S = 60.0
+"""A watch without news is answered after this long at the latest."""
+
+
+@dataclass(slots=True)
+class _Watch:
+    """A watch that waits for news."""
+
+    after: int
+    group: str
+    until: float
 
 
 class Controller(Role):
     """One controller, from `async with` to its end.
 
     Args:
-        network: Where it listens.
+        network: Where it listens, and how it reaches the other controllers.
         address: What it binds, such as ``tcp://127.0.0.1:0`` or ``local://controller``.
         identity: Its role, node id and incarnation.
-        layers: Kinds of layers that models may use.
+        peers: All controllers of its group, itself among them: node ids and addresses. Without it the
+            controller is
+            alone; with several `meet` may say it later.
+        alone: Whether it is, if `peers` is empty.
+        file: Where it keeps what it must not forget; without it, a group of which no majority runs is lost.
+        layers: Kinds of layers that models may use; the same in all of a group.
         waits: Deadlines; `grace_s` is how long a broken link may take to come back.
+        entropy: Dice for its identity in the group, and elections.
 
     Cancelling the block closes every link; members notice and dial again until their patience ends.
     """
@@ -48,62 +97,118 @@ class Controller(Role):
         address: str,
         identity: Identity,
         waits: Waits,
+        peers: Mapping[str, str] = {},
+        alone: bool = True,
+        file: LogFile | None = None,
         layers: Mapping[str, type[Layer]] = BUILTIN_LAYERS,
+        entropy: Callable[[int], bytes] = system_entropy,
     ) -> None:
         super().__init__(network=network, address=address, identity=identity, waits=waits)
-        self.state = ControllerState(grace_s=waits.grace_s, layers=layers)
-        self._watchers: dict[Request, None] = {}
-        self._links: dict[tuple[str, int], set[Link]] = {}
-        self._timer = Timer(self.state.next_deadline, self._due)
+        self._machine = Machine(layers=layers)
+        self.group = Group(
+            identity=identity,
+            machine=self._machine,
+            network=network,
+            traffic=self._traffic,
+            entropy=entropy,
+            file=file,
+            told=self._told,
+            led=self._led,
+            applied=self._applied,
+            settings=SETTINGS,
+        )
+        if peers or alone:
+            self.group.meet(peers or {identity.node: address})
+        self._ready = False
+        """Whether we lead and have applied all that earlier leaders answered."""
+        self._shown = self._machine.map
+        self._watches: dict[Request, _Watch] = {}
+        self._links: dict[Life, set[Link]] = {}
+        self._suspicion = Suspicion(grace_s=waits.grace_s, find_s=FIND_S)
+        self._timer = Timer(self._next_deadline, self._due)
 
     def _tasks(self) -> Mapping[str, Coroutine[Any, Any, None]]:
-        return {"timer": self._timer.run()}
+        return {"timer": self._timer.run(), "group": self.group.run()}
+
+    async def _goodbye(self) -> None:
+        await self.group.resign()
 
     @property
     def map(self) -> ClusterMap:
-        """The map as it is now."""
-        return self.state.map
+        """The map as it is here; behind that of the leader, if this is another one."""
+        return self._machine.map
 
     # --- links -------------------------------------------------------------------------------
 
     async def _on_link(self, link: Link) -> None:
+        if link.peer.role == "controller":
+            await self._on_controller(link)
+            return
         life = (link.peer.node, link.peer.incarnation)
         links = self._links.setdefault(life, set())
         links.add(link)
-        self.state.link_back(*life)
+        self._suspicion.link_back(*life)
         await super()._on_link(link)
         links.discard(link)
         if not links:  # a node may have several: its seat, and one to ask for statistics
             del self._links[life]
-            self.state.link_lost(*life, now=self._loop.time())
-            self._timer.rearm()
-        for request in [r for r in self._watchers if r.link is link]:
-            del self._watchers[request]
+            if self._ready:
+                self._suspicion.link_lost(*life, now=self._loop.time())
+                self._timer.rearm()
+        for request in [r for r in self._watches if r.link is link]:
+            del self._watches[request]
+
+    async def _on_controller(self, link: Link) -> None:
+        self._traffic.watch(link)
+        link.serve(self._on_request)
+        try:
+            while True:
+                message = await link.receive()
+                unpack(message, Agree)
+                self.group.receive(link.peer.node, read_packed_tensor(message, CoreMessage))
+        except ProtocolError as error:
+            logger.warning("%s: %s says what is no message: %s", self._identity.node, link.peer.node, error)
+        except TransportError:
+            pass  # the link is over: the other one dials again
+        finally:
+            link.abort()
+            self._traffic.gone(link)
 
     def _answer(self, request: Request, body: Body) -> None:
         match body:
+            case Introduce():
+                self._introduce(request, body)
+            case GetMap() | OpenSession() | CompareAndSet() | WatchMap() if not self.group.leads:
+                request.fail(NOT_LEADER, self.group.leader)
             case GetMap():
-                request.reply(self._map_state())
-            case WatchMap() if self.map.version > body.after:
-                request.reply(self._map_state())
+                self.group.read(request)
+            case OpenSession():
+                self.group.propose(request, Open())
+            case CompareAndSet():
+                self._set(request, body)
             case WatchMap():
-                self._watchers[request] = None
-            case CompareAndSetMessage():
-                self._set(request, body, read_text_tensor(request.message, dict[str, Any]))
+                self._watch(request, body)
             case _:
                 super()._answer(request, body)
 
-    def _set(self, request: Request, body: CompareAndSetMessage, value: dict[str, Any]) -> None:
+    def _introduce(self, request: Request, body: Introduce) -> None:
+        self.group.introduced(request.link.peer.node, body.identity)
+        answer = self.group.introduce()
+        if answer is None:
+            request.fail("starting", f"{self._identity.node} does not know it yet: ask again")
+        else:
+            request.reply(pack(answer))
+
+    def _set(self, request: Request, body: CompareAndSet) -> None:
         if self._is_taken(body.key, request.link.peer):
             text = f"{body.key} is another process that is connected: give this one an id of its own"
             request.fail("taken", text)
             return
-        events = self._apply(CompareAndSet(key=body.key, expected=body.expected, value=value))
-        for event in events:
-            if isinstance(event, Invalid):
-                request.fail("invalid", event.reason)
-                return
-        request.reply(self._map_state(done=any(isinstance(event, Changed) for event in events)))
+        value = msgspec.json.encode(read_text_tensor(request.message, dict[str, Any]))
+        self.group.propose(
+            request,
+            Set(session=body.session, number=body.number, key=body.key, expected=body.expected, value=value),
+        )
 
     def _is_taken(self, key: str, peer: Identity) -> bool:
         """Whether a node asks for the seat of one that sits there and is heard."""
@@ -112,26 +217,113 @@ class Controller(Role):
             return False
         return key == f"nodes/{peer.node}" and (peer.node, node.incarnation) in self._links
 
-    def _apply(self, command: Command) -> list[Any]:
-        before = self.map
-        events = self.state.apply(command)
-        if self.map is not before:
-            self._log(before, self.map)
-            watchers, self._watchers = self._watchers, {}
-            for watcher in watchers:
-                watcher.reply(self._map_state())
-        return events
+    # --- answers -----------------------------------------------------------------------------
+
+    def _told(self, tag: Hashable, answer: Answer) -> None:
+        if isinstance(tag, Request):
+            self._reply(tag, answer)
+        elif tag == "first" and not answer.refused and self.group.leads:
+            self._ready = True
+            self._suspicion.led(self.map, self._links, now=self._loop.time())
+            self._timer.rearm()
+            self._answer_watches()
+
+    def _reply(self, request: Request, answer: Answer) -> None:
+        outcome = answer.outcome
+        if answer.refused and self.group.leads:
+            request.fail("busy", answer.refused)
+        elif answer.refused:
+            request.fail(NOT_LEADER, self.group.leader)
+        elif answer.unknown:
+            request.fail(UNKNOWN, "leadership was lost while this was under way")
+        elif outcome.problem:
+            request.fail(outcome.problem, outcome.text)
+        elif request.message.type == GetMap.__name__:
+            request.reply(self._whole())
+        elif request.message.type == OpenSession.__name__:
+            request.reply(pack(SessionOpened(session=outcome.at)))
+        else:
+            body = unpack(request.message, CompareAndSet)
+            request.reply(self._news(body.after, body.group, outcome))
+
+    def _whole(self, outcome: Outcome = DONE) -> Message:
+        state = MapState(
+            version=self.map.version, group=self._machine.group, done=outcome.done, at=outcome.at
+        )
+        return pack(state, [text_tensor(self.map)])
+
+    def _news(self, after: int, group: str, outcome: Outcome = DONE) -> Message:
+        """What became of the map since a version, or all of it."""
+        changes = self._machine.since(after, group)
+        if changes is None:
+            return self._whole(outcome)
+        body = MapChanges(
+            version=after + len(changes), group=self._machine.group, done=outcome.done, at=outcome.at
+        )
+        return pack(body, [text_tensor(changes)])
+
+    # --- watches -----------------------------------------------------------------------------
+
+    def _watch(self, request: Request, body: WatchMap) -> None:
+        until = self._loop.time() + min(max(body.wait_s, 0.0), MOST_WAIT_S)
+        watch = _Watch(body.after, body.group, until)
+        if self._has_news(watch):
+            request.reply(self._news(watch.after, watch.group))
+        else:
+            self._watches[request] = watch
+            self._timer.rearm()
+
+    def _has_news(self, watch: _Watch) -> bool:
+        return self._ready and (watch.group != self._machine.group or watch.after < self.map.version)
+
+    def _answer_watches(self) -> None:
+        for request, watch in list(self._watches.items()):
+            if self._has_news(watch):
+                del self._watches[request]
+                request.reply(self._news(watch.after, watch.group))
+
+    def _led(self) -> None:
+        if self.group.leads:
+            self.group.read("first")
+            return
+        self._ready = False
+        self._suspicion.resigned()
+        watches, self._watches = self._watches, {}
+        for request in watches:
+            request.fail(NOT_LEADER, self.group.leader)
+
+    def _applied(self) -> None:
+        before, self._shown = self._shown, self.map
+        if self._shown is not before:
+            if self.group.leads:
+                self._log(before, self._shown)
+            self._answer_watches()
+
+    # --- time --------------------------------------------------------------------------------
+
+    def _next_deadline(self) -> float | None:
+        suspected = self._suspicion.next_deadline()
+        deadlines = [watch.until for watch in self._watches.values()]
+        return min((*deadlines, suspected) if suspected is not None else deadlines, default=None)
 
     def _due(self) -> None:
-        for command in self.state.due(now=self._loop.time()):
-            self._apply(command)
-
-    def _map_state(self, *, done: bool = True) -> Message:
-        return pack(MapState(version=self.map.version, done=done), [text_tensor(self.map)])
+        now = self._loop.time()
+        for request, watch in list(self._watches.items()):
+            if watch.until <= now:
+                del self._watches[request]
+                same = MapChanges(version=watch.after, group=watch.group)
+                request.reply(pack(same, [text_tensor([])]))
+        for node, incarnation in self._suspicion.due(self.map, now=now):
+            self._suspicion.link_lost(node, incarnation, now=now)  # again, if this is not agreed on
+            self.group.propose(("lost", node), Lost(node, incarnation))
 
     def statistics(self) -> dict[str, Any]:
-        """Version of the map, the traffic of each link, and the process."""
-        return {"version": self.map.version, **super().statistics()}
+        """Version of the map, the group, the traffic of each link, and the process."""
+        return {
+            "version": self.map.version,
+            "controllers": self.group.statistics(),
+            **super().statistics(),
+        }
 
     @staticmethod
     def _log(before: ClusterMap, after: ClusterMap) -> None:

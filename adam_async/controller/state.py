@@ -21,7 +21,8 @@ the epoch that this one was in; its results so far count as this run's.
 With one copy of each shard a lost primary means lost parameters, so the run fails and says so. A
 lost worker is only a line in the log: its replica number is free for a successor.
 
-That a node is lost is a command, `NodeLost`; who is suspected, and how long it may stay away, stands in `suspicion`.
+That a node is lost is a command, `NodeLost`; who is suspected, and how long it may stay away, stands in
+`suspicion`.
 """
 
 from collections import Counter

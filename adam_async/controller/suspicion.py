@@ -1,7 +1,7 @@
 """Pure: nodes that may be lost: whose link to the leader broke, and who have not found a new leader yet.
 
-A timer and nothing more: that a node is lost, and what it had goes to others, is decided by an entry of the log
-(`machine.Lost`). Only the leader suspects anybody. Times are absolute seconds on the caller's clock.
+A timer and nothing more: that a node is lost, and what it had goes to others, is decided by an entry of the
+log (`machine.Lost`). Only the leader suspects anybody. Times are absolute seconds on the caller's clock.
 """
 
 from collections.abc import Iterable

@@ -1,0 +1,546 @@
+"""One controller's part in the group that agrees: the shell around its consensus core.
+
+Theory of operation ------------------- The core (`consensus.core`) says what to send, write and apply; this
+does it. Every event goes through `_take`, one after the other, also those that an effect causes on the spot.
+What is to be written waits in `_unwritten` while the disk is busy, and all of it is forced down at once then
+(group commit). Without a file nothing survives the process, and what is written is durable at once: then a
+restarted controller is another one, as far as the group is concerned, and is taken in again.
+
+*Links.* Each controller dials each other one, and says things only over the link that it dialled itself; what
+cannot be sent at once is dropped: the core says everything again that matters. At the beginning of a link
+both say who they are.
+
+*A stall of our own.* A timer that rings late says that this process did not run. Then words of the leader may
+lie unread in the sockets, and it would be wrong to call it silent: time passes for the core only after a
+pause in which they are read.
+
+*Who belongs to the group.* A node whose disk was lost, or who never had one, comes with an identity of its
+own. The leader takes it in, as a learner, then in place of the identity of the same name that nobody has
+heard of lately: three changes of the membership, one after the other, each of which can be taken up by the
+next leader.
+"""
+
+import asyncio
+import logging
+import math
+from collections import deque
+from collections.abc import Callable, Hashable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from adam_async.consensus import (
+    Apply,
+    Change,
+    Core,
+    Done,
+    Effect,
+    Event,
+    Led,
+    Message,
+    Persist,
+    Persisted,
+    Propose,
+    Read,
+    ReadReady,
+    Received,
+    Refused,
+    Restore,
+    Role,
+    Saved,
+    Send,
+    Settings,
+    Snapshotted,
+    Step,
+    Tick,
+    Transfer,
+    Unknown,
+    found,
+    identity,
+)
+from adam_async.consensus.messages import Snapshot, TakeOver
+from adam_async.consensus.records import Ballot, Born, Record
+from adam_async.controller.founding import Founding, group_name, name_of
+from adam_async.controller.log_file import LogFile
+from adam_async.controller.machine import DONE, Command, Machine, Outcome, command_bytes, first_state
+from adam_async.messages import Agree, Introduce, Introduced, pack, packed_tensor, unpack
+from adam_async.timer import Timer
+from adam_async.traffic import Traffic
+from transport import (
+    DialFailed,
+    Identity,
+    Link,
+    Network,
+    RemoteError,
+    RetrySchedule,
+    TransportError,
+    WouldBlock,
+)
+
+logger = logging.getLogger(__name__)
+
+SETTINGS = Settings(heartbeat_s=0.1, election_s=0.8)
+"""Of all controllers. A follower misses a leader after 0.8 to 1.6 s without a word."""
+
+LATE_S = 0.1
+"""A timer that rings later than this says that this process has not run."""
+
+ASK_S = 0.2
+"""Between two questions to those who have not said what we wait for."""
+
+ADMIT_S = 0.25
+"""Between two looks of a leader at who is to be taken in."""
+
+DIAL_S = 2.0
+"""One attempt to reach another controller; there is always a next one."""
+
+REFUSED_S = 1.0
+"""Before one that let us not in, or is another one, is tried again."""
+
+INTRODUCE_S = 2.0
+"""What another controller may take to say who it is."""
+
+RESIGN_S = 1.0
+"""What handing over to another leader may take at our end."""
+
+SNAPSHOT_ENTRIES = 1000
+"""After so many entries the state is written down in their place; it is written by every node for itself."""
+
+SNAPSHOT_BYTES = 4 << 20
+"""The same, by the commands in these entries."""
+
+RETRY = RetrySchedule(first_s=0.02, longest_s=0.3)
+
+WAITS_SAID_S = 5.0
+"""Who waits for others to found a group says so this often."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came of a question."""
+
+    outcome: Outcome = DONE
+    refused: str = ""
+    """Why nothing was done, nor will be, where that is so."""
+    unknown: bool = False
+    """Whether it may have been done, or may yet be."""
+
+
+class Group:
+    """Agrees with other controllers on what is done to a state machine.
+
+    Args:
+        identity: Who we are; its node is our name in the group.
+        machine: What agreed commands are applied to.
+        network: How to reach the others.
+        traffic: Where the links to them are counted.
+        entropy: Dice, for our identity in the group and the spread of elections.
+        file: Where it is kept what must not be forgotten; without it nothing is.
+        told: Told what came of a question, by its tag.
+        led: Told whenever another one leads, or nobody is known to.
+        applied: Told after commands were applied, or a whole state was taken.
+        settings: Times and sizes, the same for all.
+
+    Run `run` as a task of the owner's group.
+    """
+
+    def __init__(
+        self,
+        *,
+        identity: Identity,
+        machine: Machine,
+        network: Network,
+        traffic: Traffic,
+        entropy: Callable[[int], bytes],
+        file: LogFile | None,
+        told: Callable[[Hashable, Answer], None],
+        led: Callable[[], None],
+        applied: Callable[[], None],
+        settings: Settings = SETTINGS,
+    ) -> None:
+        self._identity = identity
+        self._machine = machine
+        self._network = network
+        self._traffic = traffic
+        self._entropy = entropy
+        self._file = file
+        self._told = told
+        self._on_led = led
+        self._on_applied = applied
+        self._settings = settings
+        self._peers: dict[str, str] = {}
+        self._met = asyncio.Event()
+        self._me = ""
+        """Our identity in the group, once it is written down."""
+        self._founding: Founding | None = None
+        self._core: Core | None = None
+        self._events: deque[Event] = deque()
+        self._taking = False
+        self._unwritten: list[Persist] = []
+        self._writing = asyncio.Event()
+        self._links: dict[str, Link] = {}
+        self._outcomes: dict[int, Outcome] = {}
+        self._known: dict[str, str] = {}
+        """By name, the identities that others have told."""
+        self._entries = self._entry_bytes = 0
+        """Applied since the last snapshot."""
+        self._news = asyncio.Event()
+        """Set when somebody said who it is, or we belong to a group."""
+        self._resigned = asyncio.Event()
+        self._not_before = -math.inf
+        """What this process has not read yet may come until then, before anybody counts as silent."""
+        self._timer = Timer(self._next_deadline, self._due)
+
+    # --- what the owner asks -----------------------------------------------------------------
+
+    def meet(self, peers: Mapping[str, str]) -> None:
+        """Say who founds the group: names and addresses, ours among them. Before that nothing happens.
+
+        Raises:
+            ValueError: We are not among them.
+        """
+        if self._identity.node not in peers:
+            raise ValueError(
+                f"{self._identity.node} is not one of the controllers {', '.join(sorted(peers))}"
+            )
+        self._peers = dict(peers)
+        self._met.set()
+
+    @property
+    def leads(self) -> bool:
+        """Whether this controller leads, as far as it knows."""
+        return self._core is not None and self._core.role is Role.LEADER
+
+    @property
+    def term(self) -> int:
+        """The term that this controller is in; grows with each election."""
+        return self._core.term if self._core is not None else 0
+
+    @property
+    def leader(self) -> str:
+        """Address of who leads; empty if that is not known."""
+        leader = self._core.leader if self._core is not None else None
+        return self._peers.get(name_of(leader), "") if leader is not None else ""
+
+    def propose(self, tag: Hashable, command: Command) -> None:
+        """Have a command applied everywhere; what comes of it is told once."""
+        self._ask(Propose(tag, command_bytes(command)), tag)
+
+    def read(self, tag: Hashable) -> None:
+        """Have it told when the machine, as it is here, has all that was answered to anybody before now."""
+        self._ask(Read(tag), tag)
+
+    def _ask(self, question: Propose | Read, tag: Hashable) -> None:
+        if self._core is None:
+            self._told(tag, Answer(refused="this controller belongs to no group yet"))
+        else:
+            self._take(question)
+
+    def introduce(self) -> Introduced | None:
+        """Say who we are; None while we do not know it."""
+        if not self._me:
+            return None
+        members = self._core.members.all if self._core is not None else ()
+        return Introduced(identity=self._me, members=members)
+
+    def introduced(self, name: str, identity: str) -> None:
+        """Another controller said who it is."""
+        if name_of(identity) == name and name in self._peers and name != self._identity.node:
+            self._known[name] = identity
+
+    def receive(self, name: str, message: Message) -> None:
+        """Another controller's core says something."""
+        if self._core is not None and name_of(message.sender) == name:
+            self._take(Received(message))
+
+    def statistics(self) -> dict[str, Any]:
+        """Where this controller stands in its group."""
+        core = self._core
+        if core is None:
+            return {"group": "", "role": "founding"}
+        return {
+            "group": self._machine.group,
+            "role": core.role.value,
+            "term": core.term,
+            "leader": name_of(core.leader) if core.leader else "",
+            "commit": core.commit,
+            "log": core.log.last_index - core.log.snapshot.index,
+            "voters": sorted(core.members.voters),
+            "learners": sorted(core.members.learners),
+        }
+
+    async def resign(self) -> None:
+        """Hand over to another controller if we lead and there is one, for `RESIGN_S` at most."""
+        core = self._core
+        if core is None or not self.leads:
+            return
+        now = self._now()
+        others = [node for node in core.members.voters if node != core.me]
+        others = [node for node in others if core.silent_s(node, now=now) < self._settings.election_s]
+        if not others:
+            return
+        self._take(Transfer("resign", min(others, key=lambda node: core.silent_s(node, now=now))))
+        try:
+            async with asyncio.timeout(RESIGN_S):
+                await self._resigned.wait()
+        except TimeoutError:
+            logger.info("%s ends as the leader: nobody took over in %g s", self._identity.node, RESIGN_S)
+
+    # --- life --------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Take part until cancelled.
+
+        Raises:
+            ConfigError: The file is another process's.
+            DamagedLog: What is in it was damaged.
+            OSError: It could not be written.
+        """
+        await self._met.wait()
+        async with AsyncExitStack() as stack:
+            saved = await stack.enter_async_context(self._file.opened()) if self._file is not None else None
+            if saved is None:
+                saved = Saved(me=identity(self._identity.node, int.from_bytes(self._entropy(7), "little")))
+                await self._write_down((Born(saved.me),))
+            self._me = saved.me
+            group = await stack.enter_async_context(asyncio.TaskGroup())
+            for name in sorted(set(self._peers) - {self._identity.node}):
+                group.create_task(self._talk(name), name=f"{self._identity.node}/to {name}")
+            await self._begin(saved)
+            group.create_task(self._write(), name=f"{self._identity.node}/log")
+            group.create_task(self._admit(), name=f"{self._identity.node}/members")
+            await self._timer.run()
+
+    async def _begin(self, saved: Saved) -> None:
+        """Start the core; a founder first founds the group."""
+        blank = not saved.snapshot.index and not saved.entries
+        if blank and not saved.term:
+            voters = await self._found()
+            if voters:
+                saved = found(self._me, voters, first_state(group_name(voters)))
+                await self._write_down((Ballot(saved.term, saved.vote), saved.snapshot))
+        if saved.snapshot.index:
+            self._machine.restore(saved.snapshot.state)
+        self._core = Core(saved, self._settings, draw=self._draw, now=self._now())
+        self._news.set()
+        if self._core.members.voters == (self._me,):
+            # Nobody else could lead: there is nothing to wait for.
+            self._take(Received(TakeOver(sender=self._me, to=self._me, term=self._core.term)))
+
+    async def _found(self) -> tuple[str, ...]:
+        """Ask the others until it is clear who founds the group. Returns with whom, if it is for us to do."""
+        founding = Founding(self._me, name=self._identity.node, names=self._peers)
+        self._founding = founding
+        while not founding.is_decided:
+            try:
+                async with asyncio.timeout(WAITS_SAID_S):
+                    await self._news.wait()
+                self._news.clear()
+            except TimeoutError:
+                logger.warning(
+                    "%s waits for %s to found a group", self._identity.node, ", ".join(founding.lacking)
+                )
+        return founding.voters
+
+    async def _write_down(self, records: tuple[Record, ...]) -> None:
+        if self._file is not None:
+            await self._file.append([records])
+
+    # --- events and effects ------------------------------------------------------------------
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def _draw(self) -> float:
+        return int.from_bytes(self._entropy(6), "little") / (1 << 48)
+
+    def _next_deadline(self) -> float | None:
+        return max(self._core.next_deadline(), self._not_before) if self._core is not None else None
+
+    def _due(self) -> None:
+        now, deadline = self._now(), self._next_deadline()
+        assert deadline is not None
+        if now - deadline > LATE_S:
+            self._not_before = now + LATE_S
+        else:
+            self._take(Tick())
+
+    def _take(self, event: Event) -> None:
+        """Take an event, after those that came before it, and do what follows from it."""
+        self._events.append(event)
+        if self._taking:
+            return
+        assert self._core is not None
+        self._taking = True
+        try:
+            while self._events:
+                for effect in self._core.handle(self._events.popleft(), now=self._now()):
+                    self._carry_out(effect)
+        finally:
+            self._taking = False
+        self._timer.rearm()
+
+    def _carry_out(self, effect: Effect) -> None:
+        match effect:
+            case Send(message):
+                self._send(message)
+            case Persist(number):
+                if self._file is None:
+                    self._events.append(Persisted(number))
+                else:
+                    self._unwritten.append(effect)
+                    self._writing.set()
+            case Apply():
+                self._apply(effect)
+            case Restore(snapshot):
+                self._machine.restore(snapshot.state)
+                self._entries = self._entry_bytes = 0
+                self._on_applied()
+            case Done("resign", _):
+                self._resigned.set()
+            case Done(tag, index):
+                if not isinstance(tag, Step):
+                    self._told(tag, Answer(self._outcomes[index]))
+            case ReadReady(tag):
+                self._told(tag, Answer())
+            case Refused(tag, reason):
+                if isinstance(tag, Step):
+                    logger.debug("%s: %s %s later: %s", self._identity.node, tag.kind, tag.node, reason)
+                elif tag != "resign":
+                    self._told(tag, Answer(refused=reason))
+            case Unknown(tag):
+                if not isinstance(tag, Step):
+                    self._told(tag, Answer(unknown=True))
+            case Led(term, leader):
+                logger.info(
+                    "%s: term %d is led by %s",
+                    self._identity.node,
+                    term,
+                    name_of(leader) if leader else "nobody",
+                )
+                self._on_led()
+
+    def _apply(self, effect: Apply) -> None:
+        assert self._core is not None
+        self._outcomes.clear()
+        for entry in effect.entries:
+            if entry.command is not None:
+                self._outcomes[entry.index] = self._machine.apply(entry.index, entry.command)
+                self._entry_bytes += len(entry.command)
+        self._entries += len(effect.entries)
+        self._on_applied()
+        if self._entries >= SNAPSHOT_ENTRIES or self._entry_bytes >= SNAPSHOT_BYTES:
+            self._entries = self._entry_bytes = 0
+            self._events.append(Snapshotted(effect.entries[-1].index, self._machine.snapshot()))
+
+    async def _write(self) -> None:
+        """Force down what the core wants written, all that waits at once."""
+        file = self._file
+        while file is not None:
+            await self._writing.wait()
+            self._writing.clear()
+            core, batch = self._core, self._unwritten
+            assert core is not None
+            self._unwritten = []
+            if any(isinstance(record, Snapshot) for persist in batch for record in persist.records):
+                await file.begin_anew(core.saved.records())
+            else:
+                await file.append([persist.records for persist in batch])
+            self._take(Persisted(batch[-1].number))
+
+    # --- the others --------------------------------------------------------------------------
+
+    def _send(self, message: Message) -> None:
+        link = self._links.get(name_of(message.to))
+        if link is None or link.closed:
+            return
+        try:
+            link.send_nowait(pack(Agree(), [packed_tensor(message)]))
+        except (WouldBlock, TransportError):
+            return  # the core says again what matters
+
+    async def _talk(self, name: str) -> None:
+        """Keep a link to another controller, and know who it is."""
+        address = self._peers[name]
+        while True:
+            try:
+                link = await self._network.dial(
+                    address, self._identity, timeout_s=DIAL_S, retry=RETRY, peer_role="controller"
+                )
+            except DialFailed:
+                continue
+            except TransportError as error:  # somebody else is there, or lets us not in
+                logger.warning("%s: no controller %s at %s: %s", self._identity.node, name, address, error)
+                await asyncio.sleep(REFUSED_S)
+                continue
+            self._traffic.watch(link)
+            try:
+                if link.peer.node == name:
+                    await self._stay(name, link)
+                else:
+                    logger.warning(
+                        "%s: at %s is %s instead of %s", self._identity.node, address, link.peer.node, name
+                    )
+                    await asyncio.sleep(REFUSED_S)
+            except TransportError as error:
+                logger.info("%s: lost %s (%s)", self._identity.node, name, error)
+            finally:
+                if self._links.get(name) is link:
+                    del self._links[name]
+                link.abort()
+                self._traffic.gone(link)
+
+    async def _stay(self, name: str, link: Link) -> None:
+        self._links[name] = link
+        while not link.closed:
+            await self._ask_who(name, link)
+            try:
+                async with asyncio.timeout(None if self._is_settled else ASK_S):
+                    await link.wait_closed()
+            except TimeoutError:
+                continue
+
+    @property
+    def _is_settled(self) -> bool:
+        """Whether the others know all of us that they need to know."""
+        return self._core is not None and self._me in self._core.members.voters
+
+    async def _ask_who(self, name: str, link: Link) -> None:
+        try:
+            reply = unpack(
+                await link.call(pack(Introduce(identity=self._me)), timeout_s=INTRODUCE_S), Introduced
+            )
+        except RemoteError:
+            return  # it does not know it yet
+        self.introduced(name, reply.identity)
+        if self._founding is not None and not self._founding.is_decided:
+            self._founding.heard(name, reply.identity, belongs=bool(reply.members))
+            self._news.set()
+
+    async def _admit(self) -> None:
+        """While we lead, take in those who are not in the group, one step at a time."""
+        core = self._core
+        assert core is not None
+        while True:
+            step = self._next_step(core) if self.leads else None
+            if step is not None:
+                self._take(Change(step, step))
+            await asyncio.sleep(ADMIT_S)
+
+    def _next_step(self, core: Core) -> Step | None:
+        members, now = core.members, self._now()
+        for name, me in sorted(self._known.items()):
+            olds = [node for node in members.all if name_of(node) == name and node != me]
+            silent_s = 2 * self._settings.election_s
+            if any(core.silent_s(node, now=now) < silent_s for node in olds):
+                continue  # that identity is about: somebody was given a name that is taken
+            if me not in members.all:
+                return Step("add", me)
+            if olds:
+                return Step("remove", olds[0])
+            if me not in members.voters:
+                return Step("promote", me)
+        return None
+
+    def __repr__(self) -> str:
+        return f"<Group {self._identity.node} {self._core!r}>"
