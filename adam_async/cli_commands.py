@@ -27,6 +27,7 @@ from adam_async.cli_options import (
 )
 from adam_async.cli_plan_options import PlanOptions
 from adam_async.cli_signals import EARLY, loop_factory
+from adam_async.cli_simulate_options import SimulateOptions
 from adam_async.cli_terminal import Terminal, log_to_stderr, reader_left
 from adam_async.errors import ConfigError, first_cause
 
@@ -195,6 +196,16 @@ def doctor(*, model: str = "mnist-adam", images_per_group: int = 16, loop: LoopN
     return _run(
         lambda terminal: run_doctor(model, images_per_group, os.environ, terminal), loop=loop, verbose=False
     )
+
+
+@app.command
+def simulate(options: SimulateOptions = SimulateOptions()) -> int:  # noqa: B008 - frozen
+    """Run the shipped code in simulated clusters in which everything that may go wrong does, seed by seed."""
+    from adam_async.cli_simulate import run_simulation, serve
+
+    if options.supervised:
+        return serve()
+    return _run(lambda terminal: run_simulation(options, terminal), loop=options.loop, verbose=False)
 
 
 @app.command

@@ -102,6 +102,7 @@ PORTS = (
     port("adam_async/cli*.py", "loops system", "chooses the loop; environment, signals, cores"),
     port("adam_async/kernel_cache.py", "system", "the environment that numba reads its folder from"),
     port("adam_async/child_process.py", "processes", "starts and watches one child process"),
+    port("adam_async/simulation/crew.py", "processes", "child processes that run simulations"),
     port("adam_async/cluster_processes.py", "system", "the environment that its children inherit"),
     port("adam_async/pieces.py", "files system", "pieces of files, for the compute thread that needs them"),
     port("adam_async/data_server/npz.py", "files", "opens members of an archive that lies in memory"),

@@ -1,5 +1,6 @@
 """The scenarios of `adam-async simulate`, by name. A new one gets a file beside this and a line here."""
 
 from adam_async.simulation.scenario import Scenario
+from adam_async.simulation.scenarios.members import MEMBERS
 
-SCENARIOS: dict[str, Scenario] = {scenario.name: scenario for scenario in ()}
+SCENARIOS: dict[str, Scenario] = {scenario.name: scenario for scenario in (MEMBERS,)}

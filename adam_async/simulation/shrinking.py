@@ -1,0 +1,116 @@
+"""Pure: a plan that fails is made smaller for as long as it fails.
+
+First faults are left out, half of them at once, then smaller parts (delta debugging: Zeller, Hildebrandt,
+2002), until none can be spared. Then each that is left is made simpler: shorter, earlier, without its
+amount; and the conditions are made kind. A step is kept only if the plan still fails, so the result does.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from adam_async.simulation.network import Conditions
+from adam_async.simulation.plan import Fault, Plan, in_order
+
+MOST_TRIES = 200
+"""Runs that making one plan smaller may take."""
+
+LEAST_S = 0.05
+"""Times are not made shorter than this."""
+
+Fails = Callable[[Plan], bool]
+
+
+class Shrunk(msgspec.Struct, frozen=True, kw_only=True):
+    """The smallest plan that was found."""
+
+    plan: Plan
+    tries: int
+
+
+class _Tries:
+    """Counts runs, and refuses more than there may be."""
+
+    def __init__(self, fails: Fails, most: int) -> None:
+        self._fails = fails
+        self._most = most
+        self.made = 0
+
+    def fails(self, plan: Plan) -> bool:
+        if self.made >= self._most:
+            return False
+        self.made += 1
+        return self._fails(plan)
+
+
+def shrink(plan: Plan, fails: Fails, *, most_tries: int = MOST_TRIES) -> Shrunk:
+    """Make a plan smaller.
+
+    Args:
+        plan: One that fails.
+        fails: Whether a plan still fails, in the same way.
+        most_tries: How often it may be asked.
+    """
+    tries = _Tries(fails, most_tries)
+    plan = _fewer_faults(plan, tries)
+    changed = True
+    while changed and tries.made < most_tries:
+        before = plan
+        for simpler in (_simpler_faults, _kinder_options):
+            plan = simpler(plan, tries)
+        changed = plan != before
+    return Shrunk(plan=plan, tries=tries.made)
+
+
+def _fewer_faults(plan: Plan, tries: _Tries) -> Plan:
+    parts = 2
+    without_any = msgspec.structs.replace(plan, faults=())
+    if plan.faults and tries.fails(without_any):
+        return without_any
+    while len(plan.faults) > 1:
+        count = len(plan.faults)
+        size = -(-count // parts)
+        for start in range(0, count, size):
+            fewer = msgspec.structs.replace(plan, faults=plan.faults[:start] + plan.faults[start + size :])
+            if fewer.faults and tries.fails(fewer):
+                plan, parts = fewer, max(parts - 1, 2)
+                break
+        else:
+            if parts >= count:
+                break
+            parts = min(2 * parts, count)
+    return plan
+
+
+def _simpler_faults(plan: Plan, tries: _Tries) -> Plan:
+    for fault in plan.faults:
+        for name, value in _simpler(fault):
+            if value >= getattr(fault, name):
+                continue
+            simpler = msgspec.structs.replace(fault, **{name: value})
+            faults = list(plan.faults)
+            faults[faults.index(fault)] = simpler
+            candidate = msgspec.structs.replace(plan, faults=in_order(faults))
+            if tries.fails(candidate):
+                plan, fault = candidate, simpler
+    return plan
+
+
+def _simpler(fault: Fault) -> Iterator[tuple[str, float]]:
+    """What may make a fault simpler: fields with values for them, the largest change first."""
+    yield "amount", 0.0
+    for name in ("lasts_s", "at_s"):
+        value = getattr(fault, name)
+        for smaller in (round(value / 4, 2), round(value / 2, 2), math.floor(10 * value) / 10):
+            if smaller >= LEAST_S:
+                yield name, smaller
+
+
+def _kinder_options(plan: Plan, tries: _Tries) -> Plan:
+    for change in ({"unkind": False}, {"shuffled": False}, {"network": Conditions()}):
+        options = msgspec.structs.replace(plan.options, **change)
+        kinder = msgspec.structs.replace(plan, options=options)
+        if kinder != plan and tries.fails(kinder):
+            plan = kinder
+    return plan

@@ -1,0 +1,78 @@
+"""Pure: one simulated run as Trace Event JSON, which Perfetto and chrome://tracing open.
+
+Each machine is a process. Its lanes are its lives and, of each kind, what went on there: faults, cuts,
+whatever the scenario noted. What overlaps with its like gets a further lane. Times are of the simulation.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from adam_async.simulation.campaign import Played
+from adam_async.simulation.scenario import Span
+
+LIFE = "life"
+
+DOWN = ("crash", "kill")
+"""Faults between which a machine lives."""
+
+
+def trace_file(played: Played) -> dict[str, Any]:
+    """The whole file, as builtins."""
+    result = played.result
+    nodes = list(dict.fromkeys([*played.nodes, *(span.node for span in played.spans)]))
+    events: list[dict[str, Any]] = []
+    for pid, node in enumerate(nodes, 1):
+        spans = [span for span in played.spans if span.node == node]
+        if node in played.nodes:
+            spans = [*lives(node, spans, result.ended_s), *spans]
+        events += _rows(pid, node, spans)
+    return {
+        "displayTimeUnit": "ms",
+        "otherData": {
+            "format": "adam-async simulation 1",
+            "scenario": result.case.scenario,
+            "seed": result.case.seed,
+            "options": str(result.case.plan.options),
+            "outcome": f"{result.invariant}: {result.text}" if result.invariant else "all held",
+            "replay_hash": result.replay_hash,
+        },
+        "traceEvents": events,
+    }
+
+
+def lives(node: str, spans: Sequence[Span], ended_s: float) -> Iterator[Span]:
+    """The times at which a machine ran: all but those of its crashes."""
+    begun, life = 0.0, 1
+    downs = sorted((span for span in spans if span.kind in DOWN), key=lambda span: span.begun)
+    for down in downs:
+        yield Span(node, LIFE, f"life {life}", begun, down.begun)
+        begun, life = down.ended if down.ended is not None else ended_s, life + 1
+    yield Span(node, LIFE, f"life {life}", begun, ended_s)
+
+
+def _rows(pid: int, node: str, spans: Sequence[Span]) -> Iterator[dict[str, Any]]:
+    yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": node}}
+    lanes: dict[tuple[str, int], float] = {}
+    tids: dict[tuple[str, int], int] = {}
+    for span in sorted(spans, key=lambda span: (span.kind != LIFE, span.begun)):
+        number = 0
+        while lanes.get((span.kind, number), 0.0) > span.begun:
+            number += 1
+        lane = (span.kind, number)
+        lanes[lane] = span.begun if span.ended is None else span.ended
+        if lane not in tids:
+            # Numbers across all machines: some readers take a thread's number as unique.
+            tids[lane] = 1000 * pid + len(tids)
+            name = span.kind if not number else f"{span.kind} {number + 1}"
+            row = {"ph": "M", "pid": pid, "tid": tids[lane]}
+            yield {**row, "name": "thread_name", "args": {"name": name}}
+            yield {**row, "name": "thread_sort_index", "args": {"sort_index": len(tids)}}
+        event = {"name": span.text, "cat": span.kind, "pid": pid, "tid": tids[lane], "ts": _us(span.begun)}
+        if span.ended is None:
+            yield {**event, "ph": "i", "s": "t"}
+        else:
+            yield {**event, "ph": "X", "dur": _us(span.ended - span.begun)}
+
+
+def _us(seconds: float) -> float:
+    return round(seconds * 1e6, 3)
