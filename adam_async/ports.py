@@ -213,8 +213,12 @@ class Disk:
         return sorted(await aiofiles.os.listdir(folder, executor=self._executor))
 
     async def make_folder(self, folder: Path) -> None:
-        """Make a folder and those on the way to it, unless they are there."""
-        await aiofiles.os.makedirs(folder, exist_ok=True, executor=self._executor)
+        """Make a folder and those on the way to it, unless they are there. The names of new ones are durable.
+
+        Raises:
+            OSError: One cannot be made, or is a file.
+        """
+        await self.run(_make_folder, folder)
 
     async def rename(self, path: Path, target: Path) -> None:
         """Rename a file or folder, durably. It replaces a file and an empty folder, and nothing else."""
@@ -279,11 +283,11 @@ class Disk:
     async def write_atomic(self, path: Path, parts: Iterable[Part]) -> None:
         """Replace the file by the concatenation of `parts`, all or nothing, and durable on return.
 
-        Folders on the way are made. A failed write removes what it had written aside.
+        Folders on the way are made, as `make_folder` does. A failed write removes what it had written aside.
         """
         aside = path.with_name(f"{path.name}.{os.getpid()}.aside")
         async with self._writing:
-            await aiofiles.os.makedirs(path.parent, exist_ok=True, executor=self._executor)
+            await self.run(_make_folder, path.parent)
             try:
                 written = await self._write(aside, parts)
                 await self.run(_rename_durably, aside, path)
@@ -317,6 +321,18 @@ def _force_data(descriptor: int) -> None:
 def _force_file(path: Path) -> None:
     with open(path, "rb") as file:
         _force_data(file.fileno())
+
+
+def _make_folder(folder: Path) -> None:
+    if folder != folder.parent and not os.path.exists(folder.parent):
+        _make_folder(folder.parent)
+    try:
+        os.mkdir(folder)
+    except OSError:  # some systems name another reason for a folder that is there
+        if not os.path.isdir(folder):
+            raise
+    else:
+        _force_folder(folder.parent)
 
 
 def _rename_durably(aside: Path, path: Path) -> None:

@@ -8,7 +8,7 @@ get stuck.
 import asyncio
 import errno
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -188,7 +188,7 @@ class SimulatedDisk(Disk):
         return await self._ask(lambda: sorted(self._drive.folder(folder)[1]))
 
     async def make_folder(self, folder: Path) -> None:
-        await self._ask(lambda: self._drive.make_folder(folder))
+        await (await self._ask(lambda: self._force(self._drive.make_folder(folder))))
 
     async def rename(self, path: Path, target: Path) -> None:
         await self._ask(lambda: self._drive.rename(path, target))
@@ -242,7 +242,7 @@ class SimulatedDisk(Disk):
                     f"{path} holds {held} bytes instead of {offset}; does another program write it?"
                 )
             self._drive.append(inode, content)
-            return self._force(inode, path.parent if offset == 0 else None)
+            return self._force([inode] if offset else [inode, self._drive.folder(path.parent)[0]])
 
         await (await self._ask(write, moved_bytes=len(content)))
         self._writes += 1
@@ -254,19 +254,18 @@ class SimulatedDisk(Disk):
             if len(inode.data) < size:
                 raise OSError(f"{path} holds {len(inode.data)} bytes and cannot be cut off behind {size}")
             self._drive.truncate(inode, size)
-            return self._force(inode, None)
+            return self._force([inode])
 
         await (await self._ask(cut))
 
-    def _force(self, inode: Inode, folder: Path | None) -> "asyncio.Future[None]":
-        """Sync a file, and the folder that has its name, as the rest of a job: nothing comes between."""
+    def _force(self, inodes: Sequence[Inode]) -> "asyncio.Future[None]":
+        """Sync files and folders as the rest of a job: nothing comes between."""
 
         def sync() -> None:
-            inode.sync()
-            if folder is not None:
-                self._drive.folder(folder)[0].sync()
+            for inode in inodes:
+                inode.sync()
 
-        forced = self._ask(sync, extra_s=self._conditions.sync_s, ahead=True)
+        forced = self._ask(sync, extra_s=self._conditions.sync_s * len(inodes), ahead=True)
         forced.add_done_callback(_look)
         return forced
 

@@ -196,16 +196,18 @@ class Drive:
         if len(data) > room:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    def make_folder(self, path: PurePath) -> None:
-        """Make a folder and those on the way to it, unless they are there."""
+    def make_folder(self, path: PurePath) -> list[Inode]:
+        """Make a folder and those on the way to it, unless they are there. Returns parents of new ones."""
         if not path.name:
-            return
-        self.make_folder(path.parent)
+            return []
+        changed = self.make_folder(path.parent)
         parent, names = self.folder(path.parent)
         if path.name not in names:
             parent.change(Entries({path.name: Inode(names={})}))
+            changed.append(parent)
         else:
             self.folder(path)
+        return changed
 
     def rename(self, path: PurePath, target: PurePath) -> None:
         """Rename a file or folder; it replaces a file and an empty folder."""

@@ -108,6 +108,36 @@ async def test_a_file_is_continued_where_it_ends_and_nowhere_else(tmp_path: Path
         assert disk.statistics().written_bytes == 11
 
 
+async def test_new_folders_are_forced_down_and_those_that_are_there_are_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forced: list[int] = []
+    fsync = os.fsync
+
+    def forcing(descriptor: int) -> None:
+        forced.append(os.fstat(descriptor).st_ino)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", forcing)
+    monkeypatch.delattr(os, "fdatasync", raising=False)
+    deep = tmp_path / "a" / "b"
+    (tmp_path / "file").touch()
+
+    def inodes(*paths: Path) -> list[int]:
+        return [path.stat().st_ino for path in paths]
+
+    async with Disk() as disk:
+        await disk.make_folder(deep)
+        assert forced == inodes(tmp_path, deep.parent)
+        await disk.make_folder(deep)
+        assert len(forced) == 2
+        await disk.write_atomic(deep / "c" / "file", [b"x"])
+        assert forced[2:] == inodes(deep, deep / "c" / "file", deep / "c")
+        for path in (tmp_path / "file", tmp_path / "file" / "under"):
+            with pytest.raises((FileExistsError, NotADirectoryError)):
+                await disk.make_folder(path)
+
+
 async def test_a_log_is_appended_to_durably_and_cut_off_where_it_was_torn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import errno
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -117,7 +118,6 @@ def test_closing_a_disk_that_is_stuck_is_given_up():
 async def write_versions(disk, write):
     """Write version after version of a file, for ever."""
     await disk.make_folder(HOME)
-    await disk.sync_folder(Path("/"))
     for version in range(1, 100):
         await write(disk, bytes([version]) * 2000)
 
@@ -204,7 +204,6 @@ def lines_after_a_crash(seed, append):
             async with node.open_disk() as disk:
                 if node.life == 1:
                     await disk.make_folder(HOME)
-                    await disk.sync_folder(Path("/"))
                     await append_lines(disk, told, append)
                 with contextlib.suppress(FileNotFoundError):
                     return await disk.read_bytes(FILE)
@@ -231,6 +230,35 @@ def test_a_crash_keeps_all_that_was_appended_durably_and_may_tear_the_line_in_ha
     assert all(sure <= intact(data) and len(data) <= sure + 700 for data, sure in results)
     assert any(intact(data) % 700 for data, _ in results)
     assert any(intact(data) < len(data) for data, _ in results)
+
+
+def test_folders_that_were_made_outlive_a_crash_with_what_is_in_them():
+    deep = HOME / "a" / "b"
+
+    async def scenario(world, write):
+        node = world.node("a")
+
+        async def program(node):
+            async with node.open_disk() as disk:
+                if node.life == 1:
+                    return await write(disk)
+                return await disk.names(deep)
+
+        node.start(program)
+        await node.task
+        node.crash()
+        node.restart()
+        return await node.task
+
+    async def by_itself(disk):
+        await disk.make_folder(deep)
+
+    async def for_a_file(disk):
+        await disk.write_atomic(deep / "file", [b"x"])
+
+    for seed in range(20):
+        assert simulate(partial(scenario, write=by_itself), seed=seed).result == []
+        assert simulate(partial(scenario, write=for_a_file), seed=seed).result == ["file"]
 
 
 def test_a_line_that_is_not_synced_is_lost_for_some():

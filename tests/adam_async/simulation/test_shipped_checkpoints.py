@@ -23,9 +23,6 @@ def lose_power(seed):
             async with node.open_disk() as disk:
                 if node.life > 1:
                     return await load_checkpoint(FOLDER, disk)
-                await disk.make_folder(FOLDER)
-                await disk.sync_folder(FOLDER.parent)
-                await disk.sync_folder(FOLDER.parent.parent)
                 folder = CheckpointFolder(FOLDER, disk)
                 await folder.take_up(None)
                 for number in range(1, 9):
