@@ -1,0 +1,572 @@
+"""Pure: whether what clients were told of a map agrees with one order of all that they did.
+
+Each key of the map is a register: a version and a value; version 0 is absent. A compare-and-set that expects
+the present version gives the key a new and higher version, which the service chooses and never gives twice;
+any other is a conflict and changes nothing. A history is *linearizable* if each operation can be thought to
+take effect at one moment between its begin and its end, so that all answers are those of such a register.
+
+    history = History(clock=loop.time)
+    handle = history.begin("client-3", "nodes/a", CompareAndSet(expected=4, value=digest))
+    ...                                            # ask; then one of
+    history.end(handle, Done(version=9))
+    history.unknown(handle)                        # may take effect at any time from now on, or never
+    history.refused(handle)                        # certainly nothing happened
+    check(history.operations(), clock=clock)       # raises NotLinearizable
+
+What the service changes by itself is put down as a compare-and-set with an unknown outcome. A value is what
+clients set, without what the service adds to it.
+
+Theory of operation
+-------------------
+Keys are independent, so each is searched alone, as Wing and Gong do: put one after the other the operations
+that nothing left has to come before, go back where that leads nowhere, and do not look twice at the same set
+of operations with the same state (Lowe). Versions leave little to search:
+
+- A version is held once, so whoever saw it must be put there. An operation that fits and changes nothing is
+  put at once: it stands in nobody's way.
+- So a version is left only when nothing else can be put, and by the one operation that is known to have
+  replaced it, if there is one. Whoever saw the version and is not put by then never will be.
+- Otherwise an operation with an unknown outcome replaced it. Of those that will do, the one that began first
+  will do best; the others can never take effect. The new version is the next one that anybody was told of.
+  Only where other unknown operations expect versions in between is there a choice.
+
+An operation that ends at the moment at which another begins is not before it. `History` never notes one
+moment twice, so that the order of one process is kept however coarse its clock is.
+"""
+
+import math
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+EXCERPT = 3
+"""Unknown operations that an error names."""
+
+
+class NotLinearizable(Exception):
+    """No order of the operations explains all answers.
+
+    Args:
+        key: Whose operations.
+        why: What does not fit.
+        operations: Those that do not, and what led there.
+    """
+
+    def __init__(self, key: str, why: str, operations: Sequence["Operation"]) -> None:
+        super().__init__("\n  ".join([f"key {key}: {why}", *map(str, operations)]))
+        self.key = key
+        self.why = why
+        self.operations = tuple(operations)
+
+
+class Undecided(Exception):
+    """The search took too long. That says nothing about the history."""
+
+
+class WatchBroken(Exception):
+    """A watcher was not told each version once, in order, or two were told different things."""
+
+
+# --- what clients did ----------------------------------------------------------------------------
+
+
+class Get(msgspec.Struct, frozen=True, tag="get", forbid_unknown_fields=True):
+    """Read a key."""
+
+
+class CompareAndSet(msgspec.Struct, frozen=True, tag="compare-and-set", forbid_unknown_fields=True):
+    """Set a key if it has this version."""
+
+    expected: int
+    """0: the key must be absent."""
+    value: str
+    """The value, or a digest of it."""
+
+
+class Read(msgspec.Struct, frozen=True, tag="read", forbid_unknown_fields=True):
+    """A `Get` was answered."""
+
+    version: int
+    """0: absent."""
+    value: str | None
+    """None where absent."""
+
+
+class Done(msgspec.Struct, frozen=True, tag="done", forbid_unknown_fields=True):
+    """A `CompareAndSet` took effect, and gave the key this version."""
+
+    version: int
+
+
+class Conflict(msgspec.Struct, frozen=True, tag="conflict", forbid_unknown_fields=True):
+    """A `CompareAndSet` met another version than it expected."""
+
+    version: int | None = None
+    """Which; None if that was not said."""
+
+
+class Refused(msgspec.Struct, frozen=True, tag="refused", forbid_unknown_fields=True):
+    """Certainly nothing happened."""
+
+
+Question = Get | CompareAndSet
+Answer = Read | Done | Conflict | Refused
+
+_FITTING: dict[type, tuple[type, ...]] = {Get: (Read, Refused), CompareAndSet: (Done, Conflict, Refused)}
+
+
+class Operation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Something that a client did to a key. Times are seconds of one clock for all clients."""
+
+    client: str
+    number: int
+    """Which of the operations of this client."""
+    key: str
+    begun: float
+    """Before it was asked."""
+    asked: Question
+    ended: float | None = None
+    """After it was answered; None if it never was: it may take effect at any time after `begun`, or never."""
+    answer: Answer | None = None
+
+    def __post_init__(self) -> None:
+        if (self.ended is None) != (self.answer is None):
+            raise ValueError(f"an operation has an end and an answer, or neither: {self}")
+        if self.ended is not None and not self.begun <= self.ended:
+            raise ValueError(f"an operation ends after it begins: {self}")
+        if self.answer is not None and not isinstance(self.answer, _FITTING[type(self.asked)]):
+            raise ValueError(f"this is no answer to what was asked: {self}")
+        if isinstance(self.answer, Read) and (self.answer.version == 0) != (self.answer.value is None):
+            raise ValueError(f"a value is None where the version is 0, and only there: {self}")
+
+    def __str__(self) -> str:
+        match self.asked:
+            case Get():
+                asked = "get"
+            case CompareAndSet(expected, value):
+                asked = f"compare-and-set {expected} to {value!r}"
+        match self.answer:
+            case Read(version, found):
+                answer = f"version {version}, {found!r}" if version else "absent"
+            case Done(version):
+                answer = f"done, version {version}"
+            case Conflict(seen):
+                answer = "conflict" if seen is None else f"conflict, version {seen}"
+            case Refused():
+                answer = "refused"
+            case None:
+                answer = "unknown"
+        ended = "..." if self.ended is None else f"{self.ended:.6f}"
+        return f"[{self.begun:.6f}, {ended}] {self.client}: {asked}: {answer}"
+
+
+class History:
+    """Notes what clients of one process do, as they do it.
+
+    Args:
+        clock: Seconds; the same clock in all processes whose histories are checked together.
+        write: Is given a line for each begin and each end, for a file that `from_json` reads. A line has to
+            be written before the operation is asked, or else a process that is killed takes it along.
+    """
+
+    def __init__(self, *, clock: Callable[[], float], write: Callable[[bytes], object] | None = None) -> None:
+        self._clock = clock
+        self._write = write
+        self._last = -math.inf
+        self._operations: list[Operation] = []
+
+    def begin(self, client: str, key: str, asked: Question) -> int:
+        """Note that an operation begins, before it is asked; returns the handle with which to end it."""
+        handle = len(self._operations)
+        begun = self._moment()
+        self._operations.append(Operation(client=client, number=handle, key=key, begun=begun, asked=asked))
+        self._note(handle)
+        return handle
+
+    def end(self, handle: int, answer: Answer) -> None:
+        """Note the answer to an operation."""
+        operation = self._operations[handle]
+        if operation.ended is not None:
+            raise ValueError(f"this operation has ended already: {operation}")
+        self._operations[handle] = msgspec.structs.replace(operation, ended=self._moment(), answer=answer)
+        self._note(handle)
+
+    def unknown(self, handle: int) -> None:
+        """Note that nobody will ever know what became of an operation: what is assumed until it is ended."""
+        if self._operations[handle].ended is not None:
+            raise ValueError(f"what became of this operation is known: {self._operations[handle]}")
+
+    def refused(self, handle: int) -> None:
+        """Note that an operation certainly did nothing, and never will."""
+        self.end(handle, Refused())
+
+    def operations(self) -> tuple[Operation, ...]:
+        """All operations in the order of their begins; those that have not ended are unknown."""
+        return tuple(self._operations)
+
+    def _moment(self) -> float:
+        self._last = max(self._clock(), math.nextafter(self._last, math.inf))
+        return self._last
+
+    def _note(self, handle: int) -> None:
+        if self._write is not None:
+            self._write(to_json([self._operations[handle]]))
+
+
+_LINES = msgspec.json.Decoder(Operation)
+
+
+def to_json(operations: Iterable[Operation]) -> bytes:
+    """Write operations down, one a line."""
+    return b"".join(msgspec.json.encode(operation) + b"\n" for operation in operations)
+
+
+def from_json(data: bytes, *, origin: str) -> tuple[Operation, ...]:
+    """Read the operations of one process.
+
+    Of the lines for one operation the last one holds. A last line without an end was being written when
+    the process was killed, and is left out: what it would say had not been asked, or is unknown.
+
+    Args:
+        data: What `to_json` and `History` wrote.
+        origin: What to call it in an error, such as its path.
+
+    Raises:
+        ValueError: A line is no operation.
+    """
+    found: dict[tuple[str, int], Operation] = {}
+    for number, line in enumerate(data.split(b"\n")[:-1], start=1):
+        try:
+            operation = _LINES.decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise ValueError(f"{origin}: line {number} is no operation: {error}") from None
+        found[operation.client, operation.number] = operation
+    return tuple(found.values())
+
+
+# --- the search ----------------------------------------------------------------------------------
+
+
+def check(operations: Iterable[Operation], *, clock: Callable[[], float], limit_s: float = 5.0) -> int:
+    """See that a history is linearizable, key by key.
+
+    Args:
+        operations: Of all clients.
+        clock: Seconds, for the limit.
+        limit_s: After this long the search is given up.
+
+    Returns:
+        How many steps the search took; about two for each operation.
+
+    Raises:
+        NotLinearizable: It is not. Says which key, and which operations do not fit.
+        Undecided: It took too long.
+    """
+    known = [operation for operation in operations if not isinstance(operation.answer, Refused)]
+    _refuse_shared_versions(known)
+    budget = _Budget(clock, limit_s)
+    keys: defaultdict[str, list[Operation]] = defaultdict(list)
+    for operation in known:
+        keys[operation.key].append(operation)
+    for key in sorted(keys):
+        _Register(key, keys[key], budget).search()
+    return budget.steps
+
+
+def _refuse_shared_versions(operations: Iterable[Operation]) -> None:
+    makers: dict[int, Operation] = {}
+    for operation in operations:
+        if isinstance(operation.answer, Done):
+            version = operation.answer.version
+            if version in makers:
+                other = makers[version]
+                why = f"version {version} was given twice, the other time to key {other.key}"
+                raise NotLinearizable(operation.key, why, [other, operation])
+            makers[version] = operation
+
+
+class _Budget:
+    """Counts the steps of a search, and ends it."""
+
+    def __init__(self, clock: Callable[[], float], limit_s: float) -> None:
+        self.steps = 0
+        self._clock = clock
+        self._limit_s = limit_s
+        self._deadline = clock() + limit_s
+
+    def step(self) -> None:
+        self.steps += 1
+        if self._clock() > self._deadline:
+            raise Undecided(
+                f"not decided after {self._limit_s:g} s and {self.steps} steps; check a shorter history"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """How far a search has come: which operations are put, and what the register holds then."""
+
+    low: int
+    """All operations before this one are put."""
+    put: int
+    """A bit for each operation from `low` on, which is not put itself: whether it is."""
+    version: int
+    maker: Operation | None
+    """What made the version. Follows from the others as far as it matters."""
+
+    @property
+    def count(self) -> int:
+        """Operations that are put."""
+        return self.low + self.put.bit_count()
+
+    def has(self, index: int) -> bool:
+        """Whether an operation is put."""
+        return index < self.low or bool(self.put >> (index - self.low) & 1)
+
+    def with_put(self, indices: Iterable[int]) -> "_Place":
+        """Return the place at which these are put too."""
+        put = self.put
+        for index in indices:
+            put |= 1 << (index - self.low)
+        ones = (~put & (put + 1)).bit_length() - 1
+        return _Place(self.low + ones, put >> ones, self.version, self.maker)
+
+
+class _Register:
+    """What is known of one key.
+
+    Args:
+        key: Its name.
+        operations: Those on it, in any order.
+        budget: For the search.
+
+    Attributes:
+        answered: Operations with an answer, by their begins. An index is a place in it.
+        ends: When each of them ended.
+        seen: For each version the indices of those that met it and changed nothing.
+        replaced: For each version the index of the one that is known to have replaced it.
+        unknown: For each version the operations of unknown outcome that expect it, by their begins.
+        witnesses: For each version that the key certainly had somebody who says so.
+        versions: These versions, in their order.
+        guessed: Versions that unknown operations expect, in their order.
+        unnamed: A version beyond all that were seen or expected: what an unseen last one may be.
+        values: For each version the value as far as anybody said, and who.
+    """
+
+    def __init__(self, key: str, operations: Sequence[Operation], budget: _Budget) -> None:
+        self.key = key
+        self.budget = budget
+        self.answered: list[Operation] = []
+        self.seen: defaultdict[int, list[int]] = defaultdict(list)
+        self.replaced: dict[int, int] = {}
+        self.unknown: defaultdict[int, list[Operation]] = defaultdict(list)
+        self.witnesses: dict[int, Operation] = {}
+        self.values: dict[int, tuple[str | None, Operation]] = {}
+        for operation in sorted(operations, key=lambda operation: operation.begun):
+            if operation.answer is not None:
+                self._take(len(self.answered), operation)
+                self.answered.append(operation)
+            elif isinstance(operation.asked, CompareAndSet):
+                self.unknown[operation.asked.expected].append(operation)
+        self.ends = [math.inf if operation.ended is None else operation.ended for operation in self.answered]
+        self.versions = sorted({0, *self.witnesses})
+        self.guessed = sorted(self.unknown)
+        expected = [each.asked.expected for each in operations if isinstance(each.asked, CompareAndSet)]
+        self.unnamed = max(self.versions[-1], *expected, 0) + 1
+        self._refuse_skipped_versions()
+
+    def _take(self, index: int, operation: Operation) -> None:
+        """Sort in what was answered. Raises NotLinearizable if it belies itself or what came before."""
+        match operation.asked, operation.answer:
+            case Get(), Read(version, value):
+                self.seen[version].append(index)
+                self._witness(version, operation)
+                self._value(version, value, operation)
+            case CompareAndSet(expected, value), Done(version):
+                if version <= expected:
+                    raise self._refuse(f"version {version} does not come after version {expected}", operation)
+                if expected in self.replaced:
+                    other = self.answered[self.replaced[expected]]
+                    raise self._refuse(f"version {expected} was replaced twice", other, operation)
+                self.replaced[expected] = index
+                self._witness(expected, operation)
+                self._witness(version, operation)
+                self._value(version, value, operation)
+            case CompareAndSet(expected, _), Conflict(int(version)):
+                if version == expected:
+                    raise self._refuse("the expected version is no conflict", operation)
+                self.seen[version].append(index)
+                self._witness(version, operation)
+
+    def _witness(self, version: int, operation: Operation) -> None:
+        self.witnesses.setdefault(version, operation)
+
+    def _value(self, version: int, value: str | None, operation: Operation) -> None:
+        known, other = self.values.setdefault(version, (value, operation))
+        if known != value:
+            raise self._refuse(f"version {version} has two values", other, operation)
+
+    def _refuse_skipped_versions(self) -> None:
+        for expected, index in self.replaced.items():
+            after = self.versions[bisect_right(self.versions, expected)]
+            operation = self.answered[index]
+            if isinstance(operation.answer, Done) and after < operation.answer.version:
+                why = f"version {after} lies between the one that was expected and the one that replaced it"
+                raise self._refuse(why, operation, self.witnesses[after])
+
+    def _refuse(self, why: str, *operations: Operation) -> NotLinearizable:
+        return NotLinearizable(self.key, why, operations)
+
+    def search(self) -> None:
+        """Find an order of all operations. Raises NotLinearizable if there is none."""
+        furthest = place = _Place(0, 0, 0, None)
+        waiting = [place]
+        visited = set()
+        while waiting:
+            place = self._put_all_that_see(waiting.pop())
+            if place.low == len(self.answered):
+                return
+            if place.count >= furthest.count:
+                furthest = place
+            identity = place.low, place.put, place.version
+            if identity not in visited:
+                visited.add(identity)
+                waiting.extend(self._nexts(place))
+        raise self._explain(furthest)
+
+    def _put_all_that_see(self, place: _Place) -> _Place:
+        """Put what changes nothing and fits the present version, until there is no more of that."""
+        while True:
+            self.budget.step()
+            fitting = [index for index in self._ready(place) if self._fits(index, place.version)]
+            if not fitting:
+                return place
+            place = place.with_put(fitting)
+
+    def _ready(self, place: _Place) -> list[int]:
+        """Operations that nothing left has to come before."""
+        found: list[int] = []
+        first_end = math.inf
+        index, left = place.low, ~place.put  # without an end: all beyond its bits are left
+        while True:
+            skipped = (left & -left).bit_length() - 1
+            index += skipped
+            if index >= len(self.answered) or self.answered[index].begun > first_end:
+                return found
+            found.append(index)
+            first_end = min(first_end, self.ends[index])
+            index += 1
+            left >>= skipped + 1
+
+    def _fits(self, index: int, version: int) -> bool:
+        operation = self.answered[index]
+        match operation.asked, operation.answer:
+            case CompareAndSet(expected, _), Conflict(None):
+                return version != expected
+            case _, Read(seen) | Conflict(seen):
+                return seen == version
+        return False
+
+    def _nexts(self, place: _Place) -> list[_Place]:
+        """Where a search can go by leaving the present version; the likeliest last."""
+        version = place.version
+        if any(not place.has(index) for index in self.seen.get(version, ())):
+            return []
+        ready = self._ready(place)
+        maker = self.replaced.get(version)
+        if maker is not None:
+            if maker not in ready:
+                return []
+            operation = self.answered[maker]
+            assert isinstance(operation.answer, Done)
+            after = place.with_put([maker])
+            return [_Place(after.low, after.put, operation.answer.version, operation)]
+        first_end = min(self.ends[index] for index in ready)
+        able = [each for each in self.unknown.get(version, ()) if each.begun <= first_end]
+        found = []
+        for new in self._successors(version) if able else ():
+            first = next((each for each in able if self._may_make(each, new)), None)
+            if first is not None:
+                found.append(_Place(place.low, place.put, new, first))
+        return found
+
+    def _successors(self, version: int) -> list[int]:
+        """Versions that an unknown operation can have made of this one, the likeliest last."""
+        position = bisect_right(self.versions, version)
+        certain = self.versions[position] if position < len(self.versions) else self.unnamed
+        first, stop = bisect_right(self.guessed, version), bisect_left(self.guessed, certain)
+        return [*reversed(self.guessed[first:stop]), certain]
+
+    def _may_make(self, operation: Operation, version: int) -> bool:
+        assert isinstance(operation.asked, CompareAndSet)
+        return version not in self.values or self.values[version][0] == operation.asked.value
+
+    def _explain(self, place: _Place) -> NotLinearizable:
+        """Say why a search could not go on, with the operations that matter."""
+        version = place.version
+        ready = self._ready(place)
+        first = self.answered[min(ready, key=self.ends.__getitem__)]
+        led = [place.maker] if place.maker is not None else []
+        behind = [self.answered[index] for index in self.seen.get(version, ()) if not place.has(index)]
+        if behind:
+            why = (
+                f"version {version} was over by {first.ended:.6f}, but was seen from {behind[0].begun:.6f} on"
+            )
+            return self._refuse(why, *led, first, behind[0])
+        if first.answer == Conflict(None):
+            why = f"the key had version {version} all the time until {first.ended:.6f}: that was no conflict"
+        else:
+            why = (
+                f"version {version} was over by {first.ended:.6f}, but nothing had begun that can replace it"
+            )
+        maker = self.replaced.get(version)
+        late = [self.answered[maker]] if maker is not None else self.unknown.get(version, [])[:EXCERPT]
+        return self._refuse(why, *led, first, *late)
+
+
+# --- what watchers saw ---------------------------------------------------------------------------
+
+
+class Sight(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A watcher was told of a version."""
+
+    watcher: str
+    version: int
+    digest: str
+    """Of what the watcher then holds for the whole map at this version."""
+    whole: bool = False
+    """Whether it was given all of it, and not what changed since the version before."""
+
+
+def check_watch(seen: Iterable[Sight]) -> None:
+    """See that each watcher was told each version once and in order, and all of them the same.
+
+    A watcher begins with version 1, or with a whole map. Whoever is given a whole map later on goes on from
+    there; it may be the one it has, and never an older one. All sights are of one group's map.
+
+    Args:
+        seen: Of all watchers, those of each in the order in which it was told, breaks or not.
+
+    Raises:
+        WatchBroken: Says who was told what instead.
+    """
+    last: dict[str, int] = {}
+    first: dict[int, Sight] = {}
+    for sight in seen:
+        before = last.get(sight.watcher, 0)
+        if sight.whole:
+            fits, wanted = sight.version >= before, f"{before} or later"
+        else:
+            fits, wanted = sight.version == before + 1, f"{before + 1}"
+        if not fits:
+            raise WatchBroken(f"{sight.watcher} was told of version {sight.version}; due was {wanted}")
+        last[sight.watcher] = sight.version
+        other = first.setdefault(sight.version, sight)
+        if other.digest != sight.digest:
+            raise WatchBroken(
+                f"version {sight.version} is {sight.digest} for {sight.watcher}, "
+                f"but {other.digest} for {other.watcher}"
+            )
