@@ -81,9 +81,10 @@ def run_case(scenario: Scenario, case: Case) -> SeedResult:
 
 
 def play(scenario: Scenario, case: Case) -> Played:
-    """Run a plan under its seed, in no event loop, and say what came of it.
+    """Run a plan under its seed and say what came of it. Nothing that goes wrong in the run is raised or logged.
 
-    Nothing that goes wrong in the run is raised; nothing is logged.
+    Raises:
+        RuntimeError: An event loop runs here, and the run needs one of its own.
     """
     plan, options = case.plan, case.plan.options
     worlds: list[World] = []
@@ -110,6 +111,8 @@ def play(scenario: Scenario, case: Case) -> Played:
             )
             marks = outcome.marks
         except (Exception, asyncio.CancelledError) as error:
+            if not worlds:
+                raise
             invariant, text = what_broke(error)
     loop = worlds[0].loop
     result = SeedResult(
@@ -173,7 +176,7 @@ def summary(scenario: str, results: Sequence[SeedResult], took_s: float) -> str:
     count = sum(result.seed_counts for result in results)
     failed = sum(not result.ok for result in results)
     return (
-        f"{scenario}: {len(results)} seeds, {count} count, {failed} failed, {took_s:.0f} s, "
+        f"{scenario}: {len(results)} {'seed' if len(results) == 1 else 'seeds'}, {count} count, {failed} failed, {took_s:.0f} s, "
         f"hash {digest(results)}"
     )
 

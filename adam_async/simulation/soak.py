@@ -19,8 +19,13 @@ from adam_async.simulation.plan import Case
 
 SCHEMA = "adam-async soak 1"
 
-CORE = ("consensus", "controller", "simulation")
-"""Folders of this package whose source makes a new core, beside the transport."""
+PACKAGE = Path(adam_async.__file__).parent
+
+CORE = (
+    *(PACKAGE / name for name in ("consensus", "controller", "simulation")),
+    Path(transport.__file__).parent,
+)
+"""Folders whose source makes a new core."""
 
 Range = tuple[int, int]
 """First and last seed."""
@@ -137,11 +142,10 @@ async def write_soak(path: Path, soak: Soak, disk: Disk) -> None:
         raise ConfigError(f"--soak {path} cannot be written: {error.strerror or error}") from None
 
 
-async def core_hash(disk: Disk) -> str:
+async def core_hash(disk: Disk, folders: Sequence[Path] = CORE) -> str:
     """A hash of the source of what is simulated."""
-    package = Path(adam_async.__file__).parent
     digest = blake2b(digest_size=8)
-    for folder in (*(package / name for name in CORE), Path(transport.__file__).parent):
+    for folder in folders:
         for path in await _sources(folder, disk):
             digest.update(f"{folder.name}/{path.relative_to(folder).as_posix()}\n".encode())
             digest.update(blake2b(await disk.read_bytes(path)).digest())

@@ -107,7 +107,13 @@ class _Story:
 
     async def _serve(self, node: Node) -> None:
         identity = Identity(role="controller", node=CONTROLLER, incarnation=node.life)
-        controller = Controller(network=self._network(node), address=ADDRESS, identity=identity, waits=WAITS)
+        controller = Controller(
+            network=self._network(node),
+            address=ADDRESS,
+            identity=identity,
+            waits=WAITS,
+            entropy=node.entropy,
+        )
         async with controller:
             self.controller = controller
             await asyncio.Event().wait()

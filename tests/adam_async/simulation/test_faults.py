@@ -1,0 +1,161 @@
+"""Faults of a plan strike at their times, do what they say, and are undone."""
+
+import asyncio
+
+import pytest
+
+from adam_async.simulation.faults import KINDS, strike_all
+from adam_async.simulation.nodes import World, simulate
+from adam_async.simulation.plan import Fault
+from adam_async.simulation.scenario import Ledger, Violation
+
+
+async def stays(node):
+    await asyncio.sleep(1e6)
+
+
+def seen_under(*faults: Fault, look=lambda world: None, own=None):
+    """What `look` sees every tenth of a second while faults strike, and the ledger."""
+
+    async def scenario(world: World):
+        for name in ("a", "b", "c"):
+            world.node(name).start(stays)
+        ledger = Ledger(lambda: world.now)
+        seen = []
+
+        async def watch():
+            while True:
+                await asyncio.sleep(0.1)
+                seen.append(look(world))
+
+        async with asyncio.TaskGroup() as group:
+            watching = group.create_task(watch())
+            await strike_all(world, faults, ledger, own=own)
+            await asyncio.sleep(0.5)
+            watching.cancel()
+        return seen, ledger
+
+    return simulate(scenario, seed=0, limit_s=100.0).result
+
+
+LOOKS = {
+    "crash": (("a",), 0.0, lambda world: (world.node("a").host.up, world.node("a").life)),
+    "kill": (("a",), 0.0, lambda world: (world.node("a").host.up, world.node("a").life)),
+    "freeze": (("a",), 0.0, lambda world: world.node("a").host.frozen),
+    "slow": (("a",), 0.01, lambda world: world.node("a").host.step_s),
+    "clock": (("a",), 2.0, lambda world: world.node("a").host.rate),
+    "cut": (
+        ("a", "b"),
+        0.0,
+        lambda world: (world.network.wire("a", "b").cut, world.network.wire("b", "a").cut),
+    ),
+    "cut-one-way": (
+        ("a", "b"),
+        0.0,
+        lambda world: (world.network.wire("a", "b").cut, world.network.wire("b", "a").cut),
+    ),
+    "isolate": (
+        ("a",),
+        0.0,
+        lambda world: (world.network.wire("a", "b").cut, world.network.wire("c", "a").cut),
+    ),
+}
+STATES = {
+    "crash": [(True, 1), (False, 1), (True, 2)],
+    "kill": [(True, 1), (False, 1), (True, 2)],
+    "freeze": [False, True, False],
+    "slow": [0.0, 0.01, 0.0],
+    "clock": [1.0, 2.0, 1.0],
+    "cut": [(False, False), (True, True), (False, False)],
+    "cut-one-way": [(False, False), (True, False), (False, False)],
+    "isolate": [(False, False), (True, True), (False, False)],
+}
+
+
+@pytest.mark.parametrize("kind", LOOKS)
+def test_a_fault_is_done_and_undone_and_told(kind: str) -> None:
+    targets, amount, look = LOOKS[kind]
+    fault = Fault(at_s=1.05, kind=kind, targets=targets, lasts_s=1.0, amount=amount)
+
+    seen, ledger = seen_under(fault, look=look)
+
+    before, during, after = STATES[kind]
+    assert seen[:9] == [before] * 9
+    assert seen[11:19] == [during] * 8
+    assert seen[-3:] == [after] * 3
+    assert ledger.faults == {kind: 1}
+    assert [(span.node, span.kind, span.begun) for span in ledger.spans] == [
+        (name, kind, 1.05) for name in targets
+    ]
+
+
+def test_every_kind_but_the_one_without_an_end_is_looked_at() -> None:
+    assert {*LOOKS, "reset"} == set(KINDS)
+
+
+def test_a_reset_breaks_connections() -> None:
+    class Kept(asyncio.Protocol):
+        lost = None
+
+        def connection_lost(self, error):
+            self.lost = error
+
+    async def scenario(world: World):
+        async def listen(node):
+            await asyncio.get_running_loop().create_server(Kept, "b", 7)
+            await stays(node)
+
+        async def connect(node):
+            nonlocal kept
+            await asyncio.sleep(0.5)
+            _, kept = await asyncio.get_running_loop().create_connection(Kept, "b", 7)
+            await stays(node)
+
+        kept = None
+        world.node("b").start(listen)
+        world.node("a").start(connect)
+        await strike_all(world, (Fault(at_s=1.0, kind="reset", targets=("a", "b")),), Ledger(lambda: 0.0))
+        await asyncio.sleep(0.1)
+        return kept.lost
+
+    assert isinstance(simulate(scenario, seed=0).result, ConnectionResetError)
+
+
+def test_faults_at_the_same_machine_wait_for_one_another() -> None:
+    faults = [Fault(at_s=1.0 + 0.1 * n, kind="crash", targets=("a",), lasts_s=1.0) for n in range(3)]
+
+    _, ledger = seen_under(*faults)
+
+    begun = [span.begun for span in ledger.spans]
+    assert ledger.faults == {"crash": 3}
+    assert begun == pytest.approx([1.0, 2.0, 3.0])
+
+
+def test_a_scenario_may_have_kinds_of_its_own() -> None:
+    async def rot(world, fault):
+        await asyncio.sleep(fault.amount)
+
+    _, ledger = seen_under(Fault(at_s=0.0, kind="rot", targets=("a",), amount=2.0), own={"rot": rot})
+
+    assert ledger.faults == {"rot": 1}
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (Fault(at_s=0, kind="rot"), "'rot' is no kind of fault: known are crash, kill, "),
+        (Fault(at_s=0, kind="crash", targets=("z",)), "there is no machine z"),
+        (Fault(at_s=0, kind="cut", targets=("a",)), "this kind takes 2 machines, not 1"),
+        (Fault(at_s=0, kind="crash", targets=("a", "b")), "this kind takes 1 machines, not 2"),
+    ],
+)
+def test_a_fault_that_cannot_strike_violates_the_plan(fault: Fault, said: str) -> None:
+    with pytest.raises((Violation, ExceptionGroup)) as raised:
+        seen_under(fault)
+
+    cause = raised.value
+    while isinstance(cause, ExceptionGroup):
+        cause = cause.exceptions[0]
+    assert isinstance(cause, Violation)
+    assert cause.invariant == "plan"
+    assert said in cause.text
