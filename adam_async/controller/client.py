@@ -1,13 +1,13 @@
-"""What the other roles use of a controller: a seat in the cluster, and the map as it changes.
+"""What the other roles use of the controllers: a seat in the cluster, and the map as it changes.
 
-A `Membership` dials the controller, sets its own node record, and then watches. When the link
-breaks it dials again and sets the record again, under the same incarnation, until `patience_s` is
-over. Everything it learns is the newest whole map; a reader that is slow misses intermediate maps
-and never the last one. A controller in another life counts its versions anew: its members forget what
-they knew of the old one, and take their seats again.
+A `Membership` watches the map, whichever controller leads, and keeps its own node record set in it under one
+incarnation. The map advances version by version; a reader that is slow misses intermediate maps and never the
+last one. A group of controllers that was founded anew counts its versions anew: its members forget what they
+knew of the old one, and take their seats again. Another leader of the same group is no news.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -16,22 +16,11 @@ import msgspec
 
 from adam_async.cluster_map import ClusterMap, EpochRecord, LendingRecord, NodeRecord, RunRecord
 from adam_async.config import Waits
-from adam_async.errors import DeadlineExceeded, RoleDied, RoleUnreachable, RunFailed
-from adam_async.messages import CompareAndSet, MapState, WatchMap, pack, read_text_tensor, text_tensor, unpack
+from adam_async.controller.changes import changed
+from adam_async.controller.map_client import MapClient, News, version_of
+from adam_async.errors import AdamError, DeadlineExceeded, RunFailed
 from adam_async.traffic import Traffic
-from transport import (
-    CallTimeout,
-    DialFailed,
-    Identity,
-    Link,
-    LinkBroken,
-    LinkClosed,
-    Message,
-    Network,
-    RemoteError,
-    RemoteProtocolError,
-    TransportError,
-)
+from transport import Identity, Network, RemoteError, RetrySchedule, TransportError
 
 logger = logging.getLogger(__name__)
 
@@ -39,8 +28,11 @@ GOODBYE_S = 1.0
 """How long who leaves, or knows of a death, waits for the controller to hear of it; without that it is missed
 after the grace."""
 
-WATCH_S = 300.0
-"""A watch without news is asked again after this long; a dead controller is noticed by its silent link."""
+TAKEN = "taken"
+"""Refusal of a seat on which a node of the same id is believed to sit."""
+
+TAKEN_PAUSES = RetrySchedule(first_s=0.05, longest_s=1.0)
+"""Before a seat that was taken is asked for again."""
 
 Record = NodeRecord | RunRecord | EpochRecord | LendingRecord
 
@@ -49,14 +41,17 @@ class Membership:
     """A node's seat in the cluster.
 
     Args:
-        network: How to reach the controller.
-        controller: Its address.
+        network: How to reach the controllers.
+        controller: The address of one, or of several with commas between them.
         identity: Who we are.
         record: What the map shall say of this node; `run` keeps it set.
         waits: Deadlines.
-        traffic: Where the links to the controller are counted.
+        traffic: Where the links to the controllers are counted.
 
     Run `run` as a task of the owner's group; everything else waits for what it learns.
+
+    Raises:
+        ConfigError: The addresses are none.
     """
 
     def __init__(
@@ -69,14 +64,13 @@ class Membership:
         waits: Waits,
         traffic: Traffic,
     ) -> None:
-        self._network = network
-        self._controller = controller
         self._identity = identity
         self._record = record
         self._waits = waits
-        self._traffic = traffic
-        self._link: Link | None = None
-        self._incarnation: int | None = None  # of the controller that we last heard
+        self._client = MapClient(
+            network=network, controllers=controller, identity=identity, waits=waits, traffic=traffic
+        )
+        self._group = ""
         self.map = ClusterMap()
         self._changed = asyncio.Condition()
 
@@ -91,74 +85,60 @@ class Membership:
         node = self.map.nodes.get(self.node)
         return node is not None and node.live and node.incarnation == self._identity.incarnation
 
+    @property
+    def leader(self) -> str:
+        """Address of the controller that leads, as far as we know; empty while we look for it."""
+        return self._client.leader
+
     async def run(self) -> None:
         """Stay a member until cancelled.
 
         Raises:
-            RoleUnreachable: The controller was not there from the beginning.
-            RoleDied: It could not be reached again for `patience_s`.
-            HandshakeRejected: It refused us.
+            RoleUnreachable: No controller was there from the beginning.
+            RoleDied: None has led for `patience_s`.
+            RunFailed: Another process has our seat, and kept it for `dial_s` and `call_s`.
+            HandshakeRejected: A controller refused us.
         """
-        timeout_s = self._waits.dial_s
-        while True:
-            try:
-                link = await self._network.dial(self._controller, self._identity, timeout_s=timeout_s)
-            except DialFailed as error:
-                if self._incarnation is None:
-                    raise RoleUnreachable("the controller", error.address, error.reason) from error
-                raise RoleDied("the controller", str(error)) from error
-            self._traffic.watch(link)
-            try:
-                await self._attend(link)
-            except (LinkClosed, LinkBroken, RemoteProtocolError) as error:
-                logger.warning(
-                    "%s: lost the controller at %s (%s); trying for %g s",
-                    self.node,
-                    self._controller,
-                    error,
-                    self._waits.patience_s,
-                )
-            finally:
-                self._link = None
-                link.abort()
-                self._traffic.gone(link)
-            timeout_s = self._waits.patience_s
-
-    async def _attend(self, link: Link) -> None:
-        if self._incarnation not in (None, link.peer.incarnation):
-            await self._forget()
-        self._incarnation = link.peer.incarnation
-        self._link = link
-        after = -1
-        while True:
-            try:
-                watch = pack(WatchMap(after=after))
-                await self._publish(await link.call(watch, timeout_s=WATCH_S))
-            except CallTimeout:
-                continue
-            after = self.map.version
-            if not self.seated and not self._record.left:
-                await self._sit(link)
-
-    async def _sit(self, link: Link) -> None:
-        """Set our own record over this link. If it breaks, only our caller can dial another one."""
-        key = f"nodes/{self.node}"
         try:
-            async with asyncio.timeout(self._waits.call_s):
-                while not await self._was_set(await self._ask_to_set(link, key, self._record)):
-                    pass
-        except TimeoutError:
-            raise DeadlineExceeded(f"the controller to set {key}", self._waits.call_s) from None
+            await self._attend()
+        finally:
+            self._client.close()
 
-    async def _publish(self, message: Message) -> None:
-        state = unpack(message, MapState)
-        if state.version >= self.map.version:
-            await self._show(read_text_tensor(message, ClusterMap))
+    async def _attend(self) -> None:
+        async with contextlib.aclosing(self._client.changes()) as all_news:
+            async for news in all_news:
+                await self._take(news)
+                if not self.seated and not self._record.left:
+                    await self._sit()
 
-    async def _forget(self) -> None:
-        """The controller lives again and knows nothing: what its old life said holds no more."""
-        logger.warning("%s: the controller at %s was started again", self.node, self._controller)
-        await self._show(ClusterMap())
+    async def _sit(self) -> None:
+        """Set our own record. A controller may still believe in the link of our last life for a while."""
+        key, loop = f"nodes/{self.node}", asyncio.get_running_loop()
+        until = loop.time() + self._waits.dial_s + self._waits.call_s
+        pauses = TAKEN_PAUSES.waits()
+        while not self.seated and not self._record.left:
+            try:
+                await self._try_set(key, self._record)
+            except DeadlineExceeded:
+                if self.leader:  # else none leads, and how long that may take is for the client to say
+                    raise
+            except RemoteError as error:
+                left_s = until - loop.time()
+                if error.code != TAKEN or left_s <= 0:
+                    raise _refused(key, error) from error
+                await asyncio.sleep(min(next(pauses), left_s))
+
+    async def _take(self, news: News) -> None:
+        """Bring the map forward, by what was not known yet."""
+        if news.whole is not None:
+            if news.group == self._group and news.version <= self.map.version:
+                return
+            if self._group not in ("", news.group):
+                logger.warning("%s: the controller at %s was started again", self.node, self.leader)
+            self._group = news.group
+            await self._show(news.whole)
+        elif news.change is not None and news.group == self._group and news.version > self.map.version:
+            await self._show(changed(self.map, news.change))
 
     async def _show(self, newest: ClusterMap) -> None:
         self.map = newest
@@ -204,17 +184,13 @@ class Membership:
 
         It is not said where there is no link to say it on.
         """
-        link = self._link
-        if link is None or not self.seated:
+        if not self.leader or not self.seated:
             return
         self._record = msgspec.structs.replace(self._record, live=False, left=True)
         try:
             async with asyncio.timeout(GOODBYE_S):
-                while not await self._was_set(
-                    await self._ask_to_set(link, f"nodes/{self.node}", self._record)
-                ):
-                    pass
-        except (TimeoutError, TransportError, RunFailed) as error:
+                await self._update(f"nodes/{self.node}", lambda _: self._record)
+        except (TimeoutError, TransportError, AdamError) as error:
             logger.info("%s leaves without a goodbye: %r", self.node, error)
 
     async def report_death(self, node: str) -> None:
@@ -235,7 +211,7 @@ class Membership:
         try:
             async with asyncio.timeout(GOODBYE_S):
                 await self._update(f"nodes/{node}", gone)
-        except (TimeoutError, DeadlineExceeded, RunFailed) as error:
+        except (TimeoutError, TransportError, AdamError) as error:
             logger.info("the controller did not hear from %s that %s is gone: %r", self.node, node, error)
 
     async def submit_run(self, record: RunRecord) -> None:
@@ -272,43 +248,24 @@ class Membership:
             async with asyncio.timeout(self._waits.call_s):
                 while (value := change(self.map)) is not None and not await self._try_set(key, value):
                     pass
+        except RemoteError as error:
+            raise _refused(key, error) from error
         except TimeoutError:
             raise DeadlineExceeded(f"the controller to set {key}", self._waits.call_s) from None
 
     async def _try_set(self, key: str, value: Record) -> bool:
-        link = self._link
-        if link is None:
-            async with self._changed:
-                await self._changed.wait_for(lambda: self._link is not None)
-            return False
-        try:
-            reply = await self._ask_to_set(link, key, value)
-        except TransportError:
-            # The link broke: whether it was set is unknown. The next map tells.
-            self._link = None if self._link is link else self._link
-            return False
-        return await self._was_set(reply)
-
-    async def _ask_to_set(self, link: Link, key: str, value: Record) -> Message:
-        message = pack(CompareAndSet(key=key, expected=self._version_of(key)), [text_tensor(value)])
-        try:
-            return await link.call(message, timeout_s=self._waits.call_s)
-        except RemoteError as error:
-            raise RunFailed(f"the controller refused {key}: {error}") from error
-
-    async def _was_set(self, reply: Message) -> bool:
-        await self._publish(reply)
-        return unpack(reply, MapState).done
-
-    def _version_of(self, key: str) -> int:
-        record: Record | None
-        if key.startswith("nodes/"):
-            record = self.map.nodes.get(key.removeprefix("nodes/"))
-        else:
-            named = {"run": self.map.run, "epoch": self.map.epoch, "lending": self.map.lending}
-            record = named[key]
-        return record.changed if record is not None else 0
+        """Set a key if it is as we know it. If nobody can tell whether it was set, the newest map does."""
+        outcome = await self._client.compare_and_set(
+            key, version_of(self.map, key), value, after=self.map.version, group=self._group
+        )
+        for news in outcome.news:
+            await self._take(news)
+        return outcome.done is True
 
     def __repr__(self) -> str:
-        state = "joined" if self._link is not None else "away"
+        state = "joined" if self.leader else "away"
         return f"<Membership {self.node} {state} map v{self.map.version}>"
+
+
+def _refused(key: str, error: RemoteError) -> RunFailed:
+    return RunFailed(f"the controller refused {key}: {error}")

@@ -18,6 +18,7 @@ from transport import Identity
 from transport.testing import Faults
 
 WAITS = Waits(dial_s=20.0, call_s=20.0, patience_s=20.0, grace_s=0.05)
+HASTY = msgspec.structs.replace(WAITS, dial_s=0.1, call_s=0.1)
 FORGIVING = msgspec.structs.replace(WAITS, grace_s=60.0)
 
 
@@ -191,7 +192,7 @@ def set_epoch_unseen(controller, record):
     """Change the map without telling anybody."""
     old = controller.map.epoch
     value = msgspec.to_builtins(record)
-    controller.state.apply(CompareAndSet(key="epoch", expected=old.changed if old else 0, value=value))
+    controller._machine._change(CompareAndSet(key="epoch", expected=old.changed if old else 0, value=value))
 
 
 @pytest.mark.parametrize("network", NETWORKS)
@@ -202,7 +203,7 @@ async def test_a_node_with_a_second_link_is_missed_only_when_both_have_gone(netw
         identity = Identity(role="driver", node="driver", incarnation=1)
         async with table.network.connect(table.controller.address, identity, timeout_s=20.0):
             pass
-        assert table.controller.state.next_deadline() is None
+        assert table.controller._suspicion.next_deadline() is None
         await table.leave(member)
         await watcher.wait_for(lambda m: not m.nodes["driver"].live, "the driver to be missed", 20.0)
 
@@ -212,7 +213,7 @@ async def test_the_id_of_a_node_that_is_connected_is_refused_to_another(network)
     async def sit():
         async with table_of(NETWORKS[network]()) as table:
             await table.joined("worker-0", incarnation=1)
-            table.member("worker-0", incarnation=2)
+            table.member("worker-0", incarnation=2, waits=HASTY)
             await asyncio.Event().wait()
 
     with pytest.raises(ExceptionGroup) as failure:

@@ -1,0 +1,342 @@
+"""One link to whichever controller leads: finding it, noticing that it leads no more, finding it again.
+
+Theory of operation
+-------------------
+Whoever has a question and finds no link looks for the leader: where it was said to be, then at all addresses
+in turn, with a pause after each round. A link is taken for the leader's once a first word is answered on it.
+That answer also says whose group it is, before anything is asked that would mean something else in another
+group.
+
+A link is given up when it breaks, when the controller says that it does not lead, and, where there are others
+to turn to, when it has been silent for `SILENT_S` beyond the time that it was given: it is frozen or cut off.
+While our own loop stands still nobody's silence counts.
+"""
+
+import asyncio
+import logging
+
+from adam_async.config import Waits
+from adam_async.errors import ConfigError, RoleDied, RoleUnreachable
+from adam_async.messages import NOT_LEADER, UNKNOWN, MapChanges, MapState, WatchMap, pack, unpack
+from adam_async.traffic import Traffic
+from transport import (
+    CallTimeout,
+    DialFailed,
+    Identity,
+    Link,
+    LinkBroken,
+    LinkClosed,
+    Message,
+    Network,
+    RemoteError,
+    RemoteProtocolError,
+    RetrySchedule,
+    TransportError,
+    WouldBlock,
+)
+
+logger = logging.getLogger(__name__)
+
+DIAL_S = 1.0
+"""One attempt to reach one of several controllers."""
+
+SILENT_S = 1.5
+"""How much longer than it was given a leader may be silent, where there are several controllers."""
+
+LOOKS = 3
+"""Into so many parts that time is cut; only those count in which our own loop ran."""
+
+LATE_S = 0.2
+"""A part that took this much longer was not ours to wait in: our own loop stood still."""
+
+PAUSES = RetrySchedule(first_s=0.05, longest_s=0.5)
+"""Between rounds in which no controller led."""
+
+ONCE = RetrySchedule(attempts=1)
+
+BUSY = "busy"
+"""A leader that cannot take a question just now; nothing was done."""
+
+LOST = (LinkClosed, LinkBroken, RemoteProtocolError, CallTimeout)
+"""What becomes of a question whose fate is not known."""
+
+
+def parse_controllers(text: str) -> tuple[str, ...]:
+    """Read the addresses of the controllers: one, or several with commas between them.
+
+    Raises:
+        ConfigError: One is empty, no address, or there twice.
+    """
+    addresses = tuple(address.strip() for address in text.split(","))
+    for address in addresses:
+        if "://" not in address:
+            raise ConfigError(
+                f"{address!r} in {text!r} is no address of a controller: give one, such as "
+                "tcp://10.0.0.1:7070, or several with commas between them"
+            )
+        if addresses.count(address) > 1:
+            raise ConfigError(f"{text!r} names the controller at {address} twice: give each of them once")
+    return addresses
+
+
+def unpack_answer(answer: Message) -> MapState | MapChanges:
+    """What a controller says of the map, whole or not.
+
+    Raises:
+        RemoteProtocolError: It is something else.
+    """
+    if answer.type == MapState.__name__:
+        return unpack(answer, MapState)
+    return unpack(answer, MapChanges)
+
+
+class LeaderLink:
+    """Holds a link to the leader.
+
+    Args:
+        network: How to reach the controllers.
+        controllers: Their addresses, with commas between them; one is enough, for it names the leader.
+        identity: Who we are.
+        waits: Deadlines. Before any controller was reached they are given `dial_s`, later `patience_s`.
+        traffic: Where the links are counted.
+
+    Attributes:
+        link: The link; None while there is none.
+        group: Of the controller at the end of the last link.
+        first_word: Position and answer of the first word on this link, until somebody takes it.
+
+    Raises:
+        ConfigError: See `parse_controllers`.
+    """
+
+    def __init__(
+        self, *, network: Network, controllers: str, identity: Identity, waits: Waits, traffic: Traffic
+    ) -> None:
+        self._network = network
+        self._controllers = controllers
+        self._addresses = parse_controllers(controllers)
+        self._identity = identity
+        self._waits = waits
+        self._traffic = traffic
+        self._order = list(self._addresses)
+        """In which they are tried, with those that were named to us: who could not be reached is the last."""
+        self._hint = ""
+        """Where the leader was, or was said to be."""
+        self._at = ""
+        self.link: Link | None = None
+        self.group = ""
+        self.first_word: tuple[int, str, Message] | None = None
+        self._finding = asyncio.Lock()
+        self._met = False
+        self._lost_at: float | None = None
+        self._reason = ""
+        self._closed = False
+
+    @property
+    def address(self) -> str:
+        """Of the controller that leads, as far as we know; empty while we look for it."""
+        return self._at if self.link is not None else ""
+
+    @property
+    def several(self) -> bool:
+        """Whether there are others to turn to."""
+        return len(self._order) > 1
+
+    def close(self) -> None:
+        """Give up the link. Whoever asks, now or later, is told with `LinkClosed`."""
+        self._closed = True
+        if self.link is not None:
+            self._give_up(self.link)
+
+    # --- one question ------------------------------------------------------------------------
+
+    async def say(self, link: Link, message: Message, wait_s: float) -> Message:
+        """Say something and wait for the answer: `wait_s`, and what silence is allowed beyond that.
+
+        Raises:
+            CallTimeout: There was none.
+            RemoteError, LinkClosed, LinkBroken, RemoteProtocolError: As `Link.call` raises it.
+        """
+        longest_s = wait_s + self._waits.call_s
+        if not self.several:
+            return await link.call(message, timeout_s=longest_s)
+        loop = asyncio.get_running_loop()
+        try:
+            answer = link.call_nowait(message, timeout_s=longest_s)
+        except WouldBlock:
+            raise CallTimeout(message.type, wait_s, str(link.peer)) from None
+        try:
+            part_s, left = SILENT_S / LOOKS, LOOKS
+            pause_s = wait_s + part_s
+            while left:
+                begin = loop.time()
+                await asyncio.wait((answer,), timeout=pause_s)
+                if answer.done():
+                    return answer.result()
+                if loop.time() - begin < pause_s + LATE_S:
+                    left -= 1
+                pause_s = part_s
+            raise CallTimeout(message.type, wait_s + SILENT_S, str(link.peer))
+        finally:
+            answer.cancel()
+
+    async def refused(self, link: Link, error: RemoteError) -> None:
+        """Turn elsewhere, or wait, if who refused does not lead or is busy; otherwise raise the refusal."""
+        if error.code == BUSY:
+            await asyncio.sleep(PAUSES.first_s)
+        elif error.code in (NOT_LEADER, UNKNOWN):
+            if link is self.link:
+                logger.info("%s: the controller at %s leads no more", self._identity.node, self._at)
+                self._named(error)
+                self._give_up(link)
+        else:
+            raise error
+
+    def lose(self, link: Link, error: TransportError) -> None:
+        """The link broke, or the controller was silent on it."""
+        if link is not self.link:
+            return
+        if isinstance(error, CallTimeout):
+            if not self.several:
+                return  # the answer was lost; if the controller is gone the link will tell
+            self._put_last(self._at)
+        logger.warning(
+            "%s: lost the controller at %s (%s); trying for %g s",
+            self._identity.node,
+            self._at,
+            error,
+            self._waits.patience_s,
+        )
+        self._reason = str(error)
+        self._give_up(link)
+
+    def _give_up(self, link: Link) -> None:
+        self.link = None
+        self._lost_at = asyncio.get_running_loop().time()
+        link.abort()
+        self._traffic.gone(link)
+
+    def _named(self, error: RemoteError) -> None:
+        """Note who leads, as one says who does not."""
+        self._hint = error.text if error.code == NOT_LEADER else ""
+        if self._hint and self._hint not in self._order:
+            self._order.append(self._hint)
+
+    def _put_last(self, address: str) -> None:
+        """Try it only after all others."""
+        if self._hint == address:
+            self._hint = ""
+        if address in self._order:
+            self._order.remove(address)
+            self._order.append(address)
+
+    # --- finding it --------------------------------------------------------------------------
+
+    async def find(self, after: int, group: str) -> Link:
+        """Return the link, or make one.
+
+        Args:
+            after: The first word on a new link asks what became of the map since this version, -1: for all.
+            group: Of whose map that is a version.
+
+        Raises:
+            RoleUnreachable: No controller was ever there.
+            RoleDied: None has led for `patience_s`.
+            HandshakeRejected: One refused us.
+            LinkClosed: See `close`.
+        """
+        async with self._finding:
+            self._check_open()
+            if self.link is None:
+                self.link = await self._find(after, group)
+                if self._closed:
+                    self._give_up(self.link)
+                    self._check_open()
+            return self.link
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise LinkClosed(f"{self._identity.node} asks the controllers no more")
+
+    async def _find(self, after: int, group: str) -> Link:
+        loop = asyncio.get_running_loop()
+        if self._lost_at is None:
+            self._lost_at = loop.time()
+        pauses = PAUSES.waits()
+        while True:
+            link = await self._round(after, group)
+            if link is not None:
+                self._lost_at = None
+                return link
+            if self._left_s() <= 0:
+                if not self._met:
+                    raise RoleUnreachable("the controller", self._controllers, self._reason)
+                raise RoleDied("the controller", self._reason)
+            await asyncio.sleep(min(next(pauses), self._left_s()))
+
+    def _left_s(self) -> float:
+        """How much longer we look for a leader."""
+        assert self._lost_at is not None
+        waits_s = self._waits.patience_s if self._met else self._waits.dial_s
+        return self._lost_at + waits_s - asyncio.get_running_loop().time()
+
+    async def _round(self, after: int, group: str) -> Link | None:
+        """Try where the leader is said to be, then every other controller, each once."""
+        ahead, tried = [self._hint, *self._order], {""}
+        while ahead and self._left_s() > 0:
+            address = ahead.pop(0)
+            if address in tried:
+                continue
+            tried.add(address)
+            link = await self._dial(address)
+            if link is not None and await self._leads(link, after, group):
+                return link
+            ahead.insert(0, self._hint)
+        return None
+
+    async def _dial(self, address: str) -> Link | None:
+        timeout_s = min(self._left_s(), DIAL_S) if self.several else self._left_s()
+        retry = ONCE if self.several else None
+        try:
+            link = await self._network.dial(address, self._identity, timeout_s=timeout_s, retry=retry)
+        except (DialFailed, ValueError) as error:
+            if isinstance(error, ValueError) and address in self._addresses:
+                raise  # and not one that a controller named, which reaches the others in another way
+            self._reason = error.reason if isinstance(error, DialFailed) and not self._met else str(error)
+            self._put_last(address)
+            return None
+        self._met = True
+        self._at = address
+        self._traffic.watch(link)
+        return link
+
+    async def _leads(self, link: Link, after: int, group: str) -> bool:
+        """Hear a first word from a controller; the link is given up if that is not a leader's."""
+        leads = False
+        self._hint = ""
+        try:
+            first = WatchMap(after=after, group=group, wait_s=0.0)
+            answer = await self.say(link, pack(first), 0.0)
+            said = unpack_answer(answer).group
+            leads = bool(said)
+            self._reason = f"the controller at {self._at} belongs to no group yet"
+        except RemoteError as error:
+            if error.code not in (NOT_LEADER, UNKNOWN, BUSY):
+                raise
+            self._named(error)
+            self._reason = f"the controller at {self._at} does not lead, nor does any other"
+        except LOST as error:
+            self._reason = f"the controller at {self._at} said nothing: {error}"
+            self._put_last(self._at)
+        finally:
+            if not leads:
+                link.abort()
+                self._traffic.gone(link)
+        if leads:
+            self.group = said
+            self._hint = self._at
+            self.first_word = (after, group, answer)
+        return leads
+
+    def __repr__(self) -> str:
+        return f"<LeaderLink {self._identity.node} {f'to {self._at}' if self.link is not None else 'away'}>"
