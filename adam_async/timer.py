@@ -16,17 +16,24 @@ class Timer:
         self._next_deadline = next_deadline
         self._due = due
         self._rearm = asyncio.Event()
+        self._armed: float | None = None
+        """When `run` will look by itself; None for never."""
 
     def rearm(self) -> None:
-        """Look at the deadline again; call this after any event that may have moved it."""
-        self._rearm.set()
+        """Look at the deadline again; call this after any event that may have moved it.
+
+        One that was moved away is looked at when it would have come: most are moved away again before that.
+        """
+        deadline = self._next_deadline()
+        if deadline is not None and (self._armed is None or deadline < self._armed):
+            self._rearm.set()
 
     async def run(self) -> None:
         """Run until cancelled. Cancelling it loses nothing."""
         loop = asyncio.get_running_loop()
         while True:
             self._rearm.clear()
-            deadline = self._next_deadline()
+            self._armed = deadline = self._next_deadline()
             wait = None if deadline is None else max(deadline - loop.time(), 0.0)
             try:
                 async with asyncio.timeout(wait):

@@ -24,7 +24,7 @@ import asyncio
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -126,6 +126,10 @@ class Answer:
     """Whether it may have been done, or may yet be."""
 
 
+Observe = Callable[[Core, Machine, Event | None, Sequence[Effect]], None]
+"""Watches a group at work, as simulations do; it begins without an event."""
+
+
 class Group:
     """Agrees with other controllers on what is done to a state machine.
 
@@ -140,6 +144,8 @@ class Group:
         led: Told whenever another one leads, or nobody is known to.
         applied: Told after commands were applied, or a whole state was taken.
         settings: Times and sizes, the same for all.
+        observe: Told after each event, when all that it led to is done.
+        snapshot_entries: After so many entries the state is written down in their place.
 
     Run `run` as a task of the owner's group.
     """
@@ -157,6 +163,8 @@ class Group:
         led: Callable[[], None],
         applied: Callable[[], None],
         settings: Settings = SETTINGS,
+        snapshot_entries: int = SNAPSHOT_ENTRIES,
+        observe: Observe | None = None,
     ) -> None:
         self._identity = identity
         self._machine = machine
@@ -168,6 +176,8 @@ class Group:
         self._on_led = led
         self._on_applied = applied
         self._settings = settings
+        self._snapshot_entries = snapshot_entries
+        self._observe = observe
         self._peers: dict[str, str] = {}
         self._met = asyncio.Event()
         self._me = ""
@@ -322,6 +332,8 @@ class Group:
         if saved.snapshot.index:
             self._machine.restore(saved.snapshot.state)
         self._core = Core(saved, self._settings, draw=self._draw, now=self._now())
+        if self._observe is not None:
+            self._observe(self._core, self._machine, None, ())
         self._news.set()
         if self._core.members.voters == (self._me,):
             # Nobody else could lead: there is nothing to wait for.
@@ -374,8 +386,12 @@ class Group:
         self._taking = True
         try:
             while self._events:
-                for effect in self._core.handle(self._events.popleft(), now=self._now()):
+                event = self._events.popleft()
+                effects = self._core.handle(event, now=self._now())
+                for effect in effects:
                     self._carry_out(effect)
+                if self._observe is not None:
+                    self._observe(self._core, self._machine, event, effects)
         finally:
             self._taking = False
         self._timer.rearm()
@@ -429,7 +445,7 @@ class Group:
                 self._entry_bytes += len(entry.command)
         self._entries += len(effect.entries)
         self._on_applied()
-        if self._entries >= SNAPSHOT_ENTRIES or self._entry_bytes >= SNAPSHOT_BYTES:
+        if self._entries >= self._snapshot_entries or self._entry_bytes >= SNAPSHOT_BYTES:
             self._entries = self._entry_bytes = 0
             self._events.append(Snapshotted(effect.entries[-1].index, self._machine.snapshot()))
 

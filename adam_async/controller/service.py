@@ -23,7 +23,8 @@ import msgspec
 from adam_async.cluster_map import ClusterMap
 from adam_async.config import Waits
 from adam_async.consensus import Message as CoreMessage
-from adam_async.controller.group import SETTINGS, Answer, Group
+from adam_async.consensus import Settings
+from adam_async.controller.group import SETTINGS, SNAPSHOT_ENTRIES, Answer, Group, Observe
 from adam_async.controller.log_file import LogFile
 from adam_async.controller.machine import DONE, Lost, Machine, Open, Outcome, Set
 from adam_async.controller.suspicion import Life, Suspicion
@@ -86,6 +87,9 @@ class Controller(Role):
         layers: Kinds of layers that models may use; the same in all of a group.
         waits: Deadlines; `grace_s` is how long a broken link may take to come back.
         entropy: Dice for its identity in the group, and elections.
+        settings: Times and sizes of the group, the same for all of it.
+        snapshot_entries: After so many entries the state is written down in their place.
+        observe: Told after each event of the group, when all that it led to is done.
 
     Cancelling the block closes every link; members notice and dial again until their patience ends.
     """
@@ -102,6 +106,9 @@ class Controller(Role):
         file: LogFile | None = None,
         layers: Mapping[str, type[Layer]] = BUILTIN_LAYERS,
         entropy: Callable[[int], bytes] = system_entropy,
+        settings: Settings = SETTINGS,
+        snapshot_entries: int = SNAPSHOT_ENTRIES,
+        observe: Observe | None = None,
     ) -> None:
         super().__init__(network=network, address=address, identity=identity, waits=waits)
         self._machine = Machine(layers=layers)
@@ -115,7 +122,9 @@ class Controller(Role):
             told=self._told,
             led=self._led,
             applied=self._applied,
-            settings=SETTINGS,
+            settings=settings,
+            snapshot_entries=snapshot_entries,
+            observe=observe,
         )
         if peers or alone:
             self.group.meet(peers or {identity.node: address})
