@@ -14,6 +14,7 @@ keepers have whatever is settled. Copies of an older term are refused: a lender 
 not know it settles nothing more, for one that it waits for has gone on.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -104,8 +105,11 @@ class Keeping:
         return self._settle()
 
     def time_of(self, deadline: float) -> float:
-        """When a deadline of the ledger is, on our clock."""
-        return deadline - self._lag_s
+        """When a deadline of the ledger is, on our clock; what is entered then is not too early for it."""
+        ours = deadline - self._lag_s
+        while ours + self._lag_s < deadline:  # rounded down; there is nothing to be done until then
+            ours = math.nextafter(ours, math.inf)
+        return ours
 
     def welcome(self, keeper: Keeper) -> None:
         """Begin to copy for somebody, unless we do already."""

@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from adam_async.data_server.keeping import CopyRefused, Keeping, Part
 from adam_async.data_server.state import (
@@ -688,6 +690,27 @@ def test_what_was_read_before_and_comes_late_takes_nothing_away():
     with pytest.raises(CopyRefused, match="2 entries came late: here are 4"):
         b.take(1, late)
     assert b.ledger.stop == 4
+
+
+@given(
+    heard=st.floats(0.0, 1e6),
+    begun=st.floats(0.0, 1e6),
+    waits=st.floats(0.001, 100.0),
+    later=st.floats(0.0, 9.0),
+)
+def test_what_a_new_lender_enters_at_the_time_of_a_deadline_is_not_too_early_for_it(
+    heard, begun, waits, later
+):
+    old, b = leading(B), keeping_of(B)
+    old.enter(ticks(1), now=heard)
+    copy_all(old, B, b)
+    b.lead(2, (B,), now=begun)
+    b.enter(ticks(1), now=begun + later)
+    deadline = b.ledger.last_now + waits
+    due = b.time_of(deadline)
+    assert due == pytest.approx(begun + later + waits, abs=1e-6)
+    b.enter(ticks(1), now=due)
+    assert b.ledger.last_now >= deadline
 
 
 def test_a_new_lender_goes_on_where_the_ledgers_time_was():
