@@ -17,6 +17,7 @@ import msgspec
 from adam_async.cluster_map import ClusterMap, EpochRecord, LendingRecord, NodeRecord, RunRecord
 from adam_async.config import Waits
 from adam_async.controller.changes import changed
+from adam_async.controller.leader_link import parse_controllers as parse_controllers  # for other roles
 from adam_async.controller.map_client import MapClient, News, version_of
 from adam_async.errors import AdamError, DeadlineExceeded, RunFailed
 from adam_async.traffic import Traffic

@@ -158,7 +158,8 @@ class Machine:
     def _compare_and_set(self, question: Set) -> Outcome:
         try:
             value: dict[str, Any] = msgspec.json.decode(question.value, type=dict[str, Any])
-        except msgspec.DecodeError as error:
+            _ENCODER.encode(value)  # what the map holds is written down, and not all that JSON says can be
+        except (msgspec.DecodeError, OverflowError) as error:
             return Outcome(done=False, problem="invalid", text=f"{question.key}: {error}")
         event = self._change(CompareAndSet(key=question.key, expected=question.expected, value=value))
         match event:

@@ -27,9 +27,9 @@ class Suspicion:
 
     def led(self, cluster: ClusterMap, here: Iterable[Life], *, now: float) -> None:
         """We lead from now on: whoever is live has to come here, but for those who are here."""
-        until = now + self._grace_s + self._find_s
+        until, present = now + self._grace_s + self._find_s, set(here)
         lives = [(name, node.incarnation) for name, node in cluster.nodes.items() if node.live]
-        self._until = {life: until for life in lives if life not in set(here)}
+        self._until = {life: until for life in lives if life not in present}
 
     def resigned(self) -> None:
         """Others lead, or nobody."""

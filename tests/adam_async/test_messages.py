@@ -12,6 +12,7 @@ from adam_async.messages import (
     BY_NAME,
     ROLES,
     TABLE,
+    Agree,
     Block,
     Blocks,
     Body,
@@ -27,13 +28,17 @@ from adam_async.messages import (
     GetStatistics,
     Greet,
     Groups,
+    Introduce,
+    Introduced,
     Lease,
     LeaseGroups,
     LedgerCopied,
     Loaded,
     LoadShards,
     ManifestPart,
+    MapChanges,
     MapState,
+    OpenSession,
     Part,
     Problem,
     Profile,
@@ -51,6 +56,7 @@ from adam_async.messages import (
     ReportGroups,
     Serve,
     Serving,
+    SessionOpened,
     ShardState,
     ShardStates,
     Statistics,
@@ -84,7 +90,13 @@ ALLOWED = {
     "GetMap": EVERYBODY,
     "CompareAndSet": EVERYBODY,
     "WatchMap": EVERYBODY,
+    "OpenSession": EVERYBODY,
+    "SessionOpened": {(to, of) for of, to in EVERYBODY},
     "MapState": {(to, of) for of, to in EVERYBODY},
+    "MapChanges": {(to, of) for of, to in EVERYBODY},
+    "Introduce": {("controller", "controller")},
+    "Introduced": {("controller", "controller")},
+    "Agree": {("controller", "controller")},
     "LeaseGroups": {("worker", "data")},
     "Groups": {("data", "worker")},
     "ReportGroups": {("worker", "data")},
@@ -126,9 +138,15 @@ ALLOWED = {
 
 EXAMPLES = [
     GetMap(),
-    CompareAndSet(key="run", expected=3),
-    WatchMap(after=-1),
-    MapState(version=7, done=False),
+    CompareAndSet(key="run", expected=3, session=1 << 55, number=9, after=12, group="a1"),
+    WatchMap(after=-1, group="", wait_s=1.5),
+    MapState(version=7, group="a1", done=False, at=3),
+    MapChanges(version=9, group="a1", done=True, at=9),
+    OpenSession(),
+    SessionOpened(session=1 << 55),
+    Introduce(identity="controller-1/5"),
+    Introduced(identity="controller-1/5", members=("controller-1/5", "controller-2/7")),
+    Agree(),
     LeaseGroups(
         run="r", replica=0, life=1 << 55, partition=1, position=7, count=4, wait_s=1.5, heard=9, rows=(0, 14)
     ),
@@ -194,6 +212,9 @@ EXAMPLES = [
 ]
 
 
+PUSH = next(example for example in EXAMPLES if isinstance(example, Push))
+
+
 def classes():
     found, waiting = [], [Body]
     while waiting:
@@ -240,7 +261,7 @@ async def test_what_a_role_may_not_say_does_not_leave_it(network):
     far = Identity(role="ps", node="far", incarnation=2)
     async with link_pair(links, address=address_of(links), near=near, far=far) as (one, _):
         with pytest.raises(LocalProtocolError, match="Push"):
-            await one.send(pack(EXAMPLES[10]))
+            await one.send(pack(PUSH))
 
 
 @pytest.mark.parametrize("body", EXAMPLES, ids=lambda body: type(body).__name__)
@@ -274,7 +295,7 @@ def test_a_mistyped_key_is_named(body):
 
 @pytest.mark.parametrize("count", [0, -1])
 def test_a_part_of_no_shards_is_malformed(count):
-    push = pack(EXAMPLES[10])
+    push = pack(PUSH)
     meta = {**push.meta, "parts": [[True, count]]}
     with pytest.raises(RemoteProtocolError, match=r"malformed Push: .*parts"):
         unpack(Message(type="Push", meta=meta, tensors=()), Push)
@@ -289,14 +310,16 @@ def test_another_message_than_expected_is_refused_with_both_names():
 
 def test_text_beside_a_message_survives_and_is_checked():
     map_ = ClusterMap(version=3, buckets=("ps-0",))
-    message = pack(MapState(version=3), [text_tensor(map_)])
+    message = pack(MapState(version=3, group="a1"), [text_tensor(map_)])
     assert read_text_tensor(message, ClusterMap) == map_
     for tensors in ([], [np.zeros(3, np.float32)], [text_tensor(1), text_tensor(2)]):
         with pytest.raises(RemoteProtocolError, match="MapState must carry one text tensor"):
-            read_text_tensor(pack(MapState(version=3), tensors), ClusterMap)
+            read_text_tensor(pack(MapState(version=3, group="a1"), tensors), ClusterMap)
     for text in (b"{", b'{"version": "x"}', b"\xff"):
         with pytest.raises(RemoteProtocolError, match="malformed text beside MapState"):
-            read_text_tensor(pack(MapState(version=3), [np.frombuffer(text, np.uint8)]), ClusterMap)
+            read_text_tensor(
+                pack(MapState(version=3, group="a1"), [np.frombuffer(text, np.uint8)]), ClusterMap
+            )
 
 
 def test_a_number_that_is_none_survives_as_one_that_is_not_a_number():

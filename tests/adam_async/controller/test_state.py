@@ -18,7 +18,6 @@ from adam_async.config import Config
 from adam_async.controller.state import Changed, CompareAndSet, Conflict, ControllerState, Invalid, NodeLost
 from adam_async.model.named import mlp
 
-GRACE_S = 2.0
 SPEC = mlp((16, 8, 4), input_shape=(1, 4, 4)).to_dict()
 
 
@@ -38,7 +37,7 @@ class Cluster:
     """A controller and the short words of these tests."""
 
     def __init__(self):
-        self.state = ControllerState(grace_s=GRACE_S)
+        self.state = ControllerState()
 
     @property
     def map(self):
@@ -157,8 +156,9 @@ def test_who_says_goodbye_is_not_live_and_says_nothing_more_of_a_death():
     cluster.set("nodes/worker-1", msgspec.structs.replace(record, live=False, left=True))
     assert cluster.map.live_replicas() == (0,)
     assert cluster.map.nodes["worker-1"].left
-    cluster.state.link_lost("worker-1", 1, now=0.0)
-    assert cluster.state.next_deadline() is None
+    version = cluster.map.version
+    assert cluster.apply(NodeLost("worker-1", 1)) == []
+    assert cluster.map.version == version
 
 
 @pytest.mark.parametrize("missing", ["data-0", "ps-0", "worker-0"])
@@ -380,36 +380,6 @@ def test_a_run_of_more_shards_than_can_be_placed_in_time_is_refused():
     assert cluster.map.run is None
 
 
-def test_a_broken_link_becomes_a_death_only_after_the_grace():
-    cluster = training()
-    state = cluster.state
-    state.link_lost("worker-0", 1, now=100.0)
-    assert state.next_deadline() == 102.0
-    assert state.due(now=101.9) == []
-    assert state.due(now=102.0) == [NodeLost("worker-0", 1)]
-    cluster.apply(NodeLost("worker-0", 1))
-    assert not cluster.map.nodes["worker-0"].live
-    assert state.next_deadline() is None
-
-
-def test_a_node_that_comes_back_in_time_is_not_suspected_any_more():
-    state = training().state
-    state.link_lost("worker-0", 1, now=100.0)
-    state.link_back("worker-0", 2)  # another life is no sign of this one
-    assert state.next_deadline() == 102.0
-    state.link_back("worker-0", 1)
-    assert state.next_deadline() is None
-
-
-def test_links_of_lives_that_are_over_raise_no_suspicion():
-    cluster = training()
-    cluster.state.link_lost("worker-0", 99, now=0.0)
-    cluster.state.link_lost("nobody", 1, now=0.0)
-    cluster.lose("worker-0")
-    cluster.state.link_lost("worker-0", 1, now=0.0)
-    assert cluster.state.next_deadline() is None
-
-
 def test_the_death_of_an_earlier_life_changes_nothing():
     cluster = training()
     version = cluster.map.version
@@ -552,7 +522,7 @@ class Members(RuleBasedStateMachine):
 
     def teardown(self):
         """The same commands give the same map."""
-        again = ControllerState(grace_s=GRACE_S)
+        again = ControllerState()
         for command in self.log:
             again.apply(command)
         assert again.map == self.cluster.map
