@@ -91,6 +91,10 @@ class Controller(Role):
         snapshot_entries: After so many entries the state is written down in their place.
         observe: Told after each event of the group, when all that it led to is done.
 
+    Attributes:
+        group: Its part in the group.
+        machine: The state that the group agrees on, as it is here.
+
     Cancelling the block closes every link; members notice and dial again until their patience ends.
     """
 
@@ -111,10 +115,10 @@ class Controller(Role):
         observe: Observe | None = None,
     ) -> None:
         super().__init__(network=network, address=address, identity=identity, waits=waits)
-        self._machine = Machine(layers=layers)
+        self.machine = Machine(layers=layers)
         self.group = Group(
             identity=identity,
-            machine=self._machine,
+            machine=self.machine,
             network=network,
             traffic=self._traffic,
             entropy=entropy,
@@ -130,7 +134,7 @@ class Controller(Role):
             self.group.meet(peers or {identity.node: address})
         self._ready = False
         """Whether we lead and have applied all that earlier leaders answered."""
-        self._shown = self._machine.map
+        self._shown = self.machine.map
         self._watches: dict[Request, _Watch] = {}
         self._links: dict[Life, set[Link]] = {}
         self._suspicion = Suspicion(grace_s=waits.grace_s, find_s=FIND_S)
@@ -145,7 +149,7 @@ class Controller(Role):
     @property
     def map(self) -> ClusterMap:
         """The map as it is here; behind that of the leader, if this is another one."""
-        return self._machine.map
+        return self.machine.map
 
     # --- links -------------------------------------------------------------------------------
 
@@ -257,17 +261,17 @@ class Controller(Role):
 
     def _whole(self, outcome: Outcome = DONE) -> Message:
         state = MapState(
-            version=self.map.version, group=self._machine.group, done=outcome.done, at=outcome.at
+            version=self.map.version, group=self.machine.group, done=outcome.done, at=outcome.at
         )
         return pack(state, [text_tensor(self.map)])
 
     def _news(self, after: int, group: str, outcome: Outcome = DONE) -> Message:
         """What became of the map since a version, or all of it."""
-        changes = self._machine.since(after, group)
+        changes = self.machine.since(after, group)
         if changes is None:
             return self._whole(outcome)
         body = MapChanges(
-            version=after + len(changes), group=self._machine.group, done=outcome.done, at=outcome.at
+            version=after + len(changes), group=self.machine.group, done=outcome.done, at=outcome.at
         )
         return pack(body, [text_tensor(changes)])
 
@@ -283,7 +287,7 @@ class Controller(Role):
             self._timer.rearm()
 
     def _has_news(self, watch: _Watch) -> bool:
-        return self._ready and (watch.group != self._machine.group or watch.after < self.map.version)
+        return self._ready and (watch.group != self.machine.group or watch.after < self.map.version)
 
     def _answer_watches(self) -> None:
         for request, watch in list(self._watches.items()):
@@ -320,6 +324,9 @@ class Controller(Role):
         for request, watch in list(self._watches.items()):
             if watch.until <= now:
                 del self._watches[request]
+                if not self._ready:
+                    request.fail(NOT_LEADER, "")
+                    continue
                 same = MapChanges(version=watch.after, group=watch.group)
                 request.reply(pack(same, [text_tensor([])]))
         for node, incarnation in self._suspicion.due(self.map, now=now):

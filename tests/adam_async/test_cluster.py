@@ -91,7 +91,7 @@ async def test_every_cadence_trains_every_image_once_per_epoch(cadence, network)
     async with cluster_of(config, NETWORKS[network]()) as cluster:
         result = await cluster.train()
         cluster.data.state.check_invariants()
-        cluster.controller.state.check_invariants()
+        cluster.controller.machine.state.check_invariants()
         for server in cluster.servers:
             if server.state is not None:
                 server.state.check_invariants()

@@ -192,7 +192,7 @@ def set_epoch_unseen(controller, record):
     """Change the map without telling anybody."""
     old = controller.map.epoch
     value = msgspec.to_builtins(record)
-    controller._machine._change(CompareAndSet(key="epoch", expected=old.changed if old else 0, value=value))
+    controller.machine._change(CompareAndSet(key="epoch", expected=old.changed if old else 0, value=value))
 
 
 @pytest.mark.parametrize("network", NETWORKS)

@@ -104,7 +104,7 @@ async def train(config, network=None, **options):
     async with cluster_of(config, network, dataset=dataset, **options) as cluster:
         result = await cluster.train()
         cluster.data.state.check_invariants()
-        cluster.controller.state.check_invariants()
+        cluster.controller.machine.state.check_invariants()
     assert [epoch.images for epoch in result.epochs] == [IMAGES] * config.epochs
     data = result.statistics["data-0"]
     assert (data["trained_again"], data["late_reports"]) == (0, 0)
