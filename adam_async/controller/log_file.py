@@ -6,7 +6,7 @@ out. Whatever fails, fails the controller: nothing may be promised after a write
 """
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from adam_async.consensus import Saved, Writer, recover
@@ -41,15 +41,20 @@ class LogFile:
             ConfigError: Another process has it, or it cannot be read or made.
             DamagedLog: It was damaged after it was written.
         """
-        try:
-            await self._disk.make_folder(self._folder)
-            async with self._disk.hold(self._folder / "lock"):
+        async with AsyncExitStack() as stack:
+            try:
+                await self._disk.make_folder(self._folder)
+                # A life that was killed may have made it, and not forced its name down.
+                await self._disk.sync_folder(self._folder.parent)
+                await stack.enter_async_context(self._disk.hold(self._folder / "lock"))
                 saved = await self._recover()
-                yield saved
-        except BlockingIOError:
-            raise ConfigError(
-                f"{self._folder} is that of a controller that is running; give this one another"
-            ) from None
+            except BlockingIOError:
+                raise ConfigError(
+                    f"{self._folder} is that of a controller that is running; give this one another"
+                ) from None
+            except OSError as error:
+                raise ConfigError(f"{self._folder} cannot be used: {error}") from error
+            yield saved
 
     async def _recover(self) -> Saved | None:
         try:
@@ -58,8 +63,10 @@ class LogFile:
             data = b""
         saved, end = recover(data, origin=str(self._path))
         if data:
-            # What was found may be in the page cache alone, and what is behind it must not come back.
+            # What was found may be in the page cache alone, its name as well; and what is behind it must not
+            # come back.
             await self._disk.truncate_durably(self._path, end)
+            await self._disk.sync_folder(self._folder)
         self._writer = Writer(end)
         return saved
 

@@ -1,0 +1,259 @@
+"""A controller's folder after a crash at any point: nothing promised is lost, and damage is refused."""
+
+import asyncio
+import json
+import random
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from adam_async.consensus import DamagedLog, Saved, recover
+from adam_async.consensus.records import HEAD_BYTES
+from adam_async.controller.group import Group
+from adam_async.controller.log_file import NAME, LogFile
+from adam_async.controller.machine import Machine, Open, Set
+from adam_async.messages import role_table
+from adam_async.simulation.loop import SimulationFailed
+from adam_async.simulation.nodes import simulate
+from adam_async.traffic import Traffic
+from tests.adam_async.controller.crash_points import Account, TracedDrive, Witnessed, crashed, drive_of
+from transport import Identity, TcpNetwork
+
+FOLDER = Path("/home/controller")
+FILE = FOLDER / NAME
+OPERATIONS = 200
+CLIENTS = 3
+SNAPSHOT_ENTRIES = 25
+KILLS = ("make_folder", "", "rename", "", "rename")
+"""The process is killed so often, and goes on in another life: when something has a new name that is not synced,
+or at any time."""
+
+
+NOTHING = Saved(me="")
+
+
+def on_disk(drive):
+    try:
+        return bytes(drive.file(FILE).data)
+    except FileNotFoundError:
+        return b""
+
+
+class Alone:
+    """A group of one on a machine."""
+
+    def __init__(self, node, file):
+        self.machine = Machine()
+        self._answers = {}
+        identity = Identity(role="controller", node="controller", incarnation=node.life)
+        network = TcpNetwork(token=b"a token of tests", entropy=node.entropy, rules=role_table())
+        self.group = Group(
+            identity=identity,
+            machine=self.machine,
+            network=network,
+            traffic=Traffic("controller"),
+            entropy=node.entropy,
+            file=file,
+            told=lambda tag, answer: self._answers.pop(tag).set_result(answer),
+            led=lambda: None,
+            applied=lambda: None,
+            snapshot_entries=SNAPSHOT_ENTRIES,
+        )
+        self.group.meet({"controller": "tcp://controller:1"})
+
+    async def leads(self):
+        while not self.group.leads:
+            await asyncio.sleep(0.001)
+
+    async def ask(self, ask):
+        tag = object()
+        answer = self._answers[tag] = asyncio.get_running_loop().create_future()
+        ask(tag)
+        answer = await answer
+        assert not answer.refused
+        assert not answer.unknown
+        return answer.outcome
+
+    async def read(self):
+        await self.ask(self.group.read)
+        return self.machine.snapshot()
+
+
+def value(dice, number):
+    text = "x" * dice.randrange(1500)
+    return json.dumps(
+        {"role": "worker", "address": "x", "incarnation": 5, "info": {"n": number, "text": text}}
+    ).encode()
+
+
+@pytest.fixture(scope="module")
+def trace():
+    """200 operations of three clients, and kills in between: images of the drive, the account, the file's
+    writer, and the state after each entry of the log."""
+    account = Account()
+    drive = TracedDrive(account)
+    left = list(range(OPERATIONS))
+
+    async def client(alone, dice):
+        session = (await alone.ask(lambda tag: alone.group.propose(tag, Open()))).at
+        expected, number, key = 0, 0, f"nodes/w{session}"
+        while left:
+            number += 1
+            left.pop()
+            command = Set(session, number, key, expected, value(dice, number))
+            outcome = await alone.ask(lambda tag, command=command: alone.group.propose(tag, command))
+            assert outcome.done
+            expected = outcome.at
+            account.answered = alone.group.statistics()["commit"]
+            await asyncio.sleep(dice.uniform(0.0, 0.01))
+
+    async def program(node):
+        alone = Alone(node, Witnessed(account, node.open_disk(), FOLDER))
+        dice = random.Random(f"{node.life}")
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(alone.group.run())
+            await alone.leads()
+            async with asyncio.TaskGroup() as clients:
+                for _ in range(CLIENTS):
+                    clients.create_task(client(alone, dice))
+            running.cancel()
+
+    async def scenario(world):
+        node = world.node("controller")
+        node.drive = drive
+        drive.make_folder(FOLDER.parent)
+        drive.find(Path("/")).sync()
+        node.start(program)
+        for moment in KILLS:
+            if moment:
+                await drive.until(moment)
+            else:
+                await asyncio.sleep(world.dice.between(0.05, 0.1))
+            node.kill()
+            account.found(recover(on_disk(drive), origin=str(FILE))[0] or NOTHING)
+            node.restart()
+        await node.task
+        drive.look()
+
+    simulate(scenario, seed=3)
+    return drive.images, account
+
+
+def state_after(saved):
+    """The state after all that is in a log."""
+    machine = Machine()
+    if saved.snapshot.index:
+        machine.restore(saved.snapshot.state)
+    for entry in saved.entries:
+        if entry.command is not None:
+            machine.apply(entry.index, entry.command)
+    return machine.snapshot()
+
+
+def last_index(saved):
+    return saved.entries[-1].index if saved.entries else saved.snapshot.index
+
+
+def goes_on(drive):
+    """Start a controller on a drive. Returns its state once it leads, and what is in its file then."""
+
+    async def program(node):
+        node.drive = drive
+        alone = Alone(node, LogFile(node.open_disk(), FOLDER))
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(alone.group.run())
+            await alone.leads()
+            state = await alone.read()
+            running.cancel()
+        return state
+
+    async def scenario(world):
+        node = world.node("controller")
+        node.start(program)
+        return await node.task
+
+    return simulate(scenario, seed=1).result
+
+
+def test_the_trace_has_all_that_matters(trace):
+    images, account = trace
+    assert len(images) > 2 * OPERATIONS
+    assert account.answered > OPERATIONS
+    assert account.states[-1].term == len(KILLS) + 1
+    assert account.states[-1].snapshot.index > OPERATIONS - SNAPSHOT_ENTRIES
+
+
+def test_after_a_crash_at_any_point_all_that_was_promised_is_there_and_a_controller_goes_on_with_it(trace):
+    """A controller that is started on what is left has the state after some entry of the log, no earlier than
+    what was durable and no later than what was written."""
+    images, account = trace
+    dice = random.Random(1)
+    begun = {}
+    crashes = cut_off = 0
+    for image in images:
+        allowed = account.states[image.promised : image.written + 1]
+        for drive in crashed(image, dice):
+            data = on_disk(drive)
+            saved, end = recover(data, origin=str(FILE))
+            crashes += 1
+            cut_off += end < len(data)
+            assert (saved or NOTHING) in allowed, image
+            if image.answered:
+                assert last_index(saved) >= image.answered, image
+            if data not in begun:
+                begun[data] = goes_on(drive)
+                if saved is not None and last_index(saved):
+                    assert begun[data] == state_after(saved), image
+
+    assert crashes > 3 * len(images)
+    assert cut_off > OPERATIONS
+    assert len(begun) > 3 * OPERATIONS
+
+
+def flipped(data, at, bit):
+    damaged = bytearray(data)
+    damaged[at] ^= 1 << bit
+    return bytes(damaged)
+
+
+def durable_of(data, begin):
+    """What a frame knows to be on disk."""
+    return int.from_bytes(data[begin + 8 : begin + 16], "little")
+
+
+def frames(data):
+    """Where the frames of a file begin, and where the last ends."""
+    begins = [0]
+    while begins[-1] < len(data):
+        size = int.from_bytes(data[begins[-1] + 4 : begins[-1] + 8], "little")
+        begins.append(begins[-1] + HEAD_BYTES + size)
+    return begins
+
+
+def test_a_flipped_bit_in_any_record_but_the_last_is_refused_and_never_skipped(trace):
+    images, _ = trace
+    dice = random.Random(2)
+    files = [on_disk(drive_of(image.root)) for image in images if not image.unsynced]
+    longest = [one for one, other in pairwise(files) if len(other) < len(one)] + files[-1:]
+    assert len(longest) >= OPERATIONS // SNAPSHOT_ENTRIES
+    for data in longest:
+        begins = frames(data)
+        promised = [(begin, end) for begin, end in pairwise(begins) if end <= durable_of(data, begins[-2])]
+        assert len(promised) >= len(begins) - 1 - CLIENTS
+        for begin, end in promised:
+            spots = [begin, begin + 4, begin + 8, begin + 16, begin + 20, begin + HEAD_BYTES, end - 1]
+            for at in [*spots, dice.randrange(begin, end)]:
+                with pytest.raises(DamagedLog, match=f"damaged at byte {begin}"):
+                    recover(flipped(data, at, dice.randrange(8)), origin=str(FILE))
+
+
+def test_a_controller_does_not_start_on_a_damaged_file_and_leaves_it_as_it_is(trace):
+    images, _ = trace
+    drive = drive_of(images[-1].root)
+    file = drive.file(FILE)
+    file.data[HEAD_BYTES] ^= 1
+    damaged = bytes(file.data)
+    with pytest.raises(SimulationFailed, match="DamagedLog.*damaged at byte 0"):
+        goes_on(drive)
+    assert file.data == damaged
