@@ -8,7 +8,7 @@ had come.
 import asyncio
 import copy
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from itertools import chain, combinations
@@ -186,7 +186,7 @@ def _sectors(write: Write) -> list[Write]:
 
 
 def crashed(image: Image, dice: random.Random) -> Iterator[Drive]:
-    """Drives as a crash may leave them: each pending operation there or not, the last write torn, or garbage."""
+    """Drives as a crash may leave them: any pending operations there, the last write torn, or garbage."""
     places = [
         (at, number) for at, inode in enumerate(inodes(image.root)) for number in range(len(inode.pending))
     ]

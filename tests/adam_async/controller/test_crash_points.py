@@ -26,8 +26,8 @@ OPERATIONS = 200
 CLIENTS = 3
 SNAPSHOT_ENTRIES = 25
 KILLS = ("make_folder", "", "rename", "", "rename")
-"""The process is killed so often, and goes on in another life: when something has a new name that is not synced,
-or at any time."""
+"""The process is killed so often, and goes on in another life: when something has a new name that is not
+synced, or at any time."""
 
 
 NOTHING = Saved(me="")
@@ -46,6 +46,7 @@ class Alone:
     def __init__(self, node, file):
         self.machine = Machine()
         self._answers = {}
+        self._led = asyncio.Event()
         identity = Identity(role="controller", node="controller", incarnation=node.life)
         network = TcpNetwork(token=b"a token of tests", entropy=node.entropy, rules=role_table())
         self.group = Group(
@@ -56,15 +57,14 @@ class Alone:
             entropy=node.entropy,
             file=file,
             told=lambda tag, answer: self._answers.pop(tag).set_result(answer),
-            led=lambda: None,
+            led=lambda: self._led.set() if self.group.leads else None,
             applied=lambda: None,
             snapshot_entries=SNAPSHOT_ENTRIES,
         )
         self.group.meet({"controller": "tcp://controller:1"})
 
     async def leads(self):
-        while not self.group.leads:
-            await asyncio.sleep(0.001)
+        await self._led.wait()
 
     async def ask(self, ask):
         tag = object()
@@ -254,6 +254,6 @@ def test_a_controller_does_not_start_on_a_damaged_file_and_leaves_it_as_it_is(tr
     file = drive.file(FILE)
     file.data[HEAD_BYTES] ^= 1
     damaged = bytes(file.data)
-    with pytest.raises(SimulationFailed, match="DamagedLog.*damaged at byte 0"):
+    with pytest.raises(SimulationFailed, match=r"DamagedLog.*damaged at byte 0"):
         goes_on(drive)
     assert file.data == damaged

@@ -1,0 +1,228 @@
+"""The file of a controller, on a real disk and on a simulated one: the same promises."""
+
+import asyncio
+import errno
+from pathlib import Path
+
+import pytest
+
+from adam_async.consensus import DamagedLog, Entry, Saved, found
+from adam_async.consensus.messages import Snapshot
+from adam_async.consensus.records import HEAD_BYTES, Ballot, Born, Entries
+from adam_async.controller.log_file import NAME, LogFile
+from adam_async.errors import ConfigError
+from adam_async.ports import Disk
+from adam_async.simulation.nodes import simulate
+
+
+def entries(*indices, term=2):
+    return (Entries(tuple(Entry(index, term, b"command") for index in indices)),)
+
+
+BORN = (Born("a"),)
+FOUNDED = found("a", ["a"], b"state")
+
+
+async def on_real_disk(use, tmp_path):
+    async with Disk() as disk:
+        await use(disk, tmp_path)
+
+
+async def on_simulated_disk(use, tmp_path):
+    """In a thread: a simulated loop runs where no other does."""
+
+    async def scenario(world):
+        node = world.node("a")
+
+        async def program(node):
+            async with node.open_disk() as disk:
+                await disk.make_folder(Path("/home"))
+                await use(disk, Path("/home"))
+
+        node.start(program)
+        await node.task
+
+    await asyncio.to_thread(simulate, scenario, seed=1)
+
+
+both = pytest.mark.parametrize("on_disk", [on_real_disk, on_simulated_disk])
+
+
+async def found_in(disk, folder):
+    """What a controller that begins finds."""
+    async with LogFile(disk, folder).opened() as saved:
+        return saved
+
+
+@both
+async def test_what_was_appended_comes_back_and_goes_on(on_disk, tmp_path):
+    async def use(disk, home):
+        folder = home / "deep" / "folder"
+        file = LogFile(disk, folder)
+        async with file.opened() as saved:
+            assert saved is None
+            await file.append([BORN])
+            await file.append([(Ballot(1, None), FOUNDED.snapshot), entries(2), entries(3, 4)])
+        file = LogFile(disk, folder)
+        async with file.opened() as saved:
+            assert (saved.me, saved.term, saved.snapshot) == ("a", 1, FOUNDED.snapshot)
+            assert [entry.index for entry in saved.entries] == [2, 3, 4]
+            await file.append([(Ballot(3, "b"), *entries(4, 5, term=3))])
+        again = await found_in(disk, folder)
+        assert (again.term, again.vote) == (3, "b")
+        assert [(entry.index, entry.term) for entry in again.entries] == [(2, 2), (3, 2), (4, 3), (5, 3)]
+
+    await on_disk(use, tmp_path)
+
+
+@both
+async def test_a_new_file_takes_the_place_of_the_old_one_and_is_appended_to(on_disk, tmp_path):
+    async def use(disk, home):
+        file = LogFile(disk, home)
+        whole = Saved(
+            me="a", term=2, vote="a", snapshot=Snapshot(4, 2, FOUNDED.snapshot.members, b"later"), entries=()
+        )
+        async with file.opened():
+            await file.append([FOUNDED.records(), entries(2, 3, 4)])
+            before = len(await disk.read_bytes(home / NAME))
+            await file.begin_anew(whole.records())
+            assert len(await disk.read_bytes(home / NAME)) < before
+            await file.append([entries(5)])
+        saved = await found_in(disk, home)
+        assert saved.snapshot == whole.snapshot
+        assert [entry.index for entry in saved.entries] == [5]
+        assert await disk.names(home) == [NAME, "lock"]
+
+    await on_disk(use, tmp_path)
+
+
+@both
+async def test_a_second_controller_is_refused_until_the_first_has_ended(on_disk, tmp_path):
+    async def use(disk, home):
+        async with LogFile(disk, home).opened():
+            with pytest.raises(ConfigError, match="is that of a controller that is running; give this one"):
+                await found_in(disk, home)
+        assert await found_in(disk, home) is None
+
+    await on_disk(use, tmp_path)
+
+
+@both
+async def test_what_fails_inside_is_not_taken_for_a_second_controller(on_disk, tmp_path):
+    async def use(disk, home):
+        with pytest.raises(BlockingIOError, match="something else"):
+            async with LogFile(disk, home).opened():
+                raise BlockingIOError(errno.EAGAIN, "something else")
+
+    await on_disk(use, tmp_path)
+
+
+@both
+async def test_a_folder_that_cannot_be_is_refused_by_name(on_disk, tmp_path):
+    async def use(disk, home):
+        await disk.write_atomic(home / "file", [b"x"])
+        with pytest.raises(ConfigError, match="file cannot be used: .*(exists|Not a directory)"):
+            await found_in(disk, home / "file")
+
+    await on_disk(use, tmp_path)
+
+
+@both
+@pytest.mark.parametrize("tail", [b"garbage" * 100, bytes(4096), b"\xabCL1" * 20])
+async def test_a_torn_end_is_cut_off_and_the_file_goes_on_before_it(on_disk, tmp_path, tail):
+    async def use(disk, home):
+        file = LogFile(disk, home)
+        async with file.opened():
+            await file.append([FOUNDED.records(), entries(2)])
+        whole = await disk.read_bytes(home / NAME)
+        await disk.write_from(home / NAME, len(whole), tail)
+        file = LogFile(disk, home)
+        async with file.opened() as saved:
+            assert [entry.index for entry in saved.entries] == [2]
+            assert await disk.read_bytes(home / NAME) == whole
+            await file.append([entries(3)])
+        assert [entry.index for entry in (await found_in(disk, home)).entries] == [2, 3]
+
+    await on_disk(use, tmp_path)
+
+
+@both
+async def test_the_first_record_torn_is_a_file_that_begins_anew(on_disk, tmp_path):
+    async def use(disk, home):
+        file = LogFile(disk, home)
+        async with file.opened():
+            await file.append([BORN])
+        whole = await disk.read_bytes(home / NAME)
+        await disk.write_atomic(home / NAME, [whole[:-1]])
+        file = LogFile(disk, home)
+        async with file.opened() as saved:
+            assert saved is None
+            await file.append([(Born("b"),)])
+        assert await found_in(disk, home) == Saved(me="b")
+
+    await on_disk(use, tmp_path)
+
+
+@both
+async def test_a_flipped_bit_before_the_end_is_refused_and_the_file_left_as_it_is(on_disk, tmp_path):
+    async def use(disk, home):
+        file = LogFile(disk, home)
+        begins = [0]
+        async with file.opened():
+            for records in (FOUNDED.records(), entries(2), entries(3), entries(4)):
+                await file.append([records])
+                begins.append(len(await disk.read_bytes(home / NAME)))
+        whole = await disk.read_bytes(home / NAME)
+        for begin in begins[:-2]:
+            for at in (begin, begin + 4, begin + 8, begin + HEAD_BYTES - 1, begin + HEAD_BYTES + 3):
+                damaged = whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :]
+                await disk.write_atomic(home / NAME, [damaged])
+                with pytest.raises(DamagedLog, match=f"{NAME} is damaged at byte {begin}: .*empty disk"):
+                    await found_in(disk, home)
+                assert await disk.read_bytes(home / NAME) == damaged
+
+    await on_disk(use, tmp_path)
+
+
+@both
+async def test_a_file_that_somebody_else_wrote_to_is_not_written_over(on_disk, tmp_path):
+    async def use(disk, home):
+        file = LogFile(disk, home)
+        async with file.opened():
+            await file.append([BORN])
+            held = len(await disk.read_bytes(home / NAME))
+            await disk.write_from(home / NAME, held, b"strange")
+            with pytest.raises(OSError, match="does another program write it"):
+                await file.append([entries(2)])
+
+    await on_disk(use, tmp_path)
+
+
+def test_what_was_not_forced_down_is_there_whole_or_in_part_or_not_but_what_was_is_there():
+    """A power cut while several batches are on their way: the first of them, or none, and never one alone."""
+    seen = set()
+
+    async def scenario(world):
+        node = world.node("a")
+        folder = Path("/home")
+
+        async def begin(node):
+            file = LogFile(node.open_disk(), folder)
+            async with file.opened():
+                await file.append([FOUNDED.records(), entries(2)])
+                node.disk_conditions.sync_s = 1.0
+                await file.append([entries(3), entries(4), entries(5)])
+
+        async def look(node):
+            seen.add(tuple(entry.index for entry in (await found_in(node.open_disk(), folder)).entries))
+
+        node.start(begin)
+        await asyncio.sleep(0.5)
+        node.crash()
+        node.disk_conditions.sync_s = 0.0
+        node.start(look)
+        await node.task
+
+    for seed in range(60):
+        simulate(scenario, seed=seed)
+    assert {(2,), (2, 3, 4, 5)} <= seen <= {(2,), (2, 3), (2, 3, 4), (2, 3, 4, 5)}
