@@ -37,7 +37,7 @@ FIRST_SEEDS = (0, 9)
 SLICE = 10
 """Most seeds that a child is given at once."""
 
-ROUND = 50
+ROUND = 40
 """Seeds of a scenario that a soak runs before it goes on with the next one."""
 
 SHOWN = 3

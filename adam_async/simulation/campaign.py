@@ -81,7 +81,7 @@ def run_case(scenario: Scenario, case: Case) -> SeedResult:
 
 
 def play(scenario: Scenario, case: Case) -> Played:
-    """Run a plan under its seed and say what came of it. Nothing that goes wrong in the run is raised or logged.
+    """Run a plan under its seed, and say what came of it. What goes wrong in it is neither raised nor logged.
 
     Raises:
         RuntimeError: An event loop runs here, and the run needs one of its own.
@@ -173,12 +173,10 @@ def digest(results: Iterable[SeedResult]) -> str:
 
 def summary(scenario: str, results: Sequence[SeedResult], took_s: float) -> str:
     """The one line that seeds of a scenario come to."""
+    seeds = "1 seed" if len(results) == 1 else f"{len(results)} seeds"
     count = sum(result.seed_counts for result in results)
     failed = sum(not result.ok for result in results)
-    return (
-        f"{scenario}: {len(results)} {'seed' if len(results) == 1 else 'seeds'}, {count} count, {failed} failed, {took_s:.0f} s, "
-        f"hash {digest(results)}"
-    )
+    return f"{scenario}: {seeds}, {count} count, {failed} failed, {took_s:.0f} s, hash {digest(results)}"
 
 
 @contextmanager

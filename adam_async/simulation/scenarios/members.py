@@ -33,7 +33,7 @@ LINKS = LinkConfig(ping_every_s=0.5, dead_after_s=2.0, stalled_after_s=2.0, hand
 STRIKE_S = 30.0
 """Faults strike within so many seconds."""
 
-WRITE_S = 0.1
+WRITE_S = 0.2
 """Mean pause of a member between two writes."""
 
 MISSED_S = LINKS.dead_after_s + LINKS.ping_every_s + WAITS.grace_s + 1.0

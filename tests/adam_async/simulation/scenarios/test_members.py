@@ -1,0 +1,72 @@
+"""Members that crash, freeze and are cut off: what every seed has, and what the scenario would not miss."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from adam_async.controller.client import Membership
+from adam_async.simulation.campaign import draw_case, run_case, run_seed
+from adam_async.simulation.scenarios.members import MEMBERS
+
+ROOT = Path(__file__).resolve().parents[4]
+
+
+@pytest.mark.slow
+def test_seeds_count() -> None:
+    for seed in range(2, 5):
+        result = run_seed(MEMBERS, seed)
+        assert result.seed_counts, result
+
+
+def test_every_plan_has_each_kind_of_fault_and_plans_differ() -> None:
+    plans = [draw_case(MEMBERS, seed).plan for seed in range(100)]
+
+    for plan in plans:
+        assert {fault.kind for fault in plan.faults} == set(MEMBERS.kinds)
+    assert len({plan.faults for plan in plans}) == 100
+    assert {plan.options.settings["members"] for plan in plans} == {3, 4, 5}
+
+
+IN_A_PROCESS = """
+from adam_async.simulation.campaign import run_seed
+from adam_async.simulation.scenarios.members import MEMBERS
+print(run_seed(MEMBERS, 2).replay_hash)
+"""
+
+
+@pytest.mark.slow
+def test_a_seed_is_the_same_run_in_every_process() -> None:
+    def replay_hash(hash_seed: str) -> str:
+        environment = {"PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"}
+        command = [sys.executable, "-c", IN_A_PROCESS]
+        return subprocess.run(command, env=environment, capture_output=True, check=True, text=True).stdout
+
+    assert replay_hash("0").strip() == replay_hash("4242").strip() == run_seed(MEMBERS, 2).replay_hash
+
+
+def test_a_write_that_is_acknowledged_and_lost_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    shipped = Membership.set_node
+
+    async def forgetful(seat: Membership, **changes: dict[str, int]) -> None:
+        if changes["info"]["number"] % 50:
+            await shipped(seat, **changes)
+
+    monkeypatch.setattr(Membership, "set_node", forgetful)
+
+    assert run_seed(MEMBERS, 2).invariant == "I6"
+
+
+def test_members_that_do_not_take_their_seats_again_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    shipped = Membership._sit
+    seated = set()
+
+    async def once(seat: Membership, *arguments: object) -> None:
+        if seat.node not in seated:
+            seated.add(seat.node)
+            await shipped(seat, *arguments)
+
+    monkeypatch.setattr(Membership, "_sit", once)
+
+    assert run_case(MEMBERS, draw_case(MEMBERS, 2)).invariant == "all return"
