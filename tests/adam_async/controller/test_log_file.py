@@ -121,7 +121,7 @@ async def test_what_fails_inside_is_not_taken_for_a_second_controller(on_disk, t
 async def test_a_folder_that_cannot_be_is_refused_by_name(on_disk, tmp_path):
     async def use(disk, home):
         await disk.write_atomic(home / "file", [b"x"])
-        with pytest.raises(ConfigError, match="file cannot be used: .*(exists|Not a directory)"):
+        with pytest.raises(ConfigError, match=r"file cannot be used: .*(exists|Not a directory)"):
             await found_in(disk, home / "file")
 
     await on_disk(use, tmp_path)
