@@ -1,0 +1,758 @@
+"""Asking controllers, whichever leads: what is asked again, what is done once, and what is missed never.
+
+The controllers here are fronts of one mind: real links, the real state machine, and no agreement needed. So a
+test can say who leads, who is silent, and which answers are lost.
+"""
+
+import asyncio
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+
+import msgspec
+import pytest
+
+from adam_async.cluster_map import NodeRecord
+from adam_async.config import Waits
+from adam_async.controller import leader_link, map_client
+from adam_async.controller.changes import Change, History, changed
+from adam_async.controller.leader_link import parse_controllers
+from adam_async.controller.machine import Machine, Open, Set, command_bytes, first_state
+from adam_async.controller.map_client import MapClient
+from adam_async.errors import ConfigError, DeadlineExceeded, RoleDied, RoleUnreachable
+from adam_async.messages import (
+    NOT_LEADER,
+    UNKNOWN,
+    CompareAndSet,
+    GetMap,
+    MapChanges,
+    MapState,
+    OpenSession,
+    SessionOpened,
+    WatchMap,
+    pack,
+    role_table,
+    text_tensor,
+    unpack_any,
+)
+from adam_async.traffic import Traffic
+from tests.adam_async.runs import NETWORKS, address_of, entropy_of, turns, until
+from transport import HandshakeRejected, Identity, LinkClosed, RemoteError, TcpNetwork
+
+WAITS = Waits(dial_s=20.0, call_s=20.0, patience_s=20.0)
+
+
+def record(name="x"):
+    return NodeRecord(role="worker", address=name, incarnation=1)
+
+
+class Mind:
+    """What the controllers of one group would agree on."""
+
+    def __init__(self, group="one"):
+        self.machine = Machine()
+        self.machine.restore(first_state(group))
+        self.leader = None
+        self.index = 0
+        self.session = self.apply(Open()).at
+
+    def apply(self, command):
+        self.index += 1
+        return self.machine.apply(self.index, command_bytes(command))
+
+    def change(self, count=1):
+        """Others change the map."""
+        for _ in range(count):
+            self.set(self.session, self.index, "nodes/other", str(self.index))
+        if self.leader is not None:
+            self.leader.tell()
+
+    def set(self, session, number, key, name):
+        old = self.machine.map.nodes.get(key.removeprefix("nodes/"))
+        value = msgspec.json.encode(record(name))
+        expected = old.changed if old else 0
+        return self.apply(Set(session=session, number=number, key=key, expected=expected, value=value))
+
+
+class Front:
+    """One controller; `hooks` take questions of a kind out of its hands, once each."""
+
+    def __init__(self, mind):
+        self.mind = mind
+        self.address = ""
+        self.asked = []
+        self.hooks = []
+        self.links = []
+        self.watches = []
+        self.silent = False
+
+    async def on_link(self, link):
+        self.links.append(link)
+        link.serve(self.on_request)
+        await link.wait_closed()
+
+    def hook(self, kind, act):
+        """Have `act(request, body)` take the next question of a kind."""
+        self.hooks.append((kind, act))
+
+    def on_request(self, request):
+        body = unpack_any(request.message)
+        self.asked.append(body)
+        if self.silent:
+            return
+        for hook in self.hooks:
+            if isinstance(body, hook[0]):
+                self.hooks.remove(hook)
+                hook[1](request, body)
+                return
+        self.answer(request, body)
+
+    def answer(self, request, body):
+        mind, leader = self.mind, self.mind.leader
+        if leader is not self:
+            request.fail(NOT_LEADER, leader.address if leader else "")
+        elif isinstance(body, GetMap):
+            request.reply(self.whole())
+        elif isinstance(body, OpenSession):
+            request.reply(pack(SessionOpened(session=mind.apply(Open()).at)))
+        elif isinstance(body, CompareAndSet):
+            self.set(request, body)
+        else:
+            self.watch(request, body)
+
+    def apply(self, request, body):
+        value = request.message.tensors[0].tobytes()
+        return self.mind.apply(
+            Set(session=body.session, number=body.number, key=body.key, expected=body.expected, value=value)
+        )
+
+    def set(self, request, body):
+        outcome = self.apply(request, body)
+        if outcome.problem:
+            request.fail(outcome.problem, outcome.text)
+        else:
+            request.reply(self.news(body, done=outcome.done, at=outcome.at))
+
+    def watch(self, request, body):
+        news = body.group != self.mind.machine.group or body.after < self.mind.machine.map.version
+        if news or not body.wait_s:
+            request.reply(self.news(body))
+        else:
+            self.watches.append((request, body))
+
+    def tell(self):
+        watches, self.watches = self.watches, []
+        for request, body in watches:
+            self.watch(request, body)
+
+    def whole(self, **fields):
+        machine = self.mind.machine
+        state = MapState(version=machine.map.version, group=machine.group, **fields)
+        return pack(state, [text_tensor(machine.map)])
+
+    def news(self, body, **fields):
+        machine = self.mind.machine
+        changes = machine.since(body.after, body.group)
+        if changes is None:
+            return self.whole(**fields)
+        told = MapChanges(version=machine.map.version, group=machine.group, **fields)
+        return pack(told, [text_tensor(changes)])
+
+    def numbers(self):
+        """Sessions and numbers of the questions that were asked here."""
+        return [(body.session, body.number) for body in self.asked if isinstance(body, CompareAndSet)]
+
+    def applies_and_breaks(self, request, body):
+        """Do what is asked, and be gone before it is said."""
+        self.apply(request, body)
+        request.link.abort()
+
+
+class Table:
+    """Fronts that listen, and clients that are closed at the end."""
+
+    def __init__(self, network, stack, mind, fronts):
+        self.network, self.mind, self.fronts, self._stack = network, mind, fronts, stack
+
+    @property
+    def addresses(self):
+        return ",".join(front.address for front in self.fronts)
+
+    def client(self, *, controllers=None, waits=WAITS, node="worker-0"):
+        client = MapClient(
+            network=self.network,
+            controllers=controllers or self.addresses,
+            identity=Identity(role="worker", node=node, incarnation=1),
+            waits=waits,
+            traffic=Traffic(node),
+        )
+        self._stack.callback(client.close)
+        return client
+
+
+@asynccontextmanager
+async def table_of(network, count=1, mind=None):
+    mind = mind or Mind()
+    async with AsyncExitStack() as stack:
+        fronts = []
+        for number in range(count):
+            front = Front(mind)
+            identity = Identity(role="controller", node=f"controller-{number}", incarnation=1)
+            listener = await stack.enter_async_context(
+                network.listen(address_of(network), identity, front.on_link)
+            )
+            front.address = listener.address
+            fronts.append(front)
+        mind.leader = fronts[0]
+        yield Table(network, stack, mind, fronts)
+
+
+@pytest.fixture
+def hasty(monkeypatch):
+    """Silence is noticed soon."""
+    monkeypatch.setattr(map_client, "WATCH_S", 0.02)
+    monkeypatch.setattr(leader_link, "SILENT_S", 0.06)
+
+
+# --- addresses ---------------------------------------------------------------------------------
+
+
+def test_addresses_are_read_with_spaces_around_them():
+    assert parse_controllers("tcp://a:1, tcp://b:2 ,tcp://c:3") == ("tcp://a:1", "tcp://b:2", "tcp://c:3")
+    assert parse_controllers("local://c") == ("local://c",)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "'' in '' is no address of a controller: give one, such as tcp://10.0.0.1:7070, or several"),
+        ("tcp://a:1,", "'' in 'tcp://a:1,' is no address"),
+        ("tcp://a:1,b:2", "'b:2' in 'tcp://a:1,b:2' is no address"),
+        ("tcp://a:1,tcp://b:2,tcp://a:1", "names the controller at tcp://a:1 twice"),
+    ],
+)
+def test_what_is_no_list_of_addresses_is_refused_with_what_to_do(text, said):
+    with pytest.raises(ConfigError, match=said):
+        parse_controllers(text)
+
+
+# --- finding the leader ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+async def test_who_does_not_lead_says_who_does_and_nobody_else_is_asked(network):
+    async with table_of(NETWORKS[network](), 3) as table:
+        first, other, leader = table.fronts
+        table.mind.leader = leader
+        client = table.client()
+        assert (await client.compare_and_set("nodes/a", 0, record())).done
+        assert client.leader == leader.address
+        assert (len(first.asked), other.asked) == (1, [])
+        await until(lambda: first.links[0].closed)
+
+
+async def test_one_address_is_enough_and_the_others_are_learnt():
+    async with table_of(NETWORKS["local"](), 2) as table:
+        given, leader = table.fronts
+        table.mind.leader = leader
+        client = table.client(controllers=given.address)
+        await client.get()
+        table.mind.leader = given
+        assert (await client.compare_and_set("nodes/a", 0, record())).done
+        assert client.leader == given.address
+
+
+async def test_where_nobody_knows_the_leader_all_are_asked_in_turn_until_there_is_one():
+    async with table_of(NETWORKS["local"](), 3) as table:
+        table.mind.leader = None
+        asking = table.client().get()
+
+        async def elect():
+            await until(lambda: all(len(front.asked) >= 2 for front in table.fronts))
+            table.mind.leader = table.fronts[1]
+
+        news, _ = await asyncio.gather(asking, elect())
+        assert news.whole == table.mind.machine.map
+
+
+async def test_two_that_name_each_other_are_not_asked_without_a_pause():
+    async with table_of(NETWORKS["local"](), 2) as table:
+        one, other = table.fronts
+        for front, named in ((one, other), (other, one)):
+            front.answer = lambda request, body, named=named: request.fail(NOT_LEADER, named.address)
+        waits = msgspec.structs.replace(WAITS, patience_s=0.2)
+        with pytest.raises(
+            RoleDied, match=r"the controller died: the controller at .* does not lead, nor does"
+        ):
+            await table.client(waits=waits).get()
+        assert 2 <= len(one.asked) + len(other.asked) <= 12
+
+
+@pytest.mark.parametrize("hint", ["tcp://10.0.0.1:1", "nonsense"])
+async def test_a_leader_that_is_named_in_a_way_that_we_cannot_dial_is_passed_over(hint):
+    async with table_of(NETWORKS["local"](), 2) as table:
+        first, leader = table.fronts
+        table.mind.leader = leader
+        first.hook(WatchMap, lambda request, body: request.fail(NOT_LEADER, hint))
+        await table.client().get()
+        assert leader.asked
+
+
+async def test_a_controller_that_is_gone_is_passed_over():
+    async with table_of(NETWORKS["tcp"](), 2) as table:
+        async with table_of(table.network) as other:
+            gone = other.addresses
+        client = table.client(controllers=f"{gone},{table.addresses}")
+        await client.get()
+        assert client.leader == table.fronts[0].address
+
+
+@pytest.mark.parametrize("count", [1, 2])
+async def test_controllers_that_were_never_there_are_named(count):
+    network = NETWORKS["local"]()
+    async with table_of(network, count) as table:
+        addresses = table.addresses
+    async with table_of(network) as table:
+        client = table.client(controllers=addresses, waits=msgspec.structs.replace(WAITS, dial_s=0.01))
+        with pytest.raises(RoleUnreachable, match=f"cannot reach the controller at {addresses}: "):
+            await client.get()
+
+
+async def test_who_belongs_to_no_group_yet_is_not_taken_for_a_leader():
+    async with table_of(NETWORKS["local"](), 2) as table:
+        stranger, leader = table.fronts
+        stranger.mind = Mind("")
+        stranger.mind.leader = stranger
+        table.mind.leader = leader
+        client = table.client()
+        await client.get()
+        assert client.leader == leader.address
+
+
+async def test_a_refusal_at_the_door_is_the_end():
+    async with table_of(NETWORKS["tcp"](), 2) as table:
+        table.network = TcpNetwork(
+            token=b"another token of tests", entropy=entropy_of("x"), rules=role_table()
+        )
+        with pytest.raises(HandshakeRejected):
+            await table.client().get()
+
+
+async def test_who_answers_and_is_no_controller_is_an_error():
+    async with table_of(NETWORKS["local"]()) as table:
+        table.fronts[0].hook(WatchMap, lambda request, body: request.fail("unexpected", "not here"))
+        with pytest.raises(RemoteError, match="unexpected: not here"):
+            await table.client().get()
+        await until(lambda: table.fronts[0].links[0].closed)
+
+
+# --- silence -----------------------------------------------------------------------------------
+
+
+async def watch_until(client, version, seen, **position):
+    async with aclosing(client.changes(**position)) as all_news:
+        async for news in all_news:
+            seen.append(news)
+            if news.version >= version:
+                return
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.usefixtures("hasty")
+async def test_a_leader_that_falls_silent_is_left_for_another(network, caplog):
+    async with table_of(NETWORKS[network](), 2) as table:
+        frozen, other = table.fronts
+        client, seen = table.client(), []
+        table.mind.change()
+
+        async def freeze():
+            await until(lambda: len(frozen.asked) >= 2)
+            frozen.silent = True
+            table.mind.leader = other
+            table.mind.change()
+
+        await asyncio.gather(watch_until(client, 2, seen), freeze())
+        assert client.leader == other.address
+        assert [news.version for news in seen] == [1, 2]
+    assert f"worker-0: lost the controller at {frozen.address} (" in caplog.text
+
+
+@pytest.mark.usefixtures("hasty")
+async def test_the_only_controller_is_not_left_for_its_silence():
+    async with table_of(NETWORKS["local"]()) as table:
+        (front,) = table.fronts
+        asyncio.get_running_loop().call_later(0.2, lambda: table.mind.change())
+        await watch_until(table.client(), 1, [])
+        assert len(front.links) == 1
+
+
+async def test_silence_while_our_own_loop_stands_still_is_nobodys(monkeypatch):
+    monkeypatch.setattr(leader_link, "SILENT_S", 0.02)
+    monkeypatch.setattr(leader_link, "LOOKS", 1)
+    monkeypatch.setattr(leader_link, "LATE_S", 0.05)
+    async with table_of(NETWORKS["local"](), 2) as table:
+        leader, loop = table.fronts[0], asyncio.get_running_loop()
+
+        def stand_still(request, body):
+            end = loop.time() + 0.3
+            while loop.time() < end:
+                pass
+            loop.call_soon(leader.answer, request, body)
+
+        client = table.client()
+        await client.get()
+        monkeypatch.setattr(map_client, "WATCH_S", 0.0)
+        leader.hook(GetMap, lambda request, body: loop.call_soon(stand_still, request, body))
+        await client.get()
+        assert len(leader.links) == 1
+
+
+# --- compare and set ---------------------------------------------------------------------------
+
+
+async def test_questions_are_numbered_and_asked_one_at_a_time():
+    async with table_of(NETWORKS["local"]()) as table:
+        (front,) = table.fronts
+        client = table.client()
+        held = []
+        front.hook(CompareAndSet, lambda request, body: held.append((request, body)))
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(client.compare_and_set(f"nodes/{n}", 0, record())) for n in "ab"]
+            await until(lambda: held)
+            await turns(10)
+            assert [number for _, number in front.numbers()] == [1]
+            front.answer(*held[0])
+        assert [task.result().at for task in tasks] == [1, 2]
+        assert [number for _, number in front.numbers()] == [1, 2]
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+async def test_a_question_whose_answer_is_lost_is_done_once_whoever_leads_then(network):
+    async with table_of(NETWORKS[network](), 2) as table:
+        old, new = table.fronts
+
+        def apply_and_break(request, body):
+            old.applies_and_breaks(request, body)
+            table.mind.leader = new
+
+        client = table.client()
+        old.hook(CompareAndSet, apply_and_break)
+        outcome = await client.compare_and_set("nodes/a", 0, record())
+        assert (outcome.done, outcome.at) == (True, 1)
+        assert old.numbers() == new.numbers()
+        assert table.mind.machine.map.version == 1
+
+
+async def test_a_question_that_was_under_way_when_leadership_was_lost_keeps_its_number():
+    async with table_of(NETWORKS["local"](), 2) as table:
+        old, new = table.fronts
+
+        def resign(request, body):
+            old.apply(request, body)
+            table.mind.leader = new
+            request.fail(UNKNOWN, "leadership was lost")
+
+        client = table.client()
+        old.hook(CompareAndSet, resign)
+        assert (await client.compare_and_set("nodes/a", 0, record())).done
+        assert old.numbers() == new.numbers()
+        assert table.mind.machine.map.version == 1
+
+
+async def test_who_is_busy_is_asked_again_on_the_same_link():
+    async with table_of(NETWORKS["local"]()) as table:
+        (front,) = table.fronts
+        for kind in (OpenSession, CompareAndSet, GetMap):
+            front.hook(kind, lambda request, body: request.fail("busy", "handing over"))
+        client = table.client()
+        assert (await client.compare_and_set("nodes/a", 0, record())).done
+        await client.get()
+        assert len(front.links) == 1
+        assert len(set(front.numbers())) == 1
+
+
+async def test_a_conflict_says_what_the_record_is_now():
+    async with table_of(NETWORKS["local"]()) as table:
+        table.mind.change(2)
+        outcome = await table.client().compare_and_set("nodes/other", 1, record(), after=1, group="one")
+        assert (outcome.done, outcome.at) == (False, 2)
+        assert [news.version for news in outcome.news] == [2]
+        assert outcome.news[0].change.nodes.keys() == {"other"}
+
+
+async def test_a_refused_value_is_an_error_with_its_reason_and_the_next_question_is_another():
+    async with table_of(NETWORKS["local"]()) as table:
+        client = table.client()
+        with pytest.raises(RemoteError, match=r"invalid: .*no key 'colour'"):
+            await client.compare_and_set("colour", 0, {})
+        assert (await client.compare_and_set("nodes/a", 0, record())).done
+
+
+async def test_a_session_that_is_over_before_it_was_used_is_replaced():
+    async with table_of(NETWORKS["local"]()) as table:
+        client = table.client()
+        await client.compare_and_set("nodes/a", 0, record())
+        table.mind.machine._sessions.clear()
+        assert (await client.compare_and_set("nodes/b", 0, record())).done
+        assert table.mind.machine.map.version == 2
+
+
+@pytest.mark.parametrize(("applied", "done"), [(False, True), (True, None)])
+async def test_what_a_lost_session_asked_is_told_by_the_map_or_not_at_all(applied, done):
+    async with table_of(NETWORKS["local"]()) as table:
+        (front,) = table.fronts
+
+        def be_gone(request, body):
+            if applied:
+                front.apply(request, body)
+            table.mind.machine._sessions.clear()
+            request.link.abort()
+
+        front.hook(CompareAndSet, be_gone)
+        outcome = await table.client().compare_and_set("nodes/a", 0, record())
+        assert (outcome.done, outcome.at) == (done, 1)
+        assert outcome.news[-1].version == 1
+        assert table.mind.machine.map.version == 1
+
+
+def found_anew(front):
+    """Let the same controller belong to another group, in which the old sessions' numbers are others'."""
+    front.mind = mind = Mind("two")
+    mind.leader = front
+    for _ in range(5):
+        mind.apply(Open())
+    for link in front.links:
+        link.abort()
+    return mind
+
+
+async def test_another_group_is_not_asked_what_was_meant_for_the_old_one():
+    async with table_of(NETWORKS["local"]()) as table:
+        (front,) = table.fronts
+        client = table.client()
+        assert (await client.compare_and_set("nodes/a", 0, record(), group="one")).done
+        mind = found_anew(front)
+        mind.set(2, 1, "nodes/a", "another's")
+        await client.get()  # else the question might have reached the old one, for all we know
+        asked = len(front.numbers())
+        outcome = await client.compare_and_set("nodes/a", 1, record(), after=1, group="one")
+        assert outcome.done is False
+        assert (outcome.news[0].group, outcome.news[0].whole) == ("two", mind.machine.map)
+        assert len(front.numbers()) == asked
+        assert (await client.compare_and_set("nodes/a", 1, record(), group="two")).done
+        assert front.numbers()[-1] == (mind.index - 1, 1)
+
+
+async def test_nobody_can_tell_what_became_of_a_question_in_a_group_that_is_no_more():
+    async with table_of(NETWORKS["local"]()) as table:
+        (front,) = table.fronts
+        client = table.client()
+
+        def be_gone(request, body):
+            front.mind = Mind("two")
+            front.mind.leader = front
+            request.link.abort()
+
+        front.hook(CompareAndSet, be_gone)
+        outcome = await client.compare_and_set("nodes/a", 0, record())
+        assert outcome.done is None
+        assert outcome.news[0].group == "two"
+        assert front.mind.machine.map.version == 0
+
+
+@pytest.mark.parametrize("count", [1, 2])
+async def test_a_question_without_an_answer_ends_with_the_name_of_the_wait(count):
+    async with table_of(NETWORKS["local"](), count) as table:
+        client = table.client()
+        await client.get()
+        for front in table.fronts:
+            front.silent = True
+        with pytest.raises(DeadlineExceeded, match=r"waited 0\.01 s for the controller to set nodes/a"):
+            await client.compare_and_set("nodes/a", 0, record(), timeout_s=0.01)
+        with pytest.raises(
+            DeadlineExceeded, match=r"waited 0\.01 s for the controller to say the cluster map"
+        ):
+            await client.get(timeout_s=0.01)
+
+
+async def test_a_question_that_was_given_up_does_not_become_the_next_one():
+    async with table_of(NETWORKS["local"]()) as table:
+        (front,) = table.fronts
+        client = table.client()
+        late = []
+        front.hook(CompareAndSet, lambda request, body: late.append((request, body)))
+        with pytest.raises(DeadlineExceeded):
+            await client.compare_and_set("nodes/a", 0, record("given up"), timeout_s=0.05)
+        assert (await client.compare_and_set("nodes/b", 0, record())).done
+        assert front.apply(*late[0]).problem == "late"
+        assert table.mind.machine.map.nodes.keys() == {"b"}
+
+
+# --- changes -----------------------------------------------------------------------------------
+
+
+def move(table, leader):
+    """Another one leads; who waits at the old one is told."""
+    old, table.mind.leader = table.mind.leader, leader
+    watches, old.watches = old.watches, []
+    for request, _ in watches:
+        request.fail(NOT_LEADER, leader.address)
+
+
+def newest_of(seen):
+    """The map that these news make."""
+    newest = None
+    for news in seen:
+        newest = news.whole if news.whole is not None else changed(newest, news.change)
+    return newest
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+async def test_every_version_is_told_once_and_in_order_whoever_leads(network):
+    async with table_of(NETWORKS[network](), 3) as table:
+        client, seen, last = table.client(), [], 40
+        table.mind.change()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(watch_until(client, last, seen))
+            await until(lambda: seen)
+            for number in range(2, last + 1):
+                table.mind.change()
+                if number % 4 == 0:
+                    move(table, table.fronts[number // 4 % 3])
+                elif number % 6 == 0:
+                    for link in table.mind.leader.links:
+                        link.abort()
+                await turns(number % 5 * 5)
+        assert [news.version for news in seen] == list(range(1, last + 1))
+        assert [news.whole is not None for news in seen] == [True] + [False] * (last - 1)
+        assert newest_of(seen) == table.mind.machine.map
+
+
+async def test_who_knows_a_version_is_told_what_came_after_it():
+    async with table_of(NETWORKS["local"]()) as table:
+        table.mind.change(5)
+        seen = []
+        await watch_until(table.client(), 5, seen, after=2, group="one")
+        assert [(news.version, news.whole) for news in seen] == [(3, None), (4, None), (5, None)]
+
+
+@pytest.mark.parametrize(("after", "group"), [(2, "another"), (-1, ""), (1, "one")])
+async def test_what_is_no_longer_known_version_by_version_comes_as_a_whole_and_says_so(after, group):
+    async with table_of(NETWORKS["local"]()) as table:
+        table.mind.change(5)
+        history = table.mind.machine.history = History(2)
+        for change in (Change(version=3), Change(version=4), Change(version=5)):
+            history.add(change)
+        seen = []
+        await watch_until(table.client(), 5, seen, after=after, group=group)
+        (news,) = seen
+        assert (news.version, news.group, news.change) == (5, "one", None)
+        assert news.whole == table.mind.machine.map
+
+
+async def test_a_group_that_was_founded_anew_begins_with_its_whole_map():
+    async with table_of(NETWORKS["local"]()) as table:
+        (front,) = table.fronts
+        table.mind.change(3)
+        async with aclosing(table.client().changes()) as all_news:
+            assert (await anext(all_news)).version == 3
+            mind = found_anew(front)
+            mind.change()
+            news = await anext(all_news)
+            assert (news.group, news.version, news.whole) == ("two", 1, mind.machine.map)
+
+
+def gap(front):
+    """Changes that do not begin where they should."""
+    body = MapChanges(version=9, group="one")
+    return pack(body, [text_tensor([Change(version=9)])])
+
+
+def foreign(front):
+    """Changes of another group's map."""
+    body = MapChanges(version=2, group="two")
+    return pack(body, [text_tensor([Change(version=2)])])
+
+
+def textless(front):
+    """An answer without what it is about."""
+    return pack(MapState(version=9, group="one"))
+
+
+@pytest.mark.parametrize("malformed", [gap, foreign, textless])
+async def test_an_answer_that_breaks_the_rules_is_not_taken_and_asked_for_again(malformed):
+    async with table_of(NETWORKS["local"]()) as table:
+        (front,) = table.fronts
+        table.mind.change()
+        client, seen = table.client(), []
+
+        def answer(request, body):
+            request.reply(malformed(front))
+            table.mind.change()
+
+        await client.get()
+        front.hook(WatchMap, answer)
+        await watch_until(client, 2, seen, after=1, group="one")
+        assert [news.version for news in seen] == [2]
+        assert len(front.links) == 2
+
+
+async def test_a_leader_that_is_behind_does_not_take_the_map_back():
+    async with table_of(NETWORKS["local"]()) as table:
+        (front,) = table.fronts
+        table.mind.change(3)
+        old = pack(MapState(version=1, group="one"), [text_tensor(table.mind.machine.map)])
+        client, seen = table.client(), []
+        await client.get()
+        front.hook(WatchMap, lambda request, body: (request.reply(old), table.mind.change()))
+        await watch_until(client, 4, seen, after=3, group="one")
+        assert [news.version for news in seen] == [4]
+
+
+# --- the end -----------------------------------------------------------------------------------
+
+
+async def test_no_leader_for_too_long_is_a_death():
+    async with table_of(NETWORKS["local"](), 3) as table:
+        client = table.client(waits=msgspec.structs.replace(WAITS, patience_s=0.1))
+        await client.get()
+        table.mind.leader = None
+        with pytest.raises(RoleDied, match=r"the controller died: the controller at .* does not lead"):
+            await client.get()
+
+
+async def test_a_client_that_is_closed_holds_no_link_and_makes_no_other():
+    async with table_of(NETWORKS["local"]()) as table:
+        (front,) = table.fronts
+        client = table.client()
+        await client.get()
+        client.close()
+        await until(lambda: front.links[0].closed)
+        with pytest.raises(LinkClosed, match="worker-0 asks the controllers no more"):
+            await client.get()
+        assert client.leader == ""
+        assert len(front.links) == 1
+
+
+async def test_a_client_that_is_closed_while_it_looks_for_the_leader_keeps_none():
+    async with table_of(NETWORKS["local"]()) as table:
+        (front,) = table.fronts
+        client = table.client()
+
+        def close_first(request, body):
+            client.close()
+            front.answer(request, body)
+
+        front.hook(WatchMap, close_first)
+        with pytest.raises(LinkClosed):
+            await client.get()
+        await until(lambda: front.links[0].closed)
+        assert len(front.links) == 1
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+async def test_who_gives_up_looking_leaves_no_link_behind(network):
+    async with table_of(NETWORKS[network]()) as table:
+        (front,) = table.fronts
+        front.silent = True
+        with pytest.raises(DeadlineExceeded):
+            await table.client().get(timeout_s=0.05)
+        await until(lambda: front.links and all(link.closed for link in front.links))
