@@ -2,13 +2,10 @@
 
 import asyncio
 
-import pytest
-
 from adam_async.cluster_map import NodeRecord
 from adam_async.config import Waits
 from adam_async.controller.client import Membership
 from adam_async.controller.service import Controller
-from adam_async.errors import RunFailed
 from adam_async.messages import role_table
 from adam_async.simulation.nodes import simulate
 from adam_async.traffic import Traffic
@@ -79,11 +76,6 @@ def test_who_was_missed_has_a_seat_again():
         assert lives_with_a_seat(4.0, seed=seed) == [1, 2]
 
 
-@pytest.mark.xfail(
-    reason="while the link of its life before is not known to be dead, the seat counts as taken, and it ends",
-    raises=(RunFailed, ExceptionGroup),
-    strict=True,
-)
 def test_who_is_back_before_its_old_link_is_dead_has_a_seat_again():
     for seed in range(5):
         for down_s in (0.01, 0.1, 0.3, 1.0, 1.9):

@@ -72,6 +72,7 @@ class Counting:
             address=CONTROLLER,
             identity=identity_of("controller", node),
             waits=WAITS,
+            entropy=node.entropy,
         ):
             await asyncio.Event().wait()
 
@@ -271,7 +272,11 @@ class Training:
     async def _control(self, node):
         identity = identity_of("controller", node)
         controller = Controller(
-            network=network_of(node), address=CONTROLLER, identity=identity, waits=TRAINING.waits
+            network=network_of(node),
+            address=CONTROLLER,
+            identity=identity,
+            waits=TRAINING.waits,
+            entropy=node.entropy,
         )
         controller.process_memory = process_memory
         async with controller:
