@@ -65,6 +65,7 @@ MAY_CHANGE = frozenset(
         "slow",
         "servers",
         "data_servers",
+        "controllers",
         "processes",
         "weights",
         "kernels",

@@ -16,11 +16,11 @@ from cyclopts import App, CycloptsError, UnusedCliTokensError
 from adam_async.cli_data_options import InspectOptions
 from adam_async.cli_errors import explain
 from adam_async.cli_options import (
+    ControllerOptions,
     Damaged,
     DataServerOptions,
     LoopName,
     MemberOptions,
-    RoleOptions,
     StageOptions,
     TrainOptions,
     WorkerOptions,
@@ -209,19 +209,15 @@ def simulate(options: SimulateOptions = SimulateOptions()) -> int:  # noqa: B008
 
 
 @app.command
-def controller(*, bind: str = "tcp://127.0.0.1:7070", options: RoleOptions = RoleOptions()) -> int:  # noqa: B008
+def controller(options: ControllerOptions = ControllerOptions()) -> int:  # noqa: B008 - frozen
     """Run a controller: the place where the other roles of a cluster meet.
 
-    Parameters
-    ----------
-    bind
-        tcp://HOST:PORT to listen on; a port of 0 is any free one.
+    Three or five with the same --peers agree on all that they say; the cluster goes on while more than half
+    of them run. One that is started again with its --dir goes on where it was.
     """
     from adam_async.cli_roles import serve_controller
 
-    return _run(
-        lambda _: serve_controller(options, bind, os.environ), loop=options.loop, verbose=options.verbose
-    )
+    return _run(lambda _: serve_controller(options, os.environ), loop=options.loop, verbose=options.verbose)
 
 
 @app.command

@@ -62,6 +62,8 @@ class TrainOptions:
     """Parameter servers."""
     data_servers: int | None = None
     """Data servers; all have the whole data set."""
+    controllers: int | None = None
+    """Controllers: 1, or 3 or 5, of which one or two may be lost."""
     slow: Annotated[tuple[str, ...] | None, _OnlyOn] = None
     """Slow a worker (worker-1:0.2 of its cores) or a link (worker-0~ps-0:5ms+1ms) on purpose; repeat."""
     processes: bool | None = None
@@ -129,7 +131,8 @@ class TrainOptions:
     resume: Path | None = None
     """Continue the run of the newest checkpoint in this folder, with its options and model."""
     controller: str | None = None
-    """tcp://HOST:PORT of a cluster whose roles were started by hand; starts none."""
+    """tcp://HOST:PORT of a cluster whose roles were started by hand; of several controllers all, with commas
+    between them; starts none."""
     token_file: Path | None = None
     """File with the token of that cluster, or of the data servers at --data; without it ADAM_TOKEN."""
     quiet: Annotated[bool, _OnlyOn] = False
@@ -166,11 +169,26 @@ class RoleOptions:
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ControllerOptions(RoleOptions):
+    """What a controller can be told."""
+
+    id: str | None = None
+    """With --peers which of them this is, such as 1; alone its name, by default role, host and process id."""
+    bind: str | None = None
+    """tcp://HOST:PORT to listen on; by default its own of --peers, or tcp://127.0.0.1:7070."""
+    peers: str = ""
+    """The controllers of its group, the same for all: 1=tcp://HOST:PORT,2=tcp://HOST:PORT,3=tcp://..."""
+    dir: Path | None = None
+    """Folder of its own where it keeps the cluster map; without it, it forgets when it ends."""
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MemberOptions(RoleOptions):
     """What a role that joins a controller can be told."""
 
     controller: str
-    """tcp://HOST:PORT of the controller."""
+    """tcp://HOST:PORT of the controller; of several all, with commas between them."""
     bind: str | None = None
     """tcp://HOST:PORT to listen on; by default any port on the way to the controller."""
 
@@ -181,7 +199,8 @@ class DataServerOptions(RoleOptions):
     """What a data server can be told."""
 
     controller: str | None = None
-    """tcp://HOST:PORT of the controller; without it, it waits until `train --data` asks for it."""
+    """tcp://HOST:PORT of the controller, or of several with commas between them; without it, it waits until
+    `train --data` asks for it."""
     bind: str | None = None
     """tcp://HOST:PORT to listen on; by default any port, on the way to the controller or of this machine."""
     cache: str = "auto"
@@ -209,4 +228,5 @@ class WorkerOptions(MemberOptions):
     """What a model worker can be told."""
 
     controller: Annotated[str, Parameter(name=("--join", "--controller"))]
-    """tcp://HOST:PORT of the controller; a training that goes on there is joined in the middle."""
+    """tcp://HOST:PORT of the controller, or of several with commas between them; a training that goes on
+    there is joined in the middle."""

@@ -5,6 +5,7 @@ started by another process (`--supervised`) it also ends when that process wants
 """
 
 import asyncio
+import dataclasses
 import os
 import platform
 import shlex
@@ -13,19 +14,26 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
 
+from adam_async.addresses import check_address, check_addresses, own_peer, read_peers
 from adam_async.cache_limits import cache_limits
 from adam_async.child_process import address_line
 from adam_async.cli_data import load_data
-from adam_async.cli_options import DataServerOptions, MemberOptions, RoleOptions, WorkerOptions
+from adam_async.cli_options import (
+    ControllerOptions,
+    DataServerOptions,
+    MemberOptions,
+    RoleOptions,
+    WorkerOptions,
+)
 from adam_async.cli_parent import Parent, die_with_parent
 from adam_async.config import MAX_THREADS_PER_CORE, MOST, Waits
+from adam_async.controller.log_file import LogFile
 from adam_async.data_server.sources.damage import Policy
 from adam_async.entrypoints import (
     LOOPBACK,
     Place,
     Role,
     address_towards,
-    check_address,
     cluster_network,
     controller,
     data_host,
@@ -53,10 +61,35 @@ next. A data host is the data server that was told of no controller."""
 
 Open = Callable[[Place], AbstractAsyncContextManager[Role]]
 
+MEETING_PLACE = "tcp://127.0.0.1:7070"
+"""Where a controller listens that was told nothing."""
 
-async def serve_controller(options: RoleOptions, bind: str, environment: Mapping[str, str]) -> int:
-    """Run a controller until it is ended."""
-    return await _serve("controller", options, "", bind, environment, controller)
+
+async def serve_controller(options: ControllerOptions, environment: Mapping[str, str]) -> int:
+    """Run a controller until it is ended: alone, or as one of those that `--peers` names."""
+    peers: dict[str, str] = {}
+    bind = options.bind or MEETING_PLACE
+    if options.peers:
+        peers = read_peers(options.peers)
+        node = own_peer(peers, options.id)
+        bind = options.bind or peers[node]
+        options = dataclasses.replace(options, id=node)
+    elif options.dir is not None and options.id is None:
+        # What is kept there says whose it is: the next process has to have the same name.
+        options = dataclasses.replace(options, id="controller")
+    async with AsyncExitStack() as stack:
+        file = None
+        if options.dir is not None:
+            disk = await stack.enter_async_context(Disk(name="controller"))
+            file = LogFile(disk, options.dir)
+        return await _serve(
+            "controller",
+            options,
+            ",".join(peers.values()),
+            bind,
+            environment,
+            lambda place: controller(place, peers=peers, file=file),
+        )
 
 
 async def serve_ps(options: MemberOptions, environment: Mapping[str, str]) -> int:
@@ -124,7 +157,7 @@ async def _serve_member(
     open_role: Open,
 ) -> int:
     assert options.controller is not None, "who is told of no controller is no member"
-    meet = check_address(options.controller, "--join" if role == "worker" else "--controller")
+    meet = check_addresses(options.controller, "--join" if role == "worker" else "--controller")
     bind = options.bind or await address_towards(meet)
     return await _serve(role, options, meet, bind, environment, open_role)
 
@@ -169,7 +202,10 @@ async def _stay(
     open_role: Open,
     profile_events: int = 0,
 ) -> None:
-    """Open the role, say where it is as soon as it has joined, and stay until cancelled."""
+    """Open the role, say where it is as soon as it has joined, and stay until cancelled.
+
+    Of several controllers none waits for the others: one that is started again may be needed by nobody.
+    """
     buffers = BufferPool()
     node = options.id or f"{role}-{platform.node()[:40]}-{os.getpid()}"
     check_own(options.slow, node, computes=role == "worker")

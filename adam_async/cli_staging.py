@@ -6,12 +6,13 @@ import platform
 from collections.abc import Mapping
 from pathlib import Path
 
+from adam_async.addresses import check_address
 from adam_async.cli_options import Damaged, DataServerOptions, StageOptions
 from adam_async.cli_roles import read_token, serve_data
 from adam_async.cli_terminal import Terminal
 from adam_async.data_server.stage import staging
 from adam_async.data_server.stage_peer import Patience
-from adam_async.entrypoints import LOOPBACK, check_address, cluster_network
+from adam_async.entrypoints import LOOPBACK, cluster_network
 from adam_async.errors import ConfigError
 from adam_async.ports import Disk, system_entropy
 from transport import BufferPool, Identity

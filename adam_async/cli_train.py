@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from adam_async.addresses import check_addresses
 from adam_async.baseline import Baseline
 from adam_async.cache_limits import cache_limits
 from adam_async.checkpoint import Manifest, resumed_config, resumed_options, resumed_spec
@@ -27,7 +28,7 @@ from adam_async.data_hosts import addresses_in, hosts_of
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.transforms.recipe import read_steps
 from adam_async.driver import Driver
-from adam_async.entrypoints import check_address, cluster_network
+from adam_async.entrypoints import cluster_network
 from adam_async.errors import ConfigError
 from adam_async.live_table import LiveTable
 from adam_async.machine import available_bytes, describe_machine, usable_cores
@@ -293,7 +294,7 @@ async def configure(
             "--data tcp://HOST:PORT, and neither is given"
         )
     if options.controller is not None:
-        roles = ("data", "damaged", "cache", "spill", "threads", "in_flight")
+        roles = ("data", "damaged", "cache", "spill", "threads", "in_flight", "controllers")
         idle = [name for name in roles if getattr(options, name) is not None]
         if idle:
             logger.warning("no effect with --controller, its roles were told theirs: %s", ", ".join(idle))
@@ -374,7 +375,7 @@ async def _join(
         folder, resume = await open_checkpoints(stack, options.checkpoint, options.resume)
         driver = Driver(
             network=cluster_network(token, entropy=system_entropy, buffers=buffers),
-            controller=check_address(options.controller, "--controller"),
+            controller=check_addresses(options.controller, "--controller"),
             identity=Identity(
                 role="driver", node="driver", incarnation=int.from_bytes(system_entropy(7), "little")
             ),

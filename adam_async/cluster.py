@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
+from adam_async.addresses import controller_names
 from adam_async.checkpoint_files import open_checkpoints
 from adam_async.config import Config
 from adam_async.controller.service import Controller
@@ -42,7 +43,7 @@ from transport import BufferPool, Identity, LocalNetwork, Network
 
 
 class LocalCluster:
-    """A controller, data servers, parameter servers and workers in this event loop.
+    """Controllers, data servers, parameter servers and workers in this event loop.
 
     Args:
         config: The run, and how many of each role.
@@ -111,6 +112,7 @@ class LocalCluster:
             workers=config.workers,
             servers=config.servers,
             data_servers=0 if self._hosts else config.data_servers,
+            controllers=controller_names(config.controllers),
         )
         one_process = network is None or isinstance(network, LocalNetwork)
         self.config = msgspec.structs.replace(config, weights=config.weights_in(one_process=one_process))
@@ -137,9 +139,15 @@ class LocalCluster:
         self._shelf = StorageShelf()
         # What somebody else put between the workers, or slows down on purpose, is to be felt.
         self._together = config.partitions > 1 and network is None and not config.slow
+        self.controllers: list[Controller] = []
         self.data_servers: list[DataServer] = []
         self.servers: list[ParameterServer] = []
         self.workers: list[ModelWorker] = []
+
+    @property
+    def controller(self) -> Controller:
+        """The controller that leads; while none does, the first."""
+        return next((each for each in self.controllers if each.group.leads), self.controllers[0])
 
     @property
     def data(self) -> DataServer:
@@ -159,18 +167,11 @@ class LocalCluster:
         async with AsyncExitStack() as stack:
             folder, resume = await open_checkpoints(stack, self._checkpoint, self._resume)
             network = await stack.enter_async_context(slowed(self.network, config.slow))
-            self.controller = Controller(
-                network=network,
-                address=self._address,
-                identity=self._identity("controller", "controller"),
-                waits=waits,
-                layers=self._layers,
-            )
-            self.controller.process_memory = self._process_memory
-            await stack.enter_async_context(self.controller)
+            await self._open_controllers(stack, network)
+            meet = ",".join(controller.address for controller in self.controllers)
             common: dict[str, Any] = {
                 "network": network,
-                "controller": self.controller.address,
+                "controller": meet,
                 "waits": waits,
                 "timeline": self.timeline,
                 "process_memory": self._process_memory,
@@ -179,7 +180,9 @@ class LocalCluster:
             if self._hosts:
                 hosts = DataHosts(self._hosts, network=network, identity=driver, waits=waits)
                 await stack.enter_async_context(hosts)
-                await hosts.serve(await self.controller.listen_also(await address_for(self._hosts)))
+                reached = await address_for(self._hosts)
+                doors = [await controller.listen_also(reached) for controller in self.controllers]
+                await hosts.serve(",".join(doors))
             else:
                 await self._open_data(stack, common)
             for number in range(config.servers):
@@ -213,7 +216,7 @@ class LocalCluster:
             self.driver = await stack.enter_async_context(
                 Driver(
                     network=network,
-                    controller=self.controller.address,
+                    controller=meet,
                     identity=driver,
                     config=config,
                     buffers=self.buffers,
@@ -232,6 +235,25 @@ class LocalCluster:
                 )
             )
             self._stack = stack.pop_all()
+
+    async def _open_controllers(self, stack: AsyncExitStack, network: Network) -> None:
+        names = controller_names(self.config.controllers)
+        for name in names:
+            controller = Controller(
+                network=network,
+                address=self._address,
+                identity=self._identity("controller", name),
+                waits=self.config.waits,
+                alone=len(names) == 1,
+                layers=self._layers,
+                entropy=self._entropy,
+            )
+            controller.process_memory = self._process_memory
+            self.controllers.append(await stack.enter_async_context(controller))
+        if len(names) > 1:
+            peers = {name: each.address for name, each in zip(names, self.controllers, strict=True)}
+            for controller in self.controllers:
+                controller.group.meet(peers)
 
     async def _open_data(self, stack: AsyncExitStack, common: Mapping[str, Any]) -> None:
         assert self.dataset is not None, "the images are here or elsewhere"

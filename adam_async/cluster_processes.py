@@ -3,7 +3,8 @@
 The children are started under the words that a user would start them with by hand, and find each other
 through the controller like any others. What is added here is care: a child that dies is named at once
 with how it ended, and to the controller too, so that nobody waits whether it comes back; a worker is
-started again, since all it loses are the groups in its hands, and so is a data server while there is another;
+started again, since all it loses are the groups in its hands, and so is a data server while there is another,
+and a controller of several, which goes on where it was with what is in its folder;
 the death of a role that holds the run's only copy of something ends the run. When this process goes, in
 whatever way, its children go too (see `cli_parent`).
 """
@@ -11,14 +12,15 @@ whatever way, its children go too (see `cli_parent`).
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import msgspec
 
+from adam_async.addresses import controller_names
 from adam_async.cache_limits import one_of
 from adam_async.checkpoint_files import open_checkpoints
 from adam_async.child_process import ChildProcess, how_it_ended
@@ -27,16 +29,16 @@ from adam_async.config import Config
 from adam_async.data_hosts import DataHosts, address_for, hosts_of
 from adam_async.driver import Driver
 from adam_async.entrypoints import LOOPBACK, cluster_network, slowed
-from adam_async.errors import DeadlineExceeded, RoleDied, first_cause
+from adam_async.errors import BindFailed, DeadlineExceeded, RoleDied, first_cause
 from adam_async.machine import usable_cores
 from adam_async.model import warm_up_kernels
 from adam_async.model.spec import ModelSpec
-from adam_async.ports import system_entropy
+from adam_async.ports import Disk, system_entropy
 from adam_async.run_result import EpochResult, RunResult
 from adam_async.slow import check_names, texts_for
 from adam_async.timeline import Timeline
 from dataflow import ComputePool
-from transport import BufferPool, Identity
+from transport import BufferPool, Identity, Link, Network
 
 logger = logging.getLogger(__name__)
 
@@ -53,8 +55,12 @@ SOUND_S = 10.0
 """A worker that lived this long after it had joined was well: restarts before it count no more."""
 
 
+CHOICES = 3
+"""How often ports are chosen for controllers, should somebody take one before they listen."""
+
+
 class ProcessCluster:
-    """A controller, data servers, parameter servers and workers, each in a process of its own.
+    """Controllers, data servers, parameter servers and workers, each in a process of its own.
 
     Args:
         config: The run, and how many of each role.
@@ -101,8 +107,11 @@ class ProcessCluster:
             workers=config.workers,
             servers=config.servers,
             data_servers=0 if self._hosts else config.data_servers,
+            controllers=controller_names(config.controllers),
         )
         self.config = config
+        self._controllers = controller_names(config.controllers)
+        self._given_up: set[ChildProcess] = set()
         self._token = token
         self.children: dict[str, ChildProcess] = {}
         self._spec = spec
@@ -146,6 +155,7 @@ class ProcessCluster:
         await self._warm_up()
         async with AsyncExitStack() as stack:
             folder, resume = await open_checkpoints(stack, self._checkpoint, self._resume)
+            kept = await stack.enter_async_context(self._folder()) if config.controllers > 1 else None
             self._group = await stack.enter_async_context(asyncio.TaskGroup())
             stack.push_async_callback(self._stop)
             buffers = BufferPool()
@@ -159,7 +169,10 @@ class ProcessCluster:
                 role="driver", node="driver", incarnation=int.from_bytes(self._entropy(7), "little")
             )
             meet = await address_for(self._hosts) if self._hosts else LOOPBACK
-            controller = await self._address(self._start("controller", "controller", "--bind", meet))
+            if kept is None:
+                controller = await self._address(self._start("controller", "controller", "--bind", meet))
+            else:
+                controller = await self._open_controllers(network, driver, meet, kept)
             common = ("--controller", controller, "--bind", LOOPBACK)
             counts = ("--threads", str(threads), "--in-flight", str(config.in_flight))
             data_servers = 0 if self._hosts else config.data_servers
@@ -194,6 +207,45 @@ class ProcessCluster:
                 )
             )
             self._stack = stack.pop_all()
+
+    @asynccontextmanager
+    async def _folder(self) -> AsyncIterator[Path]:
+        """A folder for what controllers keep from one life to the next; it ends with the cluster."""
+        place = Path(self._environment.get("TMPDIR") or "/tmp")
+        folder = place / f"adam-async-controllers-{self._entropy(8).hex()}"
+        async with Disk(name="controllers") as disk:
+            await disk.run(_make_own_folder, folder)
+            try:
+                yield folder
+            finally:
+                await disk.remove_folder(folder)
+
+    async def _open_controllers(self, network: Network, who: Identity, meet: str, kept: Path) -> str:
+        """Start controllers that know each other's addresses from the beginning; returns these, joined.
+
+        Raises:
+            RoleDied: One could not start.
+        """
+        addresses: list[str] = []
+        for left in reversed(range(CHOICES)):
+            addresses = await _free_addresses(network, who, meet, count=len(self._controllers))
+            peers = ",".join(f"{number}={address}" for number, address in enumerate(addresses, 1))
+            children = [
+                self._start("controller", node, "--peers", peers, "--dir", str(kept / node))
+                for node in self._controllers
+            ]
+            try:
+                for child in children:
+                    await self._address(child)
+                break
+            except RoleDied as error:
+                if error.exit_code != BindFailed.exit_code or not left:
+                    raise
+            self._given_up.update(children)
+            for child in children:
+                child.kill()
+                await child.ended.wait()
+        return ",".join(addresses)
 
     async def _warm_up(self) -> None:
         """Compile kernels once, before the children look for them on the disk."""
@@ -256,19 +308,19 @@ class ProcessCluster:
         left, served = RESTARTS, False
         while True:
             code = await child.run()
-            if self._stopping.is_set():
+            if self._stopping.is_set() or child in self._given_up:
                 return
             how = how_it_ended(code)
             served = served or child.served_s > 0
             if child.served_s >= SOUND_S:
                 left = RESTARTS
             # What never served cannot start: `_open` says so.
-            restart = served and left > 0 and (role == "worker" or self._has_another(role, node))
+            restart = served and left > 0 and self._goes_on_without(role, node)
             self._incident(f"{node} died: {how}{'; starting it again' if restart else ''}")
             if not restart:
                 if left == 0:
                     how = f"{how}, after it had been started again {RESTARTS} times within a short time"
-                if not self._death.done():
+                if served and not self._death.done():
                     self._death.set_exception(RoleDied(node, how))
                     self._death.exception()  # seen; `train` raises it, and there may be none
                 return
@@ -279,11 +331,13 @@ class ProcessCluster:
                     return
             child = self._child(node, words)
 
-    def _has_another(self, role: str, node: str) -> bool:
-        """Whether a data server's work goes on while it is started again."""
-        return role == "data" and any(
-            child.serves for name, child in self.children.items() if name.startswith("data-") and name != node
-        )
+    def _goes_on_without(self, role: str, node: str) -> bool:
+        """Whether nothing is lost with a role, so that it can be started again."""
+        if role == "data":
+            others = (c for name, c in self.children.items() if name.startswith("data-") and name != node)
+            return any(other.serves for other in others)
+        # What a controller of several knows is in its folder, even if all of them die.
+        return role == "worker" or (role == "controller" and len(self._controllers) > 1)
 
     def _incident(self, what: str) -> None:
         self._say(what)
@@ -301,17 +355,19 @@ class ProcessCluster:
     async def _stop(self) -> None:
         """End all children in good order within `drain_s`, then with force."""
         self._stopping.set()
-        members = [child for child in self.children.values() if child.node != "controller"]
+        controllers = [child for child in self.children.values() if child.node in self._controllers]
+        members = [child for child in self.children.values() if child not in controllers]
         for child in members:
             child.end()
         try:
             async with asyncio.timeout(self.config.waits.drain_s):
                 for child in members:
                     await child.ended.wait()
-                # Last, so that nobody misses it.
-                if "controller" in self.children:
-                    self.children["controller"].end()
-                    await self.children["controller"].ended.wait()
+                # Last, so that nobody misses them.
+                for child in controllers:
+                    child.end()
+                for child in controllers:
+                    await child.ended.wait()
         except TimeoutError:
             self._say("some roles did not end in time and are killed")
         finally:
@@ -325,3 +381,20 @@ class ProcessCluster:
 async def _result_of(future: asyncio.Future[None]) -> None:
     # Shielded: giving up this wait must not cancel what the next run waits for.
     await asyncio.shield(future)
+
+
+async def _free_addresses(network: Network, who: Identity, meet: str, *, count: int) -> list[str]:
+    """Where several can listen who have to know each other's addresses before they do."""
+
+    async def turn_away(link: Link) -> None:
+        link.abort()
+
+    async with AsyncExitStack() as stack:
+        listeners = [
+            await stack.enter_async_context(network.listen(meet, who, turn_away)) for _ in range(count)
+        ]
+        return [listener.address for listener in listeners]
+
+
+def _make_own_folder(folder: Path) -> None:
+    os.makedirs(folder, mode=0o700)

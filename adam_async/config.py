@@ -107,6 +107,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Parameter servers that share the shards."""
     data_servers: int = 1
     """Data servers, all of which have the whole data set."""
+    controllers: int = 1
+    """Controllers: 1, or 3 or 5 that agree on the cluster map and bear the loss of one or two of them."""
     processes: bool = False
     """Each role a child process over loopback TCP, instead of all in one event loop."""
     rule: Literal["sgd", "adagrad", "adam"] = "sgd"
@@ -177,6 +179,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         for name, most in MOST.items():
             if getattr(self, name) > most:
                 raise ConfigError(f"{name} must be at most {most}, not {getattr(self, name)}")
+        if self.controllers not in CONTROLLERS:
+            raise ConfigError(f"controllers must be {CONTROLLERS_SAID}, not {self.controllers}")
         if not 0 <= self.momentum < 1:
             raise ConfigError(f"momentum must be in [0, 1), not {self.momentum}")
         if self.momentum and self.rule != "sgd":
@@ -488,6 +492,10 @@ MOST = {
     "read_ahead": 1024,  # each is held at the worker
 }
 """Larger values are mistakes, or would be refused later and less clearly."""
+
+CONTROLLERS = (1, 3, 5)
+CONTROLLERS_SAID = "1, 3 or 5, of which none, one or two may be lost (an even number bears no more losses)"
+"""How many controllers there may be, and why."""
 
 FIELDS = tuple(field.name for field in msgspec.structs.fields(Config))
 

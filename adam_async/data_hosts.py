@@ -5,8 +5,9 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Self
 
+from adam_async.addresses import check_address
 from adam_async.config import Config, Waits
-from adam_async.entrypoints import address_towards, check_address
+from adam_async.entrypoints import address_towards
 from adam_async.errors import ConfigError, DeadlineExceeded, RoleUnreachable, RunFailed
 from adam_async.messages import Serve, Serving, pack, read_text_tensor, unpack
 from transport import (
@@ -19,7 +20,6 @@ from transport import (
     RemoteError,
     RemoteProtocolError,
 )
-from transport.tcp import is_loopback, parse_tcp_address
 
 SAME = ("shape", "classes", "train_images", "test_images", "digest")
 """What all data servers of a cluster say alike of their data."""
@@ -84,8 +84,7 @@ async def address_for(hosts: Sequence[str]) -> str:
     Raises:
         ConfigError: There is no way to that host.
     """
-    away = [address for address in hosts if not is_loopback(parse_tcp_address(address)[0])]
-    return await address_towards((away or list(hosts))[0])
+    return await address_towards(",".join(hosts))
 
 
 class DataHosts:
@@ -142,6 +141,9 @@ class DataHosts:
 
     async def serve(self, controller: str) -> dict[str, Any]:
         """Ask all of them into a cluster, one after the other; returns what they say of their data.
+
+        Args:
+            controller: The controller's address, or those of several joined by commas.
 
         Raises:
             ConfigError: One belongs to a cluster already, or they have different data.

@@ -22,6 +22,7 @@ from adam_async.choose_model import check_fits, choose_model
 from adam_async.cluster_map import ClusterMap, EpochRecord, NodeRecord, RunRecord, skipped_groups
 from adam_async.config import Config
 from adam_async.controller.client import Membership
+from adam_async.controller.leader_link import parse_controllers
 from adam_async.errors import DeadlineExceeded, RoleDied, RunFailed
 from adam_async.evaluator import Evaluator
 from adam_async.incidents import Incidents
@@ -56,7 +57,7 @@ class Driver:
 
     Args:
         network: How to reach the cluster.
-        controller: Address of the controller.
+        controller: Address of the controller, or those of several joined by commas.
         identity: Who we are; role ``driver``.
         config: The run.
         buffers: Memory for received values.
@@ -572,8 +573,13 @@ class Driver:
         return self.map.nodes[self.map.lenders[0]].address
 
     async def _gather_statistics(self, run: str) -> dict[str, dict[str, Any]]:
-        addresses = (self._controller, *self._addresses("ps", "data", "worker"))
-        found = await self._inquiries.all_statistics(addresses, run, on_silence=self.note)
+        controllers = parse_controllers(self._controller)
+        # Of several, the others do the work of one that is gone: nobody waits long for it.
+        found = await self._inquiries.all_statistics(
+            controllers, run, on_silence=self.note, dial_s=LOOK_S if len(controllers) > 1 else None
+        )
+        others = self._addresses("ps", "data", "worker")
+        found |= await self._inquiries.all_statistics(others, run, on_silence=self.note)
         return {**found, self._identity.node: self._own_statistics()}
 
     def _own_statistics(self) -> dict[str, Any]:

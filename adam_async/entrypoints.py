@@ -5,12 +5,13 @@ serves run after run until its block is left.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from adam_async.config import Waits
+from adam_async.controller.log_file import LogFile
 from adam_async.controller.service import Controller
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.host import DataHost
@@ -27,8 +28,6 @@ from transport.tcp import is_loopback, parse_tcp_address
 
 LOOPBACK = "tcp://127.0.0.1:0"
 """Where a role listens that was told nothing else: any free port that only this machine can reach."""
-
-EVERYWHERE = ("0.0.0.0", "::", "*")
 
 
 class Role(Protocol):
@@ -50,7 +49,8 @@ class Place:
     Attributes:
         node: Its id, unique in the cluster.
         bind: Where it listens, ``tcp://host:port``; port 0 is any free one.
-        controller: The controller's address; empty for the controller itself.
+        controller: The controller's address, or those of several joined by commas; a controller does not
+            need it.
         network: How it reaches the others.
         buffers: Where it receives; the network's own pool.
         waits: Deadlines.
@@ -102,35 +102,21 @@ async def slowed(network: Network, slow: Sequence[str]) -> AsyncIterator[Network
         yield network
 
 
-def check_address(address: str, option: str) -> str:
-    """Return the address if it is one that others can be told.
+async def address_towards(peers: str) -> str:
+    """Where a role listens by default: any port of the interface through which it reaches its peers.
 
-    Raises:
-        ConfigError: Not ``tcp://host:port``, or a host that stands for every interface.
-    """
-    try:
-        host, _ = parse_tcp_address(address)
-    except ValueError as error:
-        raise ConfigError(f"{option}: {error}") from None
-    if host in EVERYWHERE:
-        raise ConfigError(
-            f"{option}: {address} stands for every interface and is no address that others can dial; "
-            "name the address of one interface"
-        )
-    return address
-
-
-async def address_towards(peer: str) -> str:
-    """Where a role listens by default: any port of the interface through which it reaches a peer.
-
-    The peer is the controller; for a controller, a data host that is to join it.
+    Args:
+        peers: Addresses joined by commas: the controllers; for a controller, data hosts that are to join it.
+            One that is on another machine decides.
 
     Raises:
         ConfigError: There is no way to that host.
     """
-    host, port = parse_tcp_address(peer)
-    if is_loopback(host):
+    places = [(peer, *parse_tcp_address(peer)) for peer in peers.split(",")]
+    away = [place for place in places if not is_loopback(place[1])]
+    if not away:
         return LOOPBACK
+    peer, host, port = away[0]
     loop = asyncio.get_running_loop()
     try:
         # A datagram socket that sends nothing: connecting it only asks the routing table.
@@ -160,8 +146,17 @@ async def _listening(role: AbstractAsyncContextManager[_R], place: Place) -> Asy
         yield running
 
 
-def controller(place: Place) -> AbstractAsyncContextManager[Controller]:
+def controller(
+    place: Place, *, peers: Mapping[str, str] = {}, alone: bool = True, file: LogFile | None = None
+) -> AbstractAsyncContextManager[Controller]:
     """Run a controller.
+
+    Args:
+        place: Where it stands.
+        peers: All controllers of its group, itself among them: node ids and addresses.
+        alone: Whether it is a group of its own, without `peers`; otherwise `Controller.group.meet` is told
+            them later, when all listen.
+        file: What it must not forget is kept there, and taken up from there.
 
     Raises:
         BindFailed: It cannot listen there.
@@ -172,6 +167,10 @@ def controller(place: Place) -> AbstractAsyncContextManager[Controller]:
         address=place.bind,
         identity=place.identity("controller"),
         waits=place.waits,
+        peers=peers,
+        alone=alone,
+        file=file,
+        entropy=place.entropy,
     )
     return _listening(role, place)
 

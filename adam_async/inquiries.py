@@ -44,13 +44,21 @@ class Inquiries:
         self._waits = waits
         self._traffic = traffic
 
-    async def statistics(self, address: str, run: str) -> tuple[str, dict[str, Any]]:
+    async def statistics(
+        self, address: str, run: str, *, dial_s: float | None = None
+    ) -> tuple[str, dict[str, Any]]:
         """The id of the node at an address, and what it counted, with its role.
+
+        Args:
+            address: Where it is.
+            run: Whose counts.
+            dial_s: How long it may take to reach it; without it as long as any peer.
 
         Raises:
             TransportError: It cannot be reached, or did not answer.
         """
-        async with self._network.connect(address, self._identity, timeout_s=self._waits.dial_s) as link:
+        timeout_s = self._waits.dial_s if dial_s is None else dial_s
+        async with self._network.connect(address, self._identity, timeout_s=timeout_s) as link:
             self._traffic.watch(link)
             try:
                 reply = await link.call(pack(GetStatistics(run=run)), timeout_s=self._waits.call_s)
@@ -60,13 +68,18 @@ class Inquiries:
             return asked.node, {"role": asked.role, **read_text_tensor(reply, dict[str, Any])}
 
     async def all_statistics(
-        self, addresses: Iterable[str], run: str, *, on_silence: Callable[[str], None]
+        self,
+        addresses: Iterable[str],
+        run: str,
+        *,
+        on_silence: Callable[[str], None],
+        dial_s: float | None = None,
     ) -> dict[str, dict[str, Any]]:
         """What each node counted, by its id; `on_silence` is told of those that did not answer."""
         found: dict[str, dict[str, Any]] = {}
         for address in addresses:
             try:
-                node, values = await self.statistics(address, run)
+                node, values = await self.statistics(address, run, dial_s=dial_s)
                 found[node] = values
             except TransportError as error:
                 on_silence(f"the role at {address} did not say what it counted: {error}")

@@ -126,7 +126,14 @@ def nodes_of(slowed: Slowed) -> frozenset[str]:
     return frozenset(slowed.nodes if isinstance(slowed, SlowLink) else (slowed.node,))
 
 
-def check_names(texts: Iterable[str], *, workers: int, servers: int, data_servers: int = 1) -> None:
+def check_names(
+    texts: Iterable[str],
+    *,
+    workers: int,
+    servers: int,
+    data_servers: int = 1,
+    controllers: Iterable[str] = ("controller",),
+) -> None:
     """Refuse nodes that a cluster of this size does not have, and a pace of what computes nothing.
 
     Raises:
@@ -134,7 +141,7 @@ def check_names(texts: Iterable[str], *, workers: int, servers: int, data_server
     """
     computing = [f"worker-{number}" for number in range(workers)]
     others = [
-        "controller",
+        *controllers,
         "driver",
         *(f"data-{number}" for number in range(data_servers)),
         *(f"ps-{number}" for number in range(servers)),

@@ -87,7 +87,8 @@ class DataHost(Role):
 
     def _open(self, request: Request, controller: str) -> None:
         try:
-            parse_tcp_address(controller)
+            for address in controller.split(","):
+                parse_tcp_address(address)
         except ValueError as error:
             request.fail("malformed", f"the controller's {error}")
             return

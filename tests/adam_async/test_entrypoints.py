@@ -1,28 +1,30 @@
 """Roles are placed where others can find them, or the reason is said."""
 
 import re
+from contextlib import AsyncExitStack
+from pathlib import Path
 
 import pytest
 
 from adam_async.config import Waits
+from adam_async.controller.log_file import LogFile
 from adam_async.entrypoints import (
     LOOPBACK,
     Place,
     address_towards,
-    check_address,
     cluster_network,
     controller,
     parameter_server,
 )
 from adam_async.errors import BindFailed, ConfigError
-from adam_async.ports import system_entropy
+from adam_async.ports import Disk, system_entropy
 from transport import BindRefused, BufferPool
 
 
-def place(bind: str, *, meet: str = "", token: str | None = None) -> Place:
+def place(bind: str, *, meet: str = "", token: str | None = None, node: str = "node") -> Place:
     buffers = BufferPool()
     return Place(
-        node="node",
+        node=node,
         bind=bind,
         controller=meet,
         network=cluster_network(token, entropy=system_entropy, buffers=buffers),
@@ -67,12 +69,50 @@ def test_a_token_that_can_be_guessed_is_refused() -> None:
         place(LOOPBACK, token="short")
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1:70", "tcp://127.0.0.1", "tcp://host:port", "tcp://0.0.0.0:7"])
-def test_an_address_that_nobody_can_dial_is_refused(address: str) -> None:
-    with pytest.raises(ConfigError, match="--bind"):
-        check_address(address, "--bind")
-
-
 async def test_a_role_listens_on_the_way_to_its_controller() -> None:
     assert await address_towards("tcp://127.0.0.1:7070") == LOOPBACK
     assert await address_towards("tcp://[::1]:7070") in (LOOPBACK, "tcp://[::1]:0")
+    assert await address_towards("tcp://127.0.0.1:7070,tcp://127.0.0.1:7071") == LOOPBACK
+
+
+async def test_a_controller_on_another_machine_decides_where_a_role_listens() -> None:
+    try:
+        alone = await address_towards("tcp://192.0.2.1:7070")
+    except ConfigError:
+        pytest.skip("this machine has no way to other networks")
+    assert await address_towards("tcp://127.0.0.1:7070,tcp://192.0.2.1:7070") == alone
+
+
+async def test_three_controllers_are_one_meeting_place(tmp_path: Path) -> None:
+    names = ["controller-1", "controller-2", "controller-3"]
+    async with AsyncExitStack() as stack:
+        disk = await stack.enter_async_context(Disk())
+        group = [
+            await stack.enter_async_context(
+                controller(place(LOOPBACK, node=name), alone=False, file=LogFile(disk, tmp_path / name))
+            )
+            for name in names
+        ]
+        peers = {name: each.address for name, each in zip(names, group, strict=True)}
+        for each in group:
+            each.group.meet(peers)
+        meet = ",".join(peers.values())
+        server = await stack.enter_async_context(parameter_server(place(LOOPBACK, meet=meet)))
+        await server.joined()
+        leading = [each for each in group if each.group.leads]
+        assert [each.map.live("ps") for each in leading] == [["node"]]
+    assert all((tmp_path / name / "controller.log").stat().st_size for name in names)
+
+
+async def test_a_controller_with_a_file_goes_on_where_it_was(tmp_path: Path) -> None:
+    versions = []
+    async with Disk() as disk:
+        for _ in range(2):
+            async with (
+                controller(place(LOOPBACK, node="c"), file=LogFile(disk, tmp_path)) as meeting,
+                parameter_server(place(LOOPBACK, meet=meeting.address)) as server,
+            ):
+                await server.joined()
+                versions.append(meeting.map.version)
+                assert meeting.map.live("ps") == ["node"]
+    assert versions[1] > versions[0]

@@ -80,6 +80,12 @@ def test_nodes_that_a_cluster_does_not_have_are_named_with_those_it_has() -> Non
         check_names(["ps-1~worker-0:1ms"], workers=1, servers=1)
     with pytest.raises(ConfigError, match="no worker 'ps-0' here"):
         check_names(["ps-0:0.5"], workers=1, servers=1)
+    with pytest.raises(
+        ConfigError, match="no node 'controller' here; there are controller-1, controller-2, "
+    ):
+        check_names(
+            ["controller~driver:1ms"], workers=1, servers=1, controllers=["controller-1", "controller-2"]
+        )
 
 
 def test_each_node_is_told_what_concerns_it() -> None:
