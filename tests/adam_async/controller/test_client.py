@@ -1,6 +1,7 @@
 """A seat in the cluster: joining, losing the link, coming back, and what is refused."""
 
 import asyncio
+import contextlib
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import msgspec
@@ -8,12 +9,13 @@ import pytest
 
 from adam_async.cluster_map import EpochRecord, NodeRecord
 from adam_async.config import Waits
+from adam_async.consensus import Settings
 from adam_async.controller.client import Membership
 from adam_async.controller.service import Controller
 from adam_async.controller.state import CompareAndSet
 from adam_async.errors import DeadlineExceeded, RoleDied, RoleUnreachable, RunFailed, first_cause
 from adam_async.traffic import Traffic
-from tests.adam_async.runs import NETWORKS, Rough, address_of, turns, until
+from tests.adam_async.runs import NETWORKS, Rough, address_of, entropy_of, turns, until
 from transport import Identity
 from transport.testing import Faults
 
@@ -23,17 +25,35 @@ FORGIVING = msgspec.structs.replace(WAITS, grace_s=60.0)
 
 
 class Table:
-    """A controller, and members that sit down at it."""
+    """Controllers, and members that sit down at them."""
 
-    def __init__(self, network, controller, group):
-        self.network, self.controller, self._group = network, controller, group
+    def __init__(self, network, controllers, group):
+        self.network, self.controllers, self._group = network, controllers, group
         self.tasks = {}
+
+    @property
+    def controller(self):
+        """The only one, or the first."""
+        return self.controllers[0]
+
+    @property
+    def leader(self):
+        (leader,) = [controller for controller in self.controllers if controller.group.leads]
+        return leader
+
+    async def lose_leader(self, *, crashed=False):
+        """End the leader: in good order, or without handing over."""
+        leader = self.leader
+        if crashed:
+            leader.group.resign = turns
+        await leader.__aexit__(None, None, None)
+        self.controllers.remove(leader)
 
     def member(self, name, *, incarnation=1, role="worker", waits=WAITS):
         identity = Identity(role=role, node=name, incarnation=incarnation)
         member = Membership(
             network=self.network,
-            controller=self.controller.address,
+            controller=",".join(controller.address for controller in self.controllers),
             identity=identity,
             record=NodeRecord(role=role, address="local://x", incarnation=incarnation),
             waits=waits,
@@ -62,7 +82,31 @@ async def table_of(network, waits=WAITS):
     async with AsyncExitStack() as stack:
         group = await stack.enter_async_context(asyncio.TaskGroup())
         controller = await stack.enter_async_context(controller_of(network, waits=waits))
-        table = Table(network, controller, group)
+        table = Table(network, [controller], group)
+        stack.callback(lambda: [task.cancel() for task in table.tasks.values()])
+        yield table
+
+
+@asynccontextmanager
+async def group_table_of(network, waits=FORGIVING):
+    """Three controllers that agree, quickly."""
+    async with AsyncExitStack() as stack:
+        group = await stack.enter_async_context(asyncio.TaskGroup())
+        controllers = []
+        for number in (1, 2, 3):
+            controller = Controller(
+                network=network,
+                address=address_of(network),
+                identity=Identity(role="controller", node=f"controller-{number}", incarnation=1),
+                waits=waits,
+                alone=False,
+                entropy=entropy_of(f"controller {number}"),
+                settings=Settings(heartbeat_s=0.02, election_s=0.1),
+            )
+            controllers.append(await stack.enter_async_context(controller))
+        for controller in controllers:
+            controller.group.meet({f"controller-{n}": each.address for n, each in enumerate(controllers, 1)})
+        table = Table(network, controllers, group)
         stack.callback(lambda: [task.cancel() for task in table.tasks.values()])
         yield table
 
@@ -221,6 +265,91 @@ async def test_the_id_of_a_node_that_is_connected_is_refused_to_another(network)
     cause = first_cause(failure.value)
     assert isinstance(cause, RunFailed)
     assert "nodes/worker-0 is another process that is connected" in str(cause)
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+async def test_a_seat_on_which_an_earlier_life_is_believed_to_sit_is_asked_for_until_it_is_free(network):
+    async with table_of(NETWORKS[network]()) as table:
+        old = await table.joined("worker-0", incarnation=1)
+        new = table.member("worker-0", incarnation=2)
+        await until(
+            lambda: any(row["type"] == "CompareAndSet" for row in new._client._leader._traffic.rows())
+        )
+        await new.wait_for(lambda m: m.version > 0, "the map", 20.0)
+        assert not new.seated
+        await table.leave(old)
+        await new.wait_for(lambda _: new.seated, "the seat", 20.0)
+        assert table.controller.map.nodes["worker-0"].incarnation == 2
+
+
+# --- several controllers -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("network", "crashed"), [("local", False), ("local", True), ("tcp", True)])
+async def test_members_go_on_under_another_leader_and_forget_nothing(network, crashed, caplog):
+    async with group_table_of(NETWORKS[network]()) as table:
+        members = [await table.joined(f"worker-{n}") for n in range(3)]
+        seen = []
+        following = table._group.create_task(follow(members[0], seen), name="follow")
+        await table.lose_leader(crashed=crashed)
+        for member in members:
+            await member.set_node(ready="again")
+        newest = max(member.map.version for member in members)
+        for member in members:
+            await member.wait_for(lambda m: m.version >= newest, "the newest map", 20.0)
+            assert all(node.live and node.ready == "again" for node in member.map.nodes.values())
+            assert member.leader == table.leader.address
+        following.cancel()
+    assert [cluster.version for cluster in seen] == sorted(cluster.version for cluster in seen)
+    assert all(cluster.nodes["worker-0"].live for cluster in seen)
+    assert "was started again" not in caplog.text
+
+
+async def follow(member, seen):
+    async for cluster in member.changes():
+        seen.append(cluster)
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+async def test_what_several_count_while_leaders_end_is_counted_once_each(network):
+    async def count(member, times):
+        for _ in range(times):
+            await member.update_epoch(count_up)
+
+    async with group_table_of(NETWORKS[network]()) as table:
+        members = [await table.joined(f"worker-{n}") for n in range(3)]
+        client = members[0]._client
+        await client.compare_and_set("epoch", 0, epoch_of("r", 0))
+        for member in members:
+            await member.wait_for(lambda m: m.epoch is not None, "the epoch", 20.0)
+        async with asyncio.TaskGroup() as group:
+            for member in members:
+                group.create_task(count(member, 10))
+            await members[0].wait_for(lambda m: m.epoch.number >= 5, "some of it", 20.0)
+            await table.lose_leader()
+        assert (await client.get()).whole.epoch.number == 30
+
+
+async def watch(client, seen):
+    async with contextlib.aclosing(client.changes()) as all_news:
+        async for news in all_news:
+            seen.append(news)
+
+
+async def test_every_version_is_seen_once_while_leaders_end():
+    async with group_table_of(NETWORKS["local"]()) as table:
+        member, watcher = await table.joined("worker-0"), await table.joined("worker-1")
+        seen = []
+        watching = table._group.create_task(watch(watcher._client, seen), name="watch")
+        for number in range(12):
+            await member.set_node(ready=str(number))
+            if number == 5:
+                await table.lose_leader()
+        await until(lambda: seen and seen[-1].version == member.map.version)
+        watching.cancel()
+        versions = [news.version for news in seen]
+        assert versions == list(range(versions[0], versions[-1] + 1))
+        assert all(news.whole is None for news in seen[1:])
 
 
 async def test_a_reader_that_is_slow_misses_maps_but_never_the_last():
