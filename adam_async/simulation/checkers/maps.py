@@ -1,0 +1,80 @@
+"""Pure: whether the cluster map only ever goes forward (I3, I4).
+
+Of each generation there is one table of buckets, of each term of a run's lending one lender; neither number
+goes back. A life of a node that another one has taken the place of is never live again.
+"""
+
+from adam_async.cluster_map import ClusterMap, NodeRecord
+from adam_async.controller.changes import changed
+from adam_async.controller.machine import Machine
+from adam_async.simulation.scenario import Violation
+
+
+class Maps:
+    """Told of the maps of all controllers; looks at each version once.
+
+    Attributes:
+        lost: How often a node was lost.
+    """
+
+    def __init__(self) -> None:
+        self.lost = 0
+        self._map = ClusterMap()
+        self._buckets: dict[int, tuple[str, ...]] = {}
+        self._lenders: dict[tuple[str, int], tuple[str, int]] = {}
+        self._over: set[tuple[str, int]] = set()
+        """Nodes and incarnations that others have followed."""
+
+    def saw(self, machine: Machine) -> None:
+        """A controller's map may be another one.
+
+        Raises:
+            Violation: Of I3 or I4.
+        """
+        if machine.map.version <= self._map.version:
+            return
+        changes = machine.history.since(self._map.version)
+        if changes is None:
+            self.follow(machine.map)
+            return
+        for change in changes:
+            self.follow(changed(self._map, change))
+
+    def follow(self, after: ClusterMap) -> None:
+        """See that a map may follow the last one. Raises Violation."""
+        before, self._map = self._map, after
+        for name, node in after.nodes.items():
+            was = before.nodes.get(name)
+            if was is not node:
+                self._live(name, was, node)
+        self._placed(before, after)
+        self._lent(before, after)
+
+    def _live(self, name: str, was: NodeRecord | None, node: NodeRecord) -> None:
+        if was is not None:
+            if node.changed < was.changed:
+                raise Violation("I4", f"{name} went back from version {was.changed} to {node.changed}")
+            if node.incarnation != was.incarnation:
+                self._over.add((name, was.incarnation))
+            elif was.live and not node.live:
+                self.lost += 1
+        if node.live and (name, node.incarnation) in self._over:
+            raise Violation("I4", f"{name} is live as {node.incarnation}, which another life had followed")
+
+    def _placed(self, before: ClusterMap, after: ClusterMap) -> None:
+        if after.generation < before.generation:
+            text = f"the generation went back from {before.generation} to {after.generation}"
+            raise Violation("I4", text)
+        if after.buckets and self._buckets.setdefault(after.generation, after.buckets) != after.buckets:
+            raise Violation("I3", f"generation {after.generation} has two tables of buckets")
+
+    def _lent(self, before: ClusterMap, after: ClusterMap) -> None:
+        lending, old = after.lending, before.lending
+        if lending is None or not lending.keepers:
+            return
+        if old is not None and old.run == lending.run and lending.term < old.term:
+            raise Violation("I4", f"the lending of {lending.run} went back to term {lending.term}")
+        first = self._lenders.setdefault((lending.run, lending.term), lending.keepers[0])
+        if first != lending.keepers[0]:
+            text = f"{first} and {lending.keepers[0]} both lend in term {lending.term} of {lending.run}"
+            raise Violation("I3", text)

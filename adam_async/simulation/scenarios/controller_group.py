@@ -1,0 +1,204 @@
+"""Some controllers on simulated machines, with those who watch over them."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+from adam_async.config import Waits
+from adam_async.consensus import Core, Effect, Event, Role, Settings
+from adam_async.controller.founding import name_of
+from adam_async.controller.log_file import LogFile
+from adam_async.controller.machine import Machine
+from adam_async.controller.service import Controller
+from adam_async.messages import role_table
+from adam_async.simulation.checkers.commits import Commits
+from adam_async.simulation.checkers.histories import Histories
+from adam_async.simulation.checkers.maps import Maps
+from adam_async.simulation.checkers.progress import Progress
+from adam_async.simulation.checkers.terms import Terms
+from adam_async.simulation.dice import Dice
+from adam_async.simulation.nodes import Node, World
+from adam_async.simulation.plan import Setting
+from adam_async.simulation.scenario import Ledger, Violation
+from transport import BufferPool, Identity, LinkConfig, TcpNetwork
+
+TOKEN = b"a token of the simulated cluster"
+FOLDER = Path("/data")
+
+WAITS = Waits(grace_s=1.0)
+LINKS = LinkConfig(ping_every_s=1.0, dead_after_s=2.5, stalled_after_s=2.5, handshake_s=2.0, close_s=0.5)
+
+ANSWER_S = 10.0
+"""So soon everybody who asks a core that is well has an answer."""
+
+
+def draw_settings(dice: Dice) -> dict[str, Setting]:
+    """Draw the settings of a group: mostly three controllers, with sizes so small that limits are met."""
+    return {
+        "controllers": dice.choose([3, 3, 3, 3, 3, 3, 3, 5]),
+        "heartbeat_s": dice.choose([0.1, 0.2, 0.2, 0.3]),
+        "snapshot_entries": dice.choose([8, 40, 150, 1000]),
+        "message_bytes": dice.choose([1, 1000, 1 << 20]),
+        "chunk_bytes": dice.choose([300, 4000, 256 << 10]),
+        "window": dice.choose([1, 4, 64]),
+        "catch_up": dice.choose([1, 64]),
+    }
+
+
+def network_of(node: Node) -> TcpNetwork:
+    """Make the network of one life of a machine."""
+    return TcpNetwork(token=TOKEN, entropy=node.entropy, rules=role_table(), config=LINKS, pool=BufferPool())
+
+
+class ControllerGroup:
+    """The controllers of a run, over all their lives.
+
+    Args:
+        world: Where they run.
+        settings: As `draw_settings` draws them.
+        ledger: Told who leads.
+
+    Attributes:
+        addresses: Of all controllers, by name.
+        cores: Of each controller its core, in the last life that had one.
+        running: Of each controller its last life.
+    """
+
+    def __init__(self, world: World, settings: dict[str, Setting], ledger: Ledger) -> None:
+        names = [f"controller-{number + 1}" for number in range(int(settings["controllers"]))]
+        self.world = world
+        self.addresses = {name: f"tcp://{name}:7000" for name in names}
+        self.cores: dict[str, Core] = {}
+        self.running: dict[str, Controller] = {}
+        self.terms, self.commits, self.maps = Terms(), Commits(), Maps()
+        self.histories = Histories(lambda: world.now)
+        self.progress = Progress(lambda: world.now, ANSWER_S)
+        self._ledger = ledger
+        self._dice = world.dice.fork("controllers")
+        self._snapshot_entries = int(settings["snapshot_entries"])
+        self._settings = Settings(
+            heartbeat_s=float(settings["heartbeat_s"]),
+            election_s=0.8,
+            message_bytes=int(settings["message_bytes"]),
+            chunk_bytes=int(settings["chunk_bytes"]),
+            window=int(settings["window"]),
+            catch_up=int(settings["catch_up"]),
+        )
+
+    def start(self) -> None:
+        """Start all of them."""
+        for name in self.addresses:
+            self.world.node(name).start(self._serve, time=self._dice.between(0.0, 1e6))
+
+    def restart(self, name: str, *, empty_disk: bool = False) -> None:
+        """Start one again that is down; its clock shows something else."""
+        self.world.node(name).restart(time=self._dice.between(0.0, 1e6), empty_disk=empty_disk)
+
+    async def _serve(self, node: Node) -> None:
+        def observe(core: Core, machine: Machine, event: Event | None, effects: Sequence[Effect]) -> None:
+            self._saw(node.name, core, machine, event, effects)
+
+        controller = Controller(
+            network=network_of(node),
+            address=self.addresses[node.name],
+            identity=Identity(role="controller", node=node.name, incarnation=node.life),
+            waits=WAITS,
+            peers=self.addresses,
+            file=LogFile(node.open_disk(), FOLDER),
+            entropy=node.entropy,
+            settings=self._settings,
+            snapshot_entries=self._snapshot_entries,
+            observe=observe,
+        )
+        self.running[node.name] = controller
+        try:
+            async with controller:
+                await asyncio.Event().wait()
+        except* OSError:
+            if not self.disk_is_bad(node.name):
+                raise
+
+    def disk_is_bad(self, name: str) -> bool:
+        """Whether the disk of a controller fails what it is asked."""
+        node = self.world.node(name)
+        return node.disk_conditions.fail > 0 or node.drive.used_bytes >= node.drive.capacity_bytes
+
+    def _saw(
+        self, name: str, core: Core, machine: Machine, event: Event | None, effects: Sequence[Effect]
+    ) -> None:
+        self.cores[name] = core
+        led = len(self.terms.leaders)
+        self.terms.saw(core, event, effects)
+        self.commits.saw(core, machine, event, effects)
+        self.maps.saw(machine)
+        if len(self.terms.leaders) > led:
+            self._ledger.leader_changes = led
+            self._ledger.note("leader", name, f"leads in term {core.term}")
+
+    # --- how they stand ----------------------------------------------------------------------
+
+    @property
+    def leader(self) -> str:
+        """Who leads, in the latest term; empty if nobody that runs does."""
+        led = [
+            (core.term, name)
+            for name, core in self.cores.items()
+            if core.role is Role.LEADER and self.world.node(name).host.up and not self.is_new(name)
+        ]
+        return max(led)[1] if led else ""
+
+    def is_new(self, name: str) -> bool:
+        """Whether a controller began a life that has no core yet."""
+        return self.running[name].group.term == 0
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether all belong to the group with the disks that they have, as far as anybody knows."""
+        if len(self.cores) < len(self.addresses):
+            return False
+        mine = {core.me for core in self.cores.values()}
+        return not any(self.is_new(name) for name in self.addresses) and all(
+            set(voters) == mine for voters in self.memberships()
+        )
+
+    def memberships(self) -> list[tuple[str, ...]]:
+        """The voters of all memberships that may be in force."""
+        found = []
+        for core in self.cores.values():
+            log = core.log
+            later = [entry.members for entry in log.run(core.commit + 1, log.last_index)]
+            members = [log.members_at(core.commit), *later]
+            found += [each.voters for each in members if each is not None and each.voters]
+        return found
+
+    def majority(self, dice: Dice) -> list[str]:
+        """Choose a smallest set of controllers that is a majority in all memberships that may be in force."""
+        chosen = list(self.addresses)
+        dice.shuffle(chosen)
+        memberships = self.memberships()
+        for name in list(chosen):
+            left = [self.cores[other].me for other in chosen if other != name and other in self.cores]
+            if memberships and all(
+                2 * len(set(voters) & set(left)) > len(voters) for voters in memberships
+            ):
+                chosen.remove(name)
+        return sorted(chosen)
+
+    def check_equal(self) -> str:
+        """Say which controller is behind the others; nothing if all have applied the same."""
+        commits = {name: core.commit for name, core in self.cores.items()}
+        if len(set(commits.values())) > 1 or len(commits) < len(self.addresses):
+            return f"not all have applied the same: {commits}"
+        strangers = [me for core in self.cores.values() for me in core.members.all if me not in self._mine()]
+        return f"{name_of(strangers[0])} belongs to the group with a disk that is gone" if strangers else ""
+
+    def _mine(self) -> set[str]:
+        return {core.me for core in self.cores.values()}
+
+    def check_end(self) -> None:
+        """See that everything that was answered agrees. Raises Violation."""
+        self.histories.check()
+        self._ledger.counts["lost nodes"] = self.maps.lost
+        self._ledger.counts["entries"] = self.commits.last
+        if not self.terms.leaders:
+            raise Violation("I15", "nobody ever led")

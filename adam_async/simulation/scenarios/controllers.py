@@ -1,0 +1,200 @@
+"""Controllers that crash, stand still, are cut off, lose disks and are lied to by clocks, and their clients.
+
+Clients read and set keys of the map, and watch it, while everything happens to the controllers that may
+happen. At every event of every controller it is checked that they agree (I7), that nothing old is accepted
+(I4) and that there is one table and one lender (I3); at the end that all answers have one order and no
+watch had a gap (I6). Then a *core* is chosen: a majority of the controllers, and a client. What these need is
+mended, all else stays broken or is broken for good: the client must be answered, and the leader stay (I15). Then
+all is mended, and all must come to the same state.
+"""
+
+import asyncio
+
+from adam_async.simulation.dice import Dice
+from adam_async.simulation.faults import strike_all
+from adam_async.simulation.nodes import World
+from adam_async.simulation.plan import Fault, Plan, Setting, draw_options, in_order
+from adam_async.simulation.scenario import Ledger, Scenario, Violation
+from adam_async.simulation.scenarios.controller_faults import KINDS, Faults, draw_fault, mend_disk
+from adam_async.simulation.scenarios.controller_group import ANSWER_S, ControllerGroup, draw_settings
+from adam_async.simulation.scenarios.map_user import User
+
+STRIKE_S = 44.0
+"""Faults begin within so many seconds, and end soon after."""
+
+CHAOS_S = 48.0
+CALM_S = 5.0
+"""So long a core must keep its leader, once it works."""
+
+CORE_ANSWERS = 5
+"""So many answers show that it works."""
+
+SETTLED_S = 20.0
+"""So soon all are equal when all is mended."""
+
+STEP_S = 0.05
+OUTSIDE = ("as it is", "silent", "deaf", "mute", "frozen", "down")
+"""What becomes of a controller that is not in the core; `silent`: deaf and mute."""
+
+
+def draw_plan(dice: Dice) -> Plan:
+    """Draw a group, its clients, and a fault of each kind with some more."""
+    users = 3 + dice.below(2)
+    settings: dict[str, Setting] = {
+        **draw_settings(dice),
+        "users": users,
+        "watchers": 1 + dice.below(2),
+        "pause_s": dice.choose([0.2, 0.3, 0.4]),
+        "patience_s": dice.choose([2.0, 5.0, 20.0]),
+        "outside": dice.choose(OUTSIDE),
+    }
+    controllers = [f"controller-{number + 1}" for number in range(int(settings["controllers"]))]
+    names = [f"worker-{number}" for number in range(users)]
+    kinds = [*KINDS, *(dice.choose(KINDS) for _ in range(dice.below(8)))]
+    early = 0.1 if dice.chance(0.3) else 3.0  # early: while the group is founded
+    faults: list[Fault] = []
+    for kind in kinds:
+        at_s = dice.between(early, STRIKE_S * (0.7 if kind == "wipe" else 1.0))
+        faults.append(draw_fault(dice, kind, at_s=at_s, controllers=controllers, users=names))
+    return Plan(options=draw_options(dice, settings), faults=in_order(faults))
+
+
+class _Story:
+    """One run."""
+
+    def __init__(self, world: World, plan: Plan, ledger: Ledger) -> None:
+        settings = plan.options.settings
+        self.world = world
+        self.plan = plan
+        self.ledger = ledger
+        self.group = ControllerGroup(world, settings, ledger)
+        self.dice = world.dice.fork("core")
+        self.users = {
+            name: User(
+                name,
+                self.group,
+                ledger,
+                watches=number < int(settings["watchers"]),
+                pause_s=float(settings["pause_s"]),
+                patience_s=float(settings["patience_s"]),
+            )
+            for number in range(int(settings["users"]))
+            if (name := f"worker-{number}")
+        }
+
+    async def run(self) -> None:
+        self.group.start()
+        for name, user in self.users.items():
+            self.world.node(name).start(user.live)
+        await self.strike()
+        await self.live_as_a_core()
+        await self.settle()
+        self.group.check_end()
+
+    async def strike(self) -> None:
+        """Do all faults of the plan."""
+        faults = Faults(self.world, self.group, asyncio.Event())
+
+        async def end() -> None:
+            await asyncio.sleep(CHAOS_S)
+            faults.over.set()
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(end(), name="end of faults")
+            await strike_all(self.world, self.plan.faults, self.ledger, own=faults.strikes)
+
+    # --- a core ------------------------------------------------------------------------------
+
+    async def live_as_a_core(self) -> None:
+        """Mend what a core needs, and see that it works."""
+        core = self.group.majority(self.dice)
+        user = self.users[self.dice.choose(list(self.users))]
+        outside = [name for name in [*self.group.addresses, *self.users] if name not in (*core, user.name)]
+        for name in [*core, user.name]:
+            self.mend(name)
+        self._cut_off(core, outside, user.name)
+        user.patience_s = float("inf")
+        progress = self.group.progress
+        progress.heal([user.name])
+        self.ledger.note("core", user.name, f"{user.name} and {', '.join(core)} are well")
+        while progress.answered < CORE_ANSWERS:
+            await asyncio.sleep(STEP_S)
+            progress.check()
+        calm = self.world.now + CALM_S
+        answered = progress.answered
+        while self.world.now < calm:
+            progress.leads((self.group.leader, max(self.group.terms.leaders)))
+            await asyncio.sleep(STEP_S)
+            progress.check()
+        if progress.answered < answered + CORE_ANSWERS:
+            raise Violation("I15", f"{progress.answered - answered} answers in {CALM_S} s of a core that is well")
+
+    def mend(self, name: str) -> None:
+        """Let a machine work as it should."""
+        node = self.world.nodes[name]
+        mend_disk(node)
+        if node.host.up and node.task is not None and node.task.done():
+            node.kill()
+        if not node.host.up:
+            self.group.restart(name) if name in self.group.addresses else node.restart()
+            return
+        node.thaw()
+        node.slow(0.0)
+        node.set_clock(rate=1.0)
+
+    def _cut_off(self, core: list[str], outside: list[str], user: str) -> None:
+        """Leave those outside as they are, or break them for good."""
+        network, inside = self.world.network, [*core, user]
+        for number, one in enumerate(inside):
+            for other in inside[:number]:
+                network.heal(one, other)
+        how = str(self.plan.options.settings["outside"])
+        for name in outside:
+            node, is_controller = self.world.nodes[name], name in self.group.addresses
+            if is_controller and how == "frozen":
+                node.freeze()
+            elif is_controller and how == "down":
+                node.crash()
+            elif is_controller or how == "as it is":
+                # One that some of a core hear, and others do not, may well lead: that is no broken one.
+                for one in inside:
+                    if how != "mute":
+                        network.cut(one, name, both=False)
+                    if how != "deaf":
+                        network.cut(name, one, both=False)
+
+    # --- the end -----------------------------------------------------------------------------
+
+    async def settle(self) -> None:
+        """Mend everything, and see that all come to the same state and have what was acknowledged."""
+        self.world.network.heal_all()
+        for name in self.world.nodes:
+            if name != "outside":
+                self.mend(name)
+        for user in self.users.values():
+            user.working = False
+        by = self.world.now + SETTLED_S
+        while problem := self.group.check_equal():
+            if self.world.now > by:
+                raise Violation("I15", f"{SETTLED_S:g} s after all was mended: {problem}")
+            await asyncio.sleep(STEP_S)
+        for user in self.users.values():
+            for controller in self.group.running.values():
+                user.check_kept(controller.map)
+
+
+async def run(world: World, plan: Plan, ledger: Ledger) -> None:
+    """Go through a plan."""
+    await _Story(world, plan, ledger).run()
+
+
+CONTROLLERS = Scenario(
+    name="controllers",
+    about="three controllers and their clients, and all that may happen to them",
+    kinds=KINDS,
+    least_operations=200,
+    least_leader_changes=1,
+    limit_s=200.0,
+    plan=draw_plan,
+    run=run,
+)

@@ -1,0 +1,320 @@
+"""A client of the controllers that asks at random, and writes down what it is told.
+
+It speaks the protocol itself, so that what is written down is what was said on the wire. It asks one question
+at a time, with the numbers of a session, of whoever leads, until it has an answer or its patience ends; and it
+has a seat: a record of its own, which is lost while nobody hears of it.
+"""
+
+import asyncio
+from typing import Any
+
+import msgspec
+
+from adam_async.cluster_map import ClusterMap
+from adam_async.controller.changes import Change, changed
+from adam_async.messages import (
+    NOT_LEADER,
+    SESSION_OVER,
+    UNKNOWN,
+    Body,
+    CompareAndSet,
+    GetMap,
+    MapChanges,
+    MapState,
+    OpenSession,
+    SessionOpened,
+    WatchMap,
+    pack,
+    read_text_tensor,
+    text_tensor,
+    unpack,
+    unpack_any,
+)
+from adam_async.simulation import linearizability as told
+from adam_async.simulation.dice import Dice
+from adam_async.simulation.nodes import Node
+from adam_async.simulation.scenario import Ledger, Violation
+from adam_async.simulation.scenarios.controller_group import ControllerGroup, network_of
+from transport import Identity, Link, Message, RemoteError, RetrySchedule, TransportError
+
+KEYS = ("nodes/a", "nodes/b", "nodes/c")
+"""Set by all clients and by nobody else: records of nodes that are not live, whom nobody misses."""
+
+DIAL_S = 1.0
+CALL_S = 1.5
+PAUSE_S = 0.15
+"""After a controller that could not be asked."""
+
+WATCH_S = 4.0
+RETRY = RetrySchedule(first_s=0.1, longest_s=0.5)
+
+
+class SessionOver(Exception):
+    """Whether what was asked was done will never be known."""
+
+
+class User:
+    """One client, over all its lives.
+
+    Args:
+        name: Of its machine.
+        group: Whom it asks.
+        ledger: Counts its operations.
+        watches: Whether it watches the map as well.
+        pause_s: Between two questions, in the mean.
+        patience_s: After this long it gives a question up.
+
+    Attributes:
+        working: Whether it asks.
+        patience_s: May be changed at any time.
+        acknowledged: The last of its own writes to its seat that was answered.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        group: ControllerGroup,
+        ledger: Ledger,
+        *,
+        watches: bool,
+        pause_s: float,
+        patience_s: float,
+    ) -> None:
+        self.name = name
+        self.working = True
+        self.patience_s = patience_s
+        self.acknowledged = 0
+        self._group = group
+        self._ledger = ledger
+        self._watches = watches
+        self._pause_s = pause_s
+        self._written = 0
+
+    async def live(self, node: Node) -> None:
+        """Ask, and watch, as the program of one life."""
+        life = _Life(self, node, self._group)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._ask(life), name=f"{self.name}/asks")
+            if self._watches:
+                tasks.create_task(life.watch(), name=f"{self.name}/watches")
+
+    async def _ask(self, life: "_Life") -> None:
+        dice = life.dice
+        while True:
+            await asyncio.sleep(dice.around(self._pause_s))
+            if not self.working:
+                continue
+            self._group.progress.owe(self.name)
+            record = life.map.nodes.get(self.name)
+            seated = record is not None and record.live and record.incarnation == life.node.life
+            if not seated or dice.chance(0.1):
+                answered = await self._sit(life)
+            elif dice.chance(0.45):
+                answered = await self._get(life)
+            else:
+                answered = await self._set(life, dice.choose(KEYS))
+            self._group.progress.pay(self.name, answered=answered)
+            self._ledger.operations += answered
+
+    async def _sit(self, life: "_Life") -> bool:
+        self._written += 1
+        number, old = self._written, life.map.nodes.get(self.name)
+        value = {
+            "role": "worker",
+            "address": f"tcp://{self.name}:1",
+            "incarnation": life.node.life,
+            "info": {"n": number},
+        }
+        expected = old.changed if old is not None else 0
+        answer = await life.set(f"nodes/{self.name}", expected, value)
+        if answer is not None and answer.done:
+            self.acknowledged = number
+        return answer is not None
+
+    async def _get(self, life: "_Life") -> bool:
+        operations = self._group.histories.operations
+        handles = {key: operations.begin(self.name, key, told.Get()) for key in KEYS}
+        if not await life.get():
+            return False
+        for key, handle in handles.items():
+            record = life.map.nodes.get(key.removeprefix("nodes/"))
+            if record is None:
+                operations.end(handle, told.Read(version=0, value=None))
+            else:
+                operations.end(handle, told.Read(version=record.changed, value=str(record.info["n"])))
+        return True
+
+    async def _set(self, life: "_Life", key: str) -> bool:
+        operations, record = self._group.histories.operations, life.map.nodes.get(key.removeprefix("nodes/"))
+        expected = record.changed if record is not None else 0
+        if life.dice.chance(0.1):
+            expected = life.dice.below(expected + 1)
+        self._ledger.counts["values"] += 1
+        number = self._ledger.counts["values"]
+        value = {"role": "worker", "address": "", "incarnation": 1, "live": False, "info": {"n": number}}
+        asked = told.CompareAndSet(expected=expected, value=str(number))
+        handle = operations.begin(self.name, key, asked)
+        answer = await life.set(key, expected, value)
+        if answer is None:
+            operations.unknown(handle)
+            return False
+        if answer.done:
+            operations.end(handle, told.Done(version=answer.at))
+        else:
+            operations.end(handle, told.Conflict(version=answer.at))
+        return True
+
+    def check_kept(self, cluster: ClusterMap) -> None:
+        """See that a map has what was acknowledged. Raises Violation."""
+        record = cluster.nodes.get(self.name)
+        held = record.info["n"] if record is not None else 0
+        if held < self.acknowledged:
+            text = f"{self.name} was told that {self.acknowledged} is written; the map holds {held}"
+            raise Violation("I6", text)
+
+
+class _Life:
+    """What a client knows in one life."""
+
+    def __init__(self, user: User, node: Node, group: ControllerGroup) -> None:
+        self.node = node
+        self.dice: Dice = group.world.dice.fork(f"{user.name}/{node.life}")
+        self.map = ClusterMap()
+        self._user = user
+        self._group = group
+        self._identity = Identity(role="worker", node=user.name, incarnation=node.life)
+        self._network = network_of(node)
+        self._addresses = list(group.addresses.values())
+        self.dice.shuffle(self._addresses)
+        self._link: Link | None = None
+        self._dialling = asyncio.Lock()
+        self._session = 0
+        self._number = 0
+
+    # --- questions ---------------------------------------------------------------------------
+
+    async def get(self) -> bool:
+        """Read the whole map; False if patience ended."""
+        reply = await self._answer(GetMap(), begun=self._now())
+        if reply is None:
+            return False
+        self.map = self._show(reply, self.map, "asks")
+        return True
+
+    async def set(self, key: str, expected: int, value: dict[str, Any]) -> MapState | MapChanges | None:
+        """Set a key; None if it is not known whether that was done."""
+        begun = self._now()
+        while not self._session:
+            reply = await self._answer(OpenSession(), begun=begun)
+            if reply is None:
+                return None
+            self._session, self._number = unpack(reply, SessionOpened).session, 0
+        self._number += 1
+        body = CompareAndSet(
+            key=key,
+            expected=expected,
+            session=self._session,
+            number=self._number,
+            after=self.map.version,
+            group=self._group.histories.group,
+        )
+        try:
+            reply = await self._answer(body, text_tensor(value), begun=begun)
+        except SessionOver:
+            self._session = 0
+            return None
+        if reply is None:
+            return None
+        answer = unpack_any(reply)
+        assert isinstance(answer, MapState | MapChanges)
+        self.map = self._show(reply, self.map, "asks")
+        return answer
+
+    async def watch(self) -> None:
+        """See every version of the map, as long as this life goes on."""
+        seen, group = ClusterMap(), ""
+        while True:
+            body = WatchMap(after=seen.version if group else -1, group=group, wait_s=WATCH_S)
+            reply = await self._ask_once(body, timeout_s=WATCH_S + CALL_S)
+            if reply is not None:
+                seen = self._show(reply, seen, "watches")
+                group = self._group.histories.group
+
+    def _show(self, reply: Message, seen: ClusterMap, what: str) -> ClusterMap:
+        """Take what a controller says of the map, and write down what it shows."""
+        body, histories = unpack_any(reply), self._group.histories
+        watcher = f"{self._user.name}/{self.node.life}/{what}"
+        if isinstance(body, MapState):
+            seen = msgspec.convert(read_text_tensor(reply, dict[str, Any]), ClusterMap)
+            histories.shown(watcher, body.group, seen, whole=True)
+        elif isinstance(body, MapChanges):
+            for change in read_text_tensor(reply, list[Change]):
+                seen = changed(seen, change)
+                histories.shown(watcher, body.group, seen, whole=False)
+        return seen
+
+    # --- answers -----------------------------------------------------------------------------
+
+    def _now(self) -> float:
+        return self._group.world.now
+
+    async def _answer(self, body: Body, *tensors: Any, begun: float) -> Message | None:
+        """Ask until there is an answer; None if patience ends before.
+
+        Raises:
+            SessionOver: The controllers know nothing of the session.
+        """
+        while self._now() < begun + self._user.patience_s:
+            reply = await self._ask_once(body, *tensors, timeout_s=CALL_S)
+            if reply is not None:
+                return reply
+        return None
+
+    async def _ask_once(self, body: Body, *tensors: Any, timeout_s: float) -> Message | None:
+        """Ask who seems to lead; None if that one gave no answer."""
+        link = await self._linked()
+        if link is None:
+            await asyncio.sleep(PAUSE_S)
+            return None
+        try:
+            return await link.call(pack(body, list(tensors)), timeout_s=timeout_s)
+        except RemoteError as error:
+            if error.code == SESSION_OVER:
+                raise SessionOver from None
+            if error.code == NOT_LEADER:
+                self._leave(link, error.text)
+            elif error.code not in (UNKNOWN, "busy", "taken"):
+                raise Violation("protocol", f"{self._user.name} asked {body} and was told {error}") from None
+            await asyncio.sleep(PAUSE_S)
+        except TransportError:
+            self._leave(link, "")
+        return None
+
+    async def _linked(self) -> Link | None:
+        """The link to who seems to lead; None if it cannot be reached."""
+        async with self._dialling:
+            if self._link is None or self._link.closed:
+                self._link = None
+                try:
+                    self._link = await self._network.dial(
+                        self._addresses[0],
+                        self._identity,
+                        timeout_s=DIAL_S,
+                        retry=RETRY,
+                        peer_role="controller",
+                    )
+                except TransportError:
+                    self._addresses.append(self._addresses.pop(0))
+            return self._link
+
+    def _leave(self, link: Link, hint: str) -> None:
+        """Ask another one next: the one that was named, or the next."""
+        if self._link is not link:
+            return
+        link.abort()
+        self._link = None
+        if hint:
+            self._addresses.remove(hint)
+            self._addresses.insert(0, hint)
+        else:
+            self._addresses.append(self._addresses.pop(0))
