@@ -341,7 +341,7 @@ async def check_link(network: Links, address: str = "tcp://127.0.0.1:0") -> Find
 
 
 def _answer(request: Request) -> None:
-    request.reply(pack(MapState(version=0), [text_tensor({})]))
+    request.reply(pack(MapState(version=0, group=""), [text_tensor({})]))
 
 
 async def check_data(disk: Disk, data_dir: Path | None, cache_dir: Path | None) -> Finding:

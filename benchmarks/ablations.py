@@ -159,7 +159,7 @@ ABLATIONS = (
         CONTROLLER + "service.py",
         '            self.group.propose(("lost", node), Lost(node, incarnation))\n',
         "            from adam_async.controller.machine import command_bytes\n"
-        "            self._machine.apply(0, command_bytes(Lost(node, incarnation)))\n"
+        "            self.machine.apply(0, command_bytes(Lost(node, incarnation)))\n"
         "            self._applied()\n",
     ),
     Ablation(
