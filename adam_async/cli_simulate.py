@@ -265,8 +265,8 @@ async def tell(
     terminal.say(summary(name, results, took_s))
     reasons = Counter(reason for result in results for reason in result.too_little if result.ok)
     if reasons:
-        text = "; ".join(f"{reason} ({count} seeds)" for reason, count in reasons.most_common())
-        terminal.news(f"{name}: seeds that do not count: {text}")
+        text = ", ".join(f"{count} with {reason}" for reason, count in reasons.most_common())
+        terminal.news(f"{name}: of those that do not count {text}")
 
 
 async def describe(result: SeedResult, crew: Crew) -> list[str]:

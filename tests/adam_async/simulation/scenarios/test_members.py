@@ -26,7 +26,7 @@ def test_every_plan_has_each_kind_of_fault_and_plans_differ() -> None:
     for plan in plans:
         assert {fault.kind for fault in plan.faults} == set(MEMBERS.kinds)
     assert len({plan.faults for plan in plans}) == 100
-    assert {plan.options.settings["members"] for plan in plans} == {3, 4, 5}
+    assert {plan.options.settings["members"] for plan in plans} == {4, 5, 6}
 
 
 IN_A_PROCESS = """
