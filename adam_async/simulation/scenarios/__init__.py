@@ -2,5 +2,6 @@
 
 from adam_async.simulation.scenario import Scenario
 from adam_async.simulation.scenarios.members import MEMBERS
+from adam_async.simulation.scenarios.training import TRAIN
 
-SCENARIOS: dict[str, Scenario] = {scenario.name: scenario for scenario in (MEMBERS,)}
+SCENARIOS: dict[str, Scenario] = {scenario.name: scenario for scenario in (MEMBERS, TRAIN)}

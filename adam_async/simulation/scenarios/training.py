@@ -1,0 +1,356 @@
+"""A whole cluster trains while workers are lost and return, links break, and a data server is killed.
+
+Every role is a machine of its own: a controller, two parameter servers, two data servers, two replicas, a
+driver. Of the servers there is one copy, so they and the controller are only disturbed, and never lost. What
+must hold: the run ends in time; every epoch counts every image once; the model has learnt; each push of which
+a worker was told is in the shards (I1), and none is in them twice (I2). Gradients cross the network, so the
+replay hash of a seed is the same where BLAS gives the same last bits.
+"""
+
+import asyncio
+from contextlib import AbstractAsyncContextManager
+from functools import lru_cache
+from typing import Any
+
+from adam_async.cluster_map import ClusterMap
+from adam_async.config import Config, Waits
+from adam_async.controller.service import Controller
+from adam_async.data_server.dataset import Dataset
+from adam_async.data_server.service import DataServer
+from adam_async.data_server.synthetic import synthetic
+from adam_async.driver import Driver
+from adam_async.errors import AdamError
+from adam_async.machine import ProcessMemory
+from adam_async.messages import role_table
+from adam_async.model.named import mlp
+from adam_async.model_worker.service import ModelWorker
+from adam_async.parameter_server.service import ParameterServer
+from adam_async.run_result import EpochResult, RunResult
+from adam_async.simulation.dice import Dice
+from adam_async.simulation.faults import kill, strike_all
+from adam_async.simulation.nodes import Node, World
+from adam_async.simulation.plan import Fault, Plan, draw_options, in_order
+from adam_async.simulation.pool import SimulatedPool
+from adam_async.simulation.scenario import Ledger, Scenario, Violation
+from transport import BufferPool, Identity, LinkConfig, TcpNetwork, TransportError
+
+CONTROLLER = "tcp://controller:7000"
+"""Where all others find the controllers."""
+
+TOKEN = b"a token of the simulated cluster"
+LINKS = LinkConfig(ping_every_s=0.5, dead_after_s=2.0, stalled_after_s=2.0, handshake_s=2.0, close_s=1.0)
+
+TRAINING = Config(
+    epochs=3,
+    replicas=2,
+    servers=2,
+    data_servers=2,
+    images_per_group=2,
+    in_flight=2,
+    shard_bytes=4 << 10,
+    threads=1,
+    epoch_fraction=1.0,
+    rate=0.05,
+    kernels="numpy",
+    waits=Waits(dial_s=20.0, call_s=5.0, answer_s=0.5, patience_s=60.0, grace_s=1.0),
+)
+SHAPE, CLASSES, IMAGES = (1, 8, 8), 4, 120
+SPEC = mlp((64, 16, CLASSES), input_shape=SHAPE)
+
+PACE = 0.005
+"""Share of a core that a worker has: training lasts as long as faults strike."""
+
+BEGUN_S, STRIKE_S = 1.0, 12.0
+"""Faults strike from and to."""
+
+LEARNT = 0.75
+"""Share of the test images that the model tells apart at the end; guessing tells a quarter."""
+
+END_S = 120.0
+"""So long after the last fault the run is over at the latest."""
+
+BRIEF_S = 1.2
+"""Who has the only copy of something stands still no longer: its links bear it."""
+
+SETTLE_S = 2.0
+"""So long after the end of the run servers have done all that was asked of them."""
+
+STEP_S = 0.05
+"""How often the world looks."""
+
+WORKERS = ("worker-0", "worker-1")
+SERVERS = ("ps-0", "ps-1")
+LENDERS = ("data-0", "data-1")
+
+
+def draw_plan(dice: Dice) -> Plan:
+    """Draw a fault of each kind and some more."""
+    kinds = [*TRAIN.kinds, *(dice.choose(TRAIN.kinds) for _ in range(dice.below(4)))]
+    faults = [_draw_fault(dice, kind) for kind in kinds]
+    return Plan(options=draw_options(dice, {}), faults=in_order(faults))
+
+
+def _draw_fault(dice: Dice, kind: str) -> Fault:
+    worker = dice.choose(WORKERS)
+    targets: tuple[str, ...] = (worker,)
+    lasts_s, amount = dice.between(0.1, 7.0), 0.0
+    match kind:
+        case "freeze":
+            targets = (dice.choose([worker, *SERVERS, *LENDERS, "controller"]),)
+            if targets != (worker,):
+                lasts_s = min(lasts_s, BRIEF_S)
+        case "cut" | "cut-one-way" | "reset":
+            other = dice.choose([*SERVERS, *LENDERS, "controller"])
+            targets = (worker, other) if dice.chance(0.5) else (other, worker)
+            if kind == "reset":
+                lasts_s = 0.0
+            else:
+                amount = float(dice.below(2))
+        case "kill-lender":
+            targets = ()
+    at_s = dice.between(BEGUN_S, STRIKE_S)
+    return Fault(at_s=round(at_s, 3), kind=kind, targets=targets, lasts_s=round(lasts_s, 3), amount=amount)
+
+
+def process_memory() -> ProcessMemory:
+    """What a simulated process says of itself."""
+    return ProcessMemory(host="", pid=1, peak_rss_mb=1.0)
+
+
+@lru_cache(maxsize=1)
+def images() -> Dataset:
+    """What is trained on; drawn once for all seeds."""
+    return synthetic(images=IMAGES, shape=SHAPE, classes=CLASSES)
+
+
+class _Story:
+    """One run."""
+
+    def __init__(self, world: World, ledger: Ledger) -> None:
+        self.world = world
+        self.ledger = ledger
+        self.controller: Controller | None = None
+        self.servers: dict[str, ParameterServer] = {}
+        self.lenders: dict[str, DataServer] = {}
+        self.workers: dict[str, ModelWorker] = {}
+        self.sessions: dict[str, int] = {}
+        """The newest session of each worker's newest life."""
+        self.acknowledged: dict[int, int] = {}
+        """Of how many pushes to single shards each session was told."""
+        world.node("controller").start(self._control)
+        for name in SERVERS:
+            world.node(name).start(self._serve)
+        for name in LENDERS:
+            world.node(name).start(self._lend)
+        for name in WORKERS:
+            world.node(name).start(self._work)
+        self.driver = world.node("driver")
+        self.driver.start(self._drive, may_fail=True)
+
+    # --- roles -------------------------------------------------------------------------------
+
+    def _network(self, node: Node) -> TcpNetwork:
+        return TcpNetwork(
+            token=TOKEN, entropy=node.entropy, rules=role_table(), config=LINKS, pool=BufferPool()
+        )
+
+    def _place(self, role: str, node: Node) -> dict[str, Any]:
+        incarnation = int.from_bytes(node.entropy(7), "little")
+        return {
+            "network": self._network(node),
+            "controller": CONTROLLER,
+            "identity": Identity(role=role, node=node.name, incarnation=incarnation),
+            "process_memory": process_memory,
+        }
+
+    def _member(self, role: str, node: Node) -> dict[str, Any]:
+        return {**self._place(role, node), "address": f"tcp://{node.name}:1", "waits": TRAINING.waits}
+
+    async def _control(self, node: Node) -> None:
+        controller = Controller(
+            network=self._network(node),
+            address=CONTROLLER,
+            identity=Identity(role="controller", node=node.name, incarnation=node.life),
+            waits=TRAINING.waits,
+            entropy=node.entropy,
+        )
+        controller.process_memory = process_memory
+        async with controller:
+            self.controller = controller
+            await asyncio.Event().wait()
+
+    async def _serve(self, node: Node) -> None:
+        server = ParameterServer(buffers=BufferPool(), **self._member("ps", node))
+        self.servers[node.name] = server
+        async with server:
+            await asyncio.Event().wait()
+
+    async def _lend(self, node: Node) -> None:
+        while True:
+            server = DataServer(
+                dataset=images(),
+                make_pool=SimulatedPool,
+                available_bytes=lambda: 1 << 30,
+                **self._member("data", node),
+            )
+            self.lenders[node.name] = server
+            await self._stay(node, server)
+
+    async def _work(self, node: Node) -> None:
+        def entropy(count: int) -> bytes:
+            drawn = node.entropy(count)
+            self.look(node.name)
+            self.sessions[node.name] = int.from_bytes(drawn, "little")
+            return drawn
+
+        while True:
+            worker = ModelWorker(
+                buffers=BufferPool(),
+                threads=1,
+                in_flight=TRAINING.in_flight,
+                entropy=entropy,
+                pace=PACE,
+                make_pool=SimulatedPool,
+                **self._member("worker", node),
+            )
+            self.sessions.pop(node.name, None)
+            self.workers[node.name] = worker
+            await self._stay(node, worker)
+
+    async def _stay(self, node: Node, role: AbstractAsyncContextManager[object]) -> None:
+        """Run a role until it ends by an error; its supervisor starts it again."""
+        try:
+            async with role:
+                await asyncio.Event().wait()
+        except* (AdamError, TransportError) as errors:
+            self.ledger.counts["started again"] += 1
+            self.ledger.note("ended", node.name, str(errors.exceptions[0]))
+        await asyncio.sleep(0.5)
+
+    async def _drive(self, node: Node) -> RunResult:
+        driver = Driver(
+            config=TRAINING,
+            buffers=BufferPool(),
+            threads=1,
+            spec=SPEC,
+            make_pool=SimulatedPool,
+            **self._place("driver", node),
+        )
+        async with driver:
+            return await driver.train(self._on_epoch)
+
+    def _on_epoch(self, result: EpochResult) -> None:
+        self.ledger.note("epoch", "driver", f"epoch {result.epoch}: {result.test_accuracy:.0%}")
+
+    # --- what is seen ------------------------------------------------------------------------
+
+    @property
+    def map(self) -> ClusterMap:
+        """The cluster map as the controller has it."""
+        return self.controller.map if self.controller is not None else ClusterMap()
+
+    def look(self, name: str) -> None:
+        """Note of how many pushes the session of a worker was told so far."""
+        session = self.sessions.get(name)
+        counts = self.workers[name].statistics().get("parameters") if session is not None else None
+        if session is not None and counts is not None:
+            self.acknowledged[session] = max(self.acknowledged.get(session, 0), counts.acknowledged)
+
+    async def watch(self) -> None:
+        """Look at workers, and at what servers hold, again and again."""
+        while True:
+            await asyncio.sleep(STEP_S)
+            for name in self.workers:
+                self.look(name)
+            self.check_acknowledged()
+
+    def ordered(self) -> dict[int, int]:
+        """How many pushes to single shards the servers took of each session."""
+        counts: dict[int, int] = {}
+        for server in self.servers.values():
+            for shard in server.state.shards.values() if server.state is not None else ():
+                for (session, _), number in shard.last_number.items():
+                    counts[session] = counts.get(session, 0) + number
+        return counts
+
+    def check_acknowledged(self) -> None:
+        """What a worker was told is in the shards."""
+        ordered = self.ordered()
+        for session, told in self.acknowledged.items():
+            if told > ordered.get(session, 0):
+                text = (
+                    f"session {session:x} was told of {told} pushes; servers have {ordered.get(session, 0)}"
+                )
+                raise Violation("I1", text)
+
+    # --- what must hold ----------------------------------------------------------------------
+
+    async def kill_lender(self, world: World, fault: Fault) -> None:
+        """Kill the data server that lends as soon as another has all that it knows; it returns."""
+        while True:
+            lending = self.map.lending
+            if lending is not None and len(lending.keepers) == len(LENDERS):
+                break
+            await asyncio.sleep(STEP_S)
+        struck = Fault(at_s=fault.at_s, kind="kill", targets=self.map.lenders[:1], lasts_s=fault.lasts_s)
+        await kill(world, struck)
+
+    async def ends(self) -> RunResult:
+        """Wait for what the run comes to."""
+        task = self.driver.task
+        assert task is not None
+        done, _ = await asyncio.wait([task], timeout=END_S)
+        if not done:
+            run = self.map.run
+            phase = run.phase if run is not None else "not begun"
+            raise Violation("the run ends", f"{END_S:g} s after the last fault it is {phase}")
+        error = task.exception()
+        if error is not None:
+            raise Violation("the run ends", f"{error!r}")
+        result = task.result()
+        assert isinstance(result, RunResult)
+        return result
+
+    def check(self, result: RunResult) -> None:
+        """Check what the run came to."""
+        told = [(epoch.images, epoch.skipped) for epoch in result.epochs]
+        if told != [(IMAGES, 0)] * TRAINING.epochs:
+            raise Violation("every image once", f"epochs counted {told} (images, skipped) of {IMAGES}")
+        self.check_acknowledged()
+        for server in self.servers.values():
+            assert server.state is not None
+            for shard in server.state.shards.values():
+                shard.check_invariants()
+                said, applied = sum(shard.last_number.values()), shard.version - shard.loaded
+                if applied + shard.refused != said:
+                    invariant = "I1" if applied + shard.refused < said else "I2"
+                    text = f"of {said} pushes {applied} were applied and {shard.refused} refused"
+                    raise Violation(invariant, f"{shard!r}: {text}")
+        accuracy = result.epochs[-1].test_accuracy
+        if accuracy < LEARNT:
+            raise Violation("it learns", f"the model tells {accuracy:.0%} apart, not {LEARNT:.0%}")
+        self.ledger.operations = sum(self.acknowledged.values())
+        self.ledger.counts["trained again"] = sum(epoch.trained_again for epoch in result.epochs)
+
+
+async def run(world: World, plan: Plan, ledger: Ledger) -> None:
+    """Go through a plan."""
+    story = _Story(world, ledger)
+    async with asyncio.TaskGroup() as group:
+        watch = group.create_task(story.watch(), name="watch")
+        await strike_all(world, plan.faults, ledger, own={"kill-lender": story.kill_lender})
+        result = await story.ends()
+        await asyncio.sleep(SETTLE_S)
+        watch.cancel()
+    story.check(result)
+
+
+TRAIN = Scenario(
+    name="training",
+    about="a cluster trains while workers are lost and return, links break, and a data server is killed",
+    kinds=("crash", "kill", "freeze", "isolate", "cut", "cut-one-way", "reset", "kill-lender"),
+    least_operations=200,
+    limit_s=400.0,
+    plan=draw_plan,
+    run=run,
+)

@@ -1,0 +1,79 @@
+"""A cluster that trains under faults: what every seed has, and what the scenario would not miss."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from adam_async.data_server.state import DataState
+from adam_async.parameter_server.state import ServerState
+from adam_async.simulation.campaign import draw_case, run_seed
+from adam_async.simulation.scenarios import SCENARIOS, training
+from adam_async.simulation.scenarios.training import BRIEF_S, TRAIN, WORKERS
+from tests.adam_async.simulation.test_ablations import rewrite
+
+ROOT = Path(__file__).resolve().parents[4]
+
+
+def test_seeds_count() -> None:
+    for seed in range(2):
+        result = run_seed(SCENARIOS["training"], seed)
+        assert result.seed_counts, result
+
+
+def test_every_plan_has_each_kind_and_leaves_what_there_is_one_copy_of() -> None:
+    plans = [draw_case(TRAIN, seed).plan for seed in range(200)]
+
+    for plan in plans:
+        assert {fault.kind for fault in plan.faults} == set(TRAIN.kinds)
+        for fault in plan.faults:
+            alone = len(fault.targets) == 1 and fault.targets[0] not in WORKERS
+            assert not alone or (fault.kind == "freeze" and fault.lasts_s <= BRIEF_S), fault
+    assert len({plan.faults for plan in plans}) == 200
+
+
+IN_A_PROCESS = """
+from adam_async.simulation.campaign import run_seed
+from adam_async.simulation.scenarios.training import TRAIN
+print(run_seed(TRAIN, 5).replay_hash)
+"""
+
+
+def test_a_seed_is_the_same_run_in_every_process() -> None:
+    def replay_hash(hash_seed: str) -> str:
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-c", IN_A_PROCESS]
+        return subprocess.run(command, env=environment, capture_output=True, check=True, text=True).stdout
+
+    assert replay_hash("4242").strip() == run_seed(TRAIN, 5).replay_hash
+
+
+ABLATIONS = {
+    "a push that comes again is applied again": (
+        ServerState, "_order", "number == last + 1", "number <= last + 1", "I2",
+    ),
+    "a push is acknowledged and forgotten": (
+        ServerState, "_order", "self._queue.append(queued)", "return [self._acknowledgement(queued)]", "I1",
+    ),
+    "what a lost replica held is left to it": (
+        DataState, "_replicas_changed", "self._epoch is not None", "False", "the run ends",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("safeguard", ABLATIONS)
+def test_a_safeguard_that_is_taken_out_is_missed(safeguard: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner, method, old, new, invariant = ABLATIONS[safeguard]
+    rewrite(monkeypatch, owner, method, old, new)
+    broken = (run_seed(TRAIN, seed) for seed in range(10))
+
+    assert next((result.invariant for result in broken if not result.ok), "") == invariant
+
+
+def test_a_model_that_has_not_learnt_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "TRAINING", msgspec.structs.replace(training.TRAINING, rate=1e-9))
+
+    assert run_seed(TRAIN, 0).invariant == "it learns"
