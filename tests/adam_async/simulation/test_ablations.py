@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from adam_async.controller.client import Membership
-from adam_async.controller.state import ControllerState
+from adam_async.controller.suspicion import Suspicion
 from adam_async.data_server.state import DataState
 from adam_async.parameter_server.session import Session
 from adam_async.parameter_server.state import ServerState
@@ -49,7 +49,7 @@ SAFEGUARDS = {
         MEMBERS, Membership, "_attend", "not self.seated and", "after < 4 and not self.seated and",
     ),
     "a node whose link broke is lost after the grace": (
-        MEMBERS, ControllerState, "link_lost", "record is not None", "False",
+        MEMBERS, Suspicion, "link_lost", "self._until[node, incarnation] = now + self._grace_s", "pass",
     ),
     "what a lost replica held goes to the others": (
         LOSING, DataState, "_replicas_changed", "self._epoch is not None", "False",

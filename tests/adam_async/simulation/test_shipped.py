@@ -58,7 +58,9 @@ class Cluster:
 
     async def _serve(self, node):
         identity = Identity(role="controller", node="controller", incarnation=node.life)
-        controller = Controller(network=network_of(node), address=ADDRESS, identity=identity, waits=WAITS)
+        controller = Controller(
+            network=network_of(node), address=ADDRESS, identity=identity, waits=WAITS, entropy=node.entropy
+        )
         async with controller:
             self.controller = controller
             await asyncio.Event().wait()
