@@ -128,7 +128,7 @@ class LeaderLink:
         self.first_word: tuple[int, str, Message] | None = None
         self._finding = asyncio.Lock()
         self._met = False
-        self._lost_at: float | None = None
+        self._looks_since: float | None = None
         self._reason = ""
         self._closed = False
 
@@ -212,7 +212,6 @@ class LeaderLink:
 
     def _give_up(self, link: Link) -> None:
         self.link = None
-        self._lost_at = asyncio.get_running_loop().time()
         link.abort()
         self._traffic.gone(link)
 
@@ -260,13 +259,13 @@ class LeaderLink:
 
     async def _find(self, after: int, group: str) -> Link:
         loop = asyncio.get_running_loop()
-        if self._lost_at is None:
-            self._lost_at = loop.time()
+        if self._looks_since is None:
+            self._looks_since = loop.time()
         pauses = PAUSES.waits()
         while True:
             link = await self._round(after, group)
             if link is not None:
-                self._lost_at = None
+                self._looks_since = None
                 return link
             if self._left_s() <= 0:
                 if not self._met:
@@ -276,14 +275,14 @@ class LeaderLink:
 
     def _left_s(self) -> float:
         """How much longer we look for a leader."""
-        assert self._lost_at is not None
+        assert self._looks_since is not None
         waits_s = self._waits.patience_s if self._met else self._waits.dial_s
-        return self._lost_at + waits_s - asyncio.get_running_loop().time()
+        return self._looks_since + waits_s - asyncio.get_running_loop().time()
 
     async def _round(self, after: int, group: str) -> Link | None:
         """Try where the leader is said to be, then every other controller, each once."""
         ahead, tried = [self._hint, *self._order], {""}
-        while ahead and self._left_s() > 0:
+        while ahead:
             address = ahead.pop(0)
             if address in tried:
                 continue
@@ -295,7 +294,9 @@ class LeaderLink:
         return None
 
     async def _dial(self, address: str) -> Link | None:
-        timeout_s = min(self._left_s(), DIAL_S) if self.several else self._left_s()
+        left_s = self._left_s()
+        # Whoever looked last may have been cancelled long ago: one round is always tried.
+        timeout_s = DIAL_S if self.several or left_s <= 0 else left_s
         retry = ONCE if self.several else None
         try:
             link = await self._network.dial(address, self._identity, timeout_s=timeout_s, retry=retry)

@@ -719,6 +719,18 @@ async def test_no_leader_for_too_long_is_a_death():
             await client.get()
 
 
+async def test_who_gave_up_long_ago_and_asks_again_looks_before_it_despairs():
+    async with table_of(NETWORKS["local"](), 2) as table:
+        client = table.client(waits=msgspec.structs.replace(WAITS, patience_s=0.02))
+        leader, table.mind.leader = table.mind.leader, None
+        with pytest.raises(DeadlineExceeded):
+            await client.get(timeout_s=0.01)
+        begin = asyncio.get_running_loop().time()
+        await until(lambda: asyncio.get_running_loop().time() > begin + 0.05)
+        table.mind.leader = leader
+        assert (await client.get()).whole == table.mind.machine.map
+
+
 async def test_a_client_that_is_closed_holds_no_link_and_makes_no_other():
     async with table_of(NETWORKS["local"]()) as table:
         (front,) = table.fronts
