@@ -46,7 +46,7 @@ SAFEGUARDS = {
         COUNTING, Session, "to_send_again", "return list(self.open)", "return []",
     ),
     "a member that was missed takes its seat again": (
-        MEMBERS, Membership, "_attend", "not self.seated and", "after < 4 and not self.seated and",
+        MEMBERS, Membership, "_attend", "not self.seated and", "self.map.version < 4 and not self.seated and",
     ),
     "a node whose link broke is lost after the grace": (
         MEMBERS, Suspicion, "link_lost", "self._until[node, incarnation] = now + self._grace_s", "pass",
