@@ -10,9 +10,10 @@ restarted controller is another one, as far as the group is concerned, and is ta
 cannot be sent at once is dropped: the core says everything again that matters. At the beginning of a link
 both say who they are.
 
-*A stall of our own.* A timer that rings late says that this process did not run. Then words of the leader may
-lie unread in the sockets, and it would be wrong to call it silent: time passes for the core only after a
-pause in which they are read.
+*A stall of our own.* A deadline that is noticed late says that this process did not run. Then words of the
+leader may lie unread in the sockets, and it would be wrong to call it silent; and if the whole machine stood
+still, the others on it have said nothing meanwhile. So this time does not pass for the core, and there is a
+pause in which what came is read. Who is late for the same deadline again is just slow, and goes on.
 
 *Who belongs to the group.* A node whose disk was lost, or who never had one, comes with an identity of its
 own. The leader takes it in, as a learner, then in place of the identity of the same name that nobody has
@@ -79,11 +80,14 @@ from transport import (
 
 logger = logging.getLogger(__name__)
 
-SETTINGS = Settings(heartbeat_s=0.1, election_s=0.8)
+SETTINGS = Settings(heartbeat_s=0.1, election_s=0.8, command_bytes=4 << 20)
 """Of all controllers. A follower misses a leader after 0.8 to 1.6 s without a word."""
 
 LATE_S = 0.1
 """A timer that rings later than this says that this process has not run."""
+
+PAUSE_S = 0.3
+"""For reading what came meanwhile, and for others to say something, before the core's time goes on."""
 
 ASK_S = 0.2
 """Between two questions to those who have not said what we wait for."""
@@ -195,10 +199,15 @@ class Group:
         self._entries = self._entry_bytes = 0
         """Applied since the last snapshot."""
         self._news = asyncio.Event()
-        """Set when somebody said who it is, or we belong to a group."""
+        """Set when it is clear who founds the group, or we belong to one."""
         self._resigned = asyncio.Event()
-        self._not_before = -math.inf
-        """What this process has not read yet may come until then, before anybody counts as silent."""
+        self._leading = asyncio.Event()
+        self._stalled_s = 0.0
+        """For how long this process did not run: what the core's clock is behind that of the loop."""
+        self._core_s = -math.inf
+        """The latest time that the core was told."""
+        self._paused_for: float | None = None
+        """The deadline for which there was a pause, by the core's clock."""
         self._timer = Timer(self._next_deadline, self._due)
 
     # --- what the owner asks -----------------------------------------------------------------
@@ -361,21 +370,33 @@ class Group:
     # --- events and effects ------------------------------------------------------------------
 
     def _now(self) -> float:
-        return asyncio.get_running_loop().time()
+        """The core's time. It never goes back, nor behind a deadline that has come by rounding."""
+        return max(asyncio.get_running_loop().time() - self._stalled_s, self._core_s)
 
     def _draw(self) -> float:
         return int.from_bytes(self._entropy(6), "little") / (1 << 48)
 
     def _next_deadline(self) -> float | None:
-        return max(self._core.next_deadline(), self._not_before) if self._core is not None else None
+        return self._core.next_deadline() + self._stalled_s if self._core is not None else None
 
     def _due(self) -> None:
-        now, deadline = self._now(), self._next_deadline()
-        assert deadline is not None
+        assert self._core is not None
+        if self._begins_pause(self._core):
+            return
+        now, deadline = self._now(), self._core.next_deadline()
         if now - deadline > LATE_S:
-            self._not_before = now + LATE_S
-        else:
-            self._take(Tick())
+            self._stalled_s += now - deadline
+        self._core_s = max(self._core_s, deadline)
+        self._take(Tick())
+
+    def _begins_pause(self, core: Core) -> bool:
+        """See whether this process has not run; then the core's clock is set back to before its deadline."""
+        now, deadline = self._now(), core.next_deadline()
+        if now - deadline <= LATE_S or self._paused_for == deadline:
+            return False
+        self._paused_for = deadline
+        self._stalled_s += now - max(deadline - PAUSE_S, self._core_s)
+        return True
 
     def _take(self, event: Event) -> None:
         """Take an event, after those that came before it, and do what follows from it."""
@@ -383,11 +404,12 @@ class Group:
         if self._taking:
             return
         assert self._core is not None
+        self._begins_pause(self._core)
         self._taking = True
         try:
             while self._events:
-                event = self._events.popleft()
-                effects = self._core.handle(event, now=self._now())
+                event, self._core_s = self._events.popleft(), self._now()
+                effects = self._core.handle(event, now=self._core_s)
                 for effect in effects:
                     self._carry_out(effect)
                 if self._observe is not None:
@@ -434,6 +456,7 @@ class Group:
                     term,
                     name_of(leader) if leader else "nobody",
                 )
+                (self._leading.set if self.leads else self._leading.clear)()
                 self._on_led()
 
     def _apply(self, effect: Apply) -> None:
@@ -529,15 +552,18 @@ class Group:
         except RemoteError:
             return  # it does not know it yet
         self.introduced(name, reply.identity)
-        if self._founding is not None and not self._founding.is_decided:
-            self._founding.heard(name, reply.identity, belongs=bool(reply.members))
-            self._news.set()
+        founding = self._founding
+        if founding is not None:
+            founding.heard(name, reply.identity, belongs=bool(reply.members))
+            if founding.is_decided:
+                self._news.set()
 
     async def _admit(self) -> None:
         """While we lead, take in those who are not in the group, one step at a time."""
         core = self._core
         assert core is not None
         while True:
+            await self._leading.wait()
             step = self._next_step(core) if self.leads else None
             if step is not None:
                 self._take(Change(step, step))

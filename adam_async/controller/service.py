@@ -30,6 +30,7 @@ from adam_async.controller.machine import DONE, Lost, Machine, Open, Outcome, Se
 from adam_async.controller.suspicion import Life, Suspicion
 from adam_async.messages import (
     NOT_LEADER,
+    SESSION_OVER,
     UNKNOWN,
     Agree,
     Body,
@@ -58,6 +59,9 @@ logger = logging.getLogger(__name__)
 
 FIND_S = 5.0
 """How much longer than `grace_s` a member may take to find a new leader."""
+
+MOST_VALUE_BYTES = SETTINGS.command_bytes - (64 << 10)
+"""A record of the map may be so large; beside it a command has names and numbers."""
 
 MOST_WAIT_S = 60.0
 """A watch without news is answered after this long at the latest."""
@@ -217,7 +221,15 @@ class Controller(Role):
             text = f"{body.key} is another process that is connected: give this one an id of its own"
             request.fail("taken", text)
             return
+        if body.group not in ("", self.machine.group):
+            text = f"group {body.group} is not this one, {self.machine.group}"
+            request.fail(SESSION_OVER, text)
+            return
         value = msgspec.json.encode(read_text_tensor(request.message, dict[str, Any]))
+        if len(value) > MOST_VALUE_BYTES:
+            text = f"{body.key} of {len(value)} bytes is above the limit of {MOST_VALUE_BYTES}"
+            request.fail("invalid", text)
+            return
         self.group.propose(
             request,
             Set(session=body.session, number=body.number, key=body.key, expected=body.expected, value=value),
@@ -260,9 +272,7 @@ class Controller(Role):
             request.reply(self._news(body.after, body.group, outcome))
 
     def _whole(self, outcome: Outcome = DONE) -> Message:
-        state = MapState(
-            version=self.map.version, group=self.machine.group, done=outcome.done, at=outcome.at
-        )
+        state = MapState(version=self.map.version, group=self.machine.group, done=outcome.done, at=outcome.at)
         return pack(state, [text_tensor(self.map)])
 
     def _news(self, after: int, group: str, outcome: Outcome = DONE) -> Message:
@@ -278,7 +288,9 @@ class Controller(Role):
     # --- watches -----------------------------------------------------------------------------
 
     def _watch(self, request: Request, body: WatchMap) -> None:
-        until = self._loop.time() + min(max(body.wait_s, 0.0), MOST_WAIT_S)
+        until = self._loop.time() + min(
+            max(0.0, body.wait_s), MOST_WAIT_S
+        )  # in this order: no number is no wait
         watch = _Watch(body.after, body.group, until)
         if self._has_news(watch):
             request.reply(self._news(watch.after, watch.group))

@@ -1,0 +1,251 @@
+"""What a controller of several answers: who leads, what nobody knows, and the map, which never goes back."""
+
+import asyncio
+import math
+from contextlib import suppress
+
+import pytest
+
+from adam_async.cluster_map import ClusterMap
+from adam_async.messages import (
+    NOT_LEADER,
+    SESSION_OVER,
+    UNKNOWN,
+    Agree,
+    GetMap,
+    OpenSession,
+    WatchMap,
+    pack,
+    packed_tensor,
+)
+from tests.adam_async.controller.simulated_group import CALL_S, WAITS, record, simulated
+from transport import RemoteError, TransportError
+
+seeds = pytest.mark.parametrize("seed", range(4))
+
+
+async def refusal(asking):
+    """The code and the text with which a question is refused."""
+    with pytest.raises(RemoteError) as caught:
+        await asking
+    return caught.value.code, caught.value.text
+
+
+@seeds
+def test_who_does_not_lead_says_who_does_and_says_nothing_when_nobody_is_known_to(seed):
+    async def scenario(trio):
+        leader = await trio.settled()
+        follower = trio.others(leader)[0]
+        client = await trio.client(follower)
+        for question in (GetMap(), OpenSession(), WatchMap(after=0, group="", wait_s=1.0)):
+            assert await refusal(client.ask(question)) == (NOT_LEADER, trio.peers[leader])
+        assert await refusal(client.set("nodes/w", 0, record())) == (NOT_LEADER, trio.peers[leader])
+        trio.crash(*trio.others(follower))
+        await asyncio.sleep(5.0)
+        assert await refusal(client.map()) == (NOT_LEADER, "")
+
+    simulated(scenario, seed=seed)
+
+
+def test_before_there_is_a_group_nobody_leads():
+    async def scenario(trio):
+        await trio.until(lambda: "controller-1" in trio.running, "it does not run")
+        trio.crash("controller-2", "controller-3")
+        client = await trio.client("controller-1")
+        assert await refusal(client.map()) == (NOT_LEADER, "")
+
+    simulated(scenario)
+
+
+@seeds
+def test_what_a_leader_cannot_know_any_more_it_calls_unknown_and_the_same_number_tells_later(seed):
+    """The leader is cut off with a question under way. Asked again elsewhere it is done once."""
+
+    async def scenario(trio):
+        leader = await trio.settled()
+        client = await (await trio.client(leader)).open()
+        assert (await client.set("nodes/w", 0, record(1))).at == 1
+        for other in trio.others(leader):
+            trio.world.network.cut(leader, other)
+        code, _ = await refusal(client.set("nodes/w", 1, record(2)))
+        assert code == UNKNOWN
+        assert await refusal(client.map()) == (NOT_LEADER, "")
+        again = await trio.client(await trio.led_without(leader), node="elsewhere")
+        again.session = client.session
+        answers = [await again.set("nodes/w", 1, record(2), number=client.number) for _ in range(2)]
+        assert [(answer.done, answer.at) for answer in answers] == [(True, 2), (True, 2)]
+        trio.world.network.heal_all()
+        assert await trio.led() != leader
+        assert (await again.map())[0].nodes["w"].info == {"number": 2}
+
+    simulated(scenario, seed=seed)
+
+
+def test_a_read_of_a_leader_that_was_deposed_and_does_not_know_it_is_not_answered_with_what_is_old():
+    async def scenario(trio):
+        leader = await trio.settled()
+        client = await (await trio.client(leader)).open()
+        assert (await client.set("nodes/w", 0, record(1))).done
+        for other in trio.others(leader):
+            trio.world.network.cut(leader, other)
+        code, _ = await refusal(client.map())
+        assert code == NOT_LEADER
+
+    simulated(scenario)
+
+
+def test_a_session_that_is_not_known_is_said_to_be_over():
+    async def scenario(trio):
+        client = await trio.client(await trio.settled())
+        client.session = 12345
+        code, _ = await refusal(client.set("nodes/w", 0, record()))
+        assert code == SESSION_OVER
+
+    simulated(scenario)
+
+
+def test_a_watch_without_news_is_answered_when_its_time_is_over():
+    async def scenario(trio):
+        client = await trio.client(await trio.settled())
+        cluster, group = await client.map()
+        for wait_s, least, most in (
+            (0.5, 0.5, 0.6),
+            (2.0, 2.0, 2.1),
+            (0.0, 0.0, 0.1),
+            (-3.0, 0.0, 0.1),
+            (math.nan, 0.0, 0.1),
+        ):
+            begun = trio.world.now
+            assert await client.watch(cluster.version, group, wait_s=wait_s) == []
+            assert least <= trio.world.now - begun < most
+        begun = trio.world.now
+        watch = WatchMap(after=cluster.version, group=group, wait_s=math.inf)
+        await client.ask(watch, timeout_s=100.0)
+        assert 60.0 <= trio.world.now - begun < 60.1
+
+    simulated(scenario)
+
+
+def test_a_watch_is_answered_by_each_change_once_and_one_of_another_group_by_the_whole_map():
+    async def scenario(trio):
+        leader = await trio.settled()
+        client = await (await trio.client(leader)).open()
+        watcher = await trio.client(leader, node="watcher")
+        cluster, group = await client.map()
+        seen, version = [], cluster.version
+        for number in range(5):
+            watching = asyncio.ensure_future(watcher.watch(version, group))
+            await asyncio.sleep(0.1)
+            assert not watching.done()
+            answer = await client.set("nodes/w", number, record(number))
+            assert answer.done
+            found = await watching
+            seen += found
+            version = found[-1]
+        assert seen == list(range(cluster.version + 1, version + 1))
+        assert isinstance(await watcher.watch(version, "another group"), ClusterMap)
+        assert isinstance(await watcher.watch(-1, group), ClusterMap)
+
+    simulated(scenario)
+
+
+@seeds
+def test_who_watches_over_changes_of_leaders_sees_each_version_once_and_the_map_never_goes_back(seed):
+    """The next leader is asked in the very moment in which it leads, before it knows what was committed."""
+
+    async def scenario(trio):
+        leader = await trio.settled()
+        client = await (await trio.client(leader)).open()
+        _, group = await client.map()
+        version, seen = 0, []
+        for number in range(6):
+            answer = await client.set("nodes/w", version, record(number))
+            assert answer.done
+            trio.crash(leader)
+            await trio.until(lambda: trio.leaders, "nobody leads")
+            leader = trio.leaders[0]
+            watcher = await trio.client(leader, node="watcher")
+            assert await watcher.watch(answer.version, group, wait_s=0.3) == []
+            found = await watcher.watch(version, group)
+            assert found == [answer.version]
+            seen += found
+            cluster, same = await watcher.map()
+            assert (cluster.version, same) == (answer.version, group)
+            version = answer.at
+            for name in trio.peers:
+                if name not in trio.running:
+                    await trio.restart(name)
+            leader = await trio.settled()
+            client = await (await trio.client(leader)).open()
+        assert seen == list(range(1, 7))
+
+    simulated(scenario, seed=seed)
+
+
+def test_watches_end_when_the_leader_does_and_say_so():
+    async def scenario(trio):
+        leader = await trio.settled()
+        client = await trio.client(leader)
+        cluster, group = await client.map()
+        watching = asyncio.ensure_future(client.watch(cluster.version, group, wait_s=9.0))
+        await asyncio.sleep(0.1)
+        trio.leave[leader].set()
+        with pytest.raises(TransportError) as caught:
+            await watching
+        if isinstance(caught.value, RemoteError):
+            assert caught.value.code == NOT_LEADER
+
+    simulated(scenario)
+
+
+@seeds
+def test_members_that_come_to_the_next_leader_in_time_are_not_lost_and_the_others_are(seed):
+    async def scenario(trio):
+        leader = await trio.settled()
+        for node in ("comes", "stays-away"):
+            client = await (await trio.client(leader, node=node)).open()
+            assert (await client.set(f"nodes/{node}", 0, record(incarnation=1))).done
+        trio.crash(leader)
+        leader = await trio.led()
+        client = await trio.client(leader, node="comes")
+        cluster, group = await client.map()
+        assert cluster.live("worker") == ["comes", "stays-away"]
+        begun = trio.world.now
+        while (await client.map())[0].live("worker") != ["comes"]:
+            assert trio.world.now - begun < 20.0
+            await client.watch(cluster.version, group, wait_s=1.0)
+        assert trio.world.now - begun > WAITS.grace_s
+        await asyncio.sleep(20.0)
+        assert (await client.map())[0].live("worker") == ["comes"]
+
+    simulated(scenario, seed=seed)
+
+
+def test_a_controller_refuses_what_is_no_word_of_its_like_and_goes_on():
+    async def scenario(trio):
+        leader = await trio.settled()
+        stranger = await trio.client(leader, role="controller", node="controller-x")
+        with suppress(TransportError):
+            stranger.link.send_nowait(pack(Agree(), [packed_tensor({"type": "no message"})]))
+        await stranger.link.wait_closed()
+        term = trio.running[leader].group.term
+        await asyncio.sleep(3.0)
+        assert trio.leaders == [leader]
+        assert trio.running[leader].group.term == term
+
+    simulated(scenario)
+
+
+def test_a_controller_that_leaves_answers_what_was_asked_or_ends_the_link():
+    """No question waits for its deadline when a controller is stopped."""
+
+    async def scenario(trio):
+        leader = await trio.settled()
+        client = await (await trio.client(leader)).open()
+        trio.leave[leader].set()
+        begun = trio.world.now
+        with suppress(TransportError):
+            await client.set("nodes/w", 0, record())
+        assert trio.world.now - begun < CALL_S / 2
+
+    simulated(scenario)
