@@ -14,6 +14,7 @@ class Progress:
 
     Attributes:
         answered: Questions of those in the core that were answered since it is well.
+        healed: Since when it is.
     """
 
     def __init__(self, clock: Callable[[], float], within_s: float) -> None:
@@ -21,13 +22,13 @@ class Progress:
         self._clock = clock
         self._within_s = within_s
         self._core: frozenset[str] = frozenset()
-        self._healed = 0.0
+        self.healed = 0.0
         self._owed: dict[str, float] = {}
         self._leader: object = None
 
     def heal(self, askers: Iterable[str]) -> None:
         """From now on all is well that these need: what they are owed has to come within the time."""
-        self._core, self._healed, self.answered = frozenset(askers), self._clock(), 0
+        self._core, self.healed, self.answered = frozenset(askers), self._clock(), 0
 
     def owe(self, asker: str) -> None:
         """Somebody asks; what an earlier life of it asked is nobody's any more."""
@@ -44,7 +45,7 @@ class Progress:
         """See that nobody in the core has waited too long. Raises Violation."""
         now = self._clock()
         for asker, since in self._owed.items():
-            waited = now - max(since, self._healed)
+            waited = now - max(since, self.healed)
             if asker in self._core and waited > self._within_s:
                 raise Violation("I15", f"{asker} has waited for {waited:.3f} s with a core that is well")
 

@@ -10,6 +10,7 @@ from adam_async.controller.founding import name_of
 from adam_async.controller.log_file import LogFile
 from adam_async.controller.machine import Machine
 from adam_async.controller.service import Controller
+from adam_async.errors import ConfigError
 from adam_async.messages import role_table
 from adam_async.simulation.checkers.commits import Commits
 from adam_async.simulation.checkers.histories import Histories
@@ -26,7 +27,7 @@ TOKEN = b"a token of the simulated cluster"
 FOLDER = Path("/data")
 
 WAITS = Waits(grace_s=1.0)
-LINKS = LinkConfig(ping_every_s=1.0, dead_after_s=2.5, stalled_after_s=2.5, handshake_s=2.0, close_s=0.5)
+LINKS = LinkConfig(ping_every_s=1.5, dead_after_s=3.0, stalled_after_s=2.5, handshake_s=2.0, close_s=0.5)
 
 ANSWER_S = 10.0
 """So soon everybody who asks a core that is well has an answer."""
@@ -36,7 +37,7 @@ def draw_settings(dice: Dice) -> dict[str, Setting]:
     """Draw the settings of a group: mostly three controllers, with sizes so small that limits are met."""
     return {
         "controllers": dice.choose([3, 3, 3, 3, 3, 3, 3, 5]),
-        "heartbeat_s": dice.choose([0.1, 0.2, 0.2, 0.3]),
+        "heartbeat_s": dice.choose([0.1, 0.3, 0.3, 0.3]),
         "snapshot_entries": dice.choose([8, 40, 150, 1000]),
         "message_bytes": dice.choose([1, 1000, 1 << 20]),
         "chunk_bytes": dice.choose([300, 4000, 256 << 10]),
@@ -114,7 +115,7 @@ class ControllerGroup:
         try:
             async with controller:
                 await asyncio.Event().wait()
-        except* OSError:
+        except* (OSError, ConfigError):
             if not self.disk_is_bad(node.name):
                 raise
 
@@ -154,8 +155,8 @@ class ControllerGroup:
     @property
     def is_settled(self) -> bool:
         """Whether all belong to the group with the disks that they have, as far as anybody knows."""
-        if len(self.cores) < len(self.addresses):
-            return False
+        if len(self.cores) < len(self.addresses) or self.commits.last < 2:
+            return False  # a founder that loses its disk before anything was committed founds it again
         mine = {core.me for core in self.cores.values()}
         return not any(self.is_new(name) for name in self.addresses) and all(
             set(voters) == mine for voters in self.memberships()
@@ -178,9 +179,7 @@ class ControllerGroup:
         memberships = self.memberships()
         for name in list(chosen):
             left = [self.cores[other].me for other in chosen if other != name and other in self.cores]
-            if memberships and all(
-                2 * len(set(voters) & set(left)) > len(voters) for voters in memberships
-            ):
+            if memberships and all(2 * len(set(voters) & set(left)) > len(voters) for voters in memberships):
                 chosen.remove(name)
         return sorted(chosen)
 

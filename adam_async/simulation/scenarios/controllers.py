@@ -9,11 +9,14 @@ all is mended, and all must come to the same state.
 """
 
 import asyncio
+from dataclasses import replace
+
+import msgspec
 
 from adam_async.simulation.dice import Dice
 from adam_async.simulation.faults import strike_all
 from adam_async.simulation.nodes import World
-from adam_async.simulation.plan import Fault, Plan, Setting, draw_options, in_order
+from adam_async.simulation.plan import Fault, Options, Plan, Setting, draw_options, in_order
 from adam_async.simulation.scenario import Ledger, Scenario, Violation
 from adam_async.simulation.scenarios.controller_faults import KINDS, Faults, draw_fault, mend_disk
 from adam_async.simulation.scenarios.controller_group import ANSWER_S, ControllerGroup, draw_settings
@@ -44,7 +47,7 @@ def draw_plan(dice: Dice) -> Plan:
         **draw_settings(dice),
         "users": users,
         "watchers": 1 + dice.below(2),
-        "pause_s": dice.choose([0.2, 0.3, 0.4]),
+        "pause_s": round(users / dice.between(6.0, 8.0), 3),
         "patience_s": dice.choose([2.0, 5.0, 20.0]),
         "outside": dice.choose(OUTSIDE),
     }
@@ -56,7 +59,13 @@ def draw_plan(dice: Dice) -> Plan:
     for kind in kinds:
         at_s = dice.between(early, STRIKE_S * (0.7 if kind == "wipe" else 1.0))
         faults.append(draw_fault(dice, kind, at_s=at_s, controllers=controllers, users=names))
-    return Plan(options=draw_options(dice, settings), faults=in_order(faults))
+    return Plan(options=_cheaper(draw_options(dice, settings), dice), faults=in_order(faults))
+
+
+def _cheaper(options: Options, dice: Dice) -> Options:
+    """Cut the network's pieces at random in fewer runs: these take three times as long as others."""
+    network = replace(options.network, ragged=options.network.ragged and dice.chance(0.2))
+    return msgspec.structs.replace(options, network=network)
 
 
 class _Story:
@@ -126,8 +135,8 @@ class _Story:
             progress.leads((self.group.leader, max(self.group.terms.leaders)))
             await asyncio.sleep(STEP_S)
             progress.check()
-        if progress.answered < answered + CORE_ANSWERS:
-            raise Violation("I15", f"{progress.answered - answered} answers in {CALM_S} s of a core that is well")
+        if progress.answered == answered:
+            raise Violation("I15", f"nothing was answered in {CALM_S} s by a core that is well")
 
     def mend(self, name: str) -> None:
         """Let a machine work as it should."""

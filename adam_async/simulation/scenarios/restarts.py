@@ -1,0 +1,126 @@
+"""All controllers lose their power at once, again and again, and must go on with all that was acknowledged.
+
+A restart of all is where votes and terms that were not on disk do their worst: whoever forgot that he voted
+votes again. Each round the machines crash in the middle of what they do, and writes that were not synced are
+lost or torn; sometimes they crash again while they come up, or one comes back late. Then a client must be
+answered (I15), and the map must have everything that was acknowledged to anybody (I6). What else must hold is
+checked at every event, as in `controllers`.
+"""
+
+import asyncio
+
+from adam_async.simulation.dice import Dice
+from adam_async.simulation.faults import strike_all
+from adam_async.simulation.nodes import World
+from adam_async.simulation.plan import Fault, Plan, Setting, draw_options
+from adam_async.simulation.scenario import Ledger, Scenario, Violation
+from adam_async.simulation.scenarios.controller_group import ANSWER_S, ControllerGroup, draw_settings
+from adam_async.simulation.scenarios.map_user import User
+
+ROUNDS = 25
+"""Restarts of all in one run."""
+
+ROUND_S = 3.5
+"""Between two of them, at least."""
+
+STEP_S = 0.05
+ANSWERS = 3
+"""So many answers, of all clients together, show that a group goes on."""
+
+
+def draw_plan(dice: Dice) -> Plan:
+    """Draw a group and its clients, and when and how it is restarted; once more in the midst of it, at times."""
+    settings: dict[str, Setting] = {
+        **draw_settings(dice),
+        "controllers": dice.choose([1, 3, 3, 3, 3, 5]),
+        "users": 2 + dice.below(2),
+        "pause_s": dice.choose([0.05, 0.1]),
+    }
+    faults = [
+        Fault(
+            at_s=round(2.0 + number * ROUND_S + dice.between(0.0, 2.0), 3),
+            kind="restart-all",
+            lasts_s=round(dice.choose([0.0, 0.05, 0.5]) + dice.between(0.0, 0.5), 3),
+            amount=float(dice.below(3)),
+        )
+        for number in range(ROUNDS)
+    ]
+    return Plan(options=draw_options(dice, settings), faults=tuple(faults))
+
+
+class _Story:
+    """One run."""
+
+    def __init__(self, world: World, plan: Plan, ledger: Ledger) -> None:
+        settings = plan.options.settings
+        self.world = world
+        self.ledger = ledger
+        self.plan = plan
+        self.group = ControllerGroup(world, settings, ledger)
+        self.dice = world.dice.fork("restarts")
+        self.users = [
+            User(
+                f"worker-{number}",
+                self.group,
+                ledger,
+                watches=number == 0,
+                pause_s=float(settings["pause_s"]),
+                patience_s=float("inf"),
+            )
+            for number in range(int(settings["users"]))
+        ]
+
+    async def run(self) -> None:
+        self.group.start()
+        for user in self.users:
+            self.world.node(user.name).start(user.live)
+        await strike_all(self.world, self.plan.faults, self.ledger, own={"restart-all": self.restart_all})
+        self.group.check_end()
+
+    async def restart_all(self, world: World, fault: Fault) -> None:
+        """Crash all controllers, `amount` times once more while they come up, and see that they go on."""
+        names = list(self.group.addresses)
+        for attempt in range(int(fault.amount) + 1):
+            if attempt:
+                await asyncio.sleep(self.dice.between(0.0, 1.5))
+            for name in names:
+                self.world.node(name).crash()
+            self.ledger.counts["restarts"] += 1
+            self.dice.shuffle(names)
+            for name in names:
+                await asyncio.sleep(fault.lasts_s * self.dice.random() / len(names))
+                self.group.restart(name)
+        await self.goes_on()
+
+    async def goes_on(self) -> None:
+        """Wait for answers, and see that what was acknowledged is in the map that leads to them."""
+        kept = {user.name: user.acknowledged for user in self.users}
+        progress = self.group.progress
+        progress.heal(kept)
+        while progress.answered < ANSWERS:
+            await asyncio.sleep(STEP_S)
+            progress.check()
+            if self.world.now > progress.healed + 2 * ANSWER_S:
+                raise Violation(
+                    "I15", f"{progress.answered} answers in {2 * ANSWER_S} s after a restart of all"
+                )
+        newest = max(self.group.running.values(), key=lambda controller: controller.map.version).map
+        for user in self.users:
+            user.check_kept(newest)
+
+
+async def run(world: World, plan: Plan, ledger: Ledger) -> None:
+    """Go through a plan."""
+    await _Story(world, plan, ledger).run()
+
+
+RESTARTS = Scenario(
+    name="restarts",
+    about="all controllers lose their power at once, again and again",
+    kinds=("restart-all",),
+    least_operations=200,
+    least_leader_changes=ROUNDS,
+    limit_s=600.0,
+    plan=draw_plan,
+    run=run,
+)

@@ -1,0 +1,81 @@
+"""A map that goes back, a second table, a second lender and a life that returns are noticed."""
+
+import msgspec
+import pytest
+
+from adam_async.cluster_map import ClusterMap, LendingRecord, NodeRecord
+from adam_async.controller.machine import Machine, Open, Set, command_bytes
+from adam_async.simulation.checkers.maps import Maps
+from adam_async.simulation.scenario import Violation
+
+
+def node(incarnation, *, changed, live=True):
+    return NodeRecord(role="ps", address="x", incarnation=incarnation, live=live, changed=changed)
+
+
+def lending(term, *keepers, run="r"):
+    return LendingRecord(run=run, term=term, keepers=tuple((name, 1) for name in keepers))
+
+
+def follow(*fields):
+    maps = Maps()
+    for version, each in enumerate(fields, start=1):
+        maps.follow(ClusterMap(version=version, **each))
+    return maps
+
+
+def test_what_goes_forward_passes():
+    maps = follow(
+        {"nodes": {"a": node(1, changed=1)}, "generation": 1, "buckets": ("a",)},
+        {"nodes": {"a": node(1, changed=2, live=False)}, "generation": 1, "buckets": ()},
+        {
+            "nodes": {"a": node(2, changed=3)},
+            "generation": 2,
+            "buckets": ("b",),
+            "lending": lending(1, "d", "e"),
+        },
+        {"nodes": {"a": node(2, changed=3)}, "generation": 2, "lending": lending(2, "e")},
+        {"nodes": {"a": node(2, changed=3)}, "generation": 2, "lending": lending(1, "d", run="another")},
+    )
+    assert maps.lost == 1
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "what"),
+    [
+        ({"generation": 2}, {"generation": 1}, "I4: the generation went back"),
+        (
+            {"generation": 1, "buckets": ("a",)},
+            {"generation": 1, "buckets": ("b",)},
+            "I3: generation 1 has two tables",
+        ),
+        ({"lending": lending(1, "d")}, {"lending": lending(1, "e")}, "I3: .* both lend in term 1 of r"),
+        ({"lending": lending(2, "d")}, {"lending": lending(1, "e")}, "I4: the lending of r went back"),
+        ({"nodes": {"a": node(1, changed=2)}}, {"nodes": {"a": node(1, changed=1)}}, "I4: a went back"),
+    ],
+)
+def test_what_goes_back_or_stands_twice_is_noticed(before, after, what):
+    with pytest.raises(Violation, match=what):
+        follow(before, after)
+
+
+def test_a_life_that_another_one_followed_is_over():
+    with pytest.raises(Violation, match="I4: a is live as 1, which another life had followed"):
+        follow(*({"nodes": {"a": node(life, changed=at)}} for at, life in enumerate((1, 2, 1))))
+
+
+def test_each_version_of_a_machine_is_looked_at_once_with_none_left_out():
+    machine, maps = Machine(), Maps()
+    session = machine.apply(1, command_bytes(Open())).at
+    for number, incarnation in enumerate((1, 2, 1), start=1):
+        value = {"role": "ps", "address": "x", "incarnation": incarnation}
+        command = Set(
+            session=session,
+            number=number,
+            key="nodes/a",
+            expected=number - 1,
+            value=msgspec.json.encode(value),
+        )
+        assert machine.apply(1 + number, command_bytes(command)).done
+    with pytest.raises(Violation, match="which another life had followed"):
+        maps.saw(machine)

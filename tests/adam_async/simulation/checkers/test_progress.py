@@ -1,0 +1,66 @@
+"""Who waits too long with a core that is well is noticed, and a leader that changes."""
+
+import pytest
+
+from adam_async.simulation.checkers.progress import Progress
+from adam_async.simulation.scenario import Violation
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+def test_nobody_has_to_be_answered_before_all_is_well(clock):
+    progress = Progress(clock, 10.0)
+    progress.owe("a")
+    clock.now = 100.0
+    progress.check()
+    progress.heal(["a"])
+    clock.now = 110.0
+    progress.check()
+    progress.pay("a", answered=True)
+    assert progress.answered == 1
+
+
+@pytest.mark.parametrize("pays", [True, False])
+def test_who_is_answered_too_late_or_never_is_noticed(clock, pays):
+    progress = Progress(clock, 10.0)
+    progress.owe("a")
+    progress.heal(["a"])
+    clock.now = 10.5
+    with pytest.raises(Violation, match=r"I15: a has waited for 10\.500 s"):
+        progress.pay("a", answered=True) if pays else progress.check()
+
+
+def test_those_outside_the_core_may_wait_for_ever(clock):
+    progress = Progress(clock, 10.0)
+    progress.owe("a")
+    progress.owe("b")
+    progress.heal(["a"])
+    progress.pay("a", answered=True)
+    clock.now = 100.0
+    progress.check()
+
+
+def test_giving_up_is_no_answer(clock):
+    progress = Progress(clock, 10.0)
+    progress.heal(["a"])
+    progress.owe("a")
+    progress.pay("a", answered=False)
+    assert progress.answered == 0
+
+
+def test_another_leader_is_noticed(clock):
+    progress = Progress(clock, 10.0)
+    progress.leads(("controller-1", 3))
+    progress.leads(("controller-1", 3))
+    with pytest.raises(Violation, match="I15: a core that is well went from"):
+        progress.leads(("controller-1", 4))
