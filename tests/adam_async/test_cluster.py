@@ -396,6 +396,20 @@ async def test_who_is_slow_has_to_be_there(slow):
 
 
 @pytest.mark.parametrize("network", NETWORKS)
+async def test_three_controllers_agree_on_what_one_would_say(network):
+    async with cluster_of(config_of(controllers=3, replicas=2), NETWORKS[network]()) as cluster:
+        result = await cluster.train()
+        leading = cluster.controller
+        assert [each for each in cluster.controllers if each.group.leads] == [leading]
+        assert leading.map.run.phase == "finished"
+    assert [epoch.images for epoch in result.epochs] == [60] * 2
+    told = {name: node["controllers"] for name, node in result.statistics.items() if "controllers" in node}
+    assert sorted(told) == ["controller-1", "controller-2", "controller-3"]
+    assert sorted(each["role"] for each in told.values()) == ["follower", "follower", "leader"]
+    assert {each["group"] for each in told.values()} == {leading.machine.group}
+
+
+@pytest.mark.parametrize("network", NETWORKS)
 async def test_two_data_servers_feed_a_cluster_together(network):
     config = config_of(data_servers=2, replicas=2)
     async with cluster_of(config, NETWORKS[network]()) as cluster:

@@ -1,0 +1,171 @@
+"""Three controllers in processes of their own: any may be killed, and what they know is never lost."""
+
+import asyncio
+import os
+import re
+import signal
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from adam_async.cluster_processes import ProcessCluster
+from adam_async.config import make_config
+from adam_async.controller.leader_link import parse_controllers
+from adam_async.entrypoints import LOOPBACK, cluster_network
+from adam_async.ports import system_entropy
+from tests.processes.commands import Command, run
+from transport import BufferPool, Identity, TransportError
+
+pytestmark = pytest.mark.processes
+
+
+async def free_addresses(count: int) -> list[str]:
+    """Addresses of this machine on which nobody listens."""
+    network = cluster_network(None, entropy=system_entropy, buffers=BufferPool())
+    who = Identity(role="controller", node="test", incarnation=1)
+
+    async def nobody(link: Any) -> None:
+        link.abort()
+
+    async with asyncio.timeout(10):
+        async with (
+            network.listen(LOOPBACK, who, nobody) as one,
+            network.listen(LOOPBACK, who, nobody) as two,
+            network.listen(LOOPBACK, who, nobody) as three,
+        ):
+            return [one.address, two.address, three.address][:count]
+
+
+@pytest.mark.slow
+def test_controllers_started_by_hand_bear_the_loss_of_any_one(tmp_path: Path) -> None:
+    addresses = asyncio.run(free_addresses(3))
+    peers = ",".join(f"{number}={address}" for number, address in enumerate(addresses, 1))
+    meet = ",".join(addresses)
+
+    with ExitStack() as stack:
+
+        def controller(number: int) -> Command:
+            where = ("--peers", peers, "--dir", str(tmp_path / str(number)))
+            started = stack.enter_context(Command("controller", "--id", str(number), *where))
+            line = started.wait_for(" listens on ")
+            assert line == (
+                f"controller-{number} listens on {addresses[number - 1]}; "
+                f"join it with: adam-async ps --controller {meet}"
+            )
+            return started
+
+        group = {number: controller(number) for number in (1, 2, 3)}
+        for words in (("ps",), ("data", "--data", "digits"), ("worker", "--threads", "1")):
+            stack.enter_context(Command(*words, "--controller", meet)).wait_for(" listens on ")
+        for number in (1, 2, 3):  # whoever leads is among them
+            group[number].signal(signal.SIGKILL)
+            group[number].finish()
+            code, output = run("train", "--epochs", "2", "--seed", str(number), "--controller", meet)
+            assert code == 0, output
+            assert "after 2 epochs" in output
+            group[number] = controller(number)
+        for number in (3, 2, 1):
+            group[number].signal(signal.SIGINT)
+            assert group[number].finish() == 130
+            assert "Traceback" not in group[number].output
+
+
+async def told(cluster: ProcessCluster) -> dict[str, dict[str, Any]]:
+    """What the controllers that answer say of their group, by node id."""
+    answers = {}
+    for address in parse_controllers(cluster.driver._controller):
+        try:
+            node, said = await cluster.driver._inquiries.statistics(address, "", dial_s=1.0)
+        except TransportError:
+            continue
+        answers[node] = said["controllers"]
+    return answers
+
+
+async def test_training_goes_on_whichever_controllers_are_killed(tmp_path: Path) -> None:
+    said: list[str] = []
+    epochs: asyncio.Queue[int] = asyncio.Queue()
+    options = {"data": "digits", "epochs": 36, "threads": 1, "replicas": 2, "servers": 2}
+    config = make_config({**options, "processes": True, "controllers": 3})
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+
+    async def passed(number: int) -> None:
+        while await epochs.get() < number:
+            pass
+
+    async with (
+        ProcessCluster(config, say=said.append, environment=environment) as cluster,
+        asyncio.TaskGroup() as group,
+    ):
+        training = group.create_task(cluster.train(lambda epoch: epochs.put_nowait(epoch.epoch)))
+        await passed(2)
+        before = await told(cluster)
+        leader = next(node for node, values in before.items() if values["role"] == "leader")
+        followers = sorted(set(before) - {leader})
+        killed = [(leader,), (followers[0],), (followers[1],), (leader, followers[0])]
+        for number, nodes in enumerate(killed):
+            for node in nodes:
+                os.kill(cluster.children[node].pid or 0, signal.SIGKILL)
+            await passed(10 + 8 * number)
+        result = await training
+        after = await told(cluster)
+
+    assert [epoch.images for epoch in result.epochs] == [1437] * 36
+    died = [event["event"] for event in result.events if "died" in event["event"]]
+    assert sorted(died) == sorted(
+        f"{node} died: killed by signal 9; starting it again" for nodes in killed for node in nodes
+    )
+    assert set(died) <= set(said)
+    # Who was started again came back with its folder: nobody had to be taken in anew.
+    assert {tuple(values["voters"]) for values in after.values()} == {tuple(before[leader]["voters"])}
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_command_trains_with_three_controllers_and_names_the_one_that_died() -> None:
+    words = ("train", "--data", "digits", "--processes", "--controllers", "3", "--epochs", "12")
+    with Command(*words) as command:
+        command.wait_for("epoch 1/12")
+        os.kill(command.child("controller-1"), signal.SIGKILL)
+        command.wait_for("controller-1 died: killed by signal 9; starting it again")
+        code = command.finish(seconds=60)
+
+    assert code == 0, command.output
+    epochs = re.findall(r"epoch \d+/12: .* (\S+ \d+) images in", command.output)
+    assert epochs == ["1 437"] * 12, command.output
+    assert "Traceback" not in command.output
+
+
+@pytest.mark.parametrize(
+    ("words", "claim"),
+    [
+        (
+            ("controller", "--peers", "1=tcp://127.0.0.1:1"),
+            "--peers names the controllers 1: say by --id which",
+        ),
+        (("controller", "--id", "2", "--peers", "1=tcp://127.0.0.1:1"), "--id 2 is none of the controllers"),
+        (
+            ("controller", "--id", "1", "--peers", "tcp://127.0.0.1:1"),
+            "is not of the form ID=tcp://HOST:PORT",
+        ),
+        (("ps", "--controller", "tcp://127.0.0.1:1,tcp://127.0.0.1:1"), "tcp://127.0.0.1:1 is named twice"),
+        (("train", "--controllers", "4"), "controllers must be 1, 3 or 5"),
+    ],
+)
+def test_controllers_that_could_not_meet_end_with_code_2(words: tuple[str, ...], claim: str) -> None:
+    code, output = run(*words)
+
+    assert code == 2, output
+    assert claim in output
+    assert output.count("\n") == 1, output
+
+
+def test_a_folder_has_one_controller_at_a_time(tmp_path: Path) -> None:
+    kept = ("controller", "--bind", LOOPBACK, "--dir", str(tmp_path))
+    with Command(*kept) as first:
+        first.wait_for(" listens on ")
+        code, output = run(*kept)
+
+    assert code == 2, output
+    assert f"{tmp_path} is that of a controller that is running; give this one another" in output
