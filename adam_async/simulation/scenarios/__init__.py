@@ -6,4 +6,6 @@ from adam_async.simulation.scenarios.members import MEMBERS
 from adam_async.simulation.scenarios.restarts import RESTARTS
 from adam_async.simulation.scenarios.training import TRAIN
 
-SCENARIOS: dict[str, Scenario] = {scenario.name: scenario for scenario in (MEMBERS, TRAIN, CONTROLLERS, RESTARTS)}
+SCENARIOS: dict[str, Scenario] = {
+    scenario.name: scenario for scenario in (MEMBERS, TRAIN, CONTROLLERS, RESTARTS)
+}

@@ -1,7 +1,8 @@
 """What can happen to a group of controllers and its clients, and is left as it is when all of it is over.
 
-A fault without a target is for whoever leads when it strikes. One machine has one fault at a time; others wait
-their turn. When the time of faults ends, none is undone any more: what is mended then, the scenario decides.
+A fault without a target is for whoever leads when it strikes. One machine has one fault at a time; others
+wait their turn. When the time of faults ends, none is undone any more: what is mended then, the scenario
+decides.
 """
 
 import asyncio
@@ -152,6 +153,7 @@ class Faults:
                     raise Violation("I15", f"{fault}: the group never settled, so no disk could be lost")
                 await asyncio.sleep(STEP_S)
             node.crash()
+            self._group.forget(node.name)
             await self._lasts(fault.lasts_s)
             self._group.restart(node.name, empty_disk=True)
 

@@ -95,6 +95,10 @@ class ControllerGroup:
         """Start one again that is down; its clock shows something else."""
         self.world.node(name).restart(time=self._dice.between(0.0, 1e6), empty_disk=empty_disk)
 
+    def forget(self, name: str) -> None:
+        """The disk of a controller that is down is lost: nothing is settled until its next life has a core."""
+        del self.cores[name]
+
     async def _serve(self, node: Node) -> None:
         def observe(core: Core, machine: Machine, event: Event | None, effects: Sequence[Effect]) -> None:
             self._saw(node.name, core, machine, event, effects)

@@ -3,9 +3,9 @@
 Clients read and set keys of the map, and watch it, while everything happens to the controllers that may
 happen. At every event of every controller it is checked that they agree (I7), that nothing old is accepted
 (I4) and that there is one table and one lender (I3); at the end that all answers have one order and no
-watch had a gap (I6). Then a *core* is chosen: a majority of the controllers, and a client. What these need is
-mended, all else stays broken or is broken for good: the client must be answered, and the leader stay (I15). Then
-all is mended, and all must come to the same state.
+watch had a gap (I6). When the time of faults is over a *core* is chosen: a majority of the controllers, and a
+client. What these need is mended, all else stays broken or is broken for good: the client must be answered,
+and the leader stay (I15). Then all is mended, and all must come to the same state.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from adam_async.simulation.nodes import World
 from adam_async.simulation.plan import Fault, Options, Plan, Setting, draw_options, in_order
 from adam_async.simulation.scenario import Ledger, Scenario, Violation
 from adam_async.simulation.scenarios.controller_faults import KINDS, Faults, draw_fault, mend_disk
-from adam_async.simulation.scenarios.controller_group import ANSWER_S, ControllerGroup, draw_settings
+from adam_async.simulation.scenarios.controller_group import ControllerGroup, draw_settings
 from adam_async.simulation.scenarios.map_user import User
 
 STRIKE_S = 44.0

@@ -1,8 +1,8 @@
 """A client of the controllers that asks at random, and writes down what it is told.
 
-It speaks the protocol itself, so that what is written down is what was said on the wire. It asks one question
-at a time, with the numbers of a session, of whoever leads, until it has an answer or its patience ends; and it
-has a seat: a record of its own, which is lost while nobody hears of it.
+It speaks the protocol itself, so that what is written down is what was said on the wire. It asks one
+question at a time, with the numbers of a session, of whoever leads, until it has an answer or its patience
+ends; and it has a seat: a record of its own, which is lost while nobody hears of it.
 """
 
 import asyncio

@@ -29,7 +29,7 @@ ANSWERS = 3
 
 
 def draw_plan(dice: Dice) -> Plan:
-    """Draw a group and its clients, and when and how it is restarted; once more in the midst of it, at times."""
+    """Draw a group, its clients, and when it is restarted, at times once more in the midst of it."""
     settings: dict[str, Setting] = {
         **draw_settings(dice),
         "controllers": dice.choose([1, 3, 3, 3, 3, 5]),
