@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from adam_async import cluster_processes
 from adam_async.cluster_processes import ProcessCluster
 from adam_async.config import make_config
 from adam_async.controller.leader_link import parse_controllers
@@ -135,6 +136,34 @@ def test_a_command_trains_with_three_controllers_and_names_the_one_that_died() -
     epochs = re.findall(r"epoch \d+/12: .* (\S+ \d+) images in", command.output)
     assert epochs == ["1 437"] * 12, command.output
     assert "Traceback" not in command.output
+
+
+async def test_ports_that_somebody_took_are_chosen_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    choose, chosen = cluster_processes._free_addresses, []
+    config = make_config({"data": "digits", "epochs": 1, "processes": True, "controllers": 3})
+
+    async def nobody(link: Any) -> None:
+        link.abort()
+
+    async def first_a_taken_one(network: Any, who: Identity, meet: str, *, count: int) -> list[str]:
+        chosen.append(await choose(network, who, meet, count=count))
+        if len(chosen) == 1:
+            chosen[0][1] = taken.address
+        return chosen[-1]
+
+    monkeypatch.setattr(cluster_processes, "_free_addresses", first_a_taken_one)
+    network = cluster_network(None, entropy=system_entropy, buffers=BufferPool())
+    who = Identity(role="data", node="somebody", incarnation=1)
+    async with (
+        network.listen(LOOPBACK, who, nobody) as taken,
+        ProcessCluster(config, say=said.append) as cluster,
+    ):
+        result = await cluster.train()
+
+    assert [epoch.images for epoch in result.epochs] == [1437]
+    assert len(chosen) == 2
+    assert "controller-2 died: ended with exit code 7" in said
 
 
 @pytest.mark.parametrize(
