@@ -56,7 +56,7 @@ def draw_fault(dice: Dice, kind: str, *, at_s: float, controllers: list[str], us
         case "wipe":
             targets = (dice.choose(controllers),)
         case "freeze":
-            lasts_s = dice.choose([0.3, 1.0, 2.5])
+            lasts_s = dice.between(0.3, 3.0)
         case "slow":
             amount = dice.choose([0.0002, 0.002, 0.005])
         case "clock":
@@ -68,7 +68,7 @@ def draw_fault(dice: Dice, kind: str, *, at_s: float, controllers: list[str], us
             targets, amount = tuple(ends), float(dice.below(2))
             lasts_s = 0.0 if kind == "reset" else dice.between(0.2, 3.0)
         case "isolate":
-            lasts_s, amount = dice.between(0.5, 3.0), float(dice.below(2))
+            lasts_s, amount = dice.between(0.5, 3.0), float(dice.below(3))
         case "lose-answers":
             targets, lasts_s = (dice.choose(users),), dice.between(0.1, 0.8)
         case "slow-disk":
@@ -225,12 +225,16 @@ class Faults:
             world.network.heal(source, target, both=both, reset=fault.amount > 0)
 
     async def _isolate(self, world: World, fault: Fault) -> None:
+        """Cut a controller off from everybody; with `amount` 2, from the other controllers."""
         node = await self._target(fault)
-        world.network.isolate(node.name)
+        others = self._group.addresses if fault.amount == 2 else world.nodes
+        for other in others:
+            if other != node.name:
+                world.network.cut(node.name, other)
         if await self._lasts(fault.lasts_s):
-            for other in world.nodes:
+            for other in others:
                 if other != node.name:
-                    world.network.heal(node.name, other, reset=fault.amount > 0)
+                    world.network.heal(node.name, other, reset=fault.amount == 1)
 
     async def _reset(self, world: World, fault: Fault) -> None:
         source, target = fault.targets
@@ -268,9 +272,15 @@ class Faults:
             await self._ends(node, fault)
 
     async def _ends(self, node: Node, fault: Fault) -> None:
-        """A controller that is asked to write has to end; its disk is mended, and it is started again."""
+        """A controller that has to write must end; its disk is mended, and it is started again."""
+        written, asked_s = self._group.writes[node.name], self._world.now
         while node.host.up and node.task is not None and not node.task.done() and not self.over.is_set():
-            await asyncio.sleep(STEP_S)
+            await asyncio.wait([node.task], timeout=STEP_S)
+            if self._group.writes[node.name] == written:
+                asked_s = self._world.now
+            elif self._world.now > asked_s + ENDS_S:
+                text = f"{node.name} goes on {ENDS_S:g} s after it had to write, and could not"
+                raise Violation("I11", text)
         node.kill()
         if await self._lasts(fault.lasts_s):
             mend_disk(node)

@@ -1,11 +1,12 @@
 """Some controllers on simulated machines, with those who watch over them."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 from adam_async.config import Waits
-from adam_async.consensus import Core, Effect, Event, Role, Settings
+from adam_async.consensus import Core, Effect, Event, Persist, Role, Settings
 from adam_async.controller.founding import name_of
 from adam_async.controller.log_file import LogFile
 from adam_async.controller.machine import Machine
@@ -63,6 +64,7 @@ class ControllerGroup:
         addresses: Of all controllers, by name.
         cores: Of each controller its core, in the last life that had one.
         running: Of each controller its last life.
+        writes: How often each was told to write something down.
     """
 
     def __init__(self, world: World, settings: dict[str, Setting], ledger: Ledger) -> None:
@@ -71,6 +73,7 @@ class ControllerGroup:
         self.addresses = {name: f"tcp://{name}:7000" for name in names}
         self.cores: dict[str, Core] = {}
         self.running: dict[str, Controller] = {}
+        self.writes: Counter[str] = Counter()
         self.terms, self.commits, self.maps = Terms(), Commits(), Maps()
         self.histories = Histories(lambda: world.now)
         self.progress = Progress(lambda: world.now, ANSWER_S)
@@ -96,7 +99,7 @@ class ControllerGroup:
         self.world.node(name).restart(time=self._dice.between(0.0, 1e6), empty_disk=empty_disk)
 
     def forget(self, name: str) -> None:
-        """The disk of a controller that is down is lost: nothing is settled until its next life has a core."""
+        """The disk of a controller is lost: nothing is settled until its next life has a core."""
         del self.cores[name]
 
     async def _serve(self, node: Node) -> None:
@@ -132,6 +135,7 @@ class ControllerGroup:
         self, name: str, core: Core, machine: Machine, event: Event | None, effects: Sequence[Effect]
     ) -> None:
         self.cores[name] = core
+        self.writes[name] += any(type(effect) is Persist for effect in effects)
         led = len(self.terms.leaders)
         self.terms.saw(core, event, effects)
         self.commits.saw(core, machine, event, effects)

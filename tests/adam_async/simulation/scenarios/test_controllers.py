@@ -1,0 +1,111 @@
+"""Chaos of controllers: what every seed has, and that it would not miss a controller that forgets."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from adam_async.consensus import core
+from adam_async.consensus.outbox import Outbox
+from adam_async.controller.machine import Machine
+from adam_async.simulation.campaign import draw_case, run_seed
+from adam_async.simulation.disk import SimulatedDisk
+from adam_async.simulation.scenario import Scenario
+from adam_async.simulation.scenarios.controllers import CONTROLLERS
+from adam_async.simulation.scenarios.restarts import RESTARTS, ROUNDS
+
+ROOT = Path(__file__).resolve().parents[4]
+
+
+def test_seeds_of_chaos_count() -> None:
+    for seed in (1, 2):
+        result = run_seed(CONTROLLERS, seed)
+        assert result.seed_counts, result
+
+
+def test_a_seed_of_restarts_counts() -> None:
+    result = run_seed(RESTARTS, 6)
+
+    assert result.seed_counts, result
+    assert result.counts["restarts"] >= ROUNDS
+
+
+def test_every_plan_has_each_kind_of_fault_and_plans_differ() -> None:
+    plans = [draw_case(CONTROLLERS, seed).plan for seed in range(100)]
+
+    for plan in plans:
+        assert {fault.kind for fault in plan.faults} == set(CONTROLLERS.kinds)
+    assert len({plan.faults for plan in plans}) == 100
+    assert {plan.options.settings["controllers"] for plan in plans} == {3, 5}
+    leaders = [fault for plan in plans for fault in plan.faults if not fault.targets]
+    assert {"crash", "freeze", "isolate", "disk-error"} <= {fault.kind for fault in leaders}
+
+
+def test_restarts_are_of_groups_of_all_sizes() -> None:
+    plans = [draw_case(RESTARTS, seed).plan for seed in range(30)]
+
+    assert {plan.options.settings["controllers"] for plan in plans} == {1, 3, 5}
+    assert all(len(plan.faults) == ROUNDS for plan in plans)
+
+
+IN_A_PROCESS = """
+from adam_async.simulation.campaign import run_seed
+from adam_async.simulation.scenarios.controllers import CONTROLLERS
+print(run_seed(CONTROLLERS, 2).replay_hash)
+"""
+
+
+@pytest.mark.slow
+def test_a_seed_is_the_same_run_in_every_process() -> None:
+    def replay_hash(hash_seed: str) -> str:
+        environment = {"PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"}
+        command = [sys.executable, "-c", IN_A_PROCESS]
+        return subprocess.run(command, env=environment, capture_output=True, check=True, text=True).stdout
+
+    assert replay_hash("0") == replay_hash("4242") != ""
+
+
+# --- what the scenarios would not miss ---------------------------------------------------------
+
+
+def broken(scenario: Scenario, seed: int) -> str:
+    """The invariant that a seed violates; empty if none."""
+    return run_seed(scenario, seed).invariant
+
+
+def test_writes_that_are_not_forced_down_are_missed_after_a_restart(monkeypatch) -> None:
+    monkeypatch.setattr(SimulatedDisk, "append_durably", SimulatedDisk.write_from)
+
+    assert broken(RESTARTS, 0) in ("DamagedLog", "I7")
+
+
+def test_a_vote_that_is_not_written_down_is_noticed(monkeypatch) -> None:
+    def cast(self, term, vote):
+        self.term, self.vote = term, vote
+
+    monkeypatch.setattr(core.Core, "_cast", cast)
+
+    assert broken(RESTARTS, 0) == "I7"
+
+
+def test_promises_before_they_are_durable_are_noticed(monkeypatch) -> None:
+    monkeypatch.setattr(Outbox, "next", lambda self: self._held.popleft()[1] if self._held else None)
+
+    assert broken(RESTARTS, 0) == "I7"
+
+
+def test_questions_that_are_done_twice_are_noticed(monkeypatch) -> None:
+    monkeypatch.setattr(Machine, "_set", lambda self, question: self._compare_and_set(question))
+
+    assert broken(RESTARTS, 0) == "I6"
+
+
+@pytest.mark.slow
+def test_reads_without_a_round_are_noticed(monkeypatch) -> None:
+    def read(self, question):
+        self._effects.append(core.ReadReady(question.tag))
+
+    monkeypatch.setitem(core.HANDLERS[core.Read], core.Role.LEADER, read)
+
+    assert any(broken(CONTROLLERS, seed) == "I6" for seed in range(15, 35))
