@@ -64,6 +64,7 @@ from adam_async.consensus.records import Ballot, Born, Record
 from adam_async.controller.founding import Founding, group_name, name_of
 from adam_async.controller.log_file import LogFile
 from adam_async.controller.machine import DONE, Command, Machine, Outcome, command_bytes, first_state
+from adam_async.errors import ConfigError
 from adam_async.messages import Agree, Introduce, Introduced, pack, packed_tensor, unpack
 from adam_async.timer import Timer
 from adam_async.traffic import Traffic
@@ -295,7 +296,12 @@ class Group:
             return
         now = self._now()
         others = [node for node in core.members.voters if node != core.me]
-        others = [node for node in others if core.silent_s(node, now=now) < self._settings.election_s]
+        linked = {name for name, link in self._links.items() if not link.closed}
+        others = [
+            node
+            for node in others
+            if name_of(node) in linked and core.silent_s(node, now=now) < self._settings.election_s
+        ]
         if not others:
             return
         self._take(Transfer("resign", min(others, key=lambda node: core.silent_s(node, now=now))))
@@ -311,7 +317,7 @@ class Group:
         """Take part until cancelled.
 
         Raises:
-            ConfigError: The file is another process's.
+            ConfigError: The file is another process's, or another controller's.
             DamagedLog: What is in it was damaged.
             OSError: It could not be written.
         """
@@ -321,6 +327,10 @@ class Group:
             if saved is None:
                 saved = Saved(me=identity(self._identity.node, int.from_bytes(self._entropy(7), "little")))
                 await self._write_down((Born(saved.me),))
+            elif name_of(saved.me) != self._identity.node:
+                raise ConfigError(
+                    f"{self._file!r} is that of {name_of(saved.me)}: give {self._identity.node} a folder of its own"
+                )
             self._me = saved.me
             group = await stack.enter_async_context(asyncio.TaskGroup())
             for name in sorted(set(self._peers) - {self._identity.node}):

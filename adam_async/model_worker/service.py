@@ -111,6 +111,8 @@ class ModelWorker(Role):
             node = cluster.nodes.get(self._identity.node)
             if run is None or run.phase in ("finished", "failed") or node is None:
                 continue
+            if not self._membership.seated:
+                continue  # what the map says of our node is of an earlier life, whose place is another's by now
             life = cluster.life(node.replica)
             if not life or (run.id, life) == done or not _primaries_ready(cluster):
                 continue

@@ -10,7 +10,9 @@ import pytest
 
 from adam_async.data_server.state import DataState
 from adam_async.parameter_server.state import ServerState
-from adam_async.simulation.campaign import draw_case, run_seed
+from adam_async.simulation.campaign import draw_case, run_case, run_seed
+from adam_async.simulation.network import Conditions
+from adam_async.simulation.plan import Fault, Plan
 from adam_async.simulation.scenarios import SCENARIOS, training
 from adam_async.simulation.scenarios.training import BRIEF_S, TRAIN, WORKERS
 from tests.adam_async.simulation.test_ablations import rewrite
@@ -49,6 +51,22 @@ def test_a_seed_is_the_same_run_in_every_process() -> None:
         return subprocess.run(command, env=environment, capture_output=True, check=True, text=True).stdout
 
     assert replay_hash("4242").strip() == run_seed(TRAIN, 5).replay_hash
+
+
+def test_a_worker_that_returns_does_not_train_in_a_place_that_is_anothers_by_now() -> None:
+    # It begins its second life while the map still shows the first; then the other one takes that place.
+    faults = (
+        Fault(at_s=0.47, kind="kill", targets=("worker-1",), lasts_s=5.2),
+        Fault(at_s=1.6, kind="freeze", targets=("worker-1",), lasts_s=0.4),
+        Fault(at_s=3.74, kind="crash", targets=("worker-0",), lasts_s=0.3),
+        Fault(at_s=4.2, kind="freeze", targets=("worker-0",), lasts_s=3.4),
+    )
+    case = draw_case(TRAIN, 1011)
+    network = Conditions(delay_s=0.0005, jitter_s=0.0005)
+    options = msgspec.structs.replace(case.plan.options, shuffled=False, unkind=False, network=network)
+    plan = Plan(options=options, faults=faults)
+
+    assert run_case(TRAIN, msgspec.structs.replace(case, plan=plan)).text == ""
 
 
 ABLATIONS = {
