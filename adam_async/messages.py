@@ -7,7 +7,7 @@ Unknown optional keys are ignored, so a newer peer may say more; a missing or mi
 
 Conversations, with the tensors that ride along in brackets:
 
-    anyone - controller          GetMap, CompareAndSet [value], WatchMap -> MapState [map] or MapChanges [changes]
+    anyone - controller          GetMap, CompareAndSet [value], WatchMap -> MapState [map], MapChanges [same]
     anyone - controller          OpenSession -> SessionOpened
     controller - controller      Introduce -> Introduced, Agree [what the consensus core says]
     worker - data server         LeaseGroups -> Groups [images, labels], ReportGroups -> Reported
@@ -50,14 +50,15 @@ class Body(msgspec.Struct, frozen=True, kw_only=True):
 # --- anyone and the controllers --------------------------------------------------------------
 
 NOT_LEADER = "not-leader"
-"""A controller that does not lead answers every question about the map with this; the text is the address of
-the one that does, or empty where nobody is known to."""
+"""A controller that does not lead answers every question about the map with this; the text is the address
+of the one that does, or empty where nobody is known to."""
 
 SESSION_OVER = "session-over"
-"""The controllers know nothing of this session any more: open another one. What it asked may have been done."""
+"""The controllers know nothing of this session any more: open another one. What it asked may be done."""
 
 UNKNOWN = "unknown"
-"""Leadership was lost with the question under way: it may be done, or may yet be. Ask again, with the same number."""
+"""Leadership was lost with the question under way: it may be done, or may yet be. Ask again, under the same
+number."""
 
 
 class GetMap(Body, frozen=True, kw_only=True):
@@ -65,7 +66,7 @@ class GetMap(Body, frozen=True, kw_only=True):
 
 
 class OpenSession(Body, frozen=True, kw_only=True):
-    """Ask for a session: a sequence of numbered questions, each of which is done once however often it is asked."""
+    """Ask for a session: numbered questions, each of which is done once however often it is asked."""
 
 
 class SessionOpened(Body, frozen=True, kw_only=True):
@@ -92,7 +93,7 @@ class CompareAndSet(Body, frozen=True, kw_only=True):
 class WatchMap(Body, frozen=True, kw_only=True):
     """Ask for the changes of the map beyond version `after`; the answer waits for the first of them.
 
-    It waits for `wait_s` at most and is then without any, so that who asks knows that its controller still leads.
+    It waits for `wait_s` at most and is then without any, so that who asks knows that this one still leads.
     """
 
     after: int
@@ -110,7 +111,7 @@ class MapState(Body, frozen=True, kw_only=True):
 
     version: int
     group: str
-    """Which group of controllers this is; one that was founded anew is another one, and counts versions anew."""
+    """Which group of controllers this is; one founded anew is another one, and counts versions anew."""
     done: bool = True
     """For an answer to `CompareAndSet`: whether it took effect."""
     at: int = 0

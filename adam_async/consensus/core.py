@@ -131,7 +131,7 @@ class Core:
         )
 
     def silent_s(self, node: str, *, now: float) -> float:
-        """For how long one of the group has not answered us; 0 where we do not lead, or it is not known to us."""
+        """For how long one of the group has not answered us; 0 where we do not lead, or it is not known."""
         known = self._leading.progress.get(node) if self._leading is not None else None
         return now - known.heard if known is not None and node != self.me else 0.0
 

@@ -329,7 +329,7 @@ class Group:
                 await self._write_down((Born(saved.me),))
             elif name_of(saved.me) != self._identity.node:
                 raise ConfigError(
-                    f"{self._file!r} is that of {name_of(saved.me)}: give {self._identity.node} a folder of its own"
+                    f"{self._file!r} is {name_of(saved.me)}'s: give {self._identity.node} a folder of its own"
                 )
             self._me = saved.me
             group = await stack.enter_async_context(asyncio.TaskGroup())

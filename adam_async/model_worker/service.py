@@ -112,7 +112,7 @@ class ModelWorker(Role):
             if run is None or run.phase in ("finished", "failed") or node is None:
                 continue
             if not self._membership.seated:
-                continue  # what the map says of our node is of an earlier life, whose place is another's by now
+                continue  # the map speaks of an earlier life of ours, whose place is another's by now
             life = cluster.life(node.replica)
             if not life or (run.id, life) == done or not _primaries_ready(cluster):
                 continue
