@@ -30,9 +30,11 @@ class Maps:
 
         Raises:
             Violation: Of I3 or I4.
+            AssertionError: The map breaks a rule of its own.
         """
         if machine.map.version <= self._map.version:
             return
+        machine.state.check_invariants()
         changes = machine.history.since(self._map.version)
         if changes is None:
             self.follow(machine.map)

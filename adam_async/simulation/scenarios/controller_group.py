@@ -138,6 +138,7 @@ class ControllerGroup:
         self.writes[name] += any(type(effect) is Persist for effect in effects)
         led = len(self.terms.leaders)
         self.terms.saw(core, event, effects)
+        core.check_invariants()
         self.commits.saw(core, machine, event, effects)
         self.maps.saw(machine)
         if len(self.terms.leaders) > led:

@@ -46,13 +46,14 @@ def draw_plan(dice: Dice) -> Plan:
     settings: dict[str, Setting] = {
         **draw_settings(dice),
         "users": users,
+        "runs": dice.chance(0.4),
         "watchers": 1 + dice.below(2),
         "pause_s": round(users / dice.between(6.0, 8.0), 3),
         "patience_s": dice.choose([2.0, 5.0, 20.0]),
         "outside": dice.choose(OUTSIDE),
     }
     controllers = [f"controller-{number + 1}" for number in range(int(settings["controllers"]))]
-    names = [f"worker-{number}" for number in range(users)]
+    names = [f"user-{number}" for number in range(users)]
     kinds = [*KINDS, *(dice.choose(KINDS) for _ in range(dice.below(8)))]
     early = 0.1 if dice.chance(0.3) else 3.0  # early: while the group is founded
     faults: list[Fault] = []
@@ -83,12 +84,14 @@ class _Story:
                 name,
                 self.group,
                 ledger,
+                role=("ps", "data", "worker", "worker")[number],
                 watches=number < int(settings["watchers"]),
+                submits=bool(settings["runs"]),
                 pause_s=float(settings["pause_s"]),
                 patience_s=float(settings["patience_s"]),
             )
             for number in range(int(settings["users"]))
-            if (name := f"worker-{number}")
+            if (name := f"user-{number}")
         }
 
     async def run(self) -> None:

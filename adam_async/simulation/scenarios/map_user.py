@@ -10,7 +10,8 @@ from typing import Any
 
 import msgspec
 
-from adam_async.cluster_map import ClusterMap
+from adam_async.cluster_map import ClusterMap, NodeRecord, ready_word
+from adam_async.config import Config
 from adam_async.controller.changes import Change, changed
 from adam_async.messages import (
     NOT_LEADER,
@@ -30,6 +31,7 @@ from adam_async.messages import (
     unpack,
     unpack_any,
 )
+from adam_async.model.named import mlp
 from adam_async.simulation import linearizability as told
 from adam_async.simulation.dice import Dice
 from adam_async.simulation.nodes import Node
@@ -49,6 +51,13 @@ WATCH_S = 4.0
 RETRY = RetrySchedule(first_s=0.1, longest_s=0.5)
 
 
+RUN = {
+    "config": msgspec.to_builtins(Config(images_per_group=10, servers=1, replicas=1)),
+    "spec": mlp((4, 2), input_shape=(1, 2, 2)).to_dict(),
+}
+"""What all runs have in common."""
+
+
 class SessionOver(Exception):
     """Whether what was asked was done will never be known."""
 
@@ -60,7 +69,9 @@ class User:
         name: Of its machine.
         group: Whom it asks.
         ledger: Counts its operations.
+        role: What it says that it is.
         watches: Whether it watches the map as well.
+        submits: Whether it has runs begin, which the others are ready for.
         pause_s: Between two questions, in the mean.
         patience_s: After this long it gives a question up.
 
@@ -76,17 +87,21 @@ class User:
         group: ControllerGroup,
         ledger: Ledger,
         *,
+        role: str = "worker",
         watches: bool,
+        submits: bool = False,
         pause_s: float,
         patience_s: float,
     ) -> None:
         self.name = name
+        self.role = role
         self.working = True
         self.patience_s = patience_s
         self.acknowledged = 0
         self._group = group
         self._ledger = ledger
         self._watches = watches
+        self._submits = submits
         self._pause_s = pause_s
         self._written = 0
 
@@ -105,10 +120,12 @@ class User:
             if not self.working:
                 continue
             self._group.progress.owe(self.name)
-            record = life.map.nodes.get(self.name)
+            record, run = life.map.nodes.get(self.name), life.map.run
             seated = record is not None and record.live and record.incarnation == life.node.life
-            if not seated or dice.chance(0.1):
+            if not seated or record is None or record.ready != self._ready(life, record) or dice.chance(0.1):
                 answered = await self._sit(life)
+            elif self._submits and (run is None or run.phase in ("failed", "finished")):
+                answered = await self._submit(life)
             elif dice.chance(0.45):
                 answered = await self._get(life)
             else:
@@ -120,15 +137,30 @@ class User:
         self._written += 1
         number, old = self._written, life.map.nodes.get(self.name)
         value = {
-            "role": "worker",
+            "role": self.role,
             "address": f"tcp://{self.name}:1",
             "incarnation": life.node.life,
-            "info": {"n": number},
+            "ready": self._ready(life, old) if old is not None else "",
+            "info": {"n": number, "train_images": 20},
         }
         expected = old.changed if old is not None else 0
         answer = await life.set(f"nodes/{self.name}", expected, value)
         if answer is not None and answer.done:
             self.acknowledged = number
+        return answer is not None
+
+    def _ready(self, life: "_Life", record: NodeRecord) -> str:
+        """What it has to be ready for."""
+        run = life.map.run
+        if run is None or run.phase in ("failed", "finished"):
+            return record.ready
+        return ready_word(run.id, life.map.life(record.replica)) if self.role == "worker" else run.id
+
+    async def _submit(self, life: "_Life") -> bool:
+        old = life.map.run
+        value = {**RUN, "id": f"run-{life.map.version}", "driver": self.name}
+        answer = await life.set("run", old.changed if old is not None else 0, value)
+        self._ledger.counts["runs"] += answer is not None and answer.done
         return answer is not None
 
     async def _get(self, life: "_Life") -> bool:
@@ -182,7 +214,7 @@ class _Life:
         self.map = ClusterMap()
         self._user = user
         self._group = group
-        self._identity = Identity(role="worker", node=user.name, incarnation=node.life)
+        self._identity = Identity(role=user.role, node=user.name, incarnation=node.life)
         self._network = network_of(node)
         self._addresses = list(group.addresses.values())
         self.dice.shuffle(self._addresses)

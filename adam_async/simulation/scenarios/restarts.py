@@ -60,7 +60,7 @@ class _Story:
         self.dice = world.dice.fork("restarts")
         self.users = [
             User(
-                f"worker-{number}",
+                f"user-{number}",
                 self.group,
                 ledger,
                 watches=number == 0,
