@@ -6,7 +6,7 @@ import hashlib
 import random
 import signal
 from collections import Counter
-from contextlib import ExitStack, aclosing
+from contextlib import ExitStack, aclosing, closing
 from pathlib import Path
 
 import msgspec
@@ -38,7 +38,9 @@ from transport import BufferPool, Identity, RemoteError
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 KEYS = tuple(f"nodes/key-{number}" for number in range(8))
-CLIENTS = 8
+CLIENTS = 5
+SELDOM = 6
+VISITORS = 3
 RUN_S = 20.0
 LEAST_PER_S = 100
 """Answered operations a second while controllers are killed and stopped; with less a run does not count."""
@@ -71,6 +73,10 @@ class Controllers:
         words = ("--id", str(number), "--peers", self._peers, "--dir", str(self._folder / str(number)))
         self.commands[number] = self._stack.enter_context(Command("controller", *words))
 
+    def number(self, address: str) -> int:
+        """Which controller is at an address."""
+        return self.addresses.split(",").index(address) + 1
+
     def check_all_run(self) -> None:
         for number, command in self.commands.items():
             assert command.process.poll() is None, (
@@ -87,6 +93,8 @@ class Users:
         self.history = History(clock=fine_clock)
         self.sights: list[Sight] = []
         self.answered: Counter[str] = Counter()
+        self.leader = controllers.partition(",")[0]
+        """The last one that is known to have answered."""
         self._wanted = 0
         self._enough = asyncio.Event()
 
@@ -110,21 +118,37 @@ class Users:
             traffic=Traffic(name),
         )
 
-    async def use(self, number: int) -> None:
-        """Get and set keys at random until cancelled."""
+    async def use(self, number: int, *, pause_s: float = 0.0) -> None:
+        """Get and set keys at random until cancelled, with pauses of up to so long.
+
+        Who pauses may ask a leader that is stopped after its successor has answered others.
+        """
         name, dice = f"client-{number}", random.Random(f"{self._seed}/{number}")
-        client = self._client(name)
         known = dict.fromkeys(KEYS, 0)
-        try:
-            for count in range(1_000_000):
-                key = dice.choice(KEYS)
-                if dice.random() < 0.5:
+        with closing(self._client(name)) as client:
+            while True:
+                await asyncio.sleep(dice.uniform(0.0, pause_s))
+                await self._ask(client, name, dice, known)
+                self.leader = client.leader or self.leader
+
+    async def visit(self, number: int) -> None:
+        """The same over a new link again and again: who comes while a leader is stopped finds the next."""
+        name, dice = f"visitor-{number}", random.Random(f"{self._seed}/visitor/{number}")
+        known = dict.fromkeys(KEYS, 0)
+        while True:
+            await asyncio.sleep(dice.uniform(0.0, 0.3))
+            with closing(self._client(name)) as client:
+                for key in KEYS:
                     await self._get(client, name, key, known)
-                else:
-                    expected = known[key] if dice.random() < 0.9 else dice.randrange(known[key] + 1)
-                    await self._set(client, name, key, expected, f"{name}/{count}", known)
-        finally:
-            client.close()
+                    await self._set(client, name, key, known[key], f"{name}/{self.answered.total()}", known)
+
+    async def _ask(self, client, name, dice, known):
+        key = dice.choice(KEYS)
+        if dice.random() < 0.5:
+            await self._get(client, name, key, known)
+        else:
+            expected = known[key] if dice.random() < 0.9 else dice.randrange(known[key] + 1)
+            await self._set(client, name, key, expected, f"{name}/{self.answered.total()}", known)
 
     async def _get(self, client, name, key, known):
         handle = self.history.begin(name, key, Get())
@@ -161,9 +185,8 @@ class Users:
     async def watch(self, number: int) -> None:
         """Follow the map until cancelled."""
         name = f"watcher-{number}"
-        client = self._client(name)
         cluster = ClusterMap()
-        try:
+        with closing(self._client(name)) as client:
             async with aclosing(client.changes()) as changes:
                 async for news in changes:
                     cluster = news.whole if news.change is None else changed(cluster, news.change)
@@ -171,16 +194,14 @@ class Users:
                     whole = news.change is None
                     sight = Sight(watcher=name, version=news.version, digest=digest.hexdigest(), whole=whole)
                     self.sights.append(sight)
-        finally:
-            client.close()
 
 
-async def disturb(controllers: Controllers, dice: random.Random, done: Counter[str]) -> None:
-    """Kill and stop controllers, one after the other, until the time is over; then all run again."""
+async def disturb(controllers: Controllers, users: Users, dice: random.Random, done: Counter[str]) -> None:
+    """Kill and stop controllers, leaders above all, until the time is over; then all run again."""
     loop = asyncio.get_running_loop()
     until = loop.time() + RUN_S
     while loop.time() < until:
-        number = dice.choice((1, 2, 3))
+        number = dice.choice((1, 2, 3, *[controllers.number(users.leader)] * 3))
         command = controllers.commands[number]
         controllers.check_all_run()
         if dice.random() < 0.5:
@@ -191,7 +212,7 @@ async def disturb(controllers: Controllers, dice: random.Random, done: Counter[s
             done["killed"] += 1
         else:
             command.signal(signal.SIGSTOP)
-            await asyncio.sleep(dice.uniform(0.2, 2.5))
+            await asyncio.sleep(dice.uniform(0.2, 3.5))
             command.signal(signal.SIGCONT)
             done["stopped"] += 1
         await asyncio.sleep(dice.uniform(0.2, 1.5))
@@ -202,11 +223,13 @@ async def play(controllers: Controllers, users: Users, dice: random.Random) -> t
     done: Counter[str] = Counter()
     loop = asyncio.get_running_loop()
     tasks = [asyncio.create_task(users.use(number)) for number in range(CLIENTS)]
+    tasks += [asyncio.create_task(users.use(CLIENTS + number, pause_s=3.0)) for number in range(SELDOM)]
+    tasks += [asyncio.create_task(users.visit(number)) for number in range(VISITORS)]
     tasks += [asyncio.create_task(users.watch(number)) for number in range(2)]
     await users.answers(CLIENTS)
     begun, before = loop.time(), users.answered.total()
     try:
-        await disturb(controllers, dice, done)
+        await disturb(controllers, users, dice, done)
         rate = (users.answered.total() - before) / (loop.time() - begun)
         # All run again: there is an answer to everybody, and the watchers come to the end of it.
         await users.answers(10 * CLIENTS)
