@@ -111,8 +111,8 @@ class _Story:
             await asyncio.sleep(CHAOS_S)
             faults.over.set()
 
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(end(), name="end of faults")
+        async with asyncio.TaskGroup() as group:
+            group.create_task(end(), name="end of faults")
             await strike_all(self.world, self.plan.faults, self.ledger, own=faults.strikes)
 
     # --- a core ------------------------------------------------------------------------------

@@ -108,10 +108,10 @@ class User:
     async def live(self, node: Node) -> None:
         """Ask, and watch, as the program of one life."""
         life = _Life(self, node, self._group)
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._ask(life), name=f"{self.name}/asks")
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._ask(life), name=f"{self.name}/asks")
             if self._watches:
-                tasks.create_task(life.watch(), name=f"{self.name}/watches")
+                group.create_task(life.watch(), name=f"{self.name}/watches")
 
     async def _ask(self, life: "_Life") -> None:
         dice = life.dice
