@@ -112,8 +112,12 @@ class Trio:
         )
         self.running[node.name] = controller
         self.leave[node.name] = leave = asyncio.Event()
-        async with controller:
-            await leave.wait()
+        try:
+            async with controller:
+                await leave.wait()
+        finally:
+            if self.running.get(node.name) is controller:
+                del self.running[node.name]
 
     def node(self, name):
         return self.world.node(name)
