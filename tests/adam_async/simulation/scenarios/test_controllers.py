@@ -95,6 +95,7 @@ def test_promises_before_they_are_durable_are_noticed(monkeypatch) -> None:
     assert any(broken(CONTROLLERS, seed) == "I7" for seed in range(4))
 
 
+@pytest.mark.slow
 def test_questions_that_are_done_twice_are_noticed(monkeypatch) -> None:
     monkeypatch.setattr(Machine, "_set", lambda self, question: self._compare_and_set(question))
 
