@@ -155,6 +155,9 @@ class Agree(Body, frozen=True, kw_only=True):
     Tensor: the message (`consensus.Message`) as MessagePack.
     """
 
+    group: str
+    """Of the sender; empty where it knows of none. What one group agrees on means nothing in another."""
+
 
 # --- worker and data server ------------------------------------------------------------------
 

@@ -13,7 +13,8 @@ both say who they are.
 *A stall of our own.* A deadline that is noticed late says that this process did not run. Then words of the
 leader may lie unread in the sockets, and it would be wrong to call it silent; and if the whole machine stood
 still, the others on it have said nothing meanwhile. So this time does not pass for the core, and there is a
-pause in which what came is read. Who is late for the same deadline again is just slow, and goes on.
+pause in which what came is read. Who is late for the same deadline again is just slow, and goes on. A leader
+speaks without a pause: its own silence is what the others would miss.
 
 *Who belongs to the group.* A node whose disk was lost, or who never had one, comes with an identity of its
 own. The leader takes it in, as a learner, then in place of the identity of the same name that nobody has
@@ -268,10 +269,20 @@ class Group:
         if name_of(identity) == name and name in self._peers and name != self._identity.node:
             self._known[name] = identity
 
-    def receive(self, name: str, message: Message) -> None:
-        """Another controller's core says something."""
-        if self._core is not None and name_of(message.sender) == name:
-            self._take(Received(message))
+    def receive(self, name: str, group: str, message: Message) -> None:
+        """Another controller's core says something, as one of a group; empty where it knows of none."""
+        if self._core is None or name_of(message.sender) != name:
+            return
+        if group and self._machine.group and group != self._machine.group:
+            logger.warning(
+                "%s belongs to group %s, %s to group %s: one of them has to begin anew, with an empty folder",
+                self._identity.node,
+                self._machine.group,
+                name,
+                group,
+            )
+            return
+        self._take(Received(message))
 
     def statistics(self) -> dict[str, Any]:
         """Where this controller stands in its group."""
@@ -404,6 +415,9 @@ class Group:
         now, deadline = self._now(), core.next_deadline()
         if now - deadline <= LATE_S or self._paused_for == deadline:
             return False
+        if core.role is Role.LEADER:
+            self._stalled_s += now - max(deadline, self._core_s)
+            return False
         self._paused_for = deadline
         self._stalled_s += now - max(deadline - PAUSE_S, self._core_s)
         return True
@@ -504,7 +518,7 @@ class Group:
         if link is None or link.closed:
             return
         try:
-            link.send_nowait(pack(Agree(), [packed_tensor(message)]))
+            link.send_nowait(pack(Agree(group=self._machine.group), [packed_tensor(message)]))
         except (WouldBlock, TransportError):
             return  # the core says again what matters
 

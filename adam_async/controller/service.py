@@ -181,8 +181,9 @@ class Controller(Role):
         try:
             while True:
                 message = await link.receive()
-                unpack(message, Agree)
-                self.group.receive(link.peer.node, read_packed_tensor(message, CoreMessage))
+                said = unpack(message, Agree)
+                heard = read_packed_tensor(message, CoreMessage)
+                self.group.receive(link.peer.node, said.group, heard)
         except ProtocolError as error:
             logger.warning("%s: %s says what is no message: %s", self._identity.node, link.peer.node, error)
         except TransportError:

@@ -146,7 +146,7 @@ EXAMPLES = [
     SessionOpened(session=1 << 55),
     Introduce(identity="controller-1/5"),
     Introduced(identity="controller-1/5", members=("controller-1/5", "controller-2/7")),
-    Agree(),
+    Agree(group="8f3c"),
     LeaseGroups(
         run="r", replica=0, life=1 << 55, partition=1, position=7, count=4, wait_s=1.5, heard=9, rows=(0, 14)
     ),

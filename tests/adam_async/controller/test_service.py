@@ -226,7 +226,7 @@ def test_a_controller_refuses_what_is_no_word_of_its_like_and_goes_on():
         leader = await trio.settled()
         stranger = await trio.client(leader, role="controller", node="controller-x")
         with suppress(TransportError):
-            stranger.link.send_nowait(pack(Agree(), [packed_tensor({"type": "no message"})]))
+            stranger.link.send_nowait(pack(Agree(group=""), [packed_tensor({"type": "no message"})]))
         await stranger.link.wait_closed()
         term = trio.running[leader].group.term
         await asyncio.sleep(3.0)
