@@ -276,6 +276,10 @@ class Faults:
         written, asked_s = self._group.writes[node.name], self._world.now
         while node.host.up and node.task is not None and not node.task.done() and not self.over.is_set():
             await asyncio.wait([node.task], timeout=STEP_S)
+            if fault.kind == "disk-full" and node.drive.used_bytes < node.drive.capacity_bytes:
+                # A new file took the place of the old one, and made room.
+                node.drive.capacity_bytes = node.drive.used_bytes
+                written = self._group.writes[node.name]
             if self._group.writes[node.name] == written:
                 asked_s = self._world.now
             elif self._world.now > asked_s + ENDS_S:
