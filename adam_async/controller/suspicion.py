@@ -44,8 +44,13 @@ class Suspicion:
         self._until.pop((node, incarnation), None)
 
     def due(self, cluster: ClusterMap, *, now: float) -> list[Life]:
-        """Lives that stayed away too long and still count as live."""
-        self._until = {life: until for life, until in self._until.items() if _is_live(cluster, life)}
+        """Lives that stayed away too long and still count as live.
+
+        One that does not is suspected all the same until its time is over: its seat may yet be agreed on.
+        """
+        self._until = {
+            life: until for life, until in self._until.items() if until > now or _is_live(cluster, life)
+        }
         return [life for life, until in self._until.items() if until <= now]
 
     def next_deadline(self) -> float | None:

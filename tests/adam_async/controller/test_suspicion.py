@@ -59,6 +59,13 @@ def test_lives_that_are_over_or_were_never_in_the_map_are_not_told(suspicion):
     assert suspicion.next_deadline() is None
 
 
+def test_one_whose_seat_is_agreed_on_only_after_its_link_broke_is_suspected_all_the_same(suspicion):
+    suspicion.link_lost("a", 1, now=100.0)
+    assert suspicion.due(cluster_of(), now=100.5) == []
+    assert suspicion.next_deadline() == 102.0
+    assert suspicion.due(cluster_of("a"), now=102.0) == [("a", 1)]
+
+
 def test_each_node_has_its_own_time(suspicion):
     cluster = cluster_of("a", "b")
     suspicion.link_lost("b", 1, now=100.0)
