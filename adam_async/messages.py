@@ -696,6 +696,10 @@ def unpack_any(message: Message) -> Body:
     return unpack(message, cls)
 
 
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What the bytes of a peer may raise: the decoder has words of its own for most of it, but not for all."""
+
+
 def text_tensor(value: Any) -> NDArray[np.uint8]:
     """Write any builtin or record as JSON text that rides as a tensor."""
     return np.frombuffer(msgspec.json.encode(value), np.uint8)
@@ -711,7 +715,7 @@ def read_text_tensor(message: Message, expected: Any) -> Any:
         raise RemoteProtocolError("tensors", f"{message.type} must carry one text tensor")
     try:
         return msgspec.json.decode(message.tensors[0].tobytes(), type=expected)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise RemoteProtocolError("message", f"malformed text beside {message.type}: {error}") from None
 
 
@@ -735,7 +739,7 @@ def read_packed_tensor(message: Message, expected: Any) -> Any:
         raise RemoteProtocolError("tensors", f"{message.type} must carry one packed tensor")
     try:
         return msgspec.msgpack.decode(message.tensors[0].tobytes(), type=expected)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise RemoteProtocolError("message", f"malformed bytes beside {message.type}: {error}") from None
 
 

@@ -61,7 +61,11 @@ class Vote(Body, frozen=True, kw_only=True):
 
 
 class Append(Body, frozen=True, kw_only=True):
-    """Entries that follow the one at `prev_index`. The sender leads in `term`."""
+    """Entries that follow the one at `prev_index`. The sender leads in `term`.
+
+    Raises:
+        ValueError: They do not follow it.
+    """
 
     prev_index: int
     prev_term: int
@@ -70,6 +74,13 @@ class Append(Body, frozen=True, kw_only=True):
     """All entries up to here are committed."""
     round: int
     """Reads that wait for answers to this or a later round may be answered."""
+
+    def __post_init__(self) -> None:
+        for index, entry in enumerate(self.entries, self.prev_index + 1):
+            if entry.index != index or entry.term > self.term:
+                raise ValueError(
+                    f"entry {entry.index} of term {entry.term} is not {index} of a term up to {self.term}"
+                )
 
 
 class Appended(Body, frozen=True, kw_only=True):

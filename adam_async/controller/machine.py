@@ -12,7 +12,7 @@ again by a question that was long on its way: the controllers know it, or it is 
 for longest are forgotten beyond `MAX_SESSIONS`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, assert_never
 
@@ -20,12 +20,21 @@ import msgspec
 
 from adam_async.cluster_map import ClusterMap
 from adam_async.controller.changes import Change, History, difference
-from adam_async.controller.state import Changed, CompareAndSet, Conflict, ControllerState, Invalid, NodeLost
+from adam_async.controller.state import CompareAndSet, Conflict, ControllerState, Event, Invalid, NodeLost
+from adam_async.errors import AdamError
 from adam_async.messages import SESSION_OVER
 from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
 
 MAX_SESSIONS = 4096
+
+MAX_DEPTH = 32
+"""Containers in a record of the map may nest so deep. Far deeper ones can be written by some and not be read
+by others, as far as the stack of each goes."""
+
+UNWORKABLE = (AdamError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""What the map's rules may raise at a record that they did not expect. It would be raised again at every
+restart, for the command is in the log; so it is refused."""
 
 
 class Open(msgspec.Struct, frozen=True, tag="open"):
@@ -96,6 +105,14 @@ _STATES = msgspec.msgpack.Decoder(_State)
 def command_bytes(command: Command) -> bytes:
     """Write a command down for the log."""
     return _ENCODER.encode(command)
+
+
+def nests_too_deep(value: Any, left: int = MAX_DEPTH) -> bool:
+    """Whether a record has containers over `MAX_DEPTH` deep. Such a one must not come into the log."""
+    if not isinstance(value, dict | list):
+        return False
+    inner = value.values() if isinstance(value, dict) else value
+    return left == 0 or any(nests_too_deep(item, left - 1) for item in inner)
 
 
 def first_state(group: str) -> bytes:
@@ -170,9 +187,13 @@ class Machine:
             case _:
                 return Outcome(at=self.map.version)
 
-    def _change(self, command: CompareAndSet | NodeLost) -> Changed | Conflict | Invalid | None:
+    def _change(self, command: CompareAndSet | NodeLost) -> Event | None:
         before = self.map
-        events = self.state.apply(command)
+        try:
+            events: Sequence[Event] = self.state.apply(command)
+        except UNWORKABLE as error:
+            self.state.map = before
+            events = [Invalid(f"the map's rules cannot work with it: {type(error).__name__}")]
         if self.map is not before:
             self.history.add(difference(before, self.map))
         return events[0] if events else None

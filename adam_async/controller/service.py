@@ -26,7 +26,16 @@ from adam_async.consensus import Message as CoreMessage
 from adam_async.consensus import Settings
 from adam_async.controller.group import SETTINGS, SNAPSHOT_ENTRIES, Answer, Group, Observe
 from adam_async.controller.log_file import LogFile
-from adam_async.controller.machine import DONE, Lost, Machine, Open, Outcome, Set
+from adam_async.controller.machine import (
+    DONE,
+    MAX_DEPTH,
+    Lost,
+    Machine,
+    Open,
+    Outcome,
+    Set,
+    nests_too_deep,
+)
 from adam_async.controller.suspicion import Life, Suspicion
 from adam_async.messages import (
     NOT_LEADER,
@@ -53,7 +62,16 @@ from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.ports import system_entropy
 from adam_async.role import Role
 from adam_async.timer import Timer
-from transport import Identity, Link, Message, Network, ProtocolError, Request, TransportError
+from transport import (
+    Identity,
+    Link,
+    LocalProtocolError,
+    Message,
+    Network,
+    ProtocolError,
+    Request,
+    TransportError,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +80,9 @@ FIND_S = 5.0
 
 MOST_VALUE_BYTES = SETTINGS.command_bytes - (64 << 10)
 """A record of the map may be so large; beside it a command has names and numbers."""
+
+MOST_NEWS_BYTES = 16 << 20
+"""Changes that are more than this are not told one by one: then the whole map is."""
 
 MOST_WAIT_S = 60.0
 """A watch without news is answered after this long at the latest."""
@@ -226,7 +247,11 @@ class Controller(Role):
             text = f"group {body.group} is not this one, {self.machine.group}"
             request.fail(SESSION_OVER, text)
             return
-        value = msgspec.json.encode(read_text_tensor(request.message, dict[str, Any]))
+        record = read_text_tensor(request.message, dict[str, Any])
+        if nests_too_deep(record):
+            request.fail("invalid", f"{body.key} nests over {MAX_DEPTH} deep")
+            return
+        value = msgspec.json.encode(record)
         if len(value) > MOST_VALUE_BYTES:
             text = f"{body.key} of {len(value)} bytes is above the limit of {MOST_VALUE_BYTES}"
             request.fail("invalid", text)
@@ -265,12 +290,19 @@ class Controller(Role):
         elif outcome.problem:
             request.fail(outcome.problem, outcome.text)
         elif request.message.type == GetMap.__name__:
-            request.reply(self._whole())
+            self._tell(request, self._whole())
         elif request.message.type == OpenSession.__name__:
             request.reply(pack(SessionOpened(session=outcome.at)))
         else:
             body = unpack(request.message, CompareAndSet)
-            request.reply(self._news(body.after, body.group, outcome))
+            self._tell(request, self._news(body.after, body.group, outcome))
+
+    def _tell(self, request: Request, answer: Message) -> None:
+        """Answer with what may be too large for a link: that must not end this controller, and the next."""
+        try:
+            request.reply(answer)
+        except LocalProtocolError as error:
+            request.fail("too-large", str(error))
 
     def _whole(self, outcome: Outcome = DONE) -> Message:
         state = MapState(version=self.map.version, group=self.machine.group, done=outcome.done, at=outcome.at)
@@ -281,10 +313,13 @@ class Controller(Role):
         changes = self.machine.since(after, group)
         if changes is None:
             return self._whole(outcome)
+        text = text_tensor(changes)
+        if text.nbytes > MOST_NEWS_BYTES:
+            return self._whole(outcome)
         body = MapChanges(
             version=after + len(changes), group=self.machine.group, done=outcome.done, at=outcome.at
         )
-        return pack(body, [text_tensor(changes)])
+        return pack(body, [text])
 
     # --- watches -----------------------------------------------------------------------------
 
@@ -294,7 +329,7 @@ class Controller(Role):
         )  # in this order: no number is no wait
         watch = _Watch(body.after, body.group, until)
         if self._has_news(watch):
-            request.reply(self._news(watch.after, watch.group))
+            self._tell(request, self._news(watch.after, watch.group))
         else:
             self._watches[request] = watch
             self._timer.rearm()
@@ -306,7 +341,7 @@ class Controller(Role):
         for request, watch in list(self._watches.items()):
             if self._has_news(watch):
                 del self._watches[request]
-                request.reply(self._news(watch.after, watch.group))
+                self._tell(request, self._news(watch.after, watch.group))
 
     def _led(self) -> None:
         if self.group.leads:

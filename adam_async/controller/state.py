@@ -40,6 +40,7 @@ from adam_async.ids import NodeId
 from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.model.network import Network
+from adam_async.model.plan import planned_cuts
 from adam_async.model.spec import ModelSpec
 from adam_async.partitioning import run_table
 from adam_async.placement import assign_buckets
@@ -395,6 +396,7 @@ def _check(record: _Record, layers: Mapping[str, type[Layer]]) -> str:
     try:
         config = make_config(record.config)
         network = Network(ModelSpec.from_dict(record.spec), dtype=config.dtype, layers=layers)
+        planned_cuts(record.plan, network.layers)
     except AdamError as error:
         return str(error)
     shards = network.num_parameters * network.dtype.itemsize // config.shard_bytes

@@ -68,6 +68,7 @@ from adam_async.messages import (
     check_tensor,
     pack,
     read_number,
+    read_packed_tensor,
     read_text_tensor,
     role_table,
     text_tensor,
@@ -315,11 +316,20 @@ def test_text_beside_a_message_survives_and_is_checked():
     for tensors in ([], [np.zeros(3, np.float32)], [text_tensor(1), text_tensor(2)]):
         with pytest.raises(RemoteProtocolError, match="MapState must carry one text tensor"):
             read_text_tensor(pack(MapState(version=3, group="a1"), tensors), ClusterMap)
-    for text in (b"{", b'{"version": "x"}', b"\xff"):
+    for text in (b"{", b'{"version": "x"}', b"\xff", b'{"run": {"id": "\xff"}}'):
         with pytest.raises(RemoteProtocolError, match="malformed text beside MapState"):
             read_text_tensor(
                 pack(MapState(version=3, group="a1"), [np.frombuffer(text, np.uint8)]), ClusterMap
             )
+
+
+def test_what_is_nested_deeper_than_can_be_read_or_is_no_text_is_malformed_like_anything_else():
+    deep = np.frombuffer(b"[" * 5000 + b"]" * 5000, np.uint8)
+    with pytest.raises(RemoteProtocolError, match="malformed text beside MapState"):
+        read_text_tensor(pack(MapState(version=3, group="a1"), [deep]), list)
+    for packed in (b"\x91" * 5000 + b"\x90", b"\x91\xa1\xff"):
+        with pytest.raises(RemoteProtocolError, match="malformed bytes beside Agree"):
+            read_packed_tensor(pack(Agree(group=""), [np.frombuffer(packed, np.uint8)]), list)
 
 
 def test_a_number_that_is_none_survives_as_one_that_is_not_a_number():

@@ -243,3 +243,24 @@ def test_who_took_a_whole_state_has_no_history_from_before():
 def test_a_machine_that_was_given_no_state_belongs_to_no_group():
     assert Machine().group == ""
     assert Machine().map.version == 0
+
+
+def test_a_record_that_the_rules_cannot_work_with_is_refused_and_leaves_the_map_as_it_was(monkeypatch):
+    """It is in the log for good: what it raised it would raise again at every restart."""
+    log = Log()
+    session = log.open()
+    log.set(session, 1)
+    before, changes_before = log.machine.map, log.machine.since(0, GROUP)
+
+    def fails(self):
+        self._set(generation=99)
+        raise KeyError("servers")
+
+    monkeypatch.setattr(machine_module.ControllerState, "_run_rules", fails)
+    answer = log.set(session, 2, key="nodes/b")
+    assert answer == Outcome(
+        done=False, problem="invalid", text="the map's rules cannot work with it: KeyError"
+    )
+    assert log.apply(Lost("a", 1)) == Outcome()
+    assert log.machine.map is before
+    assert log.machine.since(0, GROUP) == changes_before

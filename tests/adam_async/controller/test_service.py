@@ -3,10 +3,16 @@
 import asyncio
 import math
 from contextlib import suppress
+from dataclasses import replace
 
+import msgspec
+import numpy as np
 import pytest
 
 from adam_async.cluster_map import ClusterMap
+from adam_async.consensus.messages import Append
+from adam_async.controller import service
+from adam_async.controller.machine import MAX_DEPTH
 from adam_async.messages import (
     NOT_LEADER,
     SESSION_OVER,
@@ -18,7 +24,8 @@ from adam_async.messages import (
     pack,
     packed_tensor,
 )
-from tests.adam_async.controller.simulated_group import CALL_S, WAITS, record, simulated
+from tests.adam_async.controller import simulated_group
+from tests.adam_async.controller.simulated_group import CALL_S, SHORT, WAITS, record, simulated
 from transport import RemoteError, TransportError
 
 seeds = pytest.mark.parametrize("seed", range(4))
@@ -224,14 +231,98 @@ def test_members_that_come_to_the_next_leader_in_time_are_not_lost_and_the_other
 def test_a_controller_refuses_what_is_no_word_of_its_like_and_goes_on():
     async def scenario(trio):
         leader = await trio.settled()
-        stranger = await trio.client(leader, role="controller", node="controller-x")
-        with suppress(TransportError):
-            stranger.link.send_nowait(pack(Agree(group=""), [packed_tensor({"type": "no message"})]))
-        await stranger.link.wait_closed()
-        term = trio.running[leader].group.term
+        me, term = trio.running[leader].group.introduce().identity, trio.running[leader].group.term
+        gap = Append(
+            sender="controller-x/1", to=me, term=99, prev_index=1, prev_term=1, commit=0, round=0, entries=()
+        )
+        words = [
+            packed_tensor({"type": "no message"}),
+            np.frombuffer(b"\x81\xa4type\xa1\xff", np.uint8),
+            packed_tensor({"type": "Append", **msgspec.to_builtins(gap), "entries": [(50, 99, b"x", None)]}),
+        ]
+        for number, word in enumerate(words):
+            stranger = await trio.client(leader, role="controller", node="controller-x", incarnation=number)
+            with suppress(TransportError):
+                stranger.link.send_nowait(pack(Agree(group=""), [word]))
+            await stranger.link.wait_closed()
         await asyncio.sleep(3.0)
         assert trio.leaders == [leader]
         assert trio.running[leader].group.term == term
+
+    simulated(scenario)
+
+
+def nested(depth):
+    value = []
+    for _ in range(depth - 3):  # beside the record, its info, and the innermost
+        value = [value]
+    return {**record(), "info": {"deep": value}}
+
+
+def test_a_record_that_nests_too_deep_is_refused_before_it_is_in_the_log():
+    """In there it would be written by some and not be read by others, as far as each has stack left."""
+
+    async def scenario(trio):
+        client = await (await trio.client(await trio.settled())).open()
+        for depth in (MAX_DEPTH + 1, 200, 900):
+            assert await refusal(client.set("nodes/w", 0, nested(depth))) == (
+                "invalid",
+                f"nodes/w nests over {MAX_DEPTH} deep",
+            )
+        assert (await client.set("nodes/w", 0, nested(MAX_DEPTH))).done
+
+    simulated(scenario)
+
+
+def test_a_map_that_no_answer_can_hold_is_refused_and_ends_no_controller(monkeypatch):
+    monkeypatch.setattr(simulated_group, "SHORT", replace(SHORT, max_message_bytes=1 << 20))
+
+    async def scenario(trio):
+        leader = await trio.settled()
+        client = await (await trio.client(leader)).open()
+        large = {**record(), "info": {"text": "x" * 300_000}}
+        for number in range(3):
+            assert (await client.set(f"nodes/w{number}", 0, large)).done
+        code, text = await refusal(client.set("nodes/w3", 0, large))
+        assert code == "too-large", text
+        assert (await refusal(client.map()))[0] == "too-large"
+        await asyncio.sleep(3.0)
+        assert trio.leaders == [leader]
+
+    simulated(scenario)
+
+
+def test_changes_that_are_more_than_a_map_come_as_the_map(monkeypatch):
+    monkeypatch.setattr(service, "MOST_NEWS_BYTES", 2000)
+
+    async def scenario(trio):
+        client = await (await trio.client(await trio.settled())).open()
+        _, group = await client.map()
+        for number in range(20):
+            assert (await client.set("nodes/w", number, record(number))).at == number + 1
+        assert await client.watch(18, group) == [19, 20]
+        assert (await client.watch(0, group)).version == 20
+
+    simulated(scenario)
+
+
+def test_who_is_gone_before_its_seat_is_agreed_on_is_lost_after_the_grace():
+    async def scenario(trio):
+        leader = await trio.settled()
+        other = await trio.client(leader, node="other")
+        cluster, group = await other.map()
+        client = await (await trio.client(leader, node="w")).open()
+        for name in trio.others(leader):
+            trio.world.network.cut(leader, name)
+        asking = asyncio.ensure_future(client.set("nodes/w", 0, record(incarnation=1)))
+        await asyncio.sleep(0.1)
+        trio.node("w").kill()
+        asking.cancel()
+        assert await other.watch(cluster.version, group, wait_s=0.1) == []
+        trio.world.network.heal_all()
+        await trio.until(lambda: "w" in trio.running[leader].map.nodes, "it has no seat")
+        assert trio.leaders == [leader]
+        await trio.until(lambda: not trio.running[leader].map.nodes["w"].live, "it is not missed")
 
     simulated(scenario)
 
