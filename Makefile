@@ -3,11 +3,12 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PACKAGES := dataflow transport adam_async
 SOURCES := $(PACKAGES) $(wildcard tests benchmarks examples)
-FAST := -m "not slow and not processes and not convergence"
+FAST := -m "not slow and not processes and not convergence and not thorough"
+THOROUGH := -m "thorough and not slow and not processes and not convergence"
 JOBS ?= 2
 export OPENBLAS_NUM_THREADS = 1
 
-.PHONY: check format-check lint types test fmt test-loops test-slow bench demo cov sizes
+.PHONY: check format-check lint types test test-thorough fmt test-loops test-slow bench demo cov sizes
 
 check: format-check lint types test  ## everything a change must pass; under two minutes on two cores
 
@@ -26,6 +27,9 @@ test:  ## the fast tests, on both event loops
 fmt:  ## format and repair what can be repaired
 	$(BIN)/ruff format $(SOURCES)
 	$(BIN)/ruff check --fix $(SOURCES)
+
+test-thorough:  ## proofs over many settings, on both event loops
+	$(BIN)/python -m pytest $(THOROUGH) -n $(JOBS)
 
 test-loops:  ## the fast tests three times: asyncio in debug mode, asyncio, uvloop
 	ADAM_TEST_LOOPS=asyncio $(BIN)/python -X dev -m pytest $(FAST) -o asyncio_debug=true

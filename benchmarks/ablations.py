@@ -65,24 +65,6 @@ ABLATIONS = (
         "                    self._events.append(Persisted(number))\n",
     ),
     Ablation(
-        "a leader asks before it raises the term (pre-vote)",
-        CONSENSUS + "core.py",
-        "        self._ask(pre=True)\n",
-        "        self._campaign(Cause.ENCOURAGED)\n",
-    ),
-    Ablation(
-        "a leader that hears no majority gives up (check-quorum)",
-        CONSENSUS + "core.py",
-        "if leading.heard(self.members) < self._now - settings.election_s:",
-        "if False:",
-    ),
-    Ablation(
-        "who hears a leader answers no candidate",
-        CONSENSUS + "core.py",
-        "if isinstance(message, AskVote) and not message.transfer and self._leader_is_near():",
-        "if False:",
-    ),
-    Ablation(
         "messages of old terms are refused (fence)",
         CONSENSUS + "core.py",
         "        elif message.term < self.term:\n            self._correct(message)\n            return\n",

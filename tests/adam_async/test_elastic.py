@@ -11,6 +11,8 @@ from tests.adam_async.test_cluster import QUICK, FixedDice, config_of
 from transport import Identity
 from transport.testing import Faults, FaultyNetwork
 
+pytestmark = pytest.mark.thorough
+
 MODES = {
     "asp": {},
     "asp-in-place": {"weights": "aliased"},

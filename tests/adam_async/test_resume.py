@@ -18,6 +18,8 @@ from tests.adam_async.runs import NETWORKS, SHARDED, cluster_of, tiny_dataset, t
 from tests.adam_async.test_elastic import IMAGES, elastic, joiner
 from tests.adam_async.test_elastic import MODES as ELASTIC
 
+pytestmark = pytest.mark.thorough
+
 
 def config_of(**options):
     return Config(**{"epochs": 3, "threads": 1, "rate": 0.05, "images_per_group": 4, **options})

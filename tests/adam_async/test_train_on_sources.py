@@ -17,6 +17,8 @@ from adam_async.data_server.datasets import load
 from adam_async.ports import Disk
 from tests.adam_async.data_server.sources.small import FORMATS, example
 
+pytestmark = pytest.mark.thorough
+
 TRAINED, TESTED = 400, 100
 WORDS = ("--augment", "--epochs", "1", "--threads", "1", "--kernels", "numpy", "--quiet")
 

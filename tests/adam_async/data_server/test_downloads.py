@@ -19,6 +19,8 @@ from adam_async.errors import DataError
 from adam_async.ports import Disk, Piece, fetch_url
 from tests.adam_async.data_server.web import Answer, Web, open_web
 
+pytestmark = pytest.mark.thorough
+
 BODY = hashlib.shake_128(b"what is to be downloaded").digest(1_000_000)
 GARBAGE = b"<html>no such file, but status 200</html>"
 FILE = RemoteFile(name="file.bin", checksum=f"md5:{hashlib.md5(BODY).hexdigest()}", limit_bytes=1_100_000)

@@ -24,6 +24,8 @@ from adam_async.data_server.state import (
 from adam_async.ids import Replica
 from tests.adam_async.data_server.scene import Asker, began, finished
 
+pytestmark = pytest.mark.thorough
+
 GROUPS = 12
 PARTS = 2
 REPLICAS = 2

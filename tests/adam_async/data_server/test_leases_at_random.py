@@ -24,6 +24,8 @@ from adam_async.model_worker.clocks import ReplicaClock
 from adam_async.shares import groups_left, share_out, warm_groups
 from tests.adam_async.data_server.scene import Asker, Scene, finished
 
+pytestmark = pytest.mark.thorough
+
 EVENT_S = 0.01
 """From one event to the next."""
 

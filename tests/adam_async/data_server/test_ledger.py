@@ -27,6 +27,8 @@ from adam_async.messages import CopyLedger, pack, packed_tensor, read_packed_ten
 from tests.adam_async.data_server import test_leases_at_random as at_random
 from tests.adam_async.data_server.scene import Scene, began, finished
 
+pytestmark = pytest.mark.thorough
+
 ALL = 1_000_000
 
 

@@ -25,6 +25,8 @@ from tests.adam_async.test_elastic import IMAGES, elastic
 from transport import Identity, RemoteError
 from transport.testing import Faults
 
+pytestmark = pytest.mark.thorough
+
 RUN = "run"
 GROUPS = 20
 DATA = tiny_dataset(train=4 * GROUPS)

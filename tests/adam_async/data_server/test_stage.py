@@ -28,6 +28,8 @@ from adam_async.ports import Disk
 from tests.adam_async.runs import NETWORKS, until
 from transport import Identity, Network, RemoteError, Request, TcpNetwork
 
+pytestmark = pytest.mark.thorough
+
 SOON = Patience(join_s=30.0, back_s=0.05, wait_s=0.2, answer_s=20.0, stall_s=20.0, read_s=20.0)
 """Who is gone is soon given up; nobody is given up because the machine is slow."""
 

@@ -15,6 +15,8 @@ from adam_async.replay.run import Replay
 from tests.adam_async.exactness.serial import RULES, assert_close, assert_equal_bits, lockstep_sgd
 from tests.adam_async.runs import NETWORKS, SHARDED, cluster_of, tiny_dataset
 
+pytestmark = pytest.mark.thorough
+
 DEEP = mlp((64, 40, 40, 40, 10), input_shape=(1, 8, 8), name="deep")
 
 

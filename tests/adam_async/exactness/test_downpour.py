@@ -7,6 +7,8 @@ from adam_async.replay.decode import make_recording
 from adam_async.replay.record_file import load_record
 from tests.adam_async.runs import NETWORKS, SHARDED, cluster_of
 
+pytestmark = pytest.mark.thorough
+
 GROUPS = 60
 """Of one image each: as many steps as 1, 2, 3 and 5 divide."""
 

@@ -24,6 +24,8 @@ from tests.adam_async.runs import (
 )
 from transport.testing import Faults
 
+pytestmark = pytest.mark.thorough
+
 LOCKSTEP = {"consistency": "bsp", "seed": 5}
 
 

@@ -26,6 +26,8 @@ from tests.adam_async.runs import (
 )
 from transport.testing import Faults
 
+pytestmark = pytest.mark.thorough
+
 of = LayerSpec.of
 
 PLANS = {

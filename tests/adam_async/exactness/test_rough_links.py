@@ -8,6 +8,8 @@ from adam_async.errors import ShardUnavailable
 from tests.adam_async.runs import IMPATIENT, NETWORKS, SHARDED, Rough, cluster_of
 from transport.testing import Faults
 
+pytestmark = pytest.mark.thorough
+
 STEPS, SHARDS = 30, 9
 PLENTY = Waits(dial_s=50.0, call_s=50.0, answer_s=50.0, patience_s=50.0)
 

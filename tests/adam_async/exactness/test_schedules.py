@@ -14,6 +14,8 @@ from tests.adam_async.exactness.serial import RULES, assert_close, lockstep_sgd
 from tests.adam_async.runs import SHARDED, cluster_of, tiny_dataset
 from tests.adam_async.test_resume import stopped_from
 
+pytestmark = pytest.mark.thorough
+
 PEAK, EPOCHS, GROUPS = 0.05, 2, 15
 
 

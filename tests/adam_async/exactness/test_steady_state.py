@@ -12,6 +12,8 @@ from adam_async.model_worker.aliased import Aliased
 from adam_async.parameter_server.client import MAX_UNACKNOWLEDGED
 from tests.adam_async.runs import cluster_of, tiny_dataset, until
 
+pytestmark = pytest.mark.thorough
+
 GROUPS = 200
 LIMIT_BYTES = 256 << 10
 

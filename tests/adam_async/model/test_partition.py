@@ -27,6 +27,8 @@ from tests.adam_async.model.parts import (
     weights_of,
 )
 
+pytestmark = pytest.mark.thorough
+
 of = LayerSpec.of
 KERNELS = ("numpy", "numba")
 

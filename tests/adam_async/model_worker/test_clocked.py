@@ -18,6 +18,8 @@ from adam_async.schedule import Schedule
 from tests.adam_async.exactness.serial import assert_close, lockstep_sgd, order_of
 from tests.adam_async.runs import NETWORKS, PATIENT, SHARDED, cluster_of, tiny_dataset, until, with_frozen
 
+pytestmark = pytest.mark.thorough
+
 WAITS = msgspec.structs.replace(PATIENT, clock_s=20.0)
 BSP = {
     "consistency": "bsp",

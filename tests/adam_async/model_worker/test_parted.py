@@ -17,6 +17,8 @@ from tests.adam_async.test_cluster import QUICK, FixedDice, config_of
 from tests.adam_async.test_elastic import in_the_middle, joiner, trained
 from transport.testing import Faults, FaultyNetwork
 
+pytestmark = pytest.mark.thorough
+
 IMAGES = 120
 ALONE = msgspec.structs.replace(QUICK, replica_s=30.0)
 """For a single replica, which nobody replaces while it lacks a worker."""

@@ -28,6 +28,8 @@ from tests.adam_async.runs import (
 from tests.adam_async.test_elastic import elastic, in_the_middle, joiner
 from transport.testing import Faults
 
+pytestmark = pytest.mark.thorough
+
 DATA = tiny_dataset(52)
 """The last of its groups is short."""
 

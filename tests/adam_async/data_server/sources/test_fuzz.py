@@ -12,6 +12,8 @@ from adam_async.data_server.sources.damage import Policy
 from adam_async.errors import DataError
 from tests.adam_async.data_server.sources.small import FORMATS, read, write_small
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -1,0 +1,17 @@
+"""A hundred seeds of what may happen to controllers: every one of them ends well."""
+
+import pytest
+
+from adam_async.simulation.campaign import run_seed
+from adam_async.simulation.scenarios import SCENARIOS
+
+SEEDS = 100
+AT_ONCE = 10
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, AT_ONCE))
+def test_controllers_keep_what_they_promise_whatever_happens(first: int) -> None:
+    results = [run_seed(SCENARIOS["controllers"], seed) for seed in range(first, first + AT_ONCE)]
+
+    assert [(one.case.seed, one.invariant, one.text) for one in results if not one.ok] == []
+    assert sum(one.seed_counts for one in results) > AT_ONCE // 2  # or the chaos has become too quiet
