@@ -270,8 +270,11 @@ class Group:
             self._known[name] = identity
 
     def receive(self, name: str, group: str, message: Message) -> None:
-        """Another controller's core says something, as one of a group; empty where it knows of none."""
-        if self._core is None or name_of(message.sender) != name:
+        """Another controller's core says something, as one of a group; empty where it knows of none.
+
+        Who is not one of the controllers that we were told of is not listened to, whatever it says it is.
+        """
+        if self._core is None or name not in self._peers or name_of(message.sender) != name:
             return
         if group and self._machine.group and group != self._machine.group:
             logger.warning(
@@ -328,9 +331,8 @@ class Group:
         """Take part until cancelled.
 
         Raises:
-            ConfigError: The file is another process's, or another controller's.
+            ConfigError: The file is another process's, or another controller's; or it could not be written.
             DamagedLog: What is in it was damaged.
-            OSError: It could not be written.
         """
         await self._met.wait()
         async with AsyncExitStack() as stack:
@@ -340,7 +342,7 @@ class Group:
                 await self._write_down((Born(saved.me),))
             elif name_of(saved.me) != self._identity.node:
                 raise ConfigError(
-                    f"{self._file!r} is {name_of(saved.me)}'s: give {self._identity.node} a folder of its own"
+                    f"{self._file.folder} is {name_of(saved.me)}'s: give {self._identity.node} a folder of its own"
                 )
             self._me = saved.me
             group = await stack.enter_async_context(asyncio.TaskGroup())

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from adam_async.cluster_map import ClusterMap
-from adam_async.consensus.messages import Append
+from adam_async.consensus.messages import Append, AskVote
 from adam_async.controller import service
 from adam_async.controller.machine import MAX_DEPTH
 from adam_async.messages import (
@@ -248,6 +248,25 @@ def test_a_controller_refuses_what_is_no_word_of_its_like_and_goes_on():
         await asyncio.sleep(3.0)
         assert trio.leaders == [leader]
         assert trio.running[leader].group.term == term
+
+    simulated(scenario)
+
+
+def test_a_controller_that_is_none_of_the_group_is_not_listened_to():
+    async def scenario(trio):
+        leader = await trio.settled()
+        me, term = trio.running[leader].group.introduce().identity, trio.running[leader].group.term
+        stranger = await trio.client(leader, role="controller", node="controller-x")
+        common = {"sender": "controller-x/1", "to": me, "term": 99}
+        for word in (
+            AskVote(last_index=99, last_term=99, pre=False, transfer=True, **common),
+            Append(prev_index=1, prev_term=1, entries=(), commit=1, round=0, **common),
+        ):
+            stranger.link.send_nowait(pack(Agree(group=""), [packed_tensor(word)]))
+        await asyncio.sleep(3.0)
+        assert not stranger.link.closed
+        assert trio.leaders == [leader]
+        assert set(trio.terms.values()) == {term}
 
     simulated(scenario)
 
