@@ -174,7 +174,7 @@ ABLATIONS = (
         "                await file.append([persist.records for persist in batch])\n",
         "                try:\n"
         "                    await file.append([persist.records for persist in batch])\n"
-        "                except OSError:\n"
+        "                except ConfigError:\n"
         "                    pass\n",
     ),
 )

@@ -195,6 +195,6 @@ def _refuse_damage(data: bytes, end: int, origin: str) -> None:
         if frame is not None and frame[1] > end:
             raise DamagedLog(
                 f"{origin} is damaged at byte {end}: all up to byte {frame[1]} was on disk, says byte {at}; "
-                f"remove this node from the group, and let it join with an empty disk"
+                f"start this node again with an empty disk, and the others take it in as a new one"
             )
         at = data.find(MAGIC, at + 1)

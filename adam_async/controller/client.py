@@ -119,7 +119,7 @@ class Membership:
         pauses = TAKEN_PAUSES.waits()
         while not self.seated and not self._record.left:
             try:
-                await self._try_set(key, self._record)
+                await self._try_set(key, self._record, self._waits.call_s)
             except DeadlineExceeded:
                 if self.leader:  # else none leads, and how long that may take is for the client to say
                     raise
@@ -242,22 +242,30 @@ class Membership:
         map, and its None ends the attempt.
 
         Raises:
-            DeadlineExceeded: The controller did not answer in `call_s`.
+            DeadlineExceeded: No controller led, or answered, in `patience_s`; in `call_s` if that is longer.
             RunFailed: It refused the value.
         """
+        # While none leads, who waits for a leader ends after `patience_s`; a change must not end before that.
+        timeout_s = max(self._waits.call_s, self._waits.patience_s)
         try:
-            async with asyncio.timeout(self._waits.call_s):
-                while (value := change(self.map)) is not None and not await self._try_set(key, value):
-                    pass
+            async with asyncio.timeout(timeout_s):
+                while (value := change(self.map)) is not None:
+                    if await self._try_set(key, value, timeout_s):
+                        break
         except RemoteError as error:
             raise _refused(key, error) from error
         except TimeoutError:
-            raise DeadlineExceeded(f"the controller to set {key}", self._waits.call_s) from None
+            raise DeadlineExceeded(f"the controller to set {key}", timeout_s) from None
 
-    async def _try_set(self, key: str, value: Record) -> bool:
+    async def _try_set(self, key: str, value: Record, timeout_s: float) -> bool:
         """Set a key if it is as we know it. If nobody can tell whether it was set, the newest map does."""
         outcome = await self._client.compare_and_set(
-            key, version_of(self.map, key), value, after=self.map.version, group=self._group
+            key,
+            version_of(self.map, key),
+            value,
+            after=self.map.version,
+            group=self._group,
+            timeout_s=timeout_s,
         )
         for news in outcome.news:
             await self._take(news)

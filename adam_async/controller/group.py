@@ -340,9 +340,10 @@ class Group:
             if saved is None:
                 saved = Saved(me=identity(self._identity.node, int.from_bytes(self._entropy(7), "little")))
                 await self._write_down((Born(saved.me),))
-            elif name_of(saved.me) != self._identity.node:
+            elif self._file is not None and name_of(saved.me) != self._identity.node:
                 raise ConfigError(
-                    f"{self._file.folder} is {name_of(saved.me)}'s: give {self._identity.node} a folder of its own"
+                    f"{self._file.folder} is {name_of(saved.me)}'s: "
+                    f"give {self._identity.node} a folder of its own"
                 )
             self._me = saved.me
             group = await stack.enter_async_context(asyncio.TaskGroup())

@@ -53,7 +53,10 @@ class LogFile:
                     f"{self._folder} is that of a controller that is running; give this one another"
                 ) from None
             except OSError as error:
-                raise ConfigError(f"{self._folder} cannot be used: {error}") from error
+                raise ConfigError(
+                    f"{self._folder} cannot be used: {error.strerror or error}; "
+                    "give the controller a folder that it can write to"
+                ) from error
             yield saved
 
     async def _recover(self) -> Saved | None:
@@ -74,23 +77,40 @@ class LogFile:
         """Write these down, each in a frame of its own; they are durable on return.
 
         Raises:
-            OSError: They may be, or not: the file must not be used again.
+            ConfigError: They may be, or not: the file must not be used again.
         """
         position = self._writer.position
         data = b"".join([self._writer.frame(records) for records in batches])
-        await self._disk.append_durably(self._path, position, data)
+        try:
+            await self._disk.append_durably(self._path, position, data)
+        except OSError as error:
+            raise self._unwritable(error) from error
         self._writer.durable(self._writer.position)
 
     async def begin_anew(self, records: tuple[Record, ...]) -> None:
         """Put a file that begins with these in the place of this one; durable on return.
 
         Raises:
-            OSError: As for `append`.
+            ConfigError: As for `append`.
         """
         writer = Writer()
-        await self._disk.write_atomic(self._path, [writer.frame(records)])
+        try:
+            await self._disk.write_atomic(self._path, [writer.frame(records)])
+        except OSError as error:
+            raise self._unwritable(error) from error
         writer.durable(writer.position)
         self._writer = writer
+
+    @property
+    def folder(self) -> Path:
+        """Where the file is."""
+        return self._folder
+
+    def _unwritable(self, error: OSError) -> ConfigError:
+        return ConfigError(
+            f"{self._path} cannot be written: {error.strerror or error}; make room or mend the disk, "
+            "then start this controller again"
+        )
 
     def __repr__(self) -> str:
         return f"<LogFile {self._path} {self._writer.position} bytes>"

@@ -413,6 +413,20 @@ async def test_members_of_a_controller_that_was_started_again_forget_the_old_one
     )
 
 
+async def test_a_change_waits_for_a_leader_longer_than_for_one_answer():
+    links, loop = NETWORKS["local"](), asyncio.get_running_loop()
+    async with table_of(links) as table:
+        member = await table.joined("data-0", waits=msgspec.structs.replace(WAITS, call_s=0.05))
+        await table.controller.__aexit__(None, None, None)
+        begun = loop.time()
+        change = asyncio.create_task(member.set_node(ready="again"))
+        await until(lambda: loop.time() > begun + 0.2)
+        assert not change.done()
+        async with controller_of(links, address=table.controller.address, incarnation=2) as second:
+            await change
+            assert second.map.nodes["data-0"].ready == "again"
+
+
 async def test_a_controller_that_was_never_there_is_not_called_dead():
     async def sit():
         async with table_of(NETWORKS["local"]()) as table:

@@ -3,12 +3,14 @@ on real loops and networks."""
 
 import asyncio
 import logging
+import re
 from contextlib import AsyncExitStack
 
 import pytest
 
 from adam_async.config import Waits
-from adam_async.consensus import Settings
+from adam_async.consensus import Settings, identity
+from adam_async.consensus.records import Born
 from adam_async.controller.group import LATE_S, SETTINGS, Group
 from adam_async.controller.log_file import NAME, LogFile
 from adam_async.controller.machine import Machine
@@ -276,7 +278,11 @@ def test_a_controller_whose_disk_fails_ends_and_the_others_go_on(fault):
         asking = asyncio.ensure_future(client.set("nodes/w", 0, record(2)))
         with pytest.raises(ExceptionGroup) as caught:
             await node.task
-        assert isinstance(first_cause(caught.value), OSError)
+        assert isinstance(first_cause(caught.value), ConfigError)
+        said = str(first_cause(caught.value))
+        assert re.search(
+            r"controller\.log cannot be written: (Input/output error|No space left on device); make", said
+        )
         await asyncio.gather(asking, return_exceptions=True)
         client = await trio.client(await trio.led(by=trio.others(leader)), node="other")
         assert (await client.map())[0].nodes["w"].info == {"number": 1}
@@ -416,6 +422,25 @@ def test_who_is_not_among_the_controllers_is_told():
     )
     with pytest.raises(ValueError, match="controller-9 is not one of the controllers controller-1"):
         group.meet({"controller-1": "tcp://a:1"})
+
+
+async def test_a_folder_of_another_controller_is_refused_with_its_name_and_ours(tmp_path):
+    async with Disk() as disk:
+        file = LogFile(disk, tmp_path)
+        async with file.opened():
+            await file.append([(Born(identity("controller-2", 7)),)])
+        controller = Controller(
+            network=local_network(),
+            address="local://",
+            identity=Identity(role="controller", node="controller-1", incarnation=1),
+            waits=Waits(),
+            file=LogFile(disk, tmp_path),
+        )
+        with pytest.raises(ExceptionGroup) as caught:
+            async with controller:
+                await asyncio.Event().wait()
+    said = f"{tmp_path} is controller-2's: give controller-1 a folder of its own"
+    assert str(first_cause(caught.value)) == said
 
 
 async def test_a_folder_that_is_in_use_ends_the_second_with_what_to_do(tmp_path):
