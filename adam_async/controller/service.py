@@ -78,6 +78,9 @@ logger = logging.getLogger(__name__)
 FIND_S = 5.0
 """How much longer than `grace_s` a member may take to find a new leader."""
 
+STOOD_STILL_S = 1.0
+"""A timer that rings so late says that this process did not run, and heard nobody."""
+
 MOST_VALUE_BYTES = SETTINGS.command_bytes - (64 << 10)
 """A record of the map may be so large; beside it a command has names and numbers."""
 
@@ -368,7 +371,9 @@ class Controller(Role):
         return min((*deadlines, suspected) if suspected is not None else deadlines, default=None)
 
     def _due(self) -> None:
-        now = self._loop.time()
+        now, deadline = self._loop.time(), self._next_deadline()
+        if deadline is not None and now > deadline + STOOD_STILL_S:
+            self._suspicion.stood_still(now=now)
         for request, watch in list(self._watches.items()):
             if watch.until <= now:
                 del self._watches[request]

@@ -43,6 +43,10 @@ class Suspicion:
         """A suspected node was heard again."""
         self._until.pop((node, incarnation), None)
 
+    def stood_still(self, *, now: float) -> None:
+        """We did not run for a while: who came back meanwhile knocks now, and has a whole grace for it."""
+        self._until = {life: max(until, now + self._grace_s) for life, until in self._until.items()}
+
     def due(self, cluster: ClusterMap, *, now: float) -> list[Life]:
         """Lives that stayed away too long and still count as live.
 

@@ -271,6 +271,27 @@ def test_a_controller_that_is_none_of_the_group_is_not_listened_to():
     simulated(scenario)
 
 
+def test_who_returns_while_all_controllers_stand_still_is_not_lost_when_they_go_on():
+    async def scenario(trio):
+        leader = await trio.settled()
+        client = await (await trio.client(leader, node="w")).open()
+        assert (await client.set("nodes/w", 0, record(incarnation=1))).done
+        trio.node("w").kill()
+        await asyncio.sleep(WAITS.grace_s / 2)
+        for name in trio.peers:
+            trio.node(name).freeze()
+        await asyncio.sleep(300.0)
+        begun = trio.world.now
+        for name in trio.peers:
+            trio.node(name).thaw()
+        await asyncio.sleep(WAITS.grace_s / 2)
+        assert trio.running[leader].map.nodes["w"].live
+        await trio.until(lambda: not trio.running[leader].map.nodes["w"].live, "it is not missed")
+        assert trio.world.now - begun < WAITS.grace_s + 1.0
+
+    simulated(scenario)
+
+
 def nested(depth):
     value = []
     for _ in range(depth - 3):  # beside the record, its info, and the innermost

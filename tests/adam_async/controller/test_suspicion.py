@@ -66,6 +66,15 @@ def test_one_whose_seat_is_agreed_on_only_after_its_link_broke_is_suspected_all_
     assert suspicion.due(cluster_of("a"), now=102.0) == [("a", 1)]
 
 
+def test_after_standing_still_everybody_has_the_grace_once_more_and_no_more_than_that(suspicion):
+    cluster = cluster_of("a", "b")
+    suspicion.link_lost("a", 1, now=100.0)
+    suspicion.link_lost("b", 1, now=399.0)
+    suspicion.stood_still(now=400.0)
+    assert suspicion.due(cluster, now=401.9) == []
+    assert suspicion.due(cluster, now=402.0) == [("a", 1), ("b", 1)]
+
+
 def test_each_node_has_its_own_time(suspicion):
     cluster = cluster_of("a", "b")
     suspicion.link_lost("b", 1, now=100.0)
