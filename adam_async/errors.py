@@ -5,6 +5,7 @@
       DataError            3    a data source is missing, damaged or of the wrong kind
       RoleDied             4    a role ended while it was needed; names it and how it ended
         RoleUnreachable    4    a role was not there to begin with
+        Leaderless         4    none of several controllers led for too long
       DeadlineExceeded     5    a named wait took longer than its deadline
       ShardUnavailable     5    the primary of a shard could not be reached in time
       BindFailed           7    an address is taken, or not ours to listen on
@@ -13,6 +14,8 @@
 The command line adds 6 (a peer refused the handshake), 130 and 143 (ended by a signal);
 docs/exit-codes.md lists them all.
 """
+
+from collections.abc import Sequence
 
 
 class AdamError(Exception):
@@ -52,6 +55,19 @@ class RoleUnreachable(RoleDied):
         self.node = node
         self.how = why
         self.address = address
+
+
+class Leaderless(RoleDied):
+    """None of several controllers led for too long."""
+
+    def __init__(self, addresses: Sequence[str], waited_s: float, why: str) -> None:
+        AdamError.__init__(
+            self,
+            f"none of the controllers {', '.join(addresses)} led for {waited_s:g} s; one does while more than "
+            f"half of them run; the last word: {why}",
+        )
+        self.node = "the controller"
+        self.how = why
 
 
 class DeadlineExceeded(AdamError):

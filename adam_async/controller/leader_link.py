@@ -16,7 +16,7 @@ import asyncio
 import logging
 
 from adam_async.config import Waits
-from adam_async.errors import ConfigError, RoleDied, RoleUnreachable
+from adam_async.errors import ConfigError, Leaderless, RoleDied, RoleUnreachable
 from adam_async.messages import NOT_LEADER, UNKNOWN, MapChanges, MapState, WatchMap, pack, unpack
 from adam_async.traffic import Traffic
 from transport import (
@@ -51,6 +51,9 @@ LATE_S = 0.2
 
 PAUSES = RetrySchedule(first_s=0.05, longest_s=0.5)
 """Between rounds in which no controller led."""
+
+SAID_S = 5.0
+"""Who has found no leader for so long says so."""
 
 ONCE = RetrySchedule(attempts=1)
 
@@ -129,6 +132,8 @@ class LeaderLink:
         self._finding = asyncio.Lock()
         self._met = False
         self._looks_since: float | None = None
+        self._said = False
+        """Whether we said that none leads."""
         self._reason = ""
         self._closed = False
 
@@ -240,7 +245,7 @@ class LeaderLink:
 
         Raises:
             RoleUnreachable: No controller was ever there.
-            RoleDied: None has led for `patience_s`.
+            RoleDied: None has led for `patience_s`; `Leaderless` where there are several.
             HandshakeRejected: One refused us.
             LinkClosed: See `close`.
         """
@@ -265,12 +270,24 @@ class LeaderLink:
         while True:
             link = await self._round(after, group)
             if link is not None:
-                self._looks_since = None
+                if self._said:
+                    logger.warning("%s: the controller at %s leads", self._identity.node, self._at)
+                self._looks_since, self._said = None, False
                 return link
             if self._left_s() <= 0:
                 if not self._met:
                     raise RoleUnreachable("the controller", self._controllers, self._reason)
+                if self.several:
+                    raise Leaderless(sorted(self._order), self._waits.patience_s, self._reason)
                 raise RoleDied("the controller", self._reason)
+            if self.several and self._met and not self._said and loop.time() - self._looks_since > SAID_S:
+                self._said = True
+                logger.warning(
+                    "%s: no controller leads, the last word is: %s; trying for %.0f s more",
+                    self._identity.node,
+                    self._reason,
+                    self._left_s(),
+                )
             await asyncio.sleep(min(next(pauses), self._left_s()))
 
     def _left_s(self) -> float:

@@ -17,7 +17,7 @@ from adam_async.controller.changes import Change, History, changed
 from adam_async.controller.leader_link import parse_controllers
 from adam_async.controller.machine import Machine, Open, Set, command_bytes, first_state
 from adam_async.controller.map_client import MapClient
-from adam_async.errors import ConfigError, DeadlineExceeded, RoleDied, RoleUnreachable
+from adam_async.errors import ConfigError, DeadlineExceeded, Leaderless, RoleDied, RoleUnreachable
 from adam_async.messages import (
     NOT_LEADER,
     UNKNOWN,
@@ -280,7 +280,7 @@ async def test_two_that_name_each_other_are_not_asked_without_a_pause():
             front.answer = lambda request, body, named=named: request.fail(NOT_LEADER, named.address)
         waits = msgspec.structs.replace(WAITS, patience_s=0.2)
         with pytest.raises(
-            RoleDied, match=r"the controller died: the controller at .* does not lead, nor does"
+            Leaderless, match=r"led for 0\.2 s.*: the controller at .* does not lead, nor does"
         ):
             await table.client(waits=waits).get()
         assert 2 <= len(one.asked) + len(other.asked) <= 12
@@ -715,8 +715,29 @@ async def test_no_leader_for_too_long_is_a_death():
         client = table.client(waits=msgspec.structs.replace(WAITS, patience_s=0.1))
         await client.get()
         table.mind.leader = None
-        with pytest.raises(RoleDied, match=r"the controller died: the controller at .* does not lead"):
+        with pytest.raises(
+            Leaderless,
+            match=r"none of the controllers .*, .*, .* led for 0\.1 s.*: the controller at .* does not",
+        ):
             await client.get()
+
+
+async def test_who_finds_no_leader_for_a_while_says_so_once_and_says_who_leads_then(monkeypatch, caplog):
+    monkeypatch.setattr("adam_async.controller.leader_link.SAID_S", 0.01)
+    async with table_of(NETWORKS["local"](), 3) as table:
+        client = table.client()
+        await client.get()
+        leader, table.mind.leader = table.mind.leader, None
+        asking = asyncio.create_task(client.get())
+        await until(lambda: "no controller leads" in caplog.text)
+        asked = len(leader.asked)
+        await until(lambda: len(leader.asked) > asked + 2)
+        table.mind.leader = leader
+        await asking
+    said = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert len(said) == 2
+    assert "does not lead, nor does any other; trying for" in said[0]
+    assert said[1].endswith(f"the controller at {leader.address} leads")
 
 
 async def test_who_gave_up_long_ago_and_asks_again_looks_before_it_despairs():
