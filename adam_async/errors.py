@@ -63,8 +63,8 @@ class Leaderless(RoleDied):
     def __init__(self, addresses: Sequence[str], waited_s: float, why: str) -> None:
         AdamError.__init__(
             self,
-            f"none of the controllers {', '.join(addresses)} led for {waited_s:g} s; one does while more than "
-            f"half of them run; the last word: {why}",
+            f"none of the controllers {', '.join(addresses)} led for {waited_s:g} s; one does while more "
+            f"than half of them run; the last word: {why}",
         )
         self.node = "the controller"
         self.how = why

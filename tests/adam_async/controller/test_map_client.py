@@ -17,7 +17,7 @@ from adam_async.controller.changes import Change, History, changed
 from adam_async.controller.leader_link import parse_controllers
 from adam_async.controller.machine import Machine, Open, Set, command_bytes, first_state
 from adam_async.controller.map_client import MapClient
-from adam_async.errors import ConfigError, DeadlineExceeded, Leaderless, RoleDied, RoleUnreachable
+from adam_async.errors import ConfigError, DeadlineExceeded, Leaderless, RoleUnreachable
 from adam_async.messages import (
     NOT_LEADER,
     UNKNOWN,
