@@ -19,7 +19,7 @@ class SimulateOptions:
     scenario: Annotated[tuple[str, ...], _OnlyOn] = ()
     """What the cluster goes through: a name of --list, or all; repeat for several. All if none is named."""
     seed: int | None = None
-    """Run this seed alone, and say what happened in it."""
+    """Run this seed alone; with --trace a file shows what happened in it."""
     seeds: str | None = None
     """Run the seeds A..B, both included; without it and without --seed 0..9, or with --soak all there are."""
     jobs: int = 0

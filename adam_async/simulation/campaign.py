@@ -60,7 +60,8 @@ class Played(msgspec.Struct, frozen=True, kw_only=True):
     """A run with what a trace shows of it."""
 
     result: SeedResult
-    nodes: tuple[str, ...]
+    nodes: dict[str, tuple[tuple[float, float | None], ...]]
+    """By machine, when each of its lives began and ended; None for one that had not ended."""
     spans: tuple[Span, ...]
 
 
@@ -128,7 +129,8 @@ def play(scenario: Scenario, case: Case) -> Played:
         steps=loop.steps,
         ended_s=loop.now,
     )
-    return Played(result=result, nodes=tuple(worlds[0].nodes), spans=tuple(ledger.spans))
+    nodes = {name: tuple(node.lives) for name, node in worlds[0].nodes.items()}
+    return Played(result=result, nodes=nodes, spans=tuple(ledger.spans))
 
 
 def not_struck(case: Case, ledger: Ledger) -> list[str]:

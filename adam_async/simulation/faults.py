@@ -14,6 +14,9 @@ from adam_async.simulation.nodes import Node, World
 from adam_async.simulation.plan import Fault
 from adam_async.simulation.scenario import Ledger, Violation
 
+NOBODY = "the plan"
+"""Where a trace shows faults that name no machine, such as those that strike whoever leads."""
+
 Strike = Callable[[World, Fault], Awaitable[None]]
 """Does a fault, waits as long as it lasts, and undoes it."""
 
@@ -53,7 +56,7 @@ async def _strike(world: World, fault: Fault, strike: Strike, lock: asyncio.Lock
         begun = world.now
         await strike(world, fault)
         ledger.fired(fault)
-        for name in fault.targets:
+        for name in fault.targets or (NOBODY,):
             ledger.span(fault.kind, name, str(fault), begun)
 
 

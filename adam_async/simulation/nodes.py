@@ -38,6 +38,7 @@ class Node:
     Attributes:
         name: Which is also its address.
         life: How often it was started; it will do for an incarnation.
+        lives: When its program began, and ended; None for one that runs.
         host: What runs its code in this life.
         drive: What its disk holds; it outlives crashes.
         disk_conditions: How its disk behaves.
@@ -46,6 +47,7 @@ class Node:
     def __init__(self, world: "World", name: str) -> None:
         self.name = name
         self.life = 0
+        self.lives: list[tuple[float, float | None]] = []
         self._world = world
         self.drive = self._new_drive()
         self.disk_conditions = DiskConditions()
@@ -94,6 +96,7 @@ class Node:
             raise RuntimeError(f"{self.name} runs already: crash it first")
         world = self._world
         self.life += 1
+        self.lives.append((world.loop.now, None))
         self._program, self._may_fail = program, may_fail
         self._entropy = world.loop.dice(f"entropy/{self.name}/{self.life}")
         self.host = Host(self.name, now=world.loop.now, time=time, rate=rate, step_s=step_s)
@@ -121,11 +124,13 @@ class Node:
         self._world.network.vanish(self.host)
         self._world.loop.crash(self.host)
         self.drive.crash()
+        self._died()
 
     def kill(self) -> None:
         """Kill the program with -9: its memory is lost, and the kernel closes its connections."""
         self._world.loop.crash(self.host)
         self._world.network.kill(self.host)
+        self._died()
 
     def freeze(self) -> None:
         """Let its program stand still until `thaw`; its kernel goes on."""
@@ -143,7 +148,13 @@ class Node:
         """Let each step of its code cost so much time; 0 for a machine that is never late."""
         self.host.step_s = step_s
 
+    def _died(self) -> None:
+        if self.lives and self.lives[-1][1] is None:
+            self.lives[-1] = (self.lives[-1][0], self._world.loop.now)
+
     def _ended(self, task: asyncio.Task[object]) -> None:
+        if task is self.task:
+            self._died()
         if not task.cancelled() and task.exception() is not None and not self._may_fail:
             self._world.loop.call_exception_handler(
                 {"message": f"the program of {self.name} raised", "exception": task.exception()}

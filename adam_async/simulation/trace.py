@@ -12,9 +12,6 @@ from adam_async.simulation.scenario import Span
 
 LIFE = "life"
 
-DOWN = ("crash", "kill")
-"""Faults between which a machine lives."""
-
 
 def trace_file(played: Played) -> dict[str, Any]:
     """The whole file, as builtins."""
@@ -23,8 +20,7 @@ def trace_file(played: Played) -> dict[str, Any]:
     events: list[dict[str, Any]] = []
     for pid, node in enumerate(nodes, 1):
         spans = [span for span in played.spans if span.node == node]
-        if node in played.nodes:
-            spans = [*lives(node, spans, result.ended_s), *spans]
+        spans = [*lives(node, played.nodes.get(node, ()), result.ended_s), *spans]
         events += _rows(pid, node, spans)
     return {
         "displayTimeUnit": "ms",
@@ -40,14 +36,10 @@ def trace_file(played: Played) -> dict[str, Any]:
     }
 
 
-def lives(node: str, spans: Sequence[Span], ended_s: float) -> Iterator[Span]:
-    """The times at which a machine ran: all but those of its crashes."""
-    begun, life = 0.0, 1
-    downs = sorted((span for span in spans if span.kind in DOWN), key=lambda span: span.begun)
-    for down in downs:
-        yield Span(node, LIFE, f"life {life}", begun, down.begun)
-        begun, life = down.ended if down.ended is not None else ended_s, life + 1
-    yield Span(node, LIFE, f"life {life}", begun, ended_s)
+def lives(node: str, times: Sequence[tuple[float, float | None]], ended_s: float) -> Iterator[Span]:
+    """The times at which a machine's program ran."""
+    for life, (begun, ended) in enumerate(times, 1):
+        yield Span(node, LIFE, f"life {life}", begun, ended_s if ended is None else ended)
 
 
 def _rows(pid: int, node: str, spans: Sequence[Span]) -> Iterator[dict[str, Any]]:

@@ -174,7 +174,7 @@ def test_what_was_noted_is_kept_with_its_time() -> None:
 
     played = play(toy(run=notes), case_of())
 
-    assert played.nodes == ("a",)
+    assert played.nodes == {"a": ()}
     assert [(span.text, span.begun, span.ended) for span in played.spans] == [
         ("elected", 1.0, None),
         ("term 1", 1.0, 2.0),

@@ -7,7 +7,9 @@ from itertools import pairwise
 import msgspec
 
 from adam_async.simulation.campaign import Played, draw_case, play
+from adam_async.simulation.faults import NOBODY
 from adam_async.simulation.scenario import Span
+from adam_async.simulation.scenarios import SCENARIOS
 from adam_async.simulation.trace import lives, trace_file
 from tests.adam_async.simulation.toy import BROKEN, toy
 
@@ -49,18 +51,26 @@ def test_nothing_overlaps_on_a_lane() -> None:
         assert all(ended <= begun for (_, ended), (begun, _) in pairwise(lane))
 
 
-def test_a_machine_lives_between_its_crashes() -> None:
-    spans = [
-        Span("a", "kill", "", 5.0, 6.0),
-        Span("a", "crash", "", 1.0, 2.0),
-        Span("a", "cut", "", 3.0, 4.0),
-    ]
+def test_a_machine_lives_from_each_start_to_its_end_whatever_ended_it() -> None:
+    times = [(0.5, 1.0), (2.0, 5.0), (6.0, None)]
 
-    assert [(span.text, span.begun, span.ended) for span in lives("a", spans, 10.0)] == [
-        ("life 1", 0.0, 1.0),
+    assert [(span.text, span.begun, span.ended) for span in lives("a", times, 10.0)] == [
+        ("life 1", 0.5, 1.0),
         ("life 2", 2.0, 5.0),
         ("life 3", 6.0, 10.0),
     ]
+
+
+def test_a_fault_that_names_no_machine_is_shown_with_the_lives_that_it_ended() -> None:
+    case = draw_case(SCENARIOS["restarts"], 2)
+    short = msgspec.structs.replace(
+        case, plan=msgspec.structs.replace(case.plan, faults=case.plan.faults[:2])
+    )
+    played = play(SCENARIOS["restarts"], short)
+
+    assert [span.kind for span in played.spans if span.node == NOBODY] == ["restart-all"] * 2
+    assert len(played.nodes["controller-1"]) > 2
+    assert all(before[1] <= after[0] for before, after in pairwise(played.nodes["controller-1"]))
 
 
 def test_a_moment_is_an_instant_and_a_run_that_failed_says_so() -> None:
