@@ -48,6 +48,9 @@ class Ablation:
     """The test that guards it directly, where dice meet it too seldom."""
 
 
+WORLDS = "tests/adam_async/consensus/test_ablations.py"
+"""Worlds of the bare core, in which whether a group is calm is looked at for longer."""
+
 CONSENSUS, CONTROLLER = "adam_async/consensus/", "adam_async/controller/"
 
 ABLATIONS = (
@@ -99,12 +102,16 @@ ABLATIONS = (
         CONSENSUS + "core.py",
         "                and leading.reads[0].round <= confirmed\n",
         "",
+        guard="tests/adam_async/controller/test_service.py::test_a_read_of_a_leader_that_was_deposed_and_does_not_"
+        "know_it_is_not_answered_with_what_is_old",
     ),
     Ablation(
         "a new leader answers watches when it has what earlier ones answered",
         CONTROLLER + "service.py",
         "        return self._ready and (",
         "        return self.group.leads and (",
+        guard="tests/adam_async/controller/test_service.py::test_who_watches_over_changes_of_leaders_sees_each_"
+        "version_once_and_the_map_never_goes_back",
     ),
     Ablation(
         "who lags keeps a watcher waiting",
@@ -176,6 +183,27 @@ ABLATIONS = (
         "                    await file.append([persist.records for persist in batch])\n"
         "                except ConfigError:\n"
         "                    pass\n",
+    ),
+    Ablation(
+        "a leader asks before it raises the term (pre-vote)",
+        CONSENSUS + "core.py",
+        "        self._ask(pre=True)\n",
+        "        self._campaign(Cause.ENCOURAGED)\n",
+        guard=WORLDS,
+    ),
+    Ablation(
+        "a leader that hears no majority gives up (check-quorum)",
+        CONSENSUS + "core.py",
+        "if leading.heard(self.members) < self._now - settings.election_s:",
+        "if False:",
+        guard=WORLDS,
+    ),
+    Ablation(
+        "who hears a leader answers no candidate",
+        CONSENSUS + "core.py",
+        "if isinstance(message, AskVote) and not message.transfer and self._leader_is_near():",
+        "if False:",
+        guard=WORLDS,
     ),
 )
 

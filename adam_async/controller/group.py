@@ -67,6 +67,7 @@ from adam_async.controller.log_file import LogFile
 from adam_async.controller.machine import DONE, Command, Machine, Outcome, command_bytes, first_state
 from adam_async.errors import ConfigError
 from adam_async.messages import Agree, Introduce, Introduced, pack, packed_tensor, unpack
+from adam_async.simulation import buggify
 from adam_async.timer import Timer
 from adam_async.traffic import Traffic
 from transport import (
@@ -116,6 +117,9 @@ SNAPSHOT_BYTES = 4 << 20
 """The same, by the commands in these entries."""
 
 RETRY = RetrySchedule(first_s=0.02, longest_s=0.3)
+
+SLOW_S = 0.05
+"""How long a simulated controller may hesitate before it writes."""
 
 WAITS_SAID_S = 5.0
 """Who waits for others to found a group says so this often."""
@@ -458,6 +462,8 @@ class Group:
             case Apply():
                 self._apply(effect)
             case Restore(snapshot):
+                if buggify.ON:
+                    buggify.sometimes("a controller was sent a whole state")
                 self._machine.restore(snapshot.state)
                 self._entries = self._entry_bytes = 0
                 self._on_applied()
@@ -474,6 +480,8 @@ class Group:
                 elif tag != "resign":
                     self._told(tag, Answer(refused=reason))
             case Unknown(tag):
+                if buggify.ON:
+                    buggify.sometimes("leadership was lost with a question under way")
                 if not isinstance(tag, Step):
                     self._told(tag, Answer(unknown=True))
             case Led(term, leader):
@@ -495,7 +503,8 @@ class Group:
                 self._entry_bytes += len(entry.command)
         self._entries += len(effect.entries)
         self._on_applied()
-        if self._entries >= self._snapshot_entries or self._entry_bytes >= SNAPSHOT_BYTES:
+        is_due = self._entries >= self._snapshot_entries or self._entry_bytes >= SNAPSHOT_BYTES
+        if is_due or (buggify.ON and buggify.fires("controller.snapshot.early")):
             self._entries = self._entry_bytes = 0
             self._events.append(Snapshotted(effect.entries[-1].index, self._machine.snapshot()))
 
@@ -504,6 +513,8 @@ class Group:
         file = self._file
         while file is not None:
             await self._writing.wait()
+            if buggify.ON and buggify.fires("controller.log.late"):
+                await asyncio.sleep(SLOW_S)
             self._writing.clear()
             core, batch = self._core, self._unwritten
             assert core is not None
@@ -522,6 +533,8 @@ class Group:
             return
         try:
             link.send_nowait(pack(Agree(group=self._machine.group), [packed_tensor(message)]))
+            if buggify.ON and buggify.fires("controller.message.twice"):
+                link.send_nowait(pack(Agree(group=self._machine.group), [packed_tensor(message)]))
         except (WouldBlock, TransportError):
             return  # the core says again what matters
 

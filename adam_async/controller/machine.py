@@ -164,7 +164,7 @@ class Machine:
         if session is None:
             return Outcome(done=False, problem=SESSION_OVER, text=f"there is no session {question.session}")
         self._sessions[question.session] = session  # the one that was used last
-        if question.number < session.number:
+        if question.number < max(1, session.number):
             return Outcome(done=False, problem="late", text=f"question {session.number} came before it")
         if question.number > session.number:
             outcome = self._compare_and_set(question)

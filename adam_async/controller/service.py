@@ -61,6 +61,7 @@ from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.ports import system_entropy
 from adam_async.role import Role
+from adam_async.simulation import buggify
 from adam_async.timer import Timer
 from transport import (
     Identity,
@@ -242,6 +243,9 @@ class Controller(Role):
             request.reply(pack(answer))
 
     def _set(self, request: Request, body: CompareAndSet) -> None:
+        if buggify.ON and buggify.fires("controller.busy"):
+            request.fail("busy", "a simulated controller has too much to do")
+            return
         if self._is_taken(body.key, request.link.peer):
             text = f"{body.key} is another process that is connected: give this one an id of its own"
             request.fail("taken", text)
@@ -314,6 +318,10 @@ class Controller(Role):
     def _news(self, after: int, group: str, outcome: Outcome = DONE) -> Message:
         """What became of the map since a version, or all of it."""
         changes = self.machine.since(after, group)
+        if buggify.ON and after >= 0 and buggify.fires("controller.history.short"):
+            changes = None
+        if buggify.ON and changes is None and after >= 0:
+            buggify.sometimes("a watcher was sent the whole map again")
         if changes is None:
             return self._whole(outcome)
         text = text_tensor(changes)

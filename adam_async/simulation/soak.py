@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 import adam_async
+import dataflow
 import transport
 from adam_async.errors import ConfigError
 from adam_async.ports import Disk
@@ -21,11 +22,8 @@ SCHEMA = "adam-async soak 1"
 
 PACKAGE = Path(adam_async.__file__).parent
 
-CORE = (
-    *(PACKAGE / name for name in ("consensus", "controller", "simulation")),
-    Path(transport.__file__).parent,
-)
-"""Folders whose source makes a new core."""
+CORE = (PACKAGE, Path(dataflow.__file__).parent, Path(transport.__file__).parent)
+"""Folders whose source makes a new core: all that may run in a simulation, and what only might."""
 
 Range = tuple[int, int]
 """First and last seed."""

@@ -17,7 +17,7 @@ from adam_async.simulation.scenario import Ledger, Scenario, Violation
 from adam_async.simulation.scenarios.controller_group import ANSWER_S, ControllerGroup, draw_settings
 from adam_async.simulation.scenarios.map_user import User
 
-ROUNDS = 25
+ROUNDS = 18
 """Restarts of all in one run."""
 
 ROUND_S = 3.5

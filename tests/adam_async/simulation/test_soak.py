@@ -100,7 +100,7 @@ async def test_the_core_is_a_hash_of_all_its_source(tmp_path: Path) -> None:
 
 
 def test_the_core_is_what_is_simulated_and_simulates() -> None:
-    assert [folder.name for folder in CORE] == ["consensus", "controller", "simulation", "transport"]
+    assert [folder.name for folder in CORE] == ["adam_async", "dataflow", "transport"]
     assert all(folder.is_dir() for folder in CORE)
 
 
