@@ -17,7 +17,7 @@ from adam_async.simulation.scenario import Ledger, Scenario, Violation
 from adam_async.simulation.scenarios.controller_group import ANSWER_S, ControllerGroup, draw_settings
 from adam_async.simulation.scenarios.map_user import User
 
-ROUNDS = 18
+ROUNDS = 8
 """Restarts of all in one run."""
 
 ROUND_S = 3.5
@@ -34,7 +34,7 @@ def draw_plan(dice: Dice) -> Plan:
         **draw_settings(dice),
         "controllers": dice.choose([1, 3, 3, 3, 3, 5]),
         "users": 2 + dice.below(2),
-        "pause_s": dice.choose([0.05, 0.1]),
+        "pause_s": dice.choose([0.01, 0.03]),
     }
     faults = [
         Fault(
