@@ -1,11 +1,12 @@
 """The scenarios of `adam-async simulate`, by name. A new one gets a file beside this and a line here."""
 
 from adam_async.simulation.scenario import Scenario
+from adam_async.simulation.scenarios.clients import CLIENTS
 from adam_async.simulation.scenarios.controllers import CONTROLLERS
 from adam_async.simulation.scenarios.members import MEMBERS
 from adam_async.simulation.scenarios.restarts import RESTARTS
 from adam_async.simulation.scenarios.training import TRAIN
 
 SCENARIOS: dict[str, Scenario] = {
-    scenario.name: scenario for scenario in (MEMBERS, TRAIN, CONTROLLERS, RESTARTS)
+    scenario.name: scenario for scenario in (MEMBERS, TRAIN, CONTROLLERS, RESTARTS, CLIENTS)
 }

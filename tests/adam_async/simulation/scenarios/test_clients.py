@@ -1,0 +1,54 @@
+"""The shipped clients of three controllers: what every seed has, and that it would not miss one that lies."""
+
+import itertools
+
+from adam_async.controller import machine, map_client
+from adam_async.controller.leader_link import LeaderLink
+from adam_async.messages import CompareAndSet
+from adam_async.simulation.campaign import draw_case, run_seed
+from adam_async.simulation.scenarios.clients import CLIENTS
+
+
+def test_seeds_of_the_shipped_clients_count() -> None:
+    for seed in (1, 2):
+        result = run_seed(CLIENTS, seed)
+        assert result.seed_counts, result
+        assert result.counts["seats given up"] > 0
+
+
+def test_every_plan_has_each_kind_of_fault_and_its_leader_is_cut_off() -> None:
+    plans = [draw_case(CLIENTS, seed).plan for seed in range(100)]
+
+    for plan in plans:
+        assert {fault.kind for fault in plan.faults} == set(CLIENTS.kinds)
+        assert all(fault.targets == () for fault in plan.faults if fault.kind == "isolate")
+    assert len({plan.faults for plan in plans}) == 100
+
+
+def test_sessions_that_are_forgotten_leave_outcomes_unknown_and_never_wrong(monkeypatch) -> None:
+    monkeypatch.setattr(machine, "MAX_SESSIONS", 2)
+
+    results = [run_seed(CLIENTS, seed) for seed in (4, 5)]
+
+    assert [one for one in results if not one.seed_counts] == []
+    assert any(one.counts.get("unknown outcomes") for one in results)
+
+
+# --- what the scenario would not miss ----------------------------------------------------------
+
+
+def test_a_question_that_is_asked_again_under_a_new_number_is_noticed(monkeypatch) -> None:
+    numbers = itertools.count(1)
+
+    def renumbered(**fields) -> CompareAndSet:
+        return CompareAndSet(**{**fields, "number": next(numbers)})
+
+    monkeypatch.setattr(map_client, "CompareAndSet", renumbered)
+
+    assert any(run_seed(CLIENTS, seed).invariant == "I6" for seed in range(1, 16))
+
+
+def test_a_client_that_does_not_listen_to_who_leads_is_noticed(monkeypatch) -> None:
+    monkeypatch.setattr(LeaderLink, "_named", lambda self, error: None)
+
+    assert run_seed(CLIENTS, 0).invariant == "I15"
