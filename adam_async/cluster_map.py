@@ -22,6 +22,8 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     address: str
     """Where it listens."""
     incarnation: int
+    before: tuple[int, ...] = ()
+    """Incarnations that it followed, given by the controller: none of them has this seat again."""
     live: bool = True
     ready: str = ""
     """Id of the run it has prepared for; for workers with the life of their replica, see `ready_word`."""

@@ -73,7 +73,13 @@ class Listener:
         if not self._open:
             link.abort()
             return
-        task = self._group.create_task(self._host(link), name=f"{self.identity.node}/link-{link.peer.node}")
+        serving = self._host(link)
+        try:
+            task = self._group.create_task(serving, name=f"{self.identity.node}/link-{link.peer.node}")
+        except RuntimeError:  # the owner has failed, and its group takes nobody any more
+            serving.close()
+            link.abort()
+            return
         self._hosts[task] = link
         task.add_done_callback(self._hosts.pop)
 

@@ -49,6 +49,9 @@ from adam_async.shares import covers, share_out, warm_groups
 _NO_PLACE = {"replica": -1, "partition": 0, "placed": 0}
 """Fields of a node that has none."""
 
+LIVES_KEPT = 64
+"""Lives of a node that are known to be over."""
+
 MAX_SHARDS = 100_000
 """Of a run. Placing them takes a second, in which nobody is answered."""
 
@@ -157,6 +160,12 @@ class ControllerState:
         if problem:
             return Invalid(f"{command.key}: {problem}")
         if isinstance(new, NodeRecord):
+            before = old.before if isinstance(old, NodeRecord) else ()
+            if new.incarnation in before:
+                return Invalid(f"{command.key}: another life of {name} has followed this one; start it again")
+            if isinstance(old, NodeRecord) and old.incarnation != new.incarnation:
+                before = (*before, old.incarnation)[-LIVES_KEPT:]
+            new = msgspec.structs.replace(new, before=before)
             if isinstance(old, NodeRecord) and old.live and old.incarnation != new.incarnation:
                 # The node restarted before its old life was found dead; what it held is gone all the same.
                 self._node_lost(NodeLost(name, old.incarnation))

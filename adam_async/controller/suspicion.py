@@ -4,6 +4,7 @@ A timer and nothing more: that a node is lost, and what it had goes to others, i
 log (`machine.Lost`). Only the leader suspects anybody. Times are absolute seconds on the caller's clock.
 """
 
+import math
 from collections.abc import Iterable
 
 from adam_async.cluster_map import ClusterMap
@@ -24,20 +25,27 @@ class Suspicion:
         self._grace_s = grace_s
         self._find_s = find_s
         self._until: dict[Life, float] = {}
+        self._found_by = -math.inf
+        """When everybody has had the time to find us."""
 
     def led(self, cluster: ClusterMap, here: Iterable[Life], *, now: float) -> None:
         """We lead from now on: whoever is live has to come here, but for those who are here."""
-        until, present = now + self._grace_s + self._find_s, set(here)
         lives = [(name, node.incarnation) for name, node in cluster.nodes.items() if node.live]
-        self._until = {life: until for life in lives if life not in present}
+        present = set(here)
+        self._found_by = now + self._grace_s + self._find_s if lives else -math.inf
+        self._until = {life: self._found_by for life in lives if life not in present}
 
     def resigned(self) -> None:
         """Others lead, or nobody."""
         self._until.clear()
+        self._found_by = -math.inf
 
     def link_lost(self, node: str, incarnation: int, *, now: float) -> None:
-        """A node's last link broke: suspect it unless it comes back in time."""
-        self._until[node, incarnation] = now + self._grace_s
+        """A node's last link broke: suspect it unless it comes back in time.
+
+        One that was here when we began to lead may just have gone to look for the leader elsewhere.
+        """
+        self._until[node, incarnation] = max(now + self._grace_s, self._found_by)
 
     def link_back(self, node: str, incarnation: int) -> None:
         """A suspected node was heard again."""

@@ -647,3 +647,15 @@ def test_replicas_are_spread_over_the_keepers_and_a_new_run_has_none():
     cluster.set("run", run_record("run-2"))
     assert cluster.map.lending is None
     assert cluster.map.lender_for(0) == ""
+
+
+def test_a_life_that_another_one_followed_never_has_its_seat_again():
+    cluster = Cluster()
+    cluster.join("worker-0")
+    first = cluster.map.nodes["worker-0"]
+    second = msgspec.structs.replace(first, incarnation=77)
+    cluster.set("nodes/worker-0", second)
+    (event,) = cluster.set("nodes/worker-0", msgspec.structs.replace(first, before=()))
+    assert isinstance(event, Invalid)
+    assert "another life of worker-0 has followed this one" in event.reason
+    assert cluster.map.nodes["worker-0"].incarnation == 77

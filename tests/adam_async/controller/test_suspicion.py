@@ -93,12 +93,21 @@ def test_who_leads_anew_gives_all_that_are_live_and_not_here_the_time_to_find_it
     assert suspicion.due(cluster, now=107.0) == [("a", 1), ("c", 1)]
 
 
-def test_who_was_here_and_goes_has_the_grace_alone(suspicion):
-    cluster = cluster_of("a")
-    suspicion.led(cluster, [], now=100.0)
+def test_one_that_leaves_a_new_leader_to_look_for_it_elsewhere_has_the_time_to_come_back(suspicion):
+    suspicion.led(cluster_of("a"), [("a", 1)], now=100.0)
+
+    suspicion.link_lost("a", 1, now=100.5)
+    assert suspicion.next_deadline() == 107.0
     suspicion.link_back("a", 1)
-    suspicion.link_lost("a", 1, now=101.0)
-    assert suspicion.next_deadline() == 103.0
+    suspicion.link_lost("a", 1, now=106.0)
+    assert suspicion.next_deadline() == 108.0
+
+
+def test_the_first_leader_of_all_has_nobody_who_looks_for_it(suspicion):
+    suspicion.led(ClusterMap(), [], now=100.0)
+
+    suspicion.link_lost("a", 1, now=100.5)
+    assert suspicion.next_deadline() == 102.5
 
 
 def test_leading_again_begins_all_waits_anew(suspicion):
