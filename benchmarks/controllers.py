@@ -13,9 +13,9 @@ a bare loop. A set costs three of those, one for each controller, but several ar
 With `--kills`: the leader is killed (SIGKILL) so often, and started again when the next one has done a set.
 The row has the seconds from the kill to the first answer, as a client saw it: median, 90 % and worst.
 
-With `--saturate`: as many processes as there are cores multiply matrices without a pause for so many seconds,
-under a light load of sets. The row has how often another controller led, and how far terms grew; neither is
-wanted.
+With `--saturate`: as many processes as there are cores (or `--spinners`; 0 where something else keeps the
+cores busy) multiply matrices without a pause for so many seconds, under a light load of sets. The row has how
+often another controller led, and how far terms grew; neither is wanted.
 """
 
 import os
@@ -232,7 +232,7 @@ async def saturate(controllers: Controllers, arguments: argparse.Namespace, fold
     await setter.set()
     await asyncio.sleep(SETTLE_S)
     before, leader = await controllers.terms(), setter.client.leader
-    spinners = _spin(usable_cores())
+    spinners = _spin(arguments.spinners)
     changes = 0
     tasks = [asyncio.create_task(setter.run(CALM_S))]
     try:
@@ -250,7 +250,7 @@ async def saturate(controllers: Controllers, arguments: argparse.Namespace, fold
     after = await controllers.terms()
     setter.client.close()
     return {
-        "case": f"{len(spinners)} cores saturated for {arguments.saturate:g} s",
+        "case": f"{usable_cores()} cores saturated for {arguments.saturate:g} s",
         "changes_of_leader": changes,
         "terms": max(after) - max(before),
         "sets": setter.done,
@@ -277,6 +277,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--kills", type=int, default=0)
     parser.add_argument("--saturate", type=float, default=0.0)
+    parser.add_argument("--spinners", type=int, default=usable_cores())
     arguments = parser.parse_args()
     measure = gaps if arguments.kills else saturate if arguments.saturate else rate
     folder = Path(tempfile.mkdtemp(prefix="adam-async-controllers-", dir=arguments.folder))
