@@ -317,6 +317,9 @@ class ProcessCluster:
             # What never served cannot start: `_open` says so.
             restart = served and left > 0 and self._goes_on_without(role, node)
             self._incident(f"{node} died: {how}{'; starting it again' if restart else ''}")
+            if served and left == 0 and self._others_suffice(node):
+                self._incident(f"{node} was started again {RESTARTS} times and is left: the others go on")
+                return
             if not restart:
                 if left == 0:
                     how = f"{how}, after it had been started again {RESTARTS} times within a short time"
@@ -338,6 +341,11 @@ class ProcessCluster:
             return any(other.serves for other in others)
         # What a controller of several knows is in its folder, even if all of them die.
         return role == "worker" or (role == "controller" and len(self._controllers) > 1)
+
+    def _others_suffice(self, node: str) -> bool:
+        """Whether this is a controller, and a majority of all is there without it."""
+        serving = [name for name in self._controllers if name != node and self.children[name].serves]
+        return node in self._controllers and 2 * len(serving) > len(self._controllers)
 
     def _incident(self, what: str) -> None:
         self._say(what)
