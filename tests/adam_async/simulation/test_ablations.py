@@ -49,7 +49,8 @@ SAFEGUARDS = {
         MEMBERS, Membership, "_attend", "not self.seated and", "self.map.version < 4 and not self.seated and",
     ),
     "a node whose link broke is lost after the grace": (
-        MEMBERS, Suspicion, "link_lost", "self._until[node, incarnation] = max(now + self._grace_s, self._found_by)", "pass",
+        MEMBERS, Suspicion, "link_lost",
+        "self._until[node, incarnation] = max(now + self._grace_s, self._found_by)", "pass",
     ),
     "what a lost replica held goes to the others": (
         LOSING, DataState, "_replicas_changed", "self._epoch is not None", "False",
