@@ -5,7 +5,6 @@ smaller, is run under its seed again.
 """
 
 import asyncio
-import gc
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -88,7 +87,6 @@ def play(scenario: Scenario, case: Case) -> Played:
     Raises:
         RuntimeError: An event loop runs here, and the run needs one of its own.
     """
-    gc.collect()  # a run collects little of what it leaves, and a campaign would drown in it
     plan, options = case.plan, case.plan.options
     worlds: list[World] = []
     ledger = Ledger(lambda: worlds[0].now)

@@ -86,7 +86,7 @@ def test_a_vote_that_is_not_written_down_is_noticed(monkeypatch) -> None:
 
     monkeypatch.setattr(core.Core, "_cast", cast)
 
-    assert broken(RESTARTS, 0) == "I7"
+    assert any(broken(RESTARTS, seed) == "I7" for seed in range(6))
 
 
 def test_promises_before_they_are_durable_are_noticed(monkeypatch) -> None:
