@@ -154,7 +154,7 @@ class Held:
         self._opened.set()
 
 
-@pytest.mark.slow  # it has to hold a worker before that has trained everything, and now and then comes too late
+@pytest.mark.slow  # it must hold a worker before that has trained everything, and may come too late
 @pytest.mark.parametrize("network", NETWORKS)
 async def test_a_worker_that_gets_nothing_back_does_not_run_away_from_a_slower_one(network, monkeypatch):
     # The convolution is frozen: the first worker sends activations, and needs no error gradients.
