@@ -468,8 +468,7 @@ TestResumedTurns = ResumedTurns.TestCase
 @pytest.mark.parametrize("machine", [UnevenLeases, UnevenPool])
 def test_slow_replicas_are_held_back_often_and_nothing_is_lost_by_it(machine):
     machine.held_back = machine.waited = 0
-    run_state_machine_as_test(
-        machine, settings=settings(max_examples=40, stateful_step_count=25, deadline=None)
-    )
+    the_same_examples = settings(max_examples=80, stateful_step_count=25, deadline=None, derandomize=True)
+    run_state_machine_as_test(machine, settings=the_same_examples)  # how often is counted, so no dice
     assert machine.held_back > 50
     assert machine.waited > 5
