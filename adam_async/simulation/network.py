@@ -62,14 +62,20 @@ class Conditions:
 
 
 class Wire:
-    """One direction between two hosts: conditions, whether it is cut, and what waits for its end."""
+    """One direction between two hosts: conditions, whether it is cut, and what waits for its end.
 
-    __slots__ = ("conditions", "cut", "waiting")
+    Attributes:
+        made: Connections that were made from its source to its target.
+        broken: Connections that were reset because they had carried too much on it.
+    """
+
+    __slots__ = ("broken", "conditions", "cut", "made", "waiting")
 
     def __init__(self, conditions: Conditions) -> None:
         self.conditions = conditions
         self.cut = False
         self.waiting: list[Callable[[], object]] = []
+        self.made = self.broken = 0
 
 
 class Listener(asyncio.AbstractServer):
@@ -214,14 +220,17 @@ class SimulatedNetwork:
         for source, target in [pair for pair, wire in self._wires.items() if wire.cut]:
             self.heal(source, target, both=False, reset=reset)
 
-    def reset(self, source: str, target: str) -> None:
-        """Reset all connections between two hosts."""
+    def reset(self, source: str, target: str) -> bool:
+        """Reset all connections between two hosts. Returns whether there were any."""
         names = {source, target}
-        for end in [end for end in self._ends if {end.host.name, end.peer.host.name} == names]:
+        ends = [end for end in self._ends if {end.host.name, end.peer.host.name} == names]
+        for end in ends:
             end.reset()
+        return bool(ends)
 
     def break_off(self, end: End) -> None:
-        """Reset one connection, at both of its ends."""
+        """Reset one connection, which has carried too much, at both of its ends."""
+        self.wire(end.host.name, end.peer.host.name).broken += 1
         end.reset()
         end.peer.reset()
 
@@ -323,6 +332,7 @@ class SimulatedNetwork:
         port = next(self._ports.setdefault(caller.name, itertools.count(FIRST_PORT)))
         address, context = (caller.name, port), copy_context()
         wire = self.wire(caller.name, name)
+        wire.made += 1
         client = End(self, caller, wire, address, number=number, context=context)
         client.join(server)
         self._ends |= {client: None, server: None}
