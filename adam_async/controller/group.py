@@ -1,25 +1,19 @@
 """One controller's part in the group that agrees: the shell around its consensus core.
 
-Theory of operation ------------------- The core (`consensus.core`) says what to send, write and apply; this
-does it. Every event goes through `_take`, one after the other, also those that an effect causes on the spot.
-What is to be written waits in `_unwritten` while the disk is busy, and all of it is forced down at once then
-(group commit). Without a file nothing survives the process, and what is written is durable at once: then a
-restarted controller is another one, as far as the group is concerned, and is taken in again.
-
-*Links.* Each controller dials each other one, and says things only over the link that it dialled itself; what
-cannot be sent at once is dropped: the core says everything again that matters. At the beginning of a link
-both say who they are.
+Theory of operation
+-------------------
+The core (`consensus.core`) says what to send, write and apply; this does it. Every event goes through
+`_take`, one after the other, also those that an effect causes on the spot. What is to be written waits in
+`_unwritten` while the disk is busy, and all of it is forced down at once then (group commit). Without a file
+nothing survives the process, and what is written is durable at once: then a restarted controller is another
+one, as far as the group is concerned, and is taken in again. Who the others are, and the links over which
+they are told things, is known to `peers`.
 
 *A stall of our own.* A deadline that is noticed late says that this process did not run. Then words of the
 leader may lie unread in the sockets, and it would be wrong to call it silent; and if the whole machine stood
 still, the others on it have said nothing meanwhile. So this time does not pass for the core, and there is a
 pause in which what came is read. Who is late for the same deadline again is just slow, and goes on. A leader
 speaks without a pause: its own silence is what the others would miss.
-
-*Who belongs to the group.* A node whose disk was lost, or who never had one, comes with an identity of its
-own. The leader takes it in, as a learner, then in place of the identity of the same name that nobody has
-heard of lately: three changes of the membership, one after the other, each of which can be taken up by the
-next leader.
 """
 
 import asyncio
@@ -62,24 +56,16 @@ from adam_async.consensus import (
 )
 from adam_async.consensus.messages import Snapshot, TakeOver
 from adam_async.consensus.records import Ballot, Born, Record
-from adam_async.controller.founding import Founding, group_name, name_of
+from adam_async.controller.founding import group_name, name_of
 from adam_async.controller.log_file import LogFile
 from adam_async.controller.machine import DONE, Command, Machine, Outcome, command_bytes, first_state
+from adam_async.controller.peers import Peers
 from adam_async.errors import ConfigError
-from adam_async.messages import Agree, Introduce, Introduced, pack, packed_tensor, unpack
+from adam_async.messages import Introduced
 from adam_async.simulation import buggify
 from adam_async.timer import Timer
 from adam_async.traffic import Traffic
-from transport import (
-    DialFailed,
-    Identity,
-    Link,
-    Network,
-    RemoteError,
-    RetrySchedule,
-    TransportError,
-    WouldBlock,
-)
+from transport import Identity, Network
 
 logger = logging.getLogger(__name__)
 
@@ -92,20 +78,8 @@ LATE_S = 0.1
 PAUSE_S = 0.3
 """For reading what came meanwhile, and for others to say something, before the core's time goes on."""
 
-ASK_S = 0.2
-"""Between two questions to those who have not said what we wait for."""
-
 ADMIT_S = 0.25
 """Between two looks of a leader at who is to be taken in."""
-
-DIAL_S = 2.0
-"""One attempt to reach another controller; there is always a next one."""
-
-REFUSED_S = 1.0
-"""Before one that let us not in, or is another one, is tried again."""
-
-INTRODUCE_S = 2.0
-"""What another controller may take to say who it is."""
 
 RESIGN_S = 1.0
 """What handing over to another leader may take at our end."""
@@ -116,13 +90,8 @@ SNAPSHOT_ENTRIES = 1000
 SNAPSHOT_BYTES = 4 << 20
 """The same, by the commands in these entries."""
 
-RETRY = RetrySchedule(first_s=0.02, longest_s=0.3)
-
 SLOW_S = 0.05
 """How long a simulated controller may hesitate before it writes."""
-
-WAITS_SAID_S = 5.0
-"""Who waits for others to found a group says so this often."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +147,6 @@ class Group:
     ) -> None:
         self._identity = identity
         self._machine = machine
-        self._network = network
-        self._traffic = traffic
         self._entropy = entropy
         self._file = file
         self._told = told
@@ -188,24 +155,16 @@ class Group:
         self._settings = settings
         self._snapshot_entries = snapshot_entries
         self._observe = observe
-        self._peers: dict[str, str] = {}
+        self._peers = Peers(identity=identity, network=network, traffic=traffic, is_settled=self._is_counted)
         self._met = asyncio.Event()
-        self._me = ""
-        """Our identity in the group, once it is written down."""
-        self._founding: Founding | None = None
         self._core: Core | None = None
         self._events: deque[Event] = deque()
         self._taking = False
         self._unwritten: list[Persist] = []
         self._writing = asyncio.Event()
-        self._links: dict[str, Link] = {}
         self._outcomes: dict[int, Outcome] = {}
-        self._known: dict[str, str] = {}
-        """By name, the identities that others have told."""
         self._entries = self._entry_bytes = 0
         """Applied since the last snapshot."""
-        self._news = asyncio.Event()
-        """Set when it is clear who founds the group, or we belong to one."""
         self._resigned = asyncio.Event()
         self._leading = asyncio.Event()
         self._stalled_s = 0.0
@@ -224,11 +183,7 @@ class Group:
         Raises:
             ValueError: We are not among them.
         """
-        if self._identity.node not in peers:
-            raise ValueError(
-                f"{self._identity.node} is not one of the controllers {', '.join(sorted(peers))}"
-            )
-        self._peers = dict(peers)
+        self._peers.meet(peers)
         self._met.set()
 
     @property
@@ -245,7 +200,7 @@ class Group:
     def leader(self) -> str:
         """Address of who leads; empty if that is not known."""
         leader = self._core.leader if self._core is not None else None
-        return self._peers.get(name_of(leader), "") if leader is not None else ""
+        return self._peers.address(leader) if leader is not None else ""
 
     def propose(self, tag: Hashable, command: Command) -> None:
         """Have a command applied everywhere; what comes of it is told once."""
@@ -263,22 +218,21 @@ class Group:
 
     def introduce(self) -> Introduced | None:
         """Say who we are; None while we do not know it."""
-        if not self._me:
+        if not self._peers.me:
             return None
         members = self._core.members.all if self._core is not None else ()
-        return Introduced(identity=self._me, members=members)
+        return Introduced(identity=self._peers.me, members=members)
 
     def introduced(self, name: str, identity: str) -> None:
         """Another controller said who it is."""
-        if name_of(identity) == name and name in self._peers and name != self._identity.node:
-            self._known[name] = identity
+        self._peers.introduced(name, identity)
 
     def receive(self, name: str, group: str, message: Message) -> None:
         """Another controller's core says something, as one of a group; empty where it knows of none.
 
         Who is not one of the controllers that we were told of is not listened to, whatever it says it is.
         """
-        if self._core is None or name not in self._peers or name_of(message.sender) != name:
+        if self._core is None or not self._peers.listens_to(name, message):
             return
         if group and self._machine.group and group != self._machine.group:
             logger.warning(
@@ -314,7 +268,7 @@ class Group:
             return
         now = self._now()
         others = [node for node in core.members.voters if node != core.me]
-        linked = {name for name, link in self._links.items() if not link.closed}
+        linked = self._peers.linked
         others = [
             node
             for node in others
@@ -349,10 +303,8 @@ class Group:
                     f"{self._file.folder} is {name_of(saved.me)}'s: "
                     f"give {self._identity.node} a folder of its own"
                 )
-            self._me = saved.me
             group = await stack.enter_async_context(asyncio.TaskGroup())
-            for name in sorted(set(self._peers) - {self._identity.node}):
-                group.create_task(self._talk(name), name=f"{self._identity.node}/to {name}")
+            self._peers.begin(group, saved.me)
             await self._begin(saved)
             group.create_task(self._write(), name=f"{self._identity.node}/log")
             group.create_task(self._admit(), name=f"{self._identity.node}/members")
@@ -362,34 +314,18 @@ class Group:
         """Start the core; a founder first founds the group."""
         blank = not saved.snapshot.index and not saved.entries
         if blank and not saved.term:
-            voters = await self._found()
+            voters = await self._peers.founders()
             if voters:
-                saved = found(self._me, voters, first_state(group_name(voters)))
+                saved = found(saved.me, voters, first_state(group_name(voters)))
                 await self._write_down((Ballot(saved.term, saved.vote), saved.snapshot))
         if saved.snapshot.index:
             self._machine.restore(saved.snapshot.state)
         self._core = Core(saved, self._settings, draw=self._draw, now=self._now())
         if self._observe is not None:
             self._observe(self._core, self._machine, None, ())
-        self._news.set()
-        if self._core.members.voters == (self._me,):
+        if self._core.members.voters == (saved.me,):
             # Nobody else could lead: there is nothing to wait for.
-            self._take(Received(TakeOver(sender=self._me, to=self._me, term=self._core.term)))
-
-    async def _found(self) -> tuple[str, ...]:
-        """Ask the others until it is clear who founds the group. Returns with whom, if it is for us to do."""
-        founding = Founding(self._me, name=self._identity.node, names=self._peers)
-        self._founding = founding
-        while not founding.is_decided:
-            try:
-                async with asyncio.timeout(WAITS_SAID_S):
-                    await self._news.wait()
-                self._news.clear()
-            except TimeoutError:
-                logger.warning(
-                    "%s waits for %s to found a group", self._identity.node, ", ".join(founding.lacking)
-                )
-        return founding.voters
+            self._take(Received(TakeOver(sender=saved.me, to=saved.me, term=self._core.term)))
 
     async def _write_down(self, records: tuple[Record, ...]) -> None:
         if self._file is not None:
@@ -452,7 +388,7 @@ class Group:
     def _carry_out(self, effect: Effect) -> None:
         match effect:
             case Send(message):
-                self._send(message)
+                self._peers.send(message, group=self._machine.group)
             case Persist(number):
                 if self._file is None:
                     self._events.append(Persisted(number))
@@ -525,78 +461,11 @@ class Group:
                 await file.append([persist.records for persist in batch])
             self._take(Persisted(batch[-1].number))
 
-    # --- the others --------------------------------------------------------------------------
+    # --- members -----------------------------------------------------------------------------
 
-    def _send(self, message: Message) -> None:
-        link = self._links.get(name_of(message.to))
-        if link is None or link.closed:
-            return
-        try:
-            link.send_nowait(pack(Agree(group=self._machine.group), [packed_tensor(message)]))
-            if buggify.ON and buggify.fires("controller.message.twice"):
-                link.send_nowait(pack(Agree(group=self._machine.group), [packed_tensor(message)]))
-        except (WouldBlock, TransportError):
-            return  # the core says again what matters
-
-    async def _talk(self, name: str) -> None:
-        """Keep a link to another controller, and know who it is."""
-        address = self._peers[name]
-        while True:
-            try:
-                link = await self._network.dial(
-                    address, self._identity, timeout_s=DIAL_S, retry=RETRY, peer_role="controller"
-                )
-            except DialFailed:
-                continue
-            except TransportError as error:  # somebody else is there, or lets us not in
-                logger.warning("%s: no controller %s at %s: %s", self._identity.node, name, address, error)
-                await asyncio.sleep(REFUSED_S)
-                continue
-            self._traffic.watch(link)
-            try:
-                if link.peer.node == name:
-                    await self._stay(name, link)
-                else:
-                    logger.warning(
-                        "%s: at %s is %s instead of %s", self._identity.node, address, link.peer.node, name
-                    )
-                    await asyncio.sleep(REFUSED_S)
-            except TransportError as error:
-                logger.info("%s: lost %s (%s)", self._identity.node, name, error)
-            finally:
-                if self._links.get(name) is link:
-                    del self._links[name]
-                link.abort()
-                self._traffic.gone(link)
-
-    async def _stay(self, name: str, link: Link) -> None:
-        self._links[name] = link
-        while not link.closed:
-            await self._ask_who(name, link)
-            try:
-                async with asyncio.timeout(None if self._is_settled else ASK_S):
-                    await link.wait_closed()
-            except TimeoutError:
-                continue
-
-    @property
-    def _is_settled(self) -> bool:
-        """Whether the others know all of us that they need to know."""
-        return self._core is not None and self._me in self._core.members.voters
-
-    async def _ask_who(self, name: str, link: Link) -> None:
-        try:
-            reply = unpack(
-                await link.call(pack(Introduce(identity=self._me)), timeout_s=INTRODUCE_S), Introduced
-            )
-        except RemoteError:
-            return  # it does not know it yet
-        self.introduced(name, reply.identity)
-        founding = self._founding
-        if founding is not None:
-            founding.heard(name, reply.identity, belongs=bool(reply.members))
-            if founding.is_decided:
-                self._news.set()
+    def _is_counted(self) -> bool:
+        """Whether we are one of the voters, and nobody has to be told any more who we are."""
+        return self._core is not None and self._core.me in self._core.members.voters
 
     async def _admit(self) -> None:
         """While we lead, take in those who are not in the group, one step at a time."""
@@ -604,25 +473,11 @@ class Group:
         assert core is not None
         while True:
             await self._leading.wait()
-            step = self._next_step(core) if self.leads else None
-            if step is not None:
-                self._take(Change(step, step))
+            if self.leads:
+                step = self._peers.next_step(core, silent_s=2 * self._settings.election_s, now=self._now())
+                if step is not None:
+                    self._take(Change(step, step))
             await asyncio.sleep(ADMIT_S)
-
-    def _next_step(self, core: Core) -> Step | None:
-        members, now = core.members, self._now()
-        for name, me in sorted(self._known.items()):
-            olds = [node for node in members.all if name_of(node) == name and node != me]
-            silent_s = 2 * self._settings.election_s
-            if any(core.silent_s(node, now=now) < silent_s for node in olds):
-                continue  # that identity is about: somebody was given a name that is taken
-            if me not in members.all:
-                return Step("add", me)
-            if olds:
-                return Step("remove", olds[0])
-            if me not in members.voters:
-                return Step("promote", me)
-        return None
 
     def __repr__(self) -> str:
         return f"<Group {self._identity.node} {self._core!r}>"
