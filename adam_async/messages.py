@@ -27,6 +27,7 @@ Every run-scoped message carries the run's id, and is refused by a role that is 
 """
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -700,6 +701,17 @@ UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What the bytes of a peer may raise: the decoder has words of its own for most of it, but not for all."""
 
 
+@cache
+def _text_decoder(expected: Any) -> msgspec.json.Decoder[Any]:
+    """One for each type: to make one takes longer than to decode a small message."""
+    return msgspec.json.Decoder(expected)
+
+
+@cache
+def _packed_decoder(expected: Any) -> msgspec.msgpack.Decoder[Any]:
+    return msgspec.msgpack.Decoder(expected)
+
+
 def text_tensor(value: Any) -> NDArray[np.uint8]:
     """Write any builtin or record as JSON text that rides as a tensor."""
     return np.frombuffer(msgspec.json.encode(value), np.uint8)
@@ -714,7 +726,7 @@ def read_text_tensor(message: Message, expected: Any) -> Any:
     if len(message.tensors) != 1 or message.tensors[0].dtype != np.uint8:
         raise RemoteProtocolError("tensors", f"{message.type} must carry one text tensor")
     try:
-        return msgspec.json.decode(message.tensors[0].tobytes(), type=expected)
+        return _text_decoder(expected).decode(message.tensors[0].tobytes())
     except UNREADABLE as error:
         raise RemoteProtocolError("message", f"malformed text beside {message.type}: {error}") from None
 
@@ -738,7 +750,7 @@ def read_packed_tensor(message: Message, expected: Any) -> Any:
     if len(message.tensors) != 1 or message.tensors[0].dtype != np.uint8:
         raise RemoteProtocolError("tensors", f"{message.type} must carry one packed tensor")
     try:
-        return msgspec.msgpack.decode(message.tensors[0].tobytes(), type=expected)
+        return _packed_decoder(expected).decode(message.tensors[0].tobytes())
     except UNREADABLE as error:
         raise RemoteProtocolError("message", f"malformed bytes beside {message.type}: {error}") from None
 

@@ -25,12 +25,16 @@ FIRES = 0.25
 ON = False
 
 _dice = Dice("")
+_enabled: dict[str, bool] = {}
 _marks: Counter[str] = Counter()
 
 
 def fires(place: str) -> bool:
     """Whether this place is unkind now. Only where `ON`."""
-    fired = _dice.fork(place).random() < ENABLED and _dice.random() < FIRES
+    enabled = _enabled.get(place)
+    if enabled is None:
+        enabled = _enabled[place] = _dice.fork(place).random() < ENABLED
+    fired = enabled and _dice.random() < FIRES
     if fired:
         _marks[place] += 1
     return fired
@@ -44,10 +48,10 @@ def sometimes(mark: str) -> None:
 @contextmanager
 def unkind(dice: Dice) -> Iterator[Counter[str]]:
     """Switch all places on for a block; gives the marks that are set and the places that fire in it."""
-    global ON, _dice, _marks
-    before = ON, _dice, _marks
-    ON, _dice, _marks = True, dice, Counter()
+    global ON, _dice, _enabled, _marks
+    before = ON, _dice, _enabled, _marks
+    ON, _dice, _enabled, _marks = True, dice, {}, Counter()
     try:
         yield _marks
     finally:
-        ON, _dice, _marks = before
+        ON, _dice, _enabled, _marks = before

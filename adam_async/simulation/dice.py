@@ -33,15 +33,18 @@ class Dice:
 
     def _word(self) -> int:
         """64 random bits."""
-        if not self._words:
-            block = hashlib.shake_128(f"{self.name}/{self._blocks}".encode()).digest(BLOCK_BYTES)
-            self._blocks += 1
-            self._words = [*_WORDS.unpack(block)]
+        return self._words.pop() if self._words else self._draw_block()
+
+    def _draw_block(self) -> int:
+        block = hashlib.shake_128(f"{self.name}/{self._blocks}".encode()).digest(BLOCK_BYTES)
+        self._blocks += 1
+        self._words = [*_WORDS.unpack(block)]
         return self._words.pop()
 
     def random(self) -> float:
         """Return a number in [0, 1)."""
-        return (self._word() >> 11) * 2.0**-53
+        words = self._words
+        return ((words.pop() if words else self._draw_block()) >> 11) * 2.0**-53
 
     def below(self, count: int) -> int:
         """Return a whole number in [0, count)."""

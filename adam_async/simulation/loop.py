@@ -379,7 +379,6 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         hooks = sys.get_asyncgen_hooks()
         collecting = gc.isenabled()
         gc.disable()
-        gc.freeze()
         sys.set_asyncgen_hooks(firstiter=self._first_step, finalizer=self._finalize)
         events._set_running_loop(self)
         try:
@@ -388,7 +387,6 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
             self._stopping = False
             events._set_running_loop(None)
             sys.set_asyncgen_hooks(*hooks)
-            gc.unfreeze()
             if collecting:
                 gc.enable()
         if self._failure is not None:

@@ -14,7 +14,6 @@ The scenario runs on no machine and sees everything. A program is a coroutine fu
 """
 
 import asyncio
-import gc
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager, nullcontext
@@ -29,8 +28,6 @@ from adam_async.simulation.loop import SimulatedLoop
 from adam_async.simulation.network import Conditions, SimulatedNetwork
 
 T = TypeVar("T")
-
-MANY_STEPS = 10_000
 
 Program = Callable[["Node"], Coroutine[Any, Any, object]]
 
@@ -252,5 +249,3 @@ def simulate(
         raise
     finally:
         loop.close()
-        if loop.steps > MANY_STEPS:
-            gc.collect()  # a long run leaves much in circles, which nobody collects between two of them
