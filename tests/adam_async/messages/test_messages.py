@@ -75,6 +75,7 @@ from adam_async.messages import (
     unpack,
     unpack_any,
 )
+from adam_async.messages.table import CONVERSATIONS
 from adam_async.model_worker.updates import MESSAGE_SHARDS
 from tests.adam_async.runs import NETWORKS, address_of
 from transport import Identity, LinkConfig, LocalProtocolError, Message, RemoteProtocolError
@@ -222,12 +223,23 @@ def classes():
         children = waiting.pop().__subclasses__()
         found += children
         waiting += children
-    return {cls for cls in found if cls.__module__ == messages.__name__}
+    return {cls for cls in found if cls.__module__.startswith(f"{messages.__name__}.")}
 
 
 def test_every_message_has_a_row_and_an_example_here():
     assert classes() == set(TABLE) == {type(example) for example in EXAMPLES}
     assert set(ALLOWED) == set(BY_NAME)
+
+
+@pytest.mark.parametrize("conversation", CONVERSATIONS, ids=lambda module: module.__name__.rpartition(".")[2])
+def test_the_rows_of_a_conversation_are_those_of_its_own_messages(conversation):
+    own = {cls for cls in classes() if cls.__module__ == conversation.__name__}
+    assert set(conversation.ROWS) == own
+    assert len(own) > 1
+
+
+def test_all_that_is_said_is_exported_by_name():
+    assert {cls.__name__ for cls in TABLE} <= set(messages.__all__)
 
 
 @pytest.mark.parametrize("name", sorted(BY_NAME))

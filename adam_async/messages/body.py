@@ -1,0 +1,41 @@
+"""Pure: what a message is: its base, its parties, and how it gets onto a link and off it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+from numpy.typing import NDArray
+
+from transport import Message, RemoteProtocolError
+
+ROLES = ("controller", "ps", "data", "worker", "driver")
+"""The parties of a cluster. `driver` is the command or program that started the run."""
+
+
+class Body(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of all messages: a frozen record of builtins."""
+
+
+Rows = Mapping[type[Body], frozenset[tuple[str, str]]]
+"""The (from, to) pairs that each message of a conversation may travel between."""
+
+_B = TypeVar("_B", bound=Body)
+
+
+def pack(body: Body, tensors: Sequence[NDArray[Any]] = ()) -> Message:
+    """Turn a message and its tensors into what a link carries."""
+    return Message(type=type(body).__name__, meta=msgspec.to_builtins(body), tensors=tuple(tensors))
+
+
+def unpack(message: Message, expected: type[_B]) -> _B:
+    """Validate a received message as `expected`.
+
+    Raises:
+        RemoteProtocolError: It is another message, or a field is missing or mistyped.
+    """
+    if message.type != expected.__name__:
+        raise RemoteProtocolError("message", f"expected {expected.__name__}, got {message.type}")
+    try:
+        return msgspec.convert(message.meta, expected)
+    except msgspec.ValidationError as error:
+        raise RemoteProtocolError("message", f"malformed {message.type}: {error}") from None

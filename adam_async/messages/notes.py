@@ -1,0 +1,61 @@
+"""Pure: driver and any role: what the role counted and noted."""
+
+from typing import Annotated
+
+import msgspec
+
+from adam_async.messages.body import ROLES, Body, Rows
+
+PROFILED = ("ps", "data", "worker")
+"""Those that a group passes: the ones that can note a profile."""
+
+
+class GetRecord(Body, frozen=True, kw_only=True):
+    """Ask a server or worker that records for bytes `start` to `stop` of what it noted."""
+
+    run: str
+    start: Annotated[int, msgspec.Meta(ge=0)]
+    stop: int
+
+
+class RecordPart(Body, frozen=True, kw_only=True):
+    """Tensor: these bytes. `total` is how many there are."""
+
+    total: int
+
+
+class GetStatistics(Body, frozen=True, kw_only=True):
+    """Ask a role how it is doing; the driver builds the live table and the report from it."""
+
+    run: str
+
+
+class Statistics(Body, frozen=True, kw_only=True):
+    """What the role counted. Tensor: the values as JSON text; docs/report.md names the fields."""
+
+    node: str
+    role: str
+
+
+class GetProfile(Body, frozen=True, kw_only=True):
+    """Ask a role that notes a profile for its events from `start` to `stop`."""
+
+    start: Annotated[int, msgspec.Meta(ge=0)]
+    stop: int
+
+
+class Profile(Body, frozen=True, kw_only=True):
+    """What a role noted. Tensor: the events as JSON text; `trace_events.Part`."""
+
+    total: int
+    """All events that it has."""
+
+
+ROWS: Rows = {
+    GetRecord: frozenset({("driver", "ps"), ("driver", "worker")}),
+    RecordPart: frozenset({("ps", "driver"), ("worker", "driver")}),
+    GetStatistics: frozenset(("driver", role) for role in ROLES if role != "driver"),
+    Statistics: frozenset((role, "driver") for role in ROLES if role != "driver"),
+    GetProfile: frozenset(("driver", role) for role in PROFILED),
+    Profile: frozenset((role, "driver") for role in PROFILED),
+}

@@ -1,0 +1,70 @@
+"""Pure: what rides beside a message as a tensor: text, packed records, numbers.
+
+The receiver validates all of it before it believes it.
+"""
+
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from transport import Message, RemoteProtocolError
+
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What the bytes of a peer may raise: the decoder has words of its own for most of it, but not for all."""
+
+
+def text_tensor(value: Any) -> NDArray[np.uint8]:
+    """Write any builtin or record as JSON text that rides as a tensor."""
+    return np.frombuffer(msgspec.json.encode(value), np.uint8)
+
+
+def read_text_tensor(message: Message, expected: Any) -> Any:
+    """Validate the JSON text that rides beside a message.
+
+    Raises:
+        RemoteProtocolError: There is no such tensor, or the text is not what is expected.
+    """
+    if len(message.tensors) != 1 or message.tensors[0].dtype != np.uint8:
+        raise RemoteProtocolError("tensors", f"{message.type} must carry one text tensor")
+    try:
+        return msgspec.json.decode(message.tensors[0].tobytes(), type=expected)
+    except UNREADABLE as error:
+        raise RemoteProtocolError("message", f"malformed text beside {message.type}: {error}") from None
+
+
+def read_number(value: float | None) -> float:
+    """A number out of JSON text, which writes null for what is not finite, such as a diverged loss."""
+    return float("nan") if value is None else float(value)
+
+
+def packed_tensor(value: Any) -> NDArray[np.uint8]:
+    """Write any builtin or record as bytes that ride as a tensor; unlike text it holds every float."""
+    return np.frombuffer(msgspec.msgpack.encode(value), np.uint8)
+
+
+def read_packed_tensor(message: Message, expected: Any) -> Any:
+    """Validate what rides beside a message, as `packed_tensor` writes it.
+
+    Raises:
+        RemoteProtocolError: There is no such tensor, or it is not what is expected.
+    """
+    if len(message.tensors) != 1 or message.tensors[0].dtype != np.uint8:
+        raise RemoteProtocolError("tensors", f"{message.type} must carry one packed tensor")
+    try:
+        return msgspec.msgpack.decode(message.tensors[0].tobytes(), type=expected)
+    except UNREADABLE as error:
+        raise RemoteProtocolError("message", f"malformed bytes beside {message.type}: {error}") from None
+
+
+def check_tensor(tensor: NDArray[Any], what: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    """Refuse a tensor that is not what its message promises.
+
+    Raises:
+        RemoteProtocolError: Naming what was expected and what came.
+    """
+    if tensor.shape != shape or tensor.dtype != dtype:
+        raise RemoteProtocolError(
+            "tensors", f"{what}: expected {dtype}{shape}, got {tensor.dtype}{tensor.shape}"
+        )
