@@ -12,23 +12,21 @@ from adam_async.messages import (
     shard_states,
     staging,
 )
-from adam_async.messages.body import Body, unpack
+from adam_async.messages.body import Body, Rows, unpack
 from transport import Message, RemoteProtocolError, RoleTable
 
-CONVERSATIONS = (
-    cluster_map,
-    controllers,
-    leases,
-    data_service,
-    staging,
-    ledger,
-    partitions,
-    parameters,
-    shard_states,
-    notes,
-)
-
-TABLE = {cls: pairs for conversation in CONVERSATIONS for cls, pairs in conversation.ROWS.items()}
+TABLE: Rows = {
+    **cluster_map.ROWS,
+    **controllers.ROWS,
+    **leases.ROWS,
+    **data_service.ROWS,
+    **staging.ROWS,
+    **ledger.ROWS,
+    **partitions.ROWS,
+    **parameters.ROWS,
+    **shard_states.ROWS,
+    **notes.ROWS,
+}
 """(from, to) pairs that each message may travel between. A class without a row fails a test."""
 
 BY_NAME = {cls.__name__: cls for cls in TABLE}

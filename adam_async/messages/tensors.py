@@ -3,6 +3,7 @@
 The receiver validates all of it before it believes it.
 """
 
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -13,6 +14,17 @@ from transport import Message, RemoteProtocolError
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What the bytes of a peer may raise: the decoder has words of its own for most of it, but not for all."""
+
+
+@cache
+def _text_decoder(expected: Any) -> msgspec.json.Decoder[Any]:
+    """One for each type: to make one takes longer than to decode a small message."""
+    return msgspec.json.Decoder(expected)
+
+
+@cache
+def _packed_decoder(expected: Any) -> msgspec.msgpack.Decoder[Any]:
+    return msgspec.msgpack.Decoder(expected)
 
 
 def text_tensor(value: Any) -> NDArray[np.uint8]:
@@ -29,7 +41,7 @@ def read_text_tensor(message: Message, expected: Any) -> Any:
     if len(message.tensors) != 1 or message.tensors[0].dtype != np.uint8:
         raise RemoteProtocolError("tensors", f"{message.type} must carry one text tensor")
     try:
-        return msgspec.json.decode(message.tensors[0].tobytes(), type=expected)
+        return _text_decoder(expected).decode(message.tensors[0].tobytes())
     except UNREADABLE as error:
         raise RemoteProtocolError("message", f"malformed text beside {message.type}: {error}") from None
 
@@ -53,7 +65,7 @@ def read_packed_tensor(message: Message, expected: Any) -> Any:
     if len(message.tensors) != 1 or message.tensors[0].dtype != np.uint8:
         raise RemoteProtocolError("tensors", f"{message.type} must carry one packed tensor")
     try:
-        return msgspec.msgpack.decode(message.tensors[0].tobytes(), type=expected)
+        return _packed_decoder(expected).decode(message.tensors[0].tobytes())
     except UNREADABLE as error:
         raise RemoteProtocolError("message", f"malformed bytes beside {message.type}: {error}") from None
 
