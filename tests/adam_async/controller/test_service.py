@@ -189,6 +189,48 @@ def test_who_watches_over_changes_of_leaders_sees_each_version_once_and_the_map_
     simulated(scenario, seed=seed)
 
 
+@seeds
+def test_a_new_leader_shows_nobody_a_map_that_is_older_than_what_was_answered_before_it(seed):
+    """The disks become so slow that it is asked long before it can know what was agreed on."""
+
+    async def scenario(trio):
+        leader = await trio.settled()
+        client = await (await trio.client(leader)).open()
+        watchers = {name: await trio.client(name, node=f"at-{name}") for name in trio.others(leader)}
+        answer = await client.set("nodes/w", 0, record())
+        trio.crash(leader)
+        for name in watchers:
+            trio.node(name).disk_conditions.sync_s = 0.2
+        await trio.until(lambda: trio.leaders, "nobody leads")
+        leader = trio.leaders[0]
+        assert trio.running[leader].map.version < answer.version
+        cluster = await watchers[leader].watch(-1, "")
+        assert cluster.version == answer.version
+
+    simulated(scenario, seed=seed)
+
+
+@seeds
+def test_a_deposed_leader_that_does_not_know_it_takes_nobody_back_to_an_older_map(seed):
+    """It stood still while another one was elected, and is cut off from the news of that."""
+
+    async def scenario(trio):
+        old = await trio.settled()
+        _, group = await (await trio.client(old)).map()
+        for name in trio.others(old):
+            trio.world.network.cut(old, name)
+        trio.node(old).freeze()
+        client = await (await trio.client(await trio.led_without(old))).open()
+        answer = await client.set("nodes/w", 0, record())
+        trio.node(old).thaw()
+        watcher = await trio.client(old, node="watcher")
+        assert await watcher.watch(answer.version, group, wait_s=0.1) == []
+        assert trio.running[old].group.leads
+        assert trio.running[old].map.version < answer.version
+
+    simulated(scenario, seed=seed)
+
+
 def test_watches_end_when_the_leader_does_and_say_so():
     async def scenario(trio):
         leader = await trio.settled()
@@ -363,6 +405,26 @@ def test_who_is_gone_before_its_seat_is_agreed_on_is_lost_after_the_grace():
         await trio.until(lambda: "w" in trio.running[leader].map.nodes, "it has no seat")
         assert trio.leaders == [leader]
         await trio.until(lambda: not trio.running[leader].map.nodes["w"].live, "it is not missed")
+
+    simulated(scenario)
+
+
+def test_nobody_is_lost_before_that_is_agreed_on():
+    """The disks of the others are so slow that this takes a while."""
+
+    async def scenario(trio):
+        leader = await trio.settled()
+        client = await (await trio.client(leader, node="w")).open()
+        assert (await client.set("nodes/w", 0, record(incarnation=1))).done
+        for name in trio.others(leader):
+            trio.node(name).disk_conditions.sync_s = 0.4
+        trio.node("w").kill()
+        await asyncio.sleep(WAITS.grace_s + 0.2)
+        assert trio.running[leader].map.nodes["w"].live
+        await trio.until(
+            lambda: not trio.running[leader].map.nodes["w"].live, "it is not missed", seconds=0.5
+        )
+        assert trio.leaders == [leader]
 
     simulated(scenario)
 
