@@ -31,7 +31,7 @@ import msgspec
 from adam_async.consensus.log import Log
 from adam_async.consensus.membership import Members
 from adam_async.consensus.messages import Entry, Snapshot
-from adam_async.errors import AdamError
+from adam_async.errors import DataError
 
 MAGIC = b"\xabCL1"
 _HEAD = Struct("<4sIQI")
@@ -39,8 +39,13 @@ _CRC = Struct("<I")
 _PLACE = Struct("<Q")
 HEAD_BYTES = _HEAD.size + _CRC.size
 
+WHAT_TO_DO = (
+    "empty its folder and start it again: the others take in who comes with an empty disk, one that is alone "
+    "begins anew"
+)
 
-class DamagedLog(AdamError):
+
+class DamagedLog(DataError):
     """What a node keeps on disk was damaged after it was written. It must not take part with it."""
 
 
@@ -137,7 +142,7 @@ def recover(data: bytes, *, origin: str) -> tuple[Saved | None, int]:
     """
     saved: Saved | None = None
     log = Log(Snapshot())
-    end = 0
+    end = whole = 0
     while (frame := _frame_at(data, end)) is not None:
         payload, _ = frame
         try:
@@ -149,7 +154,8 @@ def recover(data: bytes, *, origin: str) -> tuple[Saved | None, int]:
         for record in records:
             saved = _replay(saved, log, record, f"{origin}: byte {end}")
         end += HEAD_BYTES + len(payload)
-    _refuse_damage(data, end, origin)
+        whole += 1
+    _refuse_damage(data, end, f"{origin} is damaged at byte {end}, in record {whole + 1}")
     if saved is None:
         return None, end
     return Saved(
@@ -161,7 +167,7 @@ def _replay(saved: Saved | None, log: Log, record: Record, where: str) -> Saved:
     if isinstance(record, Born):
         return Saved(me=record.me)
     if saved is None:
-        raise DamagedLog(f"{where}: the file does not begin with whose it is; join with an empty disk")
+        raise DamagedLog(f"{where}: the file does not begin with whose it is; {WHAT_TO_DO}")
     match record:
         case Ballot():
             return Saved(me=saved.me, term=record.term, vote=record.vote)
@@ -188,13 +194,10 @@ def _frame_at(data: bytes, at: int) -> tuple[bytes, int] | None:
     return (payload, durable) if len(payload) == size and crc32(payload) == crc else None
 
 
-def _refuse_damage(data: bytes, end: int, origin: str) -> None:
+def _refuse_damage(data: bytes, end: int, what: str) -> None:
     at = data.find(MAGIC, end)
     while at >= 0:
         frame = _frame_at(data, at)
         if frame is not None and frame[1] > end:
-            raise DamagedLog(
-                f"{origin} is damaged at byte {end}: all up to byte {frame[1]} was on disk, says byte {at}; "
-                f"start this node again with an empty disk, and the others take it in as a new one"
-            )
+            raise DamagedLog(f"{what}: all up to byte {frame[1]} was on disk, says byte {at}; {WHAT_TO_DO}")
         at = data.find(MAGIC, at + 1)

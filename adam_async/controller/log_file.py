@@ -1,20 +1,31 @@
 """The file of one controller: what its consensus core must not forget (`consensus.records`), on a disk.
 
 One file at a time, appended to and forced down; when the core has put a snapshot in place of its entries, a
-new file that begins with all there is takes the place of the old one. A lock beside it keeps a second process
-out. Whatever fails, fails the controller: nothing may be promised after a write whose fate is unknown.
+new file that begins with all there is takes the place of the old one. The first record comes in the same way,
+so a file is there with a whole first record or not at all: what a crash may tear is what was appended last,
+and a file that does not begin with a whole record is no log, and is left as it is. A lock beside it keeps a
+second process out. Whatever fails, fails the controller: nothing may be promised after a write whose fate is
+unknown.
 """
 
+import asyncio
+import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
-from adam_async.consensus import Saved, Writer, recover
-from adam_async.consensus.records import Record
+from adam_async.consensus import DamagedLog, Saved, Writer, recover
+from adam_async.consensus.records import WHAT_TO_DO, Record
 from adam_async.errors import ConfigError
 from adam_async.ports import Disk
 
 NAME = "controller.log"
+
+ASIDE = re.compile(re.escape(NAME) + r"\.[0-9]+\.aside")
+"""Names of files that were to take the place of the log: `Disk.write_atomic` makes them."""
+
+REMOVED = f"{NAME}.removed"
+"""A folder for these, as the port removes folders alone."""
 
 
 class LogFile:
@@ -23,6 +34,9 @@ class LogFile:
     Args:
         disk: Where.
         folder: Made if it is not there; of one controller alone.
+
+    Attributes:
+        begun: Set when the file was read and says whose it is, or when a new one was written.
     """
 
     def __init__(self, disk: Disk, folder: Path) -> None:
@@ -30,6 +44,7 @@ class LogFile:
         self._folder = folder
         self._path = folder / NAME
         self._writer = Writer()
+        self.begun = asyncio.Event()
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[Saved | None]:
@@ -39,14 +54,16 @@ class LogFile:
 
         Raises:
             ConfigError: Another process has it, or it cannot be read or made.
-            DamagedLog: It was damaged after it was written.
+            DamagedLog: It was damaged after it was written, or is no log; it is left as it is.
         """
+        self.begun.clear()
         async with AsyncExitStack() as stack:
             try:
                 await self._disk.make_folder(self._folder)
                 # A life that was killed may have made it, and not forced its name down.
                 await self._disk.sync_folder(self._folder.parent)
                 await stack.enter_async_context(self._disk.hold(self._folder / "lock"))
+                await self._remove_asides()
                 saved = await self._recover()
             except BlockingIOError:
                 raise ConfigError(
@@ -57,7 +74,17 @@ class LogFile:
                     f"{self._folder} cannot be used: {error.strerror or error}; "
                     "give the controller a folder that it can write to"
                 ) from error
+            if saved is not None:
+                self.begun.set()
             yield saved
+
+    async def _remove_asides(self) -> None:
+        """Remove what lives that were killed meant to put in the place of the log."""
+        for name in await self._disk.names(self._folder):
+            if ASIDE.fullmatch(name):
+                await self._disk.make_folder(self._folder / REMOVED)
+                await self._disk.rename(self._folder / name, self._folder / REMOVED / name)
+        await self._disk.remove_folder(self._folder / REMOVED)
 
     async def _recover(self) -> Saved | None:
         try:
@@ -65,6 +92,11 @@ class LogFile:
         except FileNotFoundError:
             data = b""
         saved, end = recover(data, origin=str(self._path))
+        if data and not end:
+            raise DamagedLog(
+                f"{self._path} is damaged at byte 0, in record 1: its {len(data)} bytes begin with no record "
+                f"of a controller; {WHAT_TO_DO}"
+            )
         if data:
             # What was found may be in the page cache alone, its name as well; and what is behind it must not
             # come back.
@@ -82,10 +114,14 @@ class LogFile:
         position = self._writer.position
         data = b"".join([self._writer.frame(records) for records in batches])
         try:
-            await self._disk.append_durably(self._path, position, data)
+            if position:
+                await self._disk.append_durably(self._path, position, data)
+            else:
+                await self._disk.write_atomic(self._path, [data])
         except OSError as error:
             raise self._unwritable(error) from error
         self._writer.durable(self._writer.position)
+        self.begun.set()
 
     async def begin_anew(self, records: tuple[Record, ...]) -> None:
         """Put a file that begins with these in the place of this one; durable on return.

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import random
 from pathlib import Path
 
 import pytest
@@ -150,18 +151,89 @@ async def test_a_torn_end_is_cut_off_and_the_file_goes_on_before_it(on_disk, tmp
 
 
 @both
-async def test_the_first_record_torn_is_a_file_that_begins_anew(on_disk, tmp_path):
+@pytest.mark.parametrize("size", [1, HEAD_BYTES, HEAD_BYTES + 5, 700, 40_000])
+async def test_a_file_that_begins_with_no_whole_record_is_refused_and_left_as_it_is(on_disk, tmp_path, size):
+    """A log comes into being with a whole first record: no crash leaves this."""
+
+    async def use(disk, home):
+        file = LogFile(disk, home)
+        async with file.opened():
+            await file.append([BORN, *[entries(index) for index in range(1, 3)]])
+        whole = await disk.read_bytes(home / NAME)
+        for strange in (random.Random(size).randbytes(size), bytes(size), whole[: len(whole) // 2][:30]):
+            await disk.write_atomic(home / NAME, [strange])
+            with pytest.raises(
+                DamagedLog, match=f"{NAME} is damaged at byte 0, in record 1: .*empty its folder and start"
+            ) as caught:
+                await found_in(disk, home)
+            assert caught.value.exit_code == 3
+            assert await disk.read_bytes(home / NAME) == strange
+
+    await on_disk(use, tmp_path)
+
+
+def test_a_power_cut_while_the_first_record_is_written_leaves_it_whole_or_nothing():
+    seen = set()
+
+    async def scenario(world):
+        node = world.node("a")
+        folder = Path("/home")
+
+        async def begin(node):
+            file = LogFile(node.open_disk(), folder)
+            async with file.opened():
+                node.disk_conditions.sync_s = 1.0
+                await file.append([FOUNDED.records()])
+
+        async def look(node):
+            seen.add(await found_in(node.open_disk(), folder))
+
+        node.start(begin)
+        await asyncio.sleep(cut_s)
+        node.crash()
+        node.disk_conditions.sync_s = 0.0
+        node.start(look)
+        await node.task
+
+    for seed in range(60):
+        cut_s = 0.5 + seed % 3  # before its bytes are forced down, before its name is, and after that
+        simulate(scenario, seed=seed)
+        assert cut_s < 2 or FOUNDED in seen
+    assert seen == {None, FOUNDED}
+
+
+@both
+async def test_what_a_life_that_was_killed_wrote_aside_is_removed_and_nothing_else(on_disk, tmp_path):
     async def use(disk, home):
         file = LogFile(disk, home)
         async with file.opened():
             await file.append([BORN])
-        whole = await disk.read_bytes(home / NAME)
-        await disk.write_atomic(home / NAME, [whole[:-1]])
+        others = [f"{NAME}.x.aside", f"{NAME}.7.aside.keep", "controller-log.7.aside", "mine.7.aside"]
+        for name in (f"{NAME}.7.aside", f"{NAME}.12345.aside", *others):
+            await disk.write_atomic(home / name, [b"half"])
+        assert await found_in(disk, home) == Saved(me="a")
+        assert await disk.names(home) == sorted([NAME, "lock", *others])
+
+    await on_disk(use, tmp_path)
+
+
+@both
+async def test_a_file_has_begun_when_it_says_whose_it_is(on_disk, tmp_path):
+    async def use(disk, home):
         file = LogFile(disk, home)
-        async with file.opened() as saved:
-            assert saved is None
-            await file.append([(Born("b"),)])
-        assert await found_in(disk, home) == Saved(me="b")
+        async with file.opened():
+            assert not file.begun.is_set()
+            await file.append([BORN])
+            assert file.begun.is_set()
+        file = LogFile(disk, home)
+        async with file.opened():
+            assert file.begun.is_set()
+        await disk.write_atomic(home / NAME, [b"strange"])
+        file = LogFile(disk, home)
+        with pytest.raises(DamagedLog):
+            async with file.opened():
+                pass
+        assert not file.begun.is_set()
 
     await on_disk(use, tmp_path)
 
@@ -180,7 +252,9 @@ async def test_a_flipped_bit_before_the_end_is_refused_and_the_file_left_as_it_i
             for at in (begin, begin + 4, begin + 8, begin + HEAD_BYTES - 1, begin + HEAD_BYTES + 3):
                 damaged = whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :]
                 await disk.write_atomic(home / NAME, [damaged])
-                with pytest.raises(DamagedLog, match=f"{NAME} is damaged at byte {begin}: .*empty disk"):
+                with pytest.raises(
+                    DamagedLog, match=f"{NAME} is damaged at byte {begin}, in record .*empty disk"
+                ):
                     await found_in(disk, home)
                 assert await disk.read_bytes(home / NAME) == damaged
 
