@@ -7,6 +7,8 @@ FAST := -m "not slow and not processes and not convergence and not thorough"
 THOROUGH := -m "thorough and not slow and not processes and not convergence"
 JOBS ?= 2
 export OPENBLAS_NUM_THREADS = 1
+# Empty is unset: where bytecode is not kept, every test process rewrites and compiles every test again.
+export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: check format-check lint types test test-thorough fmt test-loops test-slow bench demo cov sizes
 
@@ -22,14 +24,14 @@ types:
 	$(BIN)/mypy $(PACKAGES)
 
 test:  ## the fast tests, on both event loops
-	$(BIN)/python -m pytest $(FAST) -n $(JOBS)
+	$(BIN)/python -m pytest $(FAST) -n $(JOBS) --dist worksteal
 
 fmt:  ## format and repair what can be repaired
 	$(BIN)/ruff format $(SOURCES)
 	$(BIN)/ruff check --fix $(SOURCES)
 
 test-thorough:  ## proofs over many settings, on both event loops
-	$(BIN)/python -m pytest $(THOROUGH) -n $(JOBS)
+	$(BIN)/python -m pytest $(THOROUGH) -n $(JOBS) --dist worksteal
 
 test-loops:  ## the fast tests three times: asyncio in debug mode, asyncio, uvloop
 	ADAM_TEST_LOOPS=asyncio $(BIN)/python -X dev -m pytest $(FAST) -o asyncio_debug=true

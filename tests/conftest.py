@@ -66,6 +66,17 @@ def pytest_asyncio_loop_factories(
     return {name: LOOPS[name] for name in wanted}
 
 
+@pytest.fixture(autouse=True, scope="module")
+def old_objects_are_looked_at_once() -> None:
+    """Leave modules, tests and compiled kernels out of later collections: looking at them takes long.
+
+    Simulated runs freeze what is there when they begin and thaw it when they end; it is frozen again here.
+    """
+    if gc.get_freeze_count() == 0:
+        gc.collect()
+        gc.freeze()
+
+
 def _open_files() -> set[str]:
     """Return the numbers of this process's open file descriptors, the one used for looking left out."""
     try:

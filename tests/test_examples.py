@@ -99,6 +99,7 @@ async def test_the_halves_of_a_cut_model_talk_over_tcp(capsys: pytest.CaptureFix
     assert f"worker-1 has {90 * 6} tensors from worker-0" in printed
 
 
+@pytest.mark.thorough
 async def test_over_a_slow_cable_groups_overtake_each_other(tmp_path: Path) -> None:
     file = tmp_path / "run.json"
 
@@ -122,6 +123,7 @@ def test_the_program_in_the_readme_runs_as_it_is_printed(
     assert len(program.splitlines()) <= 12
 
 
+@pytest.mark.thorough
 async def test_the_sample_data_are_written_in_every_format(tmp_path: Path) -> None:
     await load("make_sample_data.py").main(str(tmp_path))
 

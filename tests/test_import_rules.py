@@ -238,15 +238,14 @@ def product_files() -> list[str]:
     )
 
 
-@pytest.mark.parametrize("path", product_files())
-def test_every_product_file_keeps_the_rules(path: str) -> None:
-    assert violations(path, (ROOT / path).read_text()) == []
+def test_every_product_file_keeps_the_rules() -> None:
+    assert len(product_files()) > 100
+    assert [found for path in product_files() for found in violations(path, (ROOT / path).read_text())] == []
 
 
-@pytest.mark.parametrize("path", product_files())
-def test_states_and_numbers_call_themselves_pure(path: str) -> None:
-    if path.endswith("/state.py"):
-        assert (ast.get_docstring(ast.parse((ROOT / path).read_text())) or "").startswith("Pure:")
+def test_states_call_themselves_pure() -> None:
+    for path in (ROOT / "adam_async").rglob("state.py"):
+        assert (ast.get_docstring(ast.parse(path.read_text())) or "").startswith("Pure:"), path
 
 
 def test_no_permission_is_held_in_reserve() -> None:

@@ -57,6 +57,7 @@ def test_a_loop_learns() -> None:
     assert np.mean(named == LABELS) > 0.9
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("threads", [1, 3])
 async def test_the_rate_is_near_that_of_a_plain_loop(threads: int) -> None:
     """Within a factor of ten: enough to catch a wrong unit or a forgotten factor, whatever else runs."""

@@ -9,10 +9,12 @@ from adam_async.config import Config
 from adam_async.data_server.stored import StoredImages
 from tests.adam_async.runs import cluster_of, local_network, tcp_network, tiny_dataset
 
+THOROUGH = pytest.mark.thorough
 
-@pytest.mark.parametrize("network", [local_network, tcp_network])
-@pytest.mark.parametrize("augment", [False, True])
-@pytest.mark.parametrize("cache", ["64", "1K", "1G"])
+
+@pytest.mark.parametrize("network", [local_network, pytest.param(tcp_network, marks=THOROUGH)])
+@pytest.mark.parametrize("augment", [pytest.param(False, marks=THOROUGH), True])
+@pytest.mark.parametrize("cache", ["64", "1K", pytest.param("1G", marks=THOROUGH)])
 async def test_a_lockstep_run_ends_with_the_same_values_whatever_fits(
     network, augment: bool, cache: str, tmp_path
 ) -> None:

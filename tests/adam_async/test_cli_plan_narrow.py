@@ -97,7 +97,7 @@ def test_at_80_columns_each_plan_is_one_line_and_its_numbers_are_whole() -> None
 
 @pytest.mark.parametrize("width", [80, 100])
 @pytest.mark.parametrize("latency_s", [1e-6, 0.3])
-@pytest.mark.parametrize("chosen", range(0, 21, 10))
+@pytest.mark.parametrize("chosen", [0, 20])
 def test_no_word_is_broken_and_no_line_is_too_long(width: int, latency_s: float, chosen: int) -> None:
     found = compared(WORKERS, latency_s=latency_s)
     report = report_of(found, found[chosen])

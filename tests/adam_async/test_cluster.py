@@ -84,8 +84,14 @@ CADENCES = {
 }
 
 
+FEW = {"defaults", "copy-replicas-and-servers", "push-4-pull-2", "factors", "adam", "tiny-shards"}
+"""Cadences that every change is tried with; the others are for the thorough tier."""
+
+
 @pytest.mark.parametrize("network", NETWORKS)
-@pytest.mark.parametrize("cadence", CADENCES)
+@pytest.mark.parametrize(
+    "cadence", [pytest.param(name, marks=[pytest.mark.thorough] * (name not in FEW)) for name in CADENCES]
+)
 async def test_every_cadence_trains_every_image_once_per_epoch(cadence, network):
     config = config_of(**CADENCES[cadence])
     async with cluster_of(config, NETWORKS[network]()) as cluster:

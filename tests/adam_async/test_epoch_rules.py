@@ -45,6 +45,7 @@ async def test_all_is_trained_where_all_is_wanted():
     assert (epoch.images, epoch.skipped, epoch.trained_again) == (IMAGES, 0, 0)
 
 
+@pytest.mark.thorough
 async def test_a_resumed_run_begins_with_what_was_skipped_before_it_stopped(tmp_path):
     config, data = one_slow(), tiny_dataset(train=IMAGES)
     found = await stopped_from(config, tmp_path, (1, IMAGES // 2), network=uneven(), dataset=data)
@@ -57,6 +58,7 @@ async def test_a_resumed_run_begins_with_what_was_skipped_before_it_stopped(tmp_
     assert [epoch.images + epoch.skipped for epoch in result.epochs] == [IMAGES] * 4
 
 
+@pytest.mark.thorough
 async def test_a_replay_finds_the_images_of_epochs_that_skipped_some():
     data = tiny_dataset(train=IMAGES)
     async with cluster_of(one_slow(record=True), uneven(), dataset=data) as cluster:

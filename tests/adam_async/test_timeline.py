@@ -338,6 +338,7 @@ def test_the_example_of_the_document_writes_a_profile(tmp_path, monkeypatch):
     assert len(slices(events, "train")) == 90
 
 
+@pytest.mark.thorough
 async def test_every_slice_and_lane_is_in_the_document():
     named = {re.sub(r"\d+$", "1", name) for name in re.findall(r"`([^`]+)`", DOCUMENT.read_text())}
 

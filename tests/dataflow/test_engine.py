@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataflow import (
@@ -638,6 +638,7 @@ DIAMOND = Graph(
 )
 
 
+@settings(max_examples=50)
 @given(st.data())
 async def test_whatever_the_order_every_tag_finishes_once_or_is_abandoned(data: st.DataObject) -> None:
     tags = [Tag(1, number) for number in range(5)]

@@ -88,7 +88,7 @@ def messages(draw: st.DrawFn) -> Message:
         array = np.arange(int(np.prod(tuple(shape))), dtype="i8")
         return array.astype(dtype).reshape(tuple(shape))
 
-    shapes = st.lists(st.integers(0, 40), max_size=3)
+    shapes = st.lists(st.integers(0, 12), max_size=3)
     tensors = draw(st.lists(st.builds(tensor, shapes, st.sampled_from(DTYPES)), max_size=4))
     meta = draw(st.dictionaries(st.text(max_size=8), plain, max_size=4))
     return Message(type=draw(st.text(max_size=12)), meta=meta, tensors=tuple(tensors))

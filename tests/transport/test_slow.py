@@ -58,7 +58,10 @@ CONDITIONS = {
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-@pytest.mark.parametrize("conditions", CONDITIONS)
+@pytest.mark.parametrize(
+    "conditions",
+    ["jitter", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("delay", "narrow"))],
+)
 @both
 async def test_a_slow_link_keeps_every_promise(make: Make, conditions: str, check: Check) -> None:
     async with slow_pair(make, **CONDITIONS[conditions]) as (near, far):

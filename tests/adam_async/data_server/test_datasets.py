@@ -81,6 +81,7 @@ async def test_the_digits_are_inside_the_package() -> None:
     assert np.bincount(digits.test_labels).min() > 20
 
 
+@pytest.mark.thorough
 async def test_digits_can_be_told_apart_by_their_nearest_neighbour() -> None:
     async with Disk() as disk:
         digits = await load("digits", disk)

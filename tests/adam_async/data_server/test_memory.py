@@ -62,6 +62,7 @@ asyncio.run(main(sys.argv[1]))
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads the process's status")
 def test_memory_stays_within_the_budget_while_eight_answers_are_not_taken(tmp_path: Path) -> None:
     for split, images in (("train", IMAGES), ("test", 16)):

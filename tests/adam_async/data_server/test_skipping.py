@@ -264,6 +264,7 @@ class Run:
         return effects
 
 
+@pytest.mark.thorough
 @given(
     seed=st.integers(0, 1 << 30),
     fraction=st.sampled_from([0.25, 0.5, 0.75, 0.9, 1.0]),

@@ -88,8 +88,7 @@ def expected(number: int, epoch: int, transforms=(), kernels="numpy"):
     return images
 
 
-@pytest.mark.parametrize("kernels", ["numpy", "numba"])
-@pytest.mark.parametrize("transforms", [(), STEPS])
+@pytest.mark.parametrize(("transforms", "kernels"), [((), "numpy"), (STEPS, "numba")])
 @pytest.mark.parametrize("budget", [IMAGE_BYTES, 20 * IMAGE_BYTES, 200 * IMAGE_BYTES])
 async def test_pixels_are_the_same_within_any_memory(
     budget: int, transforms, kernels: str, tmp_path: Path

@@ -62,6 +62,7 @@ def test_classes_are_equally_frequent_and_can_be_told_apart(
     assert len(np.unique(same, axis=0)) == len(same)
 
 
+@pytest.mark.thorough
 async def test_a_small_network_learns_them() -> None:
     config = Config(epochs=3, threads=1, servers=1, replicas=1)
     async with LocalCluster(config, dataset=synthetic(600, (1, 8, 8), 10)) as cluster:

@@ -76,6 +76,7 @@ async def test_one_worker_with_one_group_in_flight_steps_as_one_process_does(net
     assert_equal_bits(result.weights, alone.weights)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("mode", [{}, {"consistency": "ssp:1"}], ids=["asp", "ssp"])
 @pytest.mark.parametrize("network", NETWORKS)
 async def test_two_workers_step_as_one_process_does_in_the_order_that_each_shard_recorded(network, mode):

@@ -89,6 +89,7 @@ async def test_training_over_sockets_equals_serial_sgd_in_float64(protocol):
     assert_close(result.weights, expected, 1e-9)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("rule", RULES)
 async def test_ten_steps_in_float32_stay_within_a_hundred_thousandth(rule, network):

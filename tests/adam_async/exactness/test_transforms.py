@@ -28,6 +28,7 @@ async def train(config, dataset, network="local", **more):
         return await cluster.train()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("network", "options"),
     [

@@ -78,6 +78,7 @@ async def test_the_report_of_protocols_states_both_costs_and_the_fewer_bytes_win
         assert choice["chosen"] == ("factors" if factors < choice["delta_bytes"] else "delta")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("weights", ["copy", "auto"])
 @pytest.mark.parametrize("options", [{}, SHARDED, {"push_every": 2}], ids=["whole", "sharded", "push-2"])
 async def test_versions_are_pushes_applied_and_the_total_of_the_histogram(options, weights):

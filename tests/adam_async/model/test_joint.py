@@ -52,7 +52,7 @@ def check_all_plans(network, workers, images):
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
-@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize("workers", [1, 2, pytest.param(4, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("name", NAMED_MODELS)
 def test_named_models_find_together_what_parts_find_that_talk(name, workers, kernels):
     check_all_plans(network_of(named_model(name), kernels), workers, images=3)

@@ -68,6 +68,7 @@ def is_missed(run):
     return False
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("safeguard", SAFEGUARDS)
 def test_a_safeguard_that_is_taken_out_is_missed(safeguard, monkeypatch):
     run, owner, method, old, new = SAFEGUARDS[safeguard]

@@ -346,7 +346,9 @@ async def looked_for(condition):
     raise AssertionError("it never came to be")
 
 
-@pytest.mark.parametrize("how", ["crash", "kill", "cut"])
+@pytest.mark.parametrize(
+    "how", ["crash", *(pytest.param(how, marks=pytest.mark.thorough) for how in ("kill", "cut"))]
+)
 def test_a_run_that_loses_a_worker_trains_every_image_all_the_same(how):
     scenario = partial(train_and_lose_a_worker, how=how)
     told = [

@@ -145,7 +145,7 @@ def check_blocks(layer, blocks, images):
 
 @pytest.mark.parametrize("kernels", ["numpy", "numba"])
 @pytest.mark.parametrize("kind", CUTTABLE)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(data=st.data(), images=st.sampled_from([1, 2, 5, 17]))
 def test_blocks_computed_alone_make_the_whole_layer(kernels, kind, data, images):
     options, shapes, blocks = data.draw(described(kind))
@@ -155,7 +155,7 @@ def test_blocks_computed_alone_make_the_whole_layer(kernels, kind, data, images)
 
 @pytest.mark.parametrize("kernels", ["numpy", "numba"])
 @pytest.mark.parametrize("kind", CUTTABLE)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(data=st.data())
 def test_a_cut_layer_can_be_cut_again(kernels, kind, data):
     options, shapes, blocks = data.draw(described(kind))

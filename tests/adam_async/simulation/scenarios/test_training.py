@@ -109,6 +109,7 @@ ABLATIONS = {
 }  # fmt: skip
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("safeguard", ABLATIONS)
 def test_a_safeguard_that_is_taken_out_is_missed(safeguard: str, monkeypatch: pytest.MonkeyPatch) -> None:
     owner, method, old, new, invariant = ABLATIONS[safeguard]
@@ -118,6 +119,7 @@ def test_a_safeguard_that_is_taken_out_is_missed(safeguard: str, monkeypatch: py
     assert next((result.invariant for result in broken if not result.ok), "") == invariant
 
 
+@pytest.mark.thorough
 def test_a_model_that_has_not_learnt_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "TRAINING", msgspec.structs.replace(training.TRAINING, rate=1e-9))
 
