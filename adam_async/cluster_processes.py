@@ -4,8 +4,8 @@ The children are started under the words that a user would start them with by ha
 through the controller like any others. What is added here is care: a child that dies is named at once
 with how it ended, and to the controller too, so that nobody waits whether it comes back; a worker is
 started again, since all it loses are the groups in its hands, and so is a data server while there is another,
-and a controller of several, which goes on where it was with what is in its folder;
-the death of a role that holds the run's only copy of something ends the run. When this process goes, in
+and a controller of several, which goes on where it was with what is in its folder, even if that is nothing
+yet; the death of a role that holds the run's only copy of something ends the run. When this process goes, in
 whatever way, its children go too (see `cli_parent`).
 """
 
@@ -230,22 +230,36 @@ class ProcessCluster:
         for left in reversed(range(CHOICES)):
             addresses = await _free_addresses(network, who, meet, count=len(self._controllers))
             peers = ",".join(f"{number}={address}" for number, address in enumerate(addresses, 1))
-            children = [
+            for node in self._controllers:
                 self._start("controller", node, "--peers", peers, "--dir", str(kept / node))
-                for node in self._controllers
-            ]
             try:
-                for child in children:
-                    await self._address(child)
+                for node in self._controllers:
+                    await self._controller_serves(node)
                 break
             except RoleDied as error:
                 if error.exit_code != BindFailed.exit_code or not left:
                     raise
+            children = [self.children[node] for node in self._controllers]
             self._given_up.update(children)
             for child in children:
                 child.kill()
                 await child.ended.wait()
         return ",".join(addresses)
+
+    async def _controller_serves(self, node: str) -> None:
+        """Wait until one of several listens, in its first life or, if that was cut short, in a later one.
+
+        Raises:
+            RoleDied: It could not start, or did not live to listen however often it was started.
+        """
+        while True:
+            child = self.children[node]
+            try:
+                await self._address(child)
+                return
+            except RoleDied:
+                if self.children[node] is child:  # `_keep` has put nobody in its place
+                    raise
 
     async def _warm_up(self) -> None:
         """Compile kernels once, before the children look for them on the disk."""
@@ -314,8 +328,10 @@ class ProcessCluster:
             served = served or child.served_s > 0
             if child.served_s >= SOUND_S:
                 left = RESTARTS
-            # What never served cannot start: `_open` says so.
-            restart = served and left > 0 and self._goes_on_without(role, node)
+            # What ended by itself before it served cannot start: `_open` says so. A controller that was
+            # killed could have, and the others wait for it to found their group.
+            could_start = served or (code < 0 and role == "controller")
+            restart = could_start and left > 0 and self._goes_on_without(role, node)
             self._incident(f"{node} died: {how}{'; starting it again' if restart else ''}")
             if served and left == 0 and self._others_suffice(node):
                 self._incident(f"{node} was started again {RESTARTS} times and is left: the others go on")

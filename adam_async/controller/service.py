@@ -13,6 +13,7 @@ that life is suspected (`suspicion`), and then its loss is proposed like any oth
 A controller alone is a group of one: the same code, with nobody to wait for.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Hashable, Mapping
 from dataclasses import dataclass
@@ -159,6 +160,7 @@ class Controller(Role):
             snapshot_entries=snapshot_entries,
             observe=observe,
         )
+        self._file = file
         if peers or alone:
             self.group.meet(peers or {identity.node: address})
         self._ready = False
@@ -174,6 +176,14 @@ class Controller(Role):
 
     async def _goodbye(self) -> None:
         await self.group.resign()
+
+    async def joined(self) -> None:
+        """Wait until it has read its file, and knows who it is. The others of its group need not be there."""
+        if self._file is not None:
+            await self._file.begun.wait()
+            if self.group.introduce() is None:
+                # The file is another controller's: the group's task has failed, and ends this block.
+                await asyncio.Event().wait()
 
     @property
     def map(self) -> ClusterMap:

@@ -2,8 +2,10 @@
 
 import asyncio
 import os
+import random
 import re
 import signal
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -11,12 +13,14 @@ from typing import Any
 import pytest
 
 from adam_async import cluster_processes
+from adam_async.child_process import ChildProcess
 from adam_async.cluster_processes import ProcessCluster
 from adam_async.config import make_config
 from adam_async.controller.leader_link import parse_controllers
 from adam_async.entrypoints import LOOPBACK, cluster_network
 from adam_async.ports import system_entropy
-from tests.processes.commands import Command, run
+from tests.adam_async.runs import until
+from tests.processes.commands import PATIENCE_S, Command, run
 from transport import BufferPool, Identity, TransportError
 
 pytestmark = pytest.mark.processes
@@ -124,6 +128,49 @@ async def test_training_goes_on_whichever_controllers_are_killed(tmp_path: Path)
     assert os.listdir(tmp_path) == []
 
 
+MOMENTS: dict[str, Callable[[ChildProcess, Path], bool]] = {
+    "is a process": lambda child, folder: child.pid is not None,
+    "has a folder": lambda child, folder: folder.exists(),
+    "has a log": lambda child, folder: (folder / "controller.log").exists(),
+    "listens": lambda child, folder: child.serves,
+}
+
+
+@pytest.mark.parametrize(
+    ("node", "moment"),
+    [
+        ("controller-1", "is a process"),
+        pytest.param("controller-3", "has a folder", marks=pytest.mark.slow),
+        ("controller-1", "has a log"),
+        pytest.param("controller-2", "listens", marks=pytest.mark.slow),
+    ],
+)
+async def test_a_controller_that_is_killed_before_there_is_a_group_is_started_again(
+    tmp_path: Path, node: str, moment: str
+) -> None:
+    said: list[str] = []
+    config = make_config({"data": "digits", "epochs": 2, "threads": 1, "processes": True, "controllers": 3})
+    cluster = ProcessCluster(config, say=said.append, environment={**os.environ, "TMPDIR": str(tmp_path)})
+
+    def has_come() -> bool:
+        child, folder = cluster.children.get(node), next(tmp_path.glob("*"), tmp_path) / node
+        return child is not None and child.pid is not None and MOMENTS[moment](child, folder)
+
+    async def kill() -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            await until(has_come)
+        os.kill(cluster.children[node].pid or 0, signal.SIGKILL)
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(kill())
+        async with cluster:
+            result = await cluster.train()
+
+    assert [epoch.images for epoch in result.epochs] == [1437] * 2
+    assert said.count(f"{node} died: killed by signal 9; starting it again") == 1
+    assert os.listdir(tmp_path) == []
+
+
 def test_a_command_trains_with_three_controllers_and_names_the_one_that_died() -> None:
     words = ("train", "--data", "digits", "--processes", "--controllers", "3", "--epochs", "12")
     with Command(*words) as command:
@@ -198,3 +245,31 @@ def test_a_folder_has_one_controller_at_a_time(tmp_path: Path) -> None:
 
     assert code == 2, output
     assert f"{tmp_path} is that of a controller that is running; give this one another" in output
+
+
+def test_a_folder_that_cannot_be_used_is_an_error_before_a_word(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    code, output = run("controller", "--bind", LOOPBACK, "--dir", str(tmp_path / "file"))
+
+    assert code == 2, output
+    assert output.startswith("adam-async: "), output
+    assert "give the controller a folder that it can write to" in output
+
+
+def test_a_log_of_random_bytes_is_refused_with_code_3_and_left_as_it_is(tmp_path: Path) -> None:
+    log = tmp_path / "controller.log"
+    log.write_bytes(random.Random(1).randbytes(3000))
+    code, output = run("controller", "--bind", LOOPBACK, "--dir", str(tmp_path))
+
+    assert code == 3, output
+    assert output.startswith(f"adam-async: {log} is damaged at byte 0, in record 1: its 3000 bytes"), output
+    assert output.count("\n") == 1, output
+    assert log.read_bytes() == random.Random(1).randbytes(3000)
+
+
+def test_a_kill_in_a_snapshot_leaves_nothing_that_the_next_life_does_not_remove(tmp_path: Path) -> None:
+    kept = ("controller", "--bind", LOOPBACK, "--dir", str(tmp_path))
+    (tmp_path / "controller.log.4711.aside").write_bytes(b"half of a snapshot")
+    with Command(*kept) as command:
+        command.wait_for("controller listens on ")
+        assert sorted(os.listdir(tmp_path)) == ["controller.log", "lock"]
