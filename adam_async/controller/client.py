@@ -91,6 +91,11 @@ class Membership:
         """Address of the controller that leads, as far as we know; empty while we look for it."""
         return self._client.leader
 
+    @property
+    def leading(self) -> str:
+        """Node id of the controller that leads, as far as we know; empty while we look for it."""
+        return self._client.leading
+
     async def run(self) -> None:
         """Stay a member until cancelled.
 

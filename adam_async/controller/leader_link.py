@@ -7,6 +7,8 @@ in turn, with a pause after each round. A link is taken for the leader's once a 
 That answer also says whose group it is, before anything is asked that would mean something else in another
 group.
 
+Who has looked for `SAID_S` says once whom it waits for, and what came of each address.
+
 A link is given up when it breaks, when the controller says that it does not lead, and, where there are others
 to turn to, when it has been silent for `SILENT_S` beyond the time that it was given: it is frozen or cut off.
 While our own loop stands still nobody's silence counts.
@@ -52,7 +54,7 @@ LATE_S = 0.2
 PAUSES = RetrySchedule(first_s=0.05, longest_s=0.5)
 """Between rounds in which no controller led."""
 
-SAID_S = 5.0
+SAID_S = 2.0
 """Who has found no leader for so long says so."""
 
 ONCE = RetrySchedule(attempts=1)
@@ -135,12 +137,19 @@ class LeaderLink:
         self._said = False
         """Whether we said that none leads."""
         self._reason = ""
+        self._words: dict[str, str] = {}
+        """By address, what came of the last attempt."""
         self._closed = False
 
     @property
     def address(self) -> str:
         """Of the controller that leads, as far as we know; empty while we look for it."""
         return self._at if self.link is not None else ""
+
+    @property
+    def node(self) -> str:
+        """Id of that controller."""
+        return self.link.peer.node if self.link is not None else ""
 
     @property
     def several(self) -> bool:
@@ -266,13 +275,22 @@ class LeaderLink:
         loop = asyncio.get_running_loop()
         if self._looks_since is None:
             self._looks_since = loop.time()
+        saying = loop.call_at(self._looks_since + SAID_S, self._say_that_none_leads)
+        try:
+            link = await self._look(after, group)
+        finally:
+            saying.cancel()
+        if self._said:
+            logger.warning("%s: the controller at %s leads", self._identity.node, self._at)
+        self._looks_since, self._said = None, False
+        self._words.clear()
+        return link
+
+    async def _look(self, after: int, group: str) -> Link:
         pauses = PAUSES.waits()
         while True:
             link = await self._round(after, group)
             if link is not None:
-                if self._said:
-                    logger.warning("%s: the controller at %s leads", self._identity.node, self._at)
-                self._looks_since, self._said = None, False
                 return link
             if self._left_s() <= 0:
                 if not self._met:
@@ -280,15 +298,21 @@ class LeaderLink:
                 if self.several:
                     raise Leaderless(sorted(self._order), self._waits.patience_s, self._reason)
                 raise RoleDied("the controller", self._reason)
-            if self.several and self._met and not self._said and loop.time() - self._looks_since > SAID_S:
-                self._said = True
-                logger.warning(
-                    "%s: no controller leads, the last word is: %s; trying for %.0f s more",
-                    self._identity.node,
-                    self._reason,
-                    self._left_s(),
-                )
             await asyncio.sleep(min(next(pauses), self._left_s()))
+
+    def _say_that_none_leads(self) -> None:
+        if self._said or self._closed:
+            return
+        self._said = True
+        words = [f"{address}: {self._words.get(address, 'no answer yet')}" for address in sorted(self._order)]
+        one_of = f"one of {len(words)} controllers to lead, for which more than half must run"
+        logger.warning(
+            "%s waits for %s, for %.0f s more; tried %s",
+            self._identity.node,
+            one_of if self.several else "the controller",
+            max(0.0, self._left_s()),
+            "; ".join(words),
+        )
 
     def _left_s(self) -> float:
         """How much longer we look for a leader."""
@@ -320,7 +344,8 @@ class LeaderLink:
         except (DialFailed, ValueError) as error:
             if isinstance(error, ValueError) and address in self._addresses:
                 raise  # and not one that a controller named, which reaches the others in another way
-            self._reason = error.reason if isinstance(error, DialFailed) and not self._met else str(error)
+            self._words[address] = error.reason if isinstance(error, DialFailed) else str(error)
+            self._reason = self._words[address] if not self._met else str(error)
             self._put_last(address)
             return None
         self._met = True
@@ -337,14 +362,15 @@ class LeaderLink:
             answer = await self.say(link, pack(first), 0.0)
             said = unpack_answer(answer).group
             leads = bool(said)
-            self._reason = f"the controller at {self._at} belongs to no group yet"
+            if not leads:
+                self._found(self._at, "belongs to no group yet")
         except RemoteError as error:
             if error.code not in (NOT_LEADER, UNKNOWN, BUSY):
                 raise
             self._named(error)
-            self._reason = f"the controller at {self._at} does not lead, nor does any other"
+            self._found(self._at, "does not lead, nor does any other")
         except LOST as error:
-            self._reason = f"the controller at {self._at} said nothing: {error}"
+            self._found(self._at, f"said nothing: {error}")
             self._put_last(self._at)
         finally:
             if not leads:
@@ -355,6 +381,10 @@ class LeaderLink:
             self._hint = self._at
             self.first_word = (after, group, answer)
         return leads
+
+    def _found(self, address: str, what: str) -> None:
+        self._words[address] = what
+        self._reason = f"the controller at {address} {what}"
 
     def __repr__(self) -> str:
         return f"<LeaderLink {self._identity.node} {f'to {self._at}' if self.link is not None else 'away'}>"

@@ -107,6 +107,11 @@ class MapClient:
         """Address of the controller that leads, as far as we know; empty while we look for it."""
         return self._leader.address
 
+    @property
+    def leading(self) -> str:
+        """Node id of the controller that leads, as far as we know; empty while we look for it."""
+        return self._leader.node
+
     def close(self) -> None:
         """Give up the link. Whoever asks, now or later, is told with `LinkClosed`."""
         self._leader.close()

@@ -729,15 +729,34 @@ async def test_who_finds_no_leader_for_a_while_says_so_once_and_says_who_leads_t
         await client.get()
         leader, table.mind.leader = table.mind.leader, None
         asking = asyncio.create_task(client.get())
-        await until(lambda: "no controller leads" in caplog.text)
+        await until(lambda: "to lead" in caplog.text)
         asked = len(leader.asked)
         await until(lambda: len(leader.asked) > asked + 2)
         table.mind.leader = leader
         await asking
     said = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
     assert len(said) == 2
-    assert "does not lead, nor does any other; trying for" in said[0]
+    assert "worker-0 waits for one of 3 controllers to lead, for which more than half must run" in said[0]
+    assert said[0].count("does not lead, nor does any other") >= 1
+    assert all(f"{address}: " in said[0] for address in table.addresses.split(","))
     assert said[1].endswith(f"the controller at {leader.address} leads")
+
+
+async def test_who_never_met_a_controller_says_soon_where_it_looked(monkeypatch, caplog):
+    monkeypatch.setattr("adam_async.controller.leader_link.SAID_S", 0.01)
+    addresses = ",".join(f"local://nobody-{number}" for number in (1, 2, 3))
+    client = MapClient(
+        network=NETWORKS["local"](),
+        controllers=addresses,
+        identity=Identity(role="worker", node="x", incarnation=1),
+        waits=msgspec.structs.replace(WAITS, dial_s=0.2),
+        traffic=Traffic("x"),
+    )
+    with pytest.raises(RoleUnreachable):
+        await client.get()
+    (said,) = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert "x waits for one of 3 controllers to lead" in said
+    assert all(f"{address}: " in said for address in addresses.split(","))
 
 
 async def test_who_gave_up_long_ago_and_asks_again_looks_before_it_despairs():
