@@ -99,7 +99,11 @@ async def run_training(options: TrainOptions, environment: Mapping[str, str], te
             ) as cluster:
                 driver = cluster.driver
                 table = LiveTable(
-                    driver.progress, epochs=config.epochs, stream=sys.stdout, quiet=options.quiet
+                    driver.progress,
+                    epochs=config.epochs,
+                    stream=sys.stdout,
+                    quiet=options.quiet,
+                    leader=_leader_of(driver, options, config),
                 )
                 async with table:
                     terminal.give_way(table.aside)
@@ -121,6 +125,12 @@ async def run_training(options: TrainOptions, environment: Mapping[str, str], te
                 await _report_cut_short(driver, config, options.report, error, disk, terminal)
             raise
     return 0
+
+
+def _leader_of(driver: Driver, options: TrainOptions, config: Config) -> Callable[[], str]:
+    """Says which controller leads, where there are several."""
+    several = config.controllers > 1 if options.controller is None else "," in options.controller
+    return (lambda: driver.leading) if several else str
 
 
 async def _measure_before(

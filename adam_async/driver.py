@@ -185,6 +185,11 @@ class Driver:
         """The cluster map as last heard."""
         return self._membership.map
 
+    @property
+    def leading(self) -> str:
+        """Node id of the controller that leads, as far as is known; empty while we look for it."""
+        return self._membership.leading
+
     # --- the run -----------------------------------------------------------------------------
 
     async def train(self, on_epoch: Callable[[EpochResult], None] | None = None) -> RunResult:

@@ -5,7 +5,7 @@ terminal needs ``rich`` (extra ``cli``); without it the lines are plain there to
 """
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import util
 from types import TracebackType
@@ -41,6 +41,7 @@ class LiveTable:
         stream: Where to write, such as ``sys.stdout``.
         quiet: Show nothing but the last line of `finish`.
         terminal: Whether to draw a table; None asks the stream.
+        leader: Says which of several controllers leads; empty while none is known to.
 
     The block owns one task that looks at the progress; leaving it removes the table, and leaves the lines.
     """
@@ -53,8 +54,11 @@ class LiveTable:
         stream: TextIO,
         quiet: bool = False,
         terminal: bool | None = None,
+        leader: Callable[[], str] = str,
     ) -> None:
         self._progress = progress
+        self._leader = leader
+        self._led_by = ""
         self._epochs = epochs
         self._stream = stream
         self._quiet = quiet
@@ -101,6 +105,10 @@ class LiveTable:
             if progress.plan is not None and not self._cut_said:
                 self._cut_said = True
                 self.say(cut_line(progress.model, progress.plan, together=progress.together))
+        leader = self._leader()
+        if leader not in ("", self._led_by):
+            self._led_by = leader
+            self.say(f"leader {leader}")
         if not self._draws:
             self._mind_waiting(progress.missing)
         if self._live is not None:
@@ -228,6 +236,10 @@ def summary(report: Report) -> list[str]:
             f"{_count(report.baseline.images_per_s)} images/s, efficiency "
             f"{report.baseline.efficiency:.2f}: {why_not_one(report, report.baseline.efficiency)}"
         )
+    if len(report.controllers) > 1:
+        leader = next((each.node for each in report.controllers if each.role == "leader"), "nobody")
+        term = max(each.term for each in report.controllers)
+        lines.append(f"leader {leader} of {len(report.controllers)} controllers, in term {term}")
     lines.append(
         f"staleness mean {staleness.mean:.2f}, max {staleness.max} "
         "(pushes applied to a shard between its reading and the push)"

@@ -150,6 +150,15 @@ class ServerReport(msgspec.Struct, frozen=True, kw_only=True):
     peak_rss_mb: float
 
 
+class ControllerReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Where one controller stood in its group at the end."""
+
+    node: str
+    role: str
+    leader: str = ""
+    term: int = 0
+
+
 class CacheReport(msgspec.Struct, frozen=True, kw_only=True):
     """The images of one data server, from its start to the end of the run."""
 
@@ -245,6 +254,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     series: list[Sample]
     events: list[EventReport]
     checkpoints: list[CheckpointReport]
+    controllers: list[ControllerReport] = []
     servers: list[ServerReport]
     caches: list[CacheReport]
     workers: list[WorkerReport]
@@ -307,6 +317,11 @@ def build_report(
         series=list(result.series),
         events=msgspec.convert(result.events, list[EventReport]),
         checkpoints=[CheckpointReport(**asdict(each)) for each in result.checkpoints],
+        controllers=[
+            msgspec.convert({**values["controllers"], "node": name}, ControllerReport)
+            for name, values in _of_role(statistics, "controller").items()
+            if "controllers" in values
+        ],
         servers=[
             msgspec.convert(_server(name, values), ServerReport)
             for name, values in _of_role(statistics, "ps").items()

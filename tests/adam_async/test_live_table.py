@@ -31,7 +31,7 @@ from adam_async.model.plan import Layout
 from adam_async.model.planner import layers_plan, vertical_plan
 from adam_async.ports import Disk
 from adam_async.progress import Progress
-from adam_async.report import Report, build_report
+from adam_async.report import ControllerReport, Report, build_report
 from adam_async.run_result import EpochResult, RunResult
 from adam_async.waiting import WaitReport
 
@@ -328,6 +328,29 @@ def test_the_summary_names_events_baseline_and_staleness() -> None:
         in text
     )
     assert "staleness mean 0.00, max 0" in text
+
+
+def test_the_summary_says_which_of_several_controllers_leads() -> None:
+    def line(*controllers: ControllerReport) -> str:
+        lines = summary(small_report(controllers=list(controllers)))
+        return "\n".join(line for line in lines if line.startswith("leader"))
+
+    one, two = (ControllerReport(node=f"controller-{n}", role="follower", term=4) for n in (1, 2))
+    leader = ControllerReport(node="controller-3", role="leader", term=4)
+    assert line(one, two, leader) == "leader controller-3 of 3 controllers, in term 4"
+    assert line(one, two) == "leader nobody of 2 controllers, in term 4"
+    assert line(leader) == ""
+
+
+async def test_who_leads_is_said_when_it_is_known_and_when_it_is_another() -> None:
+    stream, leaders = (
+        io.StringIO(),
+        iter(["", "controller-2", "controller-2", "", "controller-2", "controller-1"]),
+    )
+    table = LiveTable(Progress(), epochs=1, stream=stream, leader=lambda: next(leaders))
+    for _ in range(6):
+        table.refresh()
+    assert stream.getvalue() == "leader controller-2\nleader controller-1\n"
 
 
 def test_waits_for_the_clocks_of_others_are_named_where_there_were_some() -> None:

@@ -263,6 +263,25 @@ def test_nodes_that_stood_by_are_reported_as_idle() -> None:
     assert report.protocols == []
 
 
+def test_controllers_say_who_leads() -> None:
+    def controller(**said: object) -> dict[str, object]:
+        return {"role": "controller", "traffic": [], "process": process(1, 10.0), "controllers": said}
+
+    one = controller(group="g", role="follower", term=3, leader="controller-2", voters=[])
+    two = controller(group="g", role="leader", term=3, leader="controller-2", voters=[])
+    lost = controller(group="", role="founding")
+
+    told = report_of(
+        made_up({"controller-1": one, "controller-2": two, "controller-3": lost}), Config()
+    ).controllers
+
+    assert [(each.node, each.role, each.leader, each.term) for each in told] == [
+        ("controller-1", "follower", "controller-2", 3),
+        ("controller-2", "leader", "controller-2", 3),
+        ("controller-3", "founding", "", 0),
+    ]
+
+
 def test_staleness_is_told_by_replica_and_by_tensor() -> None:
     idle = {"role": "ps", "traffic": [], "process": process(1, 10.0)}
     one = {
