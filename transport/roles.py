@@ -18,6 +18,7 @@ class RoleTable:
 
     def __init__(self, rows: Mapping[str, Iterable[Row]]) -> None:
         self._rows: dict[str, frozenset[Row]] = {name: frozenset(pairs) for name, pairs in rows.items()}
+        self._sayable: dict[Row, frozenset[str]] = {}
         for name, pairs in self._rows.items():
             for pair in pairs:
                 if len(pair) != 2 or not all(isinstance(role, str) and role for role in pair):
@@ -29,8 +30,13 @@ class RoleTable:
 
     def sayable(self, from_role: str, to_role: str) -> frozenset[str]:
         """Every message type that ``from_role`` may send to ``to_role``."""
-        fits = {(from_role, to_role), (ANY_ROLE, to_role), (from_role, ANY_ROLE), (ANY_ROLE, ANY_ROLE)}
-        return frozenset(name for name, pairs in self._rows.items() if pairs & fits)
+        pair = from_role, to_role
+        known = self._sayable.get(pair)
+        if known is None:
+            fits = {pair, (ANY_ROLE, to_role), (from_role, ANY_ROLE), (ANY_ROLE, ANY_ROLE)}
+            known = frozenset(name for name, pairs in self._rows.items() if pairs & fits)
+            self._sayable[pair] = known
+        return known
 
     def may_talk(self, role: str, other: str) -> bool:
         """Whether two roles have anything to say to each other, in either direction."""

@@ -370,17 +370,19 @@ class Group:
         self._events.append(event)
         if self._taking:
             return
-        assert self._core is not None
-        self._begins_pause(self._core)
+        core = self._core
+        assert core is not None
+        self._begins_pause(core)
+        self._core_s = self._now()
         self._taking = True
         try:
             while self._events:
-                event, self._core_s = self._events.popleft(), self._now()
-                effects = self._core.handle(event, now=self._core_s)
+                event = self._events.popleft()
+                effects = core.handle(event, now=self._core_s)
                 for effect in effects:
                     self._carry_out(effect)
                 if self._observe is not None:
-                    self._observe(self._core, self._machine, event, effects)
+                    self._observe(core, self._machine, event, effects)
         finally:
             self._taking = False
         self._timer.rearm()

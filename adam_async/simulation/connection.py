@@ -79,11 +79,11 @@ class End(asyncio.Transport):
         self._context = context
         self._protocol: asyncio.BaseProtocol | None = None
         self._buffered = False
-        self._unsent: deque[memoryview] = deque()
+        self._unsent: deque[bytes | memoryview] = deque()
         self._unsent_bytes = 0
         self._out_bytes = 0  # under way, or unread by the other side
         self._sent_bytes = 0
-        self._inbox: deque[memoryview] = deque()
+        self._inbox: deque[bytes] = deque()
         self._hung_up = False
         self._error: OSError | None = None
         self._reading = True
@@ -150,10 +150,10 @@ class End(asyncio.Transport):
         if self._closing:
             return
         for data in list_of_data:
-            view = memoryview(data)
-            if view.nbytes:
-                self._unsent.append(view.cast("B"))
-                self._unsent_bytes += view.nbytes
+            size = len(data) if type(data) is bytes else memoryview(data).nbytes
+            if size:
+                self._unsent.append(data if type(data) is bytes else memoryview(data).cast("B"))
+                self._unsent_bytes += size
         self._transmit()
         if self._unsent_bytes > self._high and self._writing:
             self._writing = False
@@ -231,21 +231,25 @@ class End(asyncio.Transport):
             return
         protocol = cast(asyncio.BufferedProtocol, self.get_protocol())
         buffer = memoryview(protocol.get_buffer(-1)).cast("B")
-        data = self._take(buffer.nbytes)
-        buffer[: len(data)] = data
-        self.peer.was_read(len(data))
-        protocol.buffer_updated(len(data))
+        data = self._take(len(buffer))
+        count = len(data)
+        buffer[:count] = data
+        self.peer.was_read(count)
+        protocol.buffer_updated(count)
 
     def _take(self, limit: int) -> bytes:
         """Take so many bytes from the inbox, or what there is."""
-        taken: list[memoryview] = []
-        while self._inbox and limit:
-            head = self._inbox.popleft()
-            if head.nbytes > limit:
-                self._inbox.appendleft(head[limit:])
+        inbox = self._inbox
+        if len(inbox) == 1 and len(inbox[0]) <= limit:
+            return inbox.popleft()
+        taken: list[bytes] = []
+        while inbox and limit:
+            head = inbox.popleft()
+            if len(head) > limit:
+                inbox.appendleft(head[limit:])
                 head = head[:limit]
             taken.append(head)
-            limit -= head.nbytes
+            limit -= len(head)
         return b"".join(taken)
 
     def _transmit(self) -> None:
@@ -256,13 +260,14 @@ class End(asyncio.Transport):
         conditions = self._wire.conditions
         while self._unsent and (room := conditions.window_bytes - self._out_bytes) > 0:
             head = self._unsent.popleft()
-            count = min(head.nbytes, room, conditions.segment_bytes)
+            count = min(len(head), room, conditions.segment_bytes)
             if conditions.ragged and count > 1:
                 count = 1 + self._network.dice.below(count)
-            if count < head.nbytes:
-                self._unsent.appendleft(head[count:])
+            if count < len(head):
+                self._unsent.appendleft(memoryview(head)[count:])
+                head = head[:count]
             # Copied only now: code that changes what it has written sends the change, as over real sockets.
-            self._send(self.peer.arrive, bytes(head[:count]), count)
+            self._send(self.peer.arrive, bytes(head), count)
             self._unsent_bytes -= count
             self._out_bytes += count
             self._sent_bytes += count
@@ -301,7 +306,7 @@ class End(asyncio.Transport):
         """Bytes have come."""
         self._loop.note(f"{self.label} {len(payload)} {zlib.crc32(payload)}")
         if self._hears():
-            self._inbox.append(memoryview(payload))
+            self._inbox.append(payload)
             self._ask_to_read()
 
     def finish(self, _: bytes = b"") -> None:
@@ -317,7 +322,8 @@ class End(asyncio.Transport):
             self._error = ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
             self._inbox.clear()
             self._ask_to_read()
-            self._ask_to_write()
+            if self._unsent or not self._writing:
+                self._ask_to_write()
 
     def reset_peer(self) -> None:
         """Answer what came for a connection that nobody knows here."""
@@ -341,14 +347,18 @@ class End(asyncio.Transport):
 
     def was_read(self, count: int) -> None:
         """The other side has taken bytes; if the way back is cut, we hear of it later."""
-        self._network.tell(self.peer._wire, self._was_read, count)
+        if self.peer._wire.cut:
+            self._network.tell(self.peer._wire, self._was_read, count)
+        else:
+            self._was_read(count)
 
     def _was_read(self, count: int) -> None:
         self._out_bytes -= count
-        self._ask_to_write()
+        if self._unsent or not self._writing:
+            self._ask_to_write()
 
     def _ask_to_write(self) -> None:
-        if (self._unsent or not self._writing) and not self._write_asked:
+        if not self._write_asked:
             self._write_asked = True
             self._call(self._room)
 

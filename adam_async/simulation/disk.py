@@ -1,8 +1,9 @@
 """The disk port over a simulated drive: each step takes its time, in the order asked for, and may fail.
 
 A step that was begun runs to its end, whoever stops waiting for it, as on the thread of the real port; what
-was asked for and not begun when the machine crashes never happens. A call may be slow, fail with EIO, or
-get stuck.
+was asked for and not begun when the machine crashes never happens. One that forces something down changes it
+when it begins, and syncs it when it ends: a crash in between leaves what the drive makes of that. A call may
+be slow, fail with EIO, or get stuck.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar, TypeVarTuple
+from typing import Any, TypeVar, TypeVarTuple
 
 from adam_async.ports import Disk, DiskStatistics, Part
 from adam_async.simulation.dice import Dice
@@ -49,6 +50,30 @@ class DiskConditions:
     stuck: bool = False
 
 
+class _Job:
+    """A step that waits for its turn, or is being made.
+
+    Attributes:
+        call: What it does at its end. Of one that forces down: what it does at its beginning, which gives the
+            files and folders that are synced at its end.
+        took_s: How long it takes.
+        forces: Whether it does.
+        done: What it came to.
+        error: Why it will fail, known since it began.
+    """
+
+    __slots__ = ("call", "done", "error", "forces", "took_s")
+
+    def __init__(
+        self, call: Callable[[], Any], took_s: float, forces: bool, done: "asyncio.Future[Any]"
+    ) -> None:
+        self.call = call
+        self.took_s = took_s
+        self.forces = forces
+        self.done = done
+        self.error: OSError | None = None
+
+
 class SimulatedDisk(Disk):
     """A disk of one life of a machine.
 
@@ -66,7 +91,7 @@ class SimulatedDisk(Disk):
         self._conditions = conditions
         self._dice = dice
         self._host = HOST.get(loop.outside)
-        self._queue: deque[tuple[Callable[[], object], float, asyncio.Future[object]]] = deque()
+        self._queue: deque[_Job] = deque()
         self._working = False
         self._closed = False
         self._asides = 0
@@ -92,46 +117,63 @@ class SimulatedDisk(Disk):
 
     # --- one step after the other ------------------------------------------------------------
 
-    def _ask(
-        self, step: Callable[[], Result], *, moved_bytes: int = 0, extra_s: float = 0.0, ahead: bool = False
-    ) -> "asyncio.Future[Result]":
-        """Let a step come when it is its turn, or `ahead` of all others that wait."""
-        done: asyncio.Future[Result] = self._loop.create_future()
+    def _ask(self, step: Callable[[], Result], *, moved_bytes: int = 0) -> "asyncio.Future[Result]":
+        """Let a step come when it is its turn."""
+        return self._queued(step, moved_bytes, forces=False)
+
+    def _force(
+        self, change: Callable[[], Sequence[Inode]], *, moved_bytes: int = 0
+    ) -> "asyncio.Future[None]":
+        """Let a change come when it is its turn, and force down what it gives."""
+        return self._queued(change, moved_bytes, forces=True)
+
+    def _queued(self, call: Callable[[], Any], moved_bytes: int, *, forces: bool) -> "asyncio.Future[Any]":
         conditions = self._conditions
-        took_s = conditions.step_s + conditions.jitter_s * self._dice.random() + extra_s
-        (self._queue.appendleft if ahead else self._queue.append)(
-            (step, took_s + moved_bytes / conditions.bytes_per_s, done)  # type: ignore[arg-type]
-        )
+        took_s = conditions.step_s + conditions.jitter_s * self._dice.random()
+        job = _Job(call, took_s + moved_bytes / conditions.bytes_per_s, forces, self._loop.create_future())
+        self._queue.append(job)
         self._work()
-        return done
+        return job.done
 
     def _work(self) -> None:
         if self._queue and not self._working:
             self._working = True
-            self._loop.at(self._loop.now + self._queue[0][1], self._finish)
+            job = self._queue[0]
+            if job.forces:
+                try:
+                    self._may_fail()
+                    inodes = job.call()
+                except OSError as error:
+                    job.error = error
+                else:
+                    job.call = partial(_sync, inodes)
+                    job.took_s += self._conditions.sync_s * len(inodes)
+            self._loop.at(self._loop.now + job.took_s, self._finish)
 
     def _finish(self) -> None:
         if not self._host.up:
             return
         if self._conditions.stuck:
-            self._loop.at(self._loop.now + self._queue[0][1], self._finish)
+            self._loop.at(self._loop.now + self._queue[0].took_s, self._finish)
             return
-        step, _, done = self._queue.popleft()
+        job = self._queue.popleft()
         self._working = False
         try:
-            if self._dice.chance(self._conditions.fail):
-                raise OSError(errno.EIO, "Input/output error")
-            result = step()
+            if job.error is not None:
+                raise job.error
+            self._may_fail()
+            result = job.call()
         except OSError as error:
-            if not done.done():
-                done.set_exception(error)
+            if not job.done.done():
+                job.done.set_exception(error)
         else:
-            if not done.done():
-                done.set_result(result)
+            if not job.done.done():
+                job.done.set_result(result)
         self._work()
 
-    async def _sync(self, find: Callable[[], Inode]) -> None:
-        await self._ask(lambda: find().sync(), extra_s=self._conditions.sync_s)
+    def _may_fail(self) -> None:
+        if self._dice.chance(self._conditions.fail):
+            raise OSError(errno.EIO, "Input/output error")
 
     # --- the port ----------------------------------------------------------------------------
 
@@ -188,11 +230,14 @@ class SimulatedDisk(Disk):
         return await self._ask(lambda: sorted(self._drive.folder(folder)[1]))
 
     async def make_folder(self, folder: Path) -> None:
-        await (await self._ask(lambda: self._force(self._drive.make_folder(folder))))
+        await self._force(lambda: self._drive.make_folder(folder))
 
     async def rename(self, path: Path, target: Path) -> None:
-        await self._ask(lambda: self._drive.rename(path, target))
-        await self.sync_folder(target.parent)
+        def rename() -> list[Inode]:
+            self._drive.rename(path, target)
+            return [self._drive.folder(target.parent)[0]]
+
+        await self._force(rename)
 
     async def remove_folder(self, folder: Path) -> None:
         def remove() -> None:
@@ -234,7 +279,7 @@ class SimulatedDisk(Disk):
     async def append_durably(self, path: Path, offset: int, data: Part) -> None:
         content = bytes(data)
 
-        def write() -> "asyncio.Future[None]":
+        def write() -> list[Inode]:
             inode = self._drive.file(path) if offset else self._drive.create(path)
             if len(inode.data) != offset:
                 held = len(inode.data)
@@ -242,38 +287,27 @@ class SimulatedDisk(Disk):
                     f"{path} holds {held} bytes instead of {offset}; does another program write it?"
                 )
             self._drive.append(inode, content)
-            return self._force([inode] if offset else [inode, self._drive.folder(path.parent)[0]])
+            return [inode] if offset else [inode, self._drive.folder(path.parent)[0]]
 
-        await (await self._ask(write, moved_bytes=len(content)))
+        await self._force(write, moved_bytes=len(content))
         self._writes += 1
         self._written_bytes += len(content)
 
     async def truncate_durably(self, path: Path, size: int) -> None:
-        def cut() -> "asyncio.Future[None]":
+        def cut() -> list[Inode]:
             inode = self._drive.file(path)
             if len(inode.data) < size:
                 raise OSError(f"{path} holds {len(inode.data)} bytes and cannot be cut off behind {size}")
             self._drive.truncate(inode, size)
-            return self._force([inode])
+            return [inode]
 
-        await (await self._ask(cut))
-
-    def _force(self, inodes: Sequence[Inode]) -> "asyncio.Future[None]":
-        """Sync files and folders as the rest of a job: nothing comes between."""
-
-        def sync() -> None:
-            for inode in inodes:
-                inode.sync()
-
-        forced = self._ask(sync, extra_s=self._conditions.sync_s * len(inodes), ahead=True)
-        forced.add_done_callback(_look)
-        return forced
+        await self._force(cut)
 
     async def sync_file(self, path: Path) -> None:
-        await self._sync(lambda: self._drive.file(path))
+        await self._force(lambda: [self._drive.file(path)])
 
     async def sync_folder(self, folder: Path) -> None:
-        await self._sync(lambda: self._drive.folder(folder)[0])
+        await self._force(lambda: [self._drive.folder(folder)[0]])
 
     async def write_atomic(self, path: Path, parts: Iterable[Part]) -> None:
         self._asides += 1
@@ -290,18 +324,16 @@ class SimulatedDisk(Disk):
         self._written_bytes += written
 
     async def _write(self, path: Path, parts: Iterable[Part]) -> int:
-        """Write a file, part by part, and sync it."""
-        inode = await self._ask(lambda: self._drive.create(path))
-        written = 0
-        for part in parts:
-            content = bytes(part)
-            await self._append(inode, content)
-            written += len(content)
-        await self._sync(lambda: inode)
-        return written
+        """Write a file and sync it."""
+        content = b"".join([bytes(part) for part in parts])
 
-    async def _append(self, inode: Inode, content: bytes) -> None:
-        await self._ask(lambda: self._drive.append(inode, content), moved_bytes=len(content))
+        def write() -> list[Inode]:
+            inode = self._drive.create(path)
+            self._drive.append(inode, content)
+            return [inode]
+
+        await self._force(write, moved_bytes=len(content))
+        return len(content)
 
     def _remove_if_there(self, path: Path) -> None:
         try:
@@ -312,6 +344,11 @@ class SimulatedDisk(Disk):
 
 def _piece(inode: Inode, start: int, count: int) -> bytes:
     return bytes(inode.data[start : start + count])
+
+
+def _sync(inodes: Sequence[Inode]) -> None:
+    for inode in inodes:
+        inode.sync()
 
 
 def _nothing() -> None:

@@ -54,11 +54,12 @@ class Inode:
 
     def sync(self) -> None:
         """Keep what is there."""
+        for operation in self.pending:
+            if isinstance(operation, Entries):
+                _set_names(self.kept_names, operation)
+            else:
+                _change_bytes(self.kept, operation)
         self.pending.clear()
-        if self.names is None:
-            self.kept[:] = self.data
-        else:
-            self.kept_names = dict(self.names)
 
     def change(self, operation: Write | Truncate | Entries) -> None:
         """Change what programs see."""

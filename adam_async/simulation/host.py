@@ -62,6 +62,8 @@ class Host:
     def when_shows(self, time: float) -> float:
         """The first time of the simulation at which its clock shows `time`, or more."""
         now = self._since + (time - self._time_then) / self.rate
+        if self.time_at(now) >= time:
+            return now
         nudge = math.ulp(max(abs(now), abs(time), abs(self._time_then))) / self.rate
         while self.time_at(now) < time:  # rounding must not let a timer ring before its time
             now += nudge
