@@ -12,8 +12,9 @@ whatever way, its children go too (see `cli_parent`).
 import asyncio
 import logging
 import os
+import stat
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -54,6 +55,12 @@ RESTARTS = 5
 SOUND_S = 10.0
 """A worker that lived this long after it had joined was well: restarts before it count no more."""
 
+
+KEPT = "adam-async-controllers-"
+"""How the folder begins in which the controllers of a cluster keep what they must not forget."""
+
+LOCK = "lock"
+"""A file in it whose lock is held for as long as the cluster is there."""
 
 CHOICES = 3
 """How often ports are chosen for controllers, should somebody take one before they listen."""
@@ -210,14 +217,23 @@ class ProcessCluster:
 
     @asynccontextmanager
     async def _folder(self) -> AsyncIterator[Path]:
-        """A folder for what controllers keep from one life to the next; it ends with the cluster."""
+        """A folder for what controllers keep from one life to the next; it ends with the cluster.
+
+        Those of clusters whose process was killed, and could not remove them, end here, too: nobody holds
+        their locks. As a folder has its name only when its lock is held, none is taken for one of these.
+        """
         place = Path(self._environment.get("TMPDIR") or "/tmp")
-        folder = place / f"adam-async-controllers-{self._entropy(8).hex()}"
-        async with Disk(name="controllers") as disk:
-            await disk.run(_make_own_folder, folder)
+        folder = place / f"{KEPT}{self._entropy(8).hex()}"
+        made = folder.with_name(f".{folder.name}")
+        async with Disk(name="controllers") as disk, AsyncExitStack() as stack:
             try:
+                await disk.run(_make_own_folder, made)
+                await _remove_left_behind(disk, place)
+                await stack.enter_async_context(disk.hold(made / LOCK))
+                await disk.rename(made, folder)
                 yield folder
             finally:
+                await disk.remove_folder(made)
                 await disk.remove_folder(folder)
 
     async def _open_controllers(self, network: Network, who: Identity, meet: str, kept: Path) -> str:
@@ -422,3 +438,26 @@ async def _free_addresses(network: Network, who: Identity, meet: str, *, count: 
 
 def _make_own_folder(folder: Path) -> None:
     os.makedirs(folder, mode=0o700)
+
+
+async def _remove_left_behind(disk: Disk, place: Path) -> None:
+    """Remove the folders of clusters that are no more. What is not ours, or not to be had, is left."""
+    names: list[str] = []
+    with suppress(OSError):  # who may write there need not be one who may list it
+        names = await disk.names(place)
+    for name in names:
+        folder = place / name
+        if not name.startswith(KEPT) or not await disk.run(_is_own_folder, folder):
+            continue
+        with suppress(OSError):  # somebody holds it, or removes it at the same time
+            if LOCK in await disk.names(folder):
+                async with disk.hold(folder / LOCK):
+                    await disk.remove_folder(folder)
+
+
+def _is_own_folder(folder: Path) -> bool:
+    try:
+        found = os.lstat(folder)
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()

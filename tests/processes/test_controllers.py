@@ -20,7 +20,7 @@ from adam_async.controller.leader_link import parse_controllers
 from adam_async.entrypoints import LOOPBACK, cluster_network
 from adam_async.ports import system_entropy
 from tests.adam_async.runs import until
-from tests.processes.commands import PATIENCE_S, Command, run
+from tests.processes.commands import PATIENCE_S, Command, children_of, run, watched
 from transport import BufferPool, Identity, TransportError
 
 pytestmark = pytest.mark.processes
@@ -169,6 +169,33 @@ async def test_a_controller_that_is_killed_before_there_is_a_group_is_started_ag
     assert [epoch.images for epoch in result.epochs] == [1437] * 2
     assert said.count(f"{node} died: killed by signal 9; starting it again") == 1
     assert os.listdir(tmp_path) == []
+
+
+def test_what_a_killed_command_left_is_removed_by_the_next_and_that_of_a_running_one_is_not(
+    tmp_path: Path,
+) -> None:
+    words = ("train", "--data", "digits", "--processes", "--controllers", "3", "--epochs")
+    environment = {"TMPDIR": str(tmp_path)}
+    (tmp_path / "adam-async-controllers-of-somebody").mkdir()  # without a lock
+    with (
+        Command(*words, "9999", environment=environment) as killed,
+        Command(*words, "9999", environment=environment) as running,
+    ):
+        killed.wait_for("epoch 1/9999")
+        running.wait_for("epoch 1/9999")
+        with watched(list(children_of(killed.pid))) as all_end:
+            killed.signal(signal.SIGKILL)
+            killed.finish()
+            all_end(PATIENCE_S)
+        assert len(os.listdir(tmp_path)) == 3
+
+        code, output = run(*words, "1", environment=environment)
+
+        assert code == 0, output
+        assert len(os.listdir(tmp_path)) == 2
+        running.signal(signal.SIGINT)
+        assert running.finish() == 130
+    assert os.listdir(tmp_path) == ["adam-async-controllers-of-somebody"]
 
 
 def test_a_command_trains_with_three_controllers_and_names_the_one_that_died() -> None:
