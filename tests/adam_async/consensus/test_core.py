@@ -8,6 +8,7 @@ from adam_async.consensus import (
     Apply,
     Core,
     Done,
+    Entry,
     Led,
     Persist,
     Read,
@@ -226,6 +227,20 @@ def test_a_follower_commits_only_what_it_knows_to_be_the_same():
     heartbeat = Append(sender="b", to="a", term=5, prev_index=2, prev_term=2, entries=(), commit=5, round=0)
     group.hand(heartbeat)
     assert group["a"].commit == 2
+
+
+def test_entries_are_taken_only_after_an_entry_that_both_have():
+    group = SmallGroup("abc")
+    group.elect("a")
+    group.propose("a")
+    group.wire.clear()
+    after = Append(
+        sender="b", to="a", term=5, prev_index=3, prev_term=4, entries=(Entry(4, 5, b"x"),), commit=1, round=0
+    )
+    group.hand(after)
+    (answer,) = group.take("Appended", to="b")
+    assert not answer.ok
+    assert group.log("a") == [(2, None), (2, b"x")]
 
 
 def test_a_late_word_of_the_leader_undoes_nothing():

@@ -19,7 +19,7 @@ from adam_async.errors import ConfigError, first_cause
 from adam_async.ports import Disk
 from adam_async.simulation.loop import SimulationFailed
 from adam_async.traffic import Traffic
-from tests.adam_async.controller.simulated_group import FOLDER, WAITS, network_of, record, simulated
+from tests.adam_async.controller.simulated_group import CALL_S, FOLDER, WAITS, network_of, record, simulated
 from tests.adam_async.runs import NETWORKS, address_of, entropy_of, local_network
 from transport import Identity
 
@@ -277,7 +277,8 @@ def test_a_controller_whose_disk_fails_ends_and_the_others_go_on(fault):
             node.drive.capacity_bytes = node.drive.used_bytes
         asking = asyncio.ensure_future(client.set("nodes/w", 0, record(2)))
         with pytest.raises(ExceptionGroup) as caught:
-            await node.task
+            async with asyncio.timeout(CALL_S):
+                await node.task
         assert isinstance(first_cause(caught.value), ConfigError)
         said = str(first_cause(caught.value))
         assert re.search(
@@ -320,6 +321,23 @@ def test_entries_give_way_to_a_snapshot_and_who_was_away_gets_that():
         assert trio.statistics()[leader]["log"] < 25
         await trio.restart(away)
         await trio.until(lambda: trio.running[away].map == trio.running[leader].map, "it lags behind")
+
+    simulated(scenario, snapshot_entries=20)
+
+
+def test_a_session_goes_on_in_those_who_begin_with_a_snapshot():
+    async def scenario(trio):
+        client = await (await trio.client(await trio.settled())).open()
+        version = 0
+        for number in range(30):
+            version = (await client.set("nodes/w", version, record(number))).at
+        trio.crash()
+        await trio.restart()
+        again = await trio.client(await trio.settled())
+        again.session = client.session
+        answer = await again.set("nodes/w", 0, record(), number=client.number)
+        assert (answer.done, answer.at) == (True, version)
+        assert (await again.set("nodes/w", version, record(), number=client.number + 1)).done
 
     simulated(scenario, snapshot_entries=20)
 
