@@ -25,8 +25,9 @@ from adam_async.simulation.campaign import SeedResult, draw_case, summary
 from adam_async.simulation.crew import Crew
 from adam_async.simulation.plan import Case, read_case
 from adam_async.simulation.scenarios import SCENARIOS
+from adam_async.simulation.shrinking import MOST_TRIES
 from adam_async.simulation.soak import core_hash, read_soak, seeds_to_do, write_soak
-from adam_async.simulation.work import Repeat, Seeds, Shrink, Work, do
+from adam_async.simulation.work import Answer, Repeat, Seeds, Shrink, Work, do
 
 FAILED = 8
 """Exit code where something did not hold; docs/exit-codes.md."""
@@ -42,6 +43,9 @@ ROUND = 40
 
 SHOWN = 3
 """Failed seeds of a scenario that are made smaller and shown whole; further ones are only named."""
+
+SAY_S = 5.0
+"""How often it is said how far making a plan smaller has come."""
 
 MOST_JOBS_PER_CORE = 4
 
@@ -82,11 +86,15 @@ async def run_simulation(options: SimulateOptions, terminal: Terminal) -> int:
 def serve(source: TextIO = sys.stdin, target: TextIO = sys.stdout) -> int:
     """Do work that is sent line by line, as a child process, until there is no more."""
     die_with_parent()
+
+    def send(answer: Answer) -> None:
+        target.write(msgspec.json.encode(answer).decode() + "\n")
+        target.flush()
+
     for line in source:
         work: Work = msgspec.json.decode(line, type=Work)
-        for answer in do(work, SCENARIOS):
-            target.write(msgspec.json.encode(answer).decode() + "\n")
-            target.flush()
+        for answer in do(work, SCENARIOS, tell=send):
+            send(answer)
     return 0
 
 
@@ -258,7 +266,7 @@ async def tell(
     """Say what came of seeds: what failed first and whole, then the one line, then what does not count."""
     failed = [result for result in results if not result.ok]
     for result in failed[:SHOWN]:
-        for line in await describe(result, crew):
+        for line in await describe(result, crew, terminal):
             terminal.say(line)
     for result in failed[SHOWN:]:
         terminal.say(f"{name}: seed {result.case.seed} violates {result.invariant}")
@@ -269,10 +277,23 @@ async def tell(
         terminal.news(f"{name}: of those that do not count {text}")
 
 
-async def describe(result: SeedResult, crew: Crew) -> list[str]:
-    """Say how a run failed, under which options, and what of its plan it takes."""
+async def describe(result: SeedResult, crew: Crew, terminal: Terminal) -> list[str]:
+    """Say how a run failed, under which options, and what of its plan it takes, which may take long."""
     case = result.case
-    (answer,) = await crew.do(Shrink(case=case))
+    loop = asyncio.get_running_loop()
+    said_at = loop.time()
+    terminal.news(f"{case.scenario}: seed {case.seed} violates {result.invariant}; its plan is made smaller")
+
+    def tell(so_far: Answer) -> None:
+        nonlocal said_at
+        if loop.time() - said_at >= SAY_S:
+            said_at = loop.time()
+            terminal.news(
+                f"{case.scenario}: seed {case.seed} is down to {len(so_far.result.case.plan.faults)} of "
+                f"{len(case.plan.faults)} faults after {so_far.tries} runs, of at most {MOST_TRIES}"
+            )
+
+    (answer,) = await crew.do(Shrink(case=case), tell)
     smallest = answer.result.case
     faults = smallest.plan.faults
     return [

@@ -6,13 +6,14 @@ this process goes, in whatever way, they go too (see `cli_parent`).
 
 import asyncio
 import sys
+from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 
 import msgspec
 
 from adam_async.child_process import how_it_ended
 from adam_async.errors import RoleDied
-from adam_async.simulation.work import Answer, Work, answers_to
+from adam_async.simulation.work import Answer, Work, answers_to, tell_nobody
 
 LINE_BYTES = 256 << 20
 """A trace is one line."""
@@ -48,8 +49,12 @@ class Crew:
     async def __aexit__(self, *exc: object) -> None:
         await self._stack.aclose()
 
-    async def do(self, work: Work) -> list[Answer]:
+    async def do(self, work: Work, tell: Callable[[Answer], None] = tell_nobody) -> list[Answer]:
         """Let the next child that is idle do it. A crew of which a child has died is of no more use.
+
+        Args:
+            work: What to do.
+            tell: Told how far it has come, where it takes long.
 
         Raises:
             RoleDied: It ended meanwhile.
@@ -63,7 +68,11 @@ class Crew:
             line = await process.stdout.readline()
             if not line.endswith(b"\n"):
                 raise RoleDied("a child process of simulate", how_it_ended(await process.wait()))
-            answers.append(msgspec.json.decode(line, type=Answer))
+            answer = msgspec.json.decode(line, type=Answer)
+            if answer.under_way:
+                tell(answer)
+            else:
+                answers.append(answer)
         self._idle.put_nowait(process)
         return answers
 

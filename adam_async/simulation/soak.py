@@ -29,6 +29,12 @@ Range = tuple[int, int]
 """First and last seed."""
 
 
+class Header(msgspec.Struct, frozen=True, kw_only=True):
+    """What a file must say of itself before the rest of it is believed."""
+
+    schema: str
+
+
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """A seed that failed."""
 
@@ -116,15 +122,22 @@ async def read_soak(path: Path, disk: Disk) -> Soak:
         ConfigError: It cannot be read, or is something else.
     """
     try:
-        soak = msgspec.json.decode(await disk.read_bytes(path), type=Soak)
+        data = await disk.read_bytes(path)
+        schema = msgspec.json.decode(data, type=Header).schema
+        if schema != SCHEMA:
+            raise ConfigError(f"--soak {path} is of schema {schema!r}; this version reads {SCHEMA!r}")
+        soak = msgspec.json.decode(data, type=Soak)
     except FileNotFoundError:
         return Soak()
     except OSError as error:
         raise ConfigError(f"--soak {path} cannot be read: {error.strerror or error}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--soak {path} holds no soak: {error}") from None
-    if soak.schema != SCHEMA:
-        raise ConfigError(f"--soak {path} is of schema {soak.schema!r}; this version reads {SCHEMA!r}")
+        raise ConfigError(
+            f"--soak {path} holds no soak: {error}; name a file that there is not yet, or that a soak wrote"
+        ) from None
+    for progress in soak.progress:
+        if any(first < 0 or first > last for first, last in progress.done):
+            raise ConfigError(f"--soak {path} holds no soak: {progress.scenario} has ranges that are none")
     return soak
 
 

@@ -4,7 +4,7 @@ A simulated run has an event loop of its own, which no other one may run around.
 itself: it sends `Work` to children, one JSON line each, and they send `Answer`s, one line for each run.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -43,6 +43,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """What came of one run."""
 
     result: SeedResult
+    under_way: bool = False
+    """Whether this only says how far making a case smaller has come, with its smallest so far."""
     tries: int = 0
     """Runs that making it smaller took."""
     trace: dict[str, Any] | None = None
@@ -53,8 +55,14 @@ def answers_to(work: Work) -> int:
     return len(work.seeds) if isinstance(work, Seeds) else 1
 
 
-def do(work: Work, scenarios: Mapping[str, Scenario]) -> Iterator[Answer]:
-    """Do it, in no event loop."""
+def tell_nobody(answer: Answer) -> None:
+    """Nobody wants to know how far it has come."""
+
+
+def do(
+    work: Work, scenarios: Mapping[str, Scenario], tell: Callable[[Answer], None] = tell_nobody
+) -> Iterator[Answer]:
+    """Do it, in no event loop; `tell` is told how far making a case smaller has come, after each run."""
     match work:
         case Seeds():
             scenario = scenarios[work.scenario]
@@ -64,18 +72,29 @@ def do(work: Work, scenarios: Mapping[str, Scenario]) -> Iterator[Answer]:
             played = play(scenarios[work.case.scenario], work.case)
             yield Answer(result=played.result, trace=trace_file(played))
         case Shrink():
-            yield shrink_case(scenarios[work.case.scenario], work.case, work.most_tries)
+            yield shrink_case(scenarios[work.case.scenario], work.case, work.most_tries, tell)
 
 
-def shrink_case(scenario: Scenario, case: Case, most_tries: int = MOST_TRIES) -> Answer:
+def shrink_case(
+    scenario: Scenario,
+    case: Case,
+    most_tries: int = MOST_TRIES,
+    tell: Callable[[Answer], None] = tell_nobody,
+) -> Answer:
     """Make a case smaller for as long as it violates the same, and say what the smallest comes to."""
-    invariant = run_case(scenario, case).invariant
+    smallest = run_case(scenario, case)
+    invariant, tries = smallest.invariant, 0
 
     def with_plan(plan: Plan) -> Case:
         return msgspec.structs.replace(case, plan=plan)
 
     def fails(plan: Plan) -> bool:
-        return run_case(scenario, with_plan(plan)).invariant == invariant != ""
+        nonlocal smallest, tries
+        result = run_case(scenario, with_plan(plan))
+        still = result.invariant == invariant != ""
+        smallest, tries = result if still else smallest, tries + 1
+        tell(Answer(result=smallest, tries=tries, under_way=True))
+        return still
 
     shrunk = shrink(case.plan, fails, most_tries=most_tries)
     return Answer(result=run_case(scenario, with_plan(shrunk.plan)), tries=shrunk.tries)

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from adam_async import cli_simulate
 from adam_async.cli_commands import run_command
 from adam_async.cli_simulate import (
     FAILED,
@@ -91,6 +92,21 @@ def test_a_run_that_fails_says_all_that_it_takes_to_run_it_again(tmp_path: Path,
     again.write_text(lines[-2])
     assert len(read_case(again.read_bytes(), origin="what was printed").plan.faults) == 1
     assert simulate("--plan", again)[0] == FAILED
+
+
+@pytest.mark.slow
+def test_making_a_plan_smaller_says_how_far_it_has_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli_simulate, "SAY_S", 0.0)
+    case = failing(draw_case(SCENARIOS["members"], 2))
+    (tmp_path / "plan.json").write_bytes(msgspec.json.encode(case))
+
+    run_command(["simulate", "--plan", str(tmp_path / "plan.json")])
+
+    first, *told = capsys.readouterr().err.splitlines()
+    assert first == "members: seed 2 violates plan; its plan is made smaller"
+    assert told[-1].startswith(f"members: seed 2 is down to 1 of {len(case.plan.faults)} faults after ")
 
 
 @pytest.mark.slow

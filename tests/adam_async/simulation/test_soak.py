@@ -1,5 +1,6 @@
 """A soak's file says which seeds are done for the code as it is, and nothing of other code."""
 
+import json
 from itertools import islice, pairwise
 from pathlib import Path
 
@@ -107,7 +108,21 @@ def test_the_core_is_what_is_simulated_and_simulates() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
+        ("", "holds no soak: .*; name a file that there is not yet"),
         ("{", "holds no soak"),
+        ("{}", "holds no soak: Object missing required field `schema`"),
+        ("[]", "holds no soak: Expected `object`, got `array`"),
+        ("\x00garbage", "holds no soak"),
+        ('{"schema": "adam-async soak 1", "progress": 3}', "holds no soak"),
+        (
+            json.dumps(
+                {
+                    "schema": "adam-async soak 1",
+                    "progress": [{"scenario": "toy", "core": "c", "done": [[5, 1]]}],
+                }
+            ),
+            "holds no soak: toy has ranges that are none",
+        ),
         ('{"schema": "adam-async soak 0", "progress": []}', "is of schema 'adam-async soak 0'"),
     ],
 )

@@ -41,6 +41,19 @@ def test_a_broken_scenario_is_shrunk_to_the_one_fault_that_it_takes() -> None:
         assert run_case(BROKEN, answer.result.case).replay_hash == answer.result.replay_hash
 
 
+def test_making_smaller_tells_after_each_run_how_far_it_has_come() -> None:
+    told: list[Answer] = []
+
+    (answer,) = do(Shrink(case=draw_case(BROKEN, 0)), SCENARIOS, tell=told.append)
+
+    assert [each.tries for each in told] == list(range(1, answer.tries + 1))
+    assert all(each.under_way for each in told)
+    assert not answer.under_way
+    left = [len(each.result.case.plan.faults) for each in told]
+    assert left == sorted(left, reverse=True)
+    assert left[-1] == len(answer.result.case.plan.faults) == 1
+
+
 def test_a_case_that_fails_no_more_is_left_as_it_is() -> None:
     case = draw_case(toy(), 3)
 
