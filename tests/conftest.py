@@ -70,11 +70,10 @@ def pytest_asyncio_loop_factories(
 def old_objects_are_looked_at_once() -> None:
     """Leave modules, tests and compiled kernels out of later collections: looking at them takes long.
 
-    Simulated runs freeze what is there when they begin and thaw it when they end; it is frozen again here.
+    A simulated run thaws what is there when it ends, so that once is not enough.
     """
-    if gc.get_freeze_count() == 0:
-        gc.collect()
-        gc.freeze()
+    gc.collect()
+    gc.freeze()
 
 
 def _open_files() -> set[str]:

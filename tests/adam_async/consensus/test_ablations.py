@@ -8,6 +8,7 @@ from tests.adam_async.consensus.fuzzed_group import run_seed
 LIMIT = 300
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("ablation", [a for a in ABLATIONS if a.story is None], ids=lambda a: a.name)
 def test_a_world_without_a_safeguard_is_found_out(ablation):
     taken, found = seeds_until_found(ablation, run_seed, LIMIT)

@@ -49,7 +49,9 @@ async def train(config, network="local", dataset=None, spec=None):
         return await cluster.train()
 
 
-@pytest.mark.parametrize("sharding", [{}, SHARDED], ids=["whole", "sharded"])
+@pytest.mark.parametrize(
+    "sharding", [pytest.param({}, marks=pytest.mark.thorough), SHARDED], ids=["whole", "sharded"]
+)
 @pytest.mark.parametrize("protocol", ["delta", "factors"])
 @pytest.mark.parametrize("rule", RULES)
 async def test_training_equals_serial_sgd_in_float64(rule, protocol, sharding):
@@ -62,7 +64,9 @@ async def test_training_equals_serial_sgd_in_float64(rule, protocol, sharding):
     assert_close(result.weights, expected, 1e-9)
 
 
-@pytest.mark.parametrize("sharding", [{}, SHARDED], ids=["whole", "sharded"])
+@pytest.mark.parametrize(
+    "sharding", [pytest.param({}, marks=pytest.mark.thorough), SHARDED], ids=["whole", "sharded"]
+)
 @pytest.mark.parametrize("rule", RULES)
 async def test_training_in_place_equals_serial_sgd_in_float64(rule, sharding):
     config = Config(

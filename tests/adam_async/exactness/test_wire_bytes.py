@@ -39,7 +39,9 @@ def sent(statistics, node, kind):
     return sum(row["payload_bytes"] for row in rows), sum(row["messages"] for row in rows)
 
 
-@pytest.mark.parametrize("sharding", [{}, SHARDED], ids=["whole", "sharded"])
+@pytest.mark.parametrize(
+    "sharding", [pytest.param({}, marks=pytest.mark.thorough), SHARDED], ids=["whole", "sharded"]
+)
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("protocol", ["delta", "factors", "auto"])
 async def test_the_bytes_of_pushes_and_values_equal_the_formulas(protocol, network, sharding):

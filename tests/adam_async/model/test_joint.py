@@ -64,6 +64,7 @@ def test_a_network_of_all_layers_finds_together_what_parts_find_that_talk(worker
     check_all_plans(network_of(EVERYTHING, kernels), workers, images=5)
 
 
+@pytest.mark.thorough
 @settings(max_examples=30, deadline=None)
 @given(spec=networks(), workers=st.integers(2, 4), images=st.integers(1, 4), kernels=st.sampled_from(KERNELS))
 def test_random_networks_find_together_what_parts_find_that_talk(spec, workers, images, kernels):

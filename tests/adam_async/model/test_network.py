@@ -152,7 +152,7 @@ def test_steady_state_allocates_no_tensors(dtype, limit_bytes):
         group(16)
         before = tracemalloc.get_traced_memory()[0]
         tracemalloc.reset_peak()
-        for number in range(60):
+        for number in range(40):
             group(9 if number % 20 == 19 else 16)
         peak = tracemalloc.get_traced_memory()[1]
     finally:

@@ -125,7 +125,9 @@ async def crash_and_cut(world):
     return missed_s
 
 
-@pytest.mark.parametrize("shuffled", [False, True], ids=["in order", "shuffled"])
+@pytest.mark.parametrize(
+    "shuffled", [pytest.param(False, marks=pytest.mark.thorough), True], ids=["in order", "shuffled"]
+)
 def test_members_that_crash_or_are_cut_off_are_missed_and_return(shuffled):
     for seed in SEEDS:
         outcome = simulate(crash_and_cut, seed=seed, shuffled=shuffled, conditions=ROUGH, limit_s=300.0)

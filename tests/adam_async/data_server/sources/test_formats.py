@@ -19,6 +19,7 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", FORMATS)
 async def test_the_digits_come_back_byte_for_byte(digits: Path, kind: str) -> None:
     async with Disk() as disk:

@@ -148,6 +148,7 @@ print(int(peak.split()[1]) >> 10)
 """
 
 
+@pytest.mark.thorough
 async def test_a_small_file_that_says_it_holds_much_is_refused_in_little_memory(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     process = await asyncio.create_subprocess_exec(
