@@ -34,12 +34,12 @@ class Timer:
         while True:
             self._rearm.clear()
             self._armed = deadline = self._next_deadline()
-            wait = None if deadline is None else max(deadline - loop.time(), 0.0)
+            alarm = None if deadline is None else loop.call_at(deadline, self._rearm.set)
             try:
-                async with asyncio.timeout(wait):
-                    await self._rearm.wait()
-            except TimeoutError:
-                # A deadline that is moved away in the turn in which it comes is moved too late to stop this.
-                deadline = self._next_deadline()
-                if deadline is not None and deadline <= loop.time():
-                    self._due()
+                await self._rearm.wait()
+            finally:
+                if alarm is not None:
+                    alarm.cancel()
+            deadline = self._next_deadline()  # it may have been moved away meanwhile
+            if deadline is not None and deadline <= loop.time():
+                self._due()

@@ -19,6 +19,10 @@ class Log:
     Args:
         snapshot: What stands for all entries up to its index.
         entries: Those after it.
+
+    Attributes:
+        last_index: Of the last entry.
+        members: The membership in force.
     """
 
     def __init__(self, snapshot: Snapshot, entries: Iterable[Entry] = ()) -> None:
@@ -26,20 +30,13 @@ class Log:
         self._entries: list[Entry] = []
         self._changes: list[Entry] = []
         """Those that have a membership."""
+        self.last_index = snapshot.index
+        self.members = snapshot.members
         self.put(tuple(entries))
-
-    @property
-    def last_index(self) -> int:
-        return self.snapshot.index + len(self._entries)
 
     @property
     def last_term(self) -> int:
         return self._entries[-1].term if self._entries else self.snapshot.term
-
-    @property
-    def members(self) -> Members:
-        """The membership in force."""
-        return self.members_at(self.last_index)
 
     @property
     def members_index(self) -> int:
@@ -102,7 +99,8 @@ class Log:
         self._entries[position:] = entries
         while self._changes and self._changes[-1].index >= entries[0].index:
             self._changes.pop()
-        self._changes.extend(entry for entry in entries if entry.members is not None)
+        self._changes.extend([entry for entry in entries if entry.members is not None])
+        self._look()
 
     def install(self, snapshot: Snapshot) -> None:
         """Let a later snapshot stand for what it covers; keep what follows it, if the log agrees with it."""
@@ -111,3 +109,9 @@ class Log:
         self.snapshot = snapshot
         self._entries = list(kept)
         self._changes = [entry for entry in kept if entry.members is not None]
+        self._look()
+
+    def _look(self) -> None:
+        """Note what is asked for at every event."""
+        self.last_index = self.snapshot.index + len(self._entries)
+        self.members = self.members_at(self.last_index)

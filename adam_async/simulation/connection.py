@@ -197,16 +197,12 @@ class End(asyncio.Transport):
         self._lose(error)
 
     def _ask_to_read(self) -> None:
-        news = self._inbox or self._hung_up or self._error is not None
-        if (
-            news
-            and not self._read_asked
-            and self._reading
-            and not self._closing
-            and self._protocol is not None
-        ):
+        if (self._inbox or self._hung_up or self._error is not None) and self._may_read():
             self._read_asked = True
             self._call(self._read)
+
+    def _may_read(self) -> bool:
+        return not (self._read_asked or self._closing) and self._reading and self._protocol is not None
 
     def _read(self) -> None:
         """Hand over what one look at a socket would find."""
@@ -307,7 +303,9 @@ class End(asyncio.Transport):
         self._loop.note(f"{self.label} {len(payload)} {zlib.crc32(payload)}")
         if self._hears():
             self._inbox.append(payload)
-            self._ask_to_read()
+            if self._may_read():
+                self._read_asked = True
+                self._loop.call_next(self.host, self._read, self._context)
 
     def finish(self, _: bytes = b"") -> None:
         """The other end will send no more."""

@@ -179,6 +179,13 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         heappush(self._timers, (when, next(self._numbers), step))
         return step
 
+    def call_next(self, host: Host, callback: Callable[[], object], context: Context) -> None:
+        """As `call_soon`, but at once if nothing else would run before it. From the world, not from code."""
+        if self._ready or self._schedule is not None or host.held_up or host.step_s:
+            self.call_soon(callback, context=context)
+        elif host.up:
+            self._run(host.name, callback, (), context)
+
     def _advance(self) -> bool:
         """Let time pass until something is ready or the loop is stopped; False if neither ever will be."""
         timers, ready = self._timers, self._ready
@@ -201,23 +208,24 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         if step.gone:
             return
         if step.host is None:
-            self._run_step(step)
+            assert step.call is not None
+            self._run("-", step.call, step.args, None)
         else:
             self._ready.append(step)
 
-    def _run_step(self, step: Step) -> None:
-        call, context = step.call, step.context
-        assert call is not None
+    def _run(
+        self, name: str, call: Callable[..., object], args: tuple[Any, ...], context: Context | None
+    ) -> None:
+        """Make a step."""
         lines = self._lines
-        lines.append("-" if step.host is None else step.host.name)
-        lines.append(label_of(call))
+        lines += (name, label_of(call))
         self.steps += 1
         self._instant_steps += 1
         try:
             if context is None:
-                call(*step.args)
+                call(*args)
             else:
-                context.run(call, *step.args)
+                context.run(call, *args)
         except (SystemExit, KeyboardInterrupt):
             raise
         except BaseException as error:
@@ -245,7 +253,8 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
             if host.frozen or host.busy:
                 host.held.append(step)
                 continue
-            self._run_step(step)
+            assert step.call is not None
+            self._run(host.name, step.call, step.args, step.context)
             if host.step_s:
                 host.busy = True
                 self.at(self.now + host.step_s, self._rested, host)
@@ -326,7 +335,9 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     # --- tasks -------------------------------------------------------------------------------
 
     def create_future(self) -> asyncio.Future[Any]:
-        return SimulatedFuture(next(self._numbers), loop=self)
+        future = SimulatedFuture(loop=self)
+        future.number = next(self._numbers)
+        return future
 
     def create_task(
         self,

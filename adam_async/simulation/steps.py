@@ -48,13 +48,11 @@ class Step(asyncio.TimerHandle):
 
 
 class SimulatedFuture(asyncio.Future[Any]):
-    """A future that hashes by its number."""
+    """A future that hashes by its number, which the loop sets."""
 
     __slots__ = ("number",)
 
-    def __init__(self, number: int, *, loop: asyncio.AbstractEventLoop) -> None:
-        self.number = number
-        super().__init__(loop=loop)
+    number: int
 
     def __hash__(self) -> int:
         return self.number
