@@ -8,7 +8,7 @@ import asyncio
 import re
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TextIO
@@ -21,7 +21,7 @@ from adam_async.cli_terminal import Terminal
 from adam_async.errors import ConfigError
 from adam_async.machine import usable_cores
 from adam_async.ports import Disk
-from adam_async.simulation.campaign import SeedResult, draw_case, summary
+from adam_async.simulation.campaign import MANY, SeedResult, draw_case, reached, summary, unreached
 from adam_async.simulation.crew import Crew
 from adam_async.simulation.plan import Case, read_case
 from adam_async.simulation.scenarios import SCENARIOS
@@ -196,7 +196,9 @@ async def run_one(case: Case, trace: Path | None, crew: Crew, disk: Disk, termin
 async def run_seeds(
     name: str, seeds: Sequence[int], crew: Crew, terminal: Terminal, save: Save | None = None
 ) -> bool:
-    """Run seeds of a scenario in slices, and say what came of them. Returns whether one failed.
+    """Run seeds of a scenario in slices, and say what came of them.
+
+    Returns whether one failed, or many together came not across all that they must.
 
     Args:
         name: The scenario.
@@ -221,7 +223,10 @@ async def run_seeds(
             group.create_task(run_slice(seeds[start : start + size]), name=f"seeds from {seeds[start]}")
     results.sort(key=lambda result: result.case.seed)
     await tell(name, results, asyncio.get_running_loop().time() - begun, crew, terminal)
-    return not all(result.ok for result in results)
+    failed = not all(result.ok for result in results)
+    if save is None:
+        failed |= tell_unreached(name, reached(results), len(results), terminal)
+    return failed
 
 
 async def run_soak(
@@ -234,7 +239,8 @@ async def run_soak(
 ) -> bool:
     """Run the seeds that a soak's file does not have, scenario by scenario in rounds, and keep them there.
 
-    Returns whether one failed, now or earlier with this core. Without `seeds` only a signal ends it.
+    Returns whether one failed, now or earlier with this core, or many together came not across all that they
+    must. Without `seeds` only a signal ends it.
     """
     core, soak = await core_hash(disk), await read_soak(file, disk)
     first, last = seeds or (0, None)
@@ -252,9 +258,13 @@ async def run_soak(
                 await run_seeds(name, some, crew, terminal, save)
             else:
                 del todo[name]
+    failed = False
     for name in names:
-        terminal.say(f"{name}: {soak.of(name, core)}")
-    return any(soak.of(name, core).failures for name in names)
+        progress = soak.of(name, core)
+        terminal.say(f"{name}: {progress}")
+        failed |= bool(progress.failures)
+        failed |= tell_unreached(name, progress.reached, progress.seeds, terminal)
+    return failed
 
 
 # --- what is said --------------------------------------------------------------------------------
@@ -275,6 +285,16 @@ async def tell(
     if reasons:
         text = ", ".join(f"{count} with {reason}" for reason, count in reasons.most_common())
         terminal.news(f"{name}: of those that do not count {text}")
+
+
+def tell_unreached(name: str, seen: Collection[str], seeds: int, terminal: Terminal) -> bool:
+    """Say which marks of a scenario no seed came across. Returns whether so many seeds had to."""
+    missing = unreached(SCENARIOS[name], seen)
+    is_many = seeds >= MANY
+    if missing:
+        say = terminal.say if is_many else terminal.news
+        say(f"{name}: no seed came across: {', '.join(missing)}")
+    return is_many and bool(missing)
 
 
 async def describe(result: SeedResult, crew: Crew, terminal: Terminal) -> list[str]:

@@ -9,7 +9,7 @@ questions are numbered, and asked one at a time: of each session the last number
 The same number again gets the same answer; a lower one is late, its answer is of no use to anybody, and it is
 not done. A session begins with a command of its own, whose place in the log is its name; so none is ever made
 again by a question that was long on its way: the controllers know it, or it is over. Those that were not used
-for longest are forgotten beyond `MAX_SESSIONS`.
+for longest are forgotten beyond `MAX_SESSIONS`, or as many as the group is told to know.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,6 +27,7 @@ from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
 
 MAX_SESSIONS = 4096
+"""So many are known where nothing else is said."""
 
 MAX_DEPTH = 32
 """Containers in a record of the map may nest so deep. Far deeper ones can be written by some and not be read
@@ -125,14 +126,19 @@ class Machine:
 
     Args:
         layers: Kinds of layers that models may use; all controllers of a group must have the same.
+        most_sessions: So many are known at once; the same in all of a group.
 
     Attributes:
         group: Which group's state this is; empty before there is one.
         state: The map and its rules.
         history: The last changes of the map.
+        most_sessions: See above; may be set before anything is applied.
     """
 
-    def __init__(self, *, layers: Mapping[str, type[Layer]] = BUILTIN_LAYERS) -> None:
+    def __init__(
+        self, *, layers: Mapping[str, type[Layer]] = BUILTIN_LAYERS, most_sessions: int = MAX_SESSIONS
+    ) -> None:
+        self.most_sessions = most_sessions
         self.group = ""
         self.state = ControllerState(layers=layers)
         self.history = History()
@@ -148,7 +154,7 @@ class Machine:
         match _DECODER.decode(command):
             case Open():
                 self._sessions[index] = _Session()
-                while len(self._sessions) > MAX_SESSIONS:
+                while len(self._sessions) > self.most_sessions:
                     del self._sessions[next(iter(self._sessions))]
                 return Outcome(at=index)
             case Lost(node, incarnation):

@@ -7,7 +7,7 @@ smaller, is run under its seed again.
 import asyncio
 import gc
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
 
@@ -22,6 +22,9 @@ from adam_async.simulation.scenario import Ledger, Scenario, Span, Violation
 
 NOT_STRUCK = "every planned fault strikes"
 """What a run violates that ends before its plan does."""
+
+MANY = 100
+"""So many seeds must come across every mark of their scenario."""
 
 
 class SeedResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,9 +143,10 @@ def _play(scenario: Scenario, case: Case) -> Played:
 
 
 def not_struck(case: Case, ledger: Ledger) -> list[str]:
-    """Kinds of planned faults that struck less often than planned, with how often."""
+    """Kinds of planned faults that were done less often than planned, with how often."""
     kinds = [fault.kind for fault in case.plan.faults]
-    missing = {kind: kinds.count(kind) - ledger.faults[kind] for kind in dict.fromkeys(kinds)}
+    done = ledger.faults + ledger.misses
+    missing = {kind: kinds.count(kind) - done[kind] for kind in dict.fromkeys(kinds)}
     return [f"{count} x {kind}" for kind, count in missing.items() if count > 0]
 
 
@@ -153,8 +157,19 @@ def too_little(scenario: Scenario, ledger: Ledger) -> tuple[str, ...]:
         reasons.append(f"fewer than {scenario.least_operations} operations")
     if ledger.leader_changes < scenario.least_leader_changes:
         reasons.append(f"fewer than {scenario.least_leader_changes} changes of leader")
-    reasons += [f"no {kind}" for kind in scenario.kinds if not ledger.faults[kind]]
+    reasons += [f"no {kind}" for kind in scenario.kinds if not (ledger.faults + ledger.misses)[kind]]
+    reasons += [f"a {kind} that nobody noticed" for kind in ledger.misses]
     return tuple(reasons)
+
+
+def reached(results: Iterable[SeedResult]) -> set[str]:
+    """Marks and counts that any of these runs came across."""
+    return {name for result in results for name, count in result.counts.items() if count}
+
+
+def unreached(scenario: Scenario, seen: Collection[str]) -> list[str]:
+    """Marks of a scenario that are not among those that its runs came across."""
+    return [mark for mark in scenario.marks if mark not in seen]
 
 
 def what_broke(error: BaseException) -> tuple[str, str]:

@@ -1,24 +1,52 @@
 """Faults of a plan are done to the machines of a world, and undone.
 
-Each fault waits until no other one is at its targets any more. So every fault of a plan strikes, however
+Each fault waits until no other one is at its targets any more. So every fault of a plan is done, however
 they overlap, and taking one out of a plan makes no other one impossible.
+
+A fault struck only if somebody could notice it: power that was taken from a program that ran, a cut at which
+something waits, a machine that had something to do while it stood still. One that nobody has noticed when its
+time is over lasts until somebody does, for `PATIENCE_S`; then it has missed.
 
     async with asyncio.TaskGroup() as group:
         group.create_task(strike_all(world, plan.faults, ledger), name="faults")
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 from adam_async.simulation.nodes import Node, World
 from adam_async.simulation.plan import Fault
 from adam_async.simulation.scenario import Ledger, Violation
 
+PATIENCE_S = 5.0
+"""So much longer a fault of the network lasts that nobody has noticed."""
+
+STEP_S = 0.05
+
 NOBODY = "the plan"
 """Where a trace shows faults that name no machine, such as those that strike whoever leads."""
 
 Strike = Callable[[World, Fault], Awaitable[None]]
-"""Does a fault, waits as long as it lasts, and undoes it."""
+"""Does a fault, waits as long as it lasts, and undoes it. Raises Missed then if nobody could notice it."""
+
+
+class Missed(Exception):
+    """A fault was done and undone, and nobody could notice it."""
+
+
+def check_noticed(noticed: bool) -> None:
+    """See that a fault that is undone was noticed by anybody.
+
+    Raises:
+        Missed: It was not.
+    """
+    if not noticed:
+        raise Missed
+
+
+def is_running(node: Node) -> bool:
+    """Whether a machine has power, and its program has not ended."""
+    return node.host.up and node.task is not None and not node.task.done()
 
 
 async def strike_all(
@@ -29,7 +57,7 @@ async def strike_all(
     Args:
         world: Whose machines.
         faults: The plan's.
-        ledger: Told of each fault that struck.
+        ledger: Told of each fault that struck, or missed.
         own: Kinds of the scenario's own, beside `KINDS`.
 
     Raises:
@@ -54,7 +82,11 @@ async def _strike(world: World, fault: Fault, strike: Strike, lock: asyncio.Lock
         if unknown:
             raise Violation("plan", f"{fault}: there is no machine {unknown[0]}")
         begun = world.now
-        await strike(world, fault)
+        try:
+            await strike(world, fault)
+        except Missed:
+            ledger.missed(fault)
+            return
         ledger.fired(fault)
         for name in fault.targets or (NOBODY,):
             ledger.span(fault.kind, name, str(fault), begun)
@@ -73,17 +105,21 @@ def _targets(fault: Fault, count: int) -> tuple[str, ...]:
 async def crash(world: World, fault: Fault) -> None:
     """Take a machine's power away; with `amount` 1 it comes back with an empty disk."""
     node = _node(world, fault)
+    ran = is_running(node)
     node.crash()
     await asyncio.sleep(fault.lasts_s)
     node.restart(empty_disk=fault.amount > 0)
+    check_noticed(ran)
 
 
 async def kill(world: World, fault: Fault) -> None:
     """Kill a machine's program, and start it again."""
     node = _node(world, fault)
+    ran = is_running(node)
     node.kill()
     await asyncio.sleep(fault.lasts_s)
     node.restart()
+    check_noticed(ran)
 
 
 async def freeze(world: World, fault: Fault) -> None:
@@ -91,56 +127,82 @@ async def freeze(world: World, fault: Fault) -> None:
     node = _node(world, fault)
     node.freeze()
     await asyncio.sleep(fault.lasts_s)
+    held = bool(node.host.held)
     node.thaw()
+    check_noticed(held)
 
 
 async def slow(world: World, fault: Fault) -> None:
     """Let each step of a machine's code cost `amount` seconds."""
     node = _node(world, fault)
+    host = node.host
     node.slow(fault.amount)
     await asyncio.sleep(fault.lasts_s)
+    ran = is_running(node) and node.host is host
     node.slow(0.0)
+    check_noticed(ran)
 
 
 async def clock(world: World, fault: Fault) -> None:
     """Let a machine's clock run at the rate `amount`."""
     node = _node(world, fault)
+    host = node.host
     node.set_clock(rate=fault.amount)
     await asyncio.sleep(fault.lasts_s)
+    ran = is_running(node) and node.host is host
     node.set_clock(rate=1.0)
+    check_noticed(ran)
 
 
 async def cut(world: World, fault: Fault) -> None:
     """Cut two machines off from each other; with `amount` 1 healing resets their connections."""
-    await _cut(world, fault, both=True)
+    source, target = _targets(fault, 2)
+    await _cut(world, fault, [(source, target), (target, source)])
 
 
 async def cut_one_way(world: World, fault: Fault) -> None:
     """Let nothing pass from the first machine to the second; the other direction goes on."""
-    await _cut(world, fault, both=False)
-
-
-async def _cut(world: World, fault: Fault, *, both: bool) -> None:
     source, target = _targets(fault, 2)
-    world.network.cut(source, target, both=both)
-    await asyncio.sleep(fault.lasts_s)
-    world.network.heal(source, target, both=both, reset=fault.amount > 0)
+    await _cut(world, fault, [(source, target)])
 
 
 async def isolate(world: World, fault: Fault) -> None:
     """Cut a machine off from all others."""
     (name,) = _targets(fault, 1)
-    world.network.isolate(name)
+    others = [other for other in world.nodes if other != name]
+    await _cut(world, fault, [pair for other in others for pair in ((name, other), (other, name))])
+
+
+async def _cut(world: World, fault: Fault, pairs: list[tuple[str, str]]) -> None:
+    network = world.network
+    for source, target in pairs:
+        network.cut(source, target, both=False)
     await asyncio.sleep(fault.lasts_s)
-    for other in world.nodes:
-        if other != name:
-            world.network.heal(name, other, reset=fault.amount > 0)
+    noticed = await _until(world, lambda: waits(world, pairs))
+    for source, target in pairs:
+        network.heal(source, target, both=False, reset=fault.amount > 0)
+    check_noticed(noticed)
+
+
+async def _until(world: World, happened: Callable[[], bool]) -> bool:
+    """Wait for something, for `PATIENCE_S` at most. Returns whether it happened."""
+    until = world.now + PATIENCE_S
+    while not happened():
+        if world.now > until:
+            return False
+        await asyncio.sleep(STEP_S)
+    return True
+
+
+def waits(world: World, pairs: Iterable[tuple[str, str]]) -> bool:
+    """Whether anything waits for one of these directions of the network, which are cut."""
+    return any(world.network.wire(source, target).waiting for source, target in pairs)
 
 
 async def reset(world: World, fault: Fault) -> None:
-    """Reset all connections between two machines."""
+    """Reset all connections between two machines, as soon as there are any."""
     source, target = _targets(fault, 2)
-    world.network.reset(source, target)
+    check_noticed(await _until(world, lambda: world.network.reset(source, target)))
 
 
 KINDS: dict[str, Strike] = {

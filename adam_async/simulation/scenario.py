@@ -9,8 +9,9 @@
         run=run,             # async (world, plan, ledger): raises Violation where something does not hold
     )
 
-The `Ledger` is told what happens in a run. A run fails if a fault of its plan did not strike; a seed counts
-only if enough happened, so that a scenario in which nothing goes on is not taken for a success.
+The `Ledger` is told what happens in a run. A run fails if a fault of its plan was never done; a seed counts
+only if all of them struck and enough happened, so that a scenario in which nothing goes on is not taken for a
+success.
 """
 
 from collections import Counter
@@ -59,6 +60,7 @@ class Ledger:
 
     Attributes:
         faults: Faults that struck, by kind.
+        misses: Faults that were done and that nobody could notice, by kind.
         operations: Client operations that completed.
         leader_changes: How often another leader was seen.
         counts: Whatever else a scenario counts.
@@ -68,6 +70,7 @@ class Ledger:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self.faults: Counter[str] = Counter()
+        self.misses: Counter[str] = Counter()
         self.operations = 0
         self.leader_changes = 0
         self.counts: Counter[str] = Counter()
@@ -76,6 +79,10 @@ class Ledger:
     def fired(self, fault: Fault) -> None:
         """A fault struck. Say it when it has certainly had its effect."""
         self.faults[fault.kind] += 1
+
+    def missed(self, fault: Fault) -> None:
+        """A fault is over, and had no effect that anybody could see."""
+        self.misses[fault.kind] += 1
 
     def note(self, kind: str, node: str, text: str) -> None:
         """Something happened now."""
@@ -97,6 +104,8 @@ class Scenario:
         least_operations: So many client operations must complete for that.
         least_leader_changes: And so often the leader must change.
         limit_s: Time of the simulation after which a run is given up.
+        marks: What seeds must come across, now and then: names of the ledger's counts, of marks of `buggify`
+            and of its unkind places. Many seeds that never do fail together.
         plan: Draws the plan of a run. What it draws must follow from the dice alone.
         run: Goes through the plan and checks what must hold; raises `Violation`.
     """
@@ -109,3 +118,4 @@ class Scenario:
     least_operations: int = 0
     least_leader_changes: int = 0
     limit_s: float = 600.0
+    marks: tuple[str, ...] = ()

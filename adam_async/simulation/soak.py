@@ -15,7 +15,7 @@ import dataflow
 import transport
 from adam_async.errors import ConfigError
 from adam_async.ports import Disk
-from adam_async.simulation.campaign import SeedResult
+from adam_async.simulation.campaign import SeedResult, reached
 from adam_async.simulation.plan import Case
 
 SCHEMA = "adam-async soak 1"
@@ -52,11 +52,17 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """In order, without overlap."""
     counted: int = 0
     """Seeds among them that count."""
+    reached: tuple[str, ...] = ()
+    """Marks that they came across, in order of the alphabet."""
     failures: tuple[Failure, ...] = ()
 
+    @property
+    def seeds(self) -> int:
+        """How many are done."""
+        return sum(last - first + 1 for first, last in self.done)
+
     def __str__(self) -> str:
-        seeds = sum(last - first + 1 for first, last in self.done)
-        return f"{seeds} seeds done, {self.counted} count, {len(self.failures)} failed, core {self.core}"
+        return f"{self.seeds} seeds done, {self.counted} count, {len(self.failures)} failed, core {self.core}"
 
 
 class Soak(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,6 +91,7 @@ class Soak(msgspec.Struct, frozen=True, kw_only=True):
             core=core,
             done=joined([*before.done, *((result.case.seed,) * 2 for result in results)]),
             counted=before.counted + sum(result.seed_counts for result in results),
+            reached=tuple(sorted({*before.reached, *reached(results)})),
             failures=(*before.failures, *failures),
         )
         others = [progress for progress in self.progress if progress is not before]

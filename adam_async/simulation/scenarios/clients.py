@@ -14,13 +14,15 @@ import msgspec
 
 from adam_async.config import Waits
 from adam_async.simulation.dice import Dice
-from adam_async.simulation.faults import strike_all
+from adam_async.simulation.faults import PATIENCE_S, strike_all
 from adam_async.simulation.nodes import World
 from adam_async.simulation.plan import Fault, Plan, Setting, draw_options, in_order
 from adam_async.simulation.scenario import Ledger, Scenario, Violation
-from adam_async.simulation.scenarios.client_programs import Asker, Member
-from adam_async.simulation.scenarios.controller_faults import Faults, draw_fault
-from adam_async.simulation.scenarios.controller_group import ControllerGroup, draw_settings
+from adam_async.simulation.scenarios.asker import Asker
+from adam_async.simulation.scenarios.controller_faults import draw_fault, strikes_of
+from adam_async.simulation.scenarios.controller_group import draw_settings
+from adam_async.simulation.scenarios.controller_story import MARKS, STEP_S, UNDER_WAY, Story
+from adam_async.simulation.scenarios.seat_holder import Member
 
 KINDS = (
     "crash",
@@ -30,6 +32,8 @@ KINDS = (
     "cut-one-way",
     "isolate",
     "reset",
+    "narrow",
+    "break-off",
     "lose-answers",
     "restart-all",
     "crash-user",
@@ -49,8 +53,6 @@ SETTLED_S = 20.0
 LEAST_OPERATIONS = 200
 """Who was kept waiting through most of the faults asks on until all have had so many answers."""
 
-STEP_S = 0.05
-
 CONTROLLERS = ("controller-1", "controller-2", "controller-3")
 MEMBERS = ("member-0", "member-1")
 
@@ -62,7 +64,7 @@ def draw_plan(dice: Dice) -> Plan:
     """Draw the clients' patience, and a fault of each kind with some more."""
     users = 2 + dice.below(2)
     settings: dict[str, Setting] = {
-        **draw_settings(dice),
+        **draw_settings(dice, sessions=users + len(MEMBERS)),
         "controllers": len(CONTROLLERS),
         "heartbeat_s": 0.3,
         "users": users,
@@ -92,16 +94,12 @@ def _draw_fault(dice: Dice, kind: str, clients: list[str]) -> Fault:
     return Fault(at_s=round(at_s, 3), kind=kind, targets=(dice.choose(clients),), lasts_s=lasts_s)
 
 
-class _Story:
+class _Story(Story):
     """One run."""
 
     def __init__(self, world: World, plan: Plan, ledger: Ledger) -> None:
-        settings = plan.options.settings
-        self.world = world
-        self.plan = plan
-        self.ledger = ledger
-        self.group = ControllerGroup(world, settings, ledger)
-        self.dice = world.dice.fork("addresses")
+        super().__init__(world, plan, ledger)
+        settings = self.settings
         waits = Waits(
             dial_s=10.0,
             call_s=float(settings["call_s"]),
@@ -144,11 +142,9 @@ class _Story:
         return addresses[:1] if how == "one" else addresses
 
     async def run(self) -> None:
-        self.group.start()
-        for client in self.clients:
-            self.world.node(client.name).start(client.live)
-        faults = Faults(self.world, self.group, asyncio.Event())
-        own = {**faults.strikes, "stall": faults.strikes["freeze"]}
+        self.start(self.clients)
+        strikes = strikes_of(self.world, self.group, asyncio.Event(), patience_s=PATIENCE_S)
+        own = {**strikes, "stall": strikes["freeze"]}
         await strike_all(self.world, self.plan.faults, self.ledger, own=own)
         self.world.network.heal_all()
         await self.answer_all()
@@ -201,6 +197,15 @@ CLIENTS = Scenario(
     least_operations=LEAST_OPERATIONS,
     least_leader_changes=1,
     limit_s=200.0,
+    marks=(
+        "unknown outcomes",
+        "given up",
+        "clients made anew",
+        "seats given up",
+        "lost nodes",
+        UNDER_WAY,
+        *MARKS,
+    ),
     plan=draw_plan,
     run=run,
 )

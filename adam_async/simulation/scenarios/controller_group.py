@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from adam_async.config import Waits
-from adam_async.consensus import Core, Effect, Event, Persist, Role, Settings
+from adam_async.consensus import Core, DamagedLog, Effect, Event, Persist, Role, Settings
+from adam_async.consensus.records import Record
 from adam_async.controller.founding import name_of
-from adam_async.controller.log_file import LogFile
-from adam_async.controller.machine import Machine
+from adam_async.controller.log_file import NAME, LogFile
+from adam_async.controller.machine import MAX_SESSIONS, Machine
 from adam_async.controller.service import Controller
 from adam_async.errors import ConfigError
 from adam_async.messages import role_table
@@ -26,6 +27,7 @@ from transport import BufferPool, Identity, LinkConfig, TcpNetwork
 
 TOKEN = b"a token of the simulated cluster"
 FOLDER = Path("/data")
+FILE = FOLDER / NAME
 
 WAITS = Waits(grace_s=1.0)
 LINKS = LinkConfig(ping_every_s=1.5, dead_after_s=3.0, stalled_after_s=2.5, handshake_s=2.0, close_s=0.5)
@@ -34,8 +36,13 @@ ANSWER_S = 10.0
 """So soon everybody who asks a core that is well has an answer."""
 
 
-def draw_settings(dice: Dice) -> dict[str, Setting]:
-    """Draw the settings of a group: mostly three controllers, with sizes so small that limits are met."""
+def draw_settings(dice: Dice, *, sessions: int) -> dict[str, Setting]:
+    """Draw the settings of a group: mostly three controllers, with sizes so small that limits are met.
+
+    Args:
+        dice: A stream that nothing else uses.
+        sessions: The fewest with which all clients can be answered.
+    """
     return {
         "controllers": dice.choose([3, 3, 3, 3, 3, 3, 3, 5]),
         "heartbeat_s": dice.choose([0.1, 0.3, 0.3, 0.3]),
@@ -44,6 +51,7 @@ def draw_settings(dice: Dice) -> dict[str, Setting]:
         "chunk_bytes": dice.choose([300, 4000, 256 << 10]),
         "window": dice.choose([1, 4, 64]),
         "catch_up": dice.choose([1, 64]),
+        "sessions": dice.choose([sessions, MAX_SESSIONS]),
     }
 
 
@@ -65,6 +73,10 @@ class ControllerGroup:
         cores: Of each controller its core, in the last life that had one.
         running: Of each controller its last life.
         writes: How often each was told to write something down.
+        proven: Of each the bytes of its file behind which others were kept: damage there must be noticed.
+        damaged: Those whose file was damaged, and not written anew.
+        rotten: Those who are about to lose their disk by it.
+        refused: Those among them who refused to start with it.
     """
 
     def __init__(self, world: World, settings: dict[str, Setting], ledger: Ledger) -> None:
@@ -74,12 +86,17 @@ class ControllerGroup:
         self.cores: dict[str, Core] = {}
         self.running: dict[str, Controller] = {}
         self.writes: Counter[str] = Counter()
+        self.proven: Counter[str] = Counter()
+        self.damaged: set[str] = set()
+        self.rotten: set[str] = set()
+        self.refused: set[str] = set()
         self.terms, self.commits, self.maps = Terms(), Commits(), Maps()
         self.histories = Histories(lambda: world.now)
         self.progress = Progress(lambda: world.now, ANSWER_S)
         self._ledger = ledger
         self._dice = world.dice.fork("controllers")
         self._snapshot_entries = int(settings["snapshot_entries"])
+        self._sessions = int(settings["sessions"])
         self._settings = Settings(
             heartbeat_s=float(settings["heartbeat_s"]),
             election_s=0.8,
@@ -101,6 +118,8 @@ class ControllerGroup:
     def forget(self, name: str) -> None:
         """The disk of a controller is lost: nothing is settled until its next life has a core."""
         del self.cores[name]
+        self.proven[name] = 0
+        self.damaged.discard(name)
 
     async def _serve(self, node: Node) -> None:
         def observe(core: Core, machine: Machine, event: Event | None, effects: Sequence[Effect]) -> None:
@@ -112,12 +131,13 @@ class ControllerGroup:
             identity=Identity(role="controller", node=node.name, incarnation=node.life),
             waits=WAITS,
             peers=self.addresses,
-            file=LogFile(node.open_disk(), FOLDER),
+            file=_WatchedLog(self, node),
             entropy=node.entropy,
             settings=self._settings,
             snapshot_entries=self._snapshot_entries,
             observe=observe,
         )
+        controller.machine.most_sessions = self._sessions
         self.running[node.name] = controller
         try:
             async with controller:
@@ -125,6 +145,10 @@ class ControllerGroup:
         except* (OSError, ConfigError):
             if not self.disk_is_bad(node.name):
                 raise
+        except* DamagedLog:
+            if node.name not in self.rotten:
+                raise
+            self.refused.add(node.name)
 
     def disk_is_bad(self, name: str) -> bool:
         """Whether the disk of a controller fails what it is asked."""
@@ -135,7 +159,9 @@ class ControllerGroup:
         self, name: str, core: Core, machine: Machine, event: Event | None, effects: Sequence[Effect]
     ) -> None:
         self.cores[name] = core
-        self.writes[name] += any(type(effect) is Persist for effect in effects)
+        for effect in effects:
+            if type(effect) is Persist:
+                self.writes[name] += 1
         led = len(self.terms.leaders)
         self.terms.saw(core, event, effects)
         core.check_invariants()
@@ -164,7 +190,7 @@ class ControllerGroup:
     @property
     def is_settled(self) -> bool:
         """Whether all belong to the group with the disks that they have, as far as anybody knows."""
-        if len(self.cores) < len(self.addresses) or self.commits.last < 2:
+        if self.rotten or len(self.cores) < len(self.addresses) or self.commits.last < 2:
             return False  # a founder that loses its disk before anything was committed founds it again
         mine = {core.me for core in self.cores.values()}
         return not any(self.is_new(name) for name in self.addresses) and all(
@@ -210,3 +236,25 @@ class ControllerGroup:
         self._ledger.counts["entries"] = self.commits.last
         if not self.terms.leaders:
             raise Violation("I15", "nobody ever led")
+
+
+class _WatchedLog(LogFile):
+    """The file of one life, of which it is known what of it is certainly kept."""
+
+    def __init__(self, group: ControllerGroup, node: Node) -> None:
+        super().__init__(node.open_disk(), FOLDER)
+        self._group = group
+        self._node = node
+
+    async def append(self, batches: Sequence[tuple[Record, ...]]) -> None:
+        try:
+            kept = len(self._node.drive.file(FILE).data)
+        except FileNotFoundError:
+            kept = 0
+        await super().append(batches)
+        self._group.proven[self._node.name] = kept
+
+    async def begin_anew(self, records: tuple[Record, ...]) -> None:
+        self._group.proven[self._node.name] = 0
+        self._group.damaged.discard(self._node.name)
+        await super().begin_anew(records)

@@ -18,14 +18,17 @@ from adam_async.simulation.faults import strike_all
 from adam_async.simulation.nodes import World
 from adam_async.simulation.plan import Fault, Options, Plan, Setting, draw_options, in_order
 from adam_async.simulation.scenario import Ledger, Scenario, Violation
-from adam_async.simulation.scenarios.controller_faults import KINDS, Faults, draw_fault, mend_disk
-from adam_async.simulation.scenarios.controller_group import ControllerGroup, draw_settings
+from adam_async.simulation.scenarios.controller_faults import COSTS_A_DISK, KINDS, draw_fault, strikes_of
+from adam_async.simulation.scenarios.controller_group import draw_settings
+from adam_async.simulation.scenarios.controller_story import MARKS, STEP_S, UNDER_WAY, Story
+from adam_async.simulation.scenarios.disk_faults import mend_disk
 from adam_async.simulation.scenarios.map_user import User
+from adam_async.simulation.scenarios.wire_faults import widen
 
-STRIKE_S = 44.0
+STRIKE_S = 38.0
 """Faults begin within so many seconds, and end soon after."""
 
-CHAOS_S = 48.0
+CHAOS_S = 45.0
 CALM_S = 5.0
 """So long a core must keep its leader, once it works."""
 
@@ -35,7 +38,6 @@ CORE_ANSWERS = 5
 SETTLED_S = 20.0
 """So soon all are equal when all is mended."""
 
-STEP_S = 0.05
 OUTSIDE = ("as it is", "silent", "deaf", "mute", "frozen", "down")
 """What becomes of a controller that is not in the core; `silent`: deaf and mute."""
 
@@ -44,11 +46,11 @@ def draw_plan(dice: Dice) -> Plan:
     """Draw a group, its clients, and a fault of each kind with some more."""
     users = 3 + dice.below(2)
     settings: dict[str, Setting] = {
-        **draw_settings(dice),
+        **draw_settings(dice, sessions=users),
         "users": users,
         "runs": dice.chance(0.4),
         "watchers": 1 + dice.below(2),
-        "pause_s": round(users / dice.between(6.0, 8.0), 3),
+        "pause_s": round(users / dice.between(7.5, 9.0), 3),
         "patience_s": dice.choose([2.0, 5.0, 20.0]),
         "outside": dice.choose(OUTSIDE),
     }
@@ -58,7 +60,7 @@ def draw_plan(dice: Dice) -> Plan:
     early = 0.1 if dice.chance(0.3) else 3.0  # early: while the group is founded
     faults: list[Fault] = []
     for kind in kinds:
-        at_s = dice.between(early, STRIKE_S * (0.7 if kind == "wipe" else 1.0))
+        at_s = dice.between(early, STRIKE_S * (0.7 if kind in COSTS_A_DISK else 1.0))
         faults.append(draw_fault(dice, kind, at_s=at_s, controllers=controllers, users=names))
     return Plan(options=_cheaper(draw_options(dice, settings), dice), faults=in_order(faults))
 
@@ -69,16 +71,12 @@ def _cheaper(options: Options, dice: Dice) -> Options:
     return msgspec.structs.replace(options, network=network)
 
 
-class _Story:
+class _Story(Story):
     """One run."""
 
     def __init__(self, world: World, plan: Plan, ledger: Ledger) -> None:
-        settings = plan.options.settings
-        self.world = world
-        self.plan = plan
-        self.ledger = ledger
-        self.group = ControllerGroup(world, settings, ledger)
-        self.dice = world.dice.fork("core")
+        super().__init__(world, plan, ledger)
+        settings = self.settings
         self.users = {
             name: User(
                 name,
@@ -95,9 +93,7 @@ class _Story:
         }
 
     async def run(self) -> None:
-        self.group.start()
-        for name, user in self.users.items():
-            self.world.node(name).start(user.live)
+        self.start(self.users.values())
         await self.strike()
         await self.live_as_a_core()
         await self.settle()
@@ -105,15 +101,16 @@ class _Story:
 
     async def strike(self) -> None:
         """Do all faults of the plan."""
-        faults = Faults(self.world, self.group, asyncio.Event())
+        over = asyncio.Event()
+        strikes = strikes_of(self.world, self.group, over)
 
         async def end() -> None:
             await asyncio.sleep(CHAOS_S)
-            faults.over.set()
+            over.set()
 
         async with asyncio.TaskGroup() as group:
             group.create_task(end(), name="end of faults")
-            await strike_all(self.world, self.plan.faults, self.ledger, own=faults.strikes)
+            await strike_all(self.world, self.plan.faults, self.ledger, own=strikes)
 
     # --- a core ------------------------------------------------------------------------------
 
@@ -160,7 +157,8 @@ class _Story:
         for number, one in enumerate(inside):
             for other in inside[:number]:
                 network.heal(one, other)
-        how = str(self.plan.options.settings["outside"])
+                widen(network, one, other)
+        how = str(self.settings["outside"])
         for name in outside:
             node, is_controller = self.world.nodes[name], name in self.group.addresses
             if is_controller and how == "frozen":
@@ -179,8 +177,12 @@ class _Story:
 
     async def settle(self) -> None:
         """Mend everything, and see that all come to the same state and have what was acknowledged."""
-        self.world.network.heal_all()
-        for name in self.world.nodes:
+        network, names = self.world.network, list(self.world.nodes)
+        network.heal_all()
+        for number, one in enumerate(names):
+            for other in names[:number]:
+                widen(network, one, other)
+        for name in names:
             if name != "outside":
                 self.mend(name)
         for user in self.users.values():
@@ -207,6 +209,7 @@ CONTROLLERS = Scenario(
     least_operations=200,
     least_leader_changes=1,
     limit_s=200.0,
+    marks=("sessions over", "runs", "lost nodes", UNDER_WAY, *MARKS),
     plan=draw_plan,
     run=run,
 )

@@ -107,7 +107,7 @@ class User:
 
     async def live(self, node: Node) -> None:
         """Ask, and watch, as the program of one life."""
-        life = _Life(self, node, self._group)
+        life = _Life(self, node, self._group, self._ledger)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._ask(life), name=f"{self.name}/asks")
             if self._watches:
@@ -208,12 +208,13 @@ class User:
 class _Life:
     """What a client knows in one life."""
 
-    def __init__(self, user: User, node: Node, group: ControllerGroup) -> None:
+    def __init__(self, user: User, node: Node, group: ControllerGroup, ledger: Ledger) -> None:
         self.node = node
         self.dice: Dice = group.world.dice.fork(f"{user.name}/{node.life}")
         self.map = ClusterMap()
         self._user = user
         self._group = group
+        self._ledger = ledger
         self._identity = Identity(role=user.role, node=user.name, incarnation=node.life)
         self._network = network_of(node)
         self._addresses = list(group.addresses.values())
@@ -254,6 +255,7 @@ class _Life:
             reply = await self._answer(body, text_tensor(value), begun=begun)
         except SessionOver:
             self._session = 0
+            self._ledger.counts["sessions over"] += 1
             return None
         if reply is None:
             return None

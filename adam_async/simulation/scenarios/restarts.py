@@ -14,7 +14,8 @@ from adam_async.simulation.faults import strike_all
 from adam_async.simulation.nodes import World
 from adam_async.simulation.plan import Fault, Plan, Setting, draw_options
 from adam_async.simulation.scenario import Ledger, Scenario, Violation
-from adam_async.simulation.scenarios.controller_group import ANSWER_S, ControllerGroup, draw_settings
+from adam_async.simulation.scenarios.controller_group import ANSWER_S, draw_settings
+from adam_async.simulation.scenarios.controller_story import MARKS, STEP_S, Story
 from adam_async.simulation.scenarios.map_user import User
 
 ROUNDS = 8
@@ -23,17 +24,19 @@ ROUNDS = 8
 ROUND_S = 3.5
 """Between two of them, at least."""
 
-STEP_S = 0.05
+LEAST_OPERATIONS = 200
+
 ANSWERS = 3
 """So many answers, of all clients together, show that a group goes on."""
 
 
 def draw_plan(dice: Dice) -> Plan:
     """Draw a group, its clients, and when it is restarted, at times once more in the midst of it."""
+    users = 2 + dice.below(2)
     settings: dict[str, Setting] = {
-        **draw_settings(dice),
+        **draw_settings(dice, sessions=users),
         "controllers": dice.choose([1, 3, 3, 3, 3, 5]),
-        "users": 2 + dice.below(2),
+        "users": users,
         "pause_s": dice.choose([0.01, 0.03]),
     }
     faults = [
@@ -48,16 +51,12 @@ def draw_plan(dice: Dice) -> Plan:
     return Plan(options=draw_options(dice, settings), faults=tuple(faults))
 
 
-class _Story:
+class _Story(Story):
     """One run."""
 
     def __init__(self, world: World, plan: Plan, ledger: Ledger) -> None:
-        settings = plan.options.settings
-        self.world = world
-        self.ledger = ledger
-        self.plan = plan
-        self.group = ControllerGroup(world, settings, ledger)
-        self.dice = world.dice.fork("restarts")
+        super().__init__(world, plan, ledger)
+        settings = self.settings
         self.users = [
             User(
                 f"user-{number}",
@@ -71,10 +70,11 @@ class _Story:
         ]
 
     async def run(self) -> None:
-        self.group.start()
-        for user in self.users:
-            self.world.node(user.name).start(user.live)
+        self.start(self.users)
         await strike_all(self.world, self.plan.faults, self.ledger, own={"restart-all": self.restart_all})
+        while self.ledger.operations < LEAST_OPERATIONS:
+            await asyncio.sleep(STEP_S)
+            self.group.progress.check()
         self.group.check_end()
 
     async def restart_all(self, world: World, fault: Fault) -> None:
@@ -118,9 +118,10 @@ RESTARTS = Scenario(
     name="restarts",
     about="all controllers lose their power at once, again and again",
     kinds=("restart-all",),
-    least_operations=200,
+    least_operations=LEAST_OPERATIONS,
     least_leader_changes=ROUNDS,
     limit_s=600.0,
+    marks=MARKS,
     plan=draw_plan,
     run=run,
 )

@@ -156,9 +156,9 @@ def test_a_session_that_nobody_opened_is_over_and_does_nothing():
     assert not log.machine.map.nodes
 
 
-def test_sessions_that_were_not_used_for_longest_are_forgotten_and_never_come_again(monkeypatch):
-    monkeypatch.setattr(machine_module, "MAX_SESSIONS", 3)
+def test_sessions_that_were_not_used_for_longest_are_forgotten_and_never_come_again():
     log = Log()
+    log.machine.most_sessions = 3
     first, second, third = log.open(), log.open(), log.open()
     log.set(first, 1)
     log.set(third, 1, "nodes/c")
@@ -171,9 +171,9 @@ def test_sessions_that_were_not_used_for_longest_are_forgotten_and_never_come_ag
     assert log.set(first, 2, "nodes/d").done
 
 
-def test_asking_the_same_again_keeps_a_session_from_being_forgotten(monkeypatch):
-    monkeypatch.setattr(machine_module, "MAX_SESSIONS", 2)
+def test_asking_the_same_again_keeps_a_session_from_being_forgotten():
     log = Log()
+    log.machine.most_sessions = 2
     one, other = log.open(), log.open()
     log.set(one, 1)
     log.set(other, 1, "nodes/b")

@@ -9,17 +9,45 @@ from adam_async.simulation.nodes import World, simulate
 from adam_async.simulation.plan import Fault
 from adam_async.simulation.scenario import Ledger, Violation
 
+NAMES = ("a", "b", "c")
+
 
 async def stays(node):
     await asyncio.sleep(1e6)
 
 
-def seen_under(*faults: Fault, look=lambda world: None, own=None):
+async def ends(node):
+    await asyncio.sleep(0.5)
+
+
+async def talks(node, every_s=0.05):
+    """Say something to the others every now and then."""
+    loop = asyncio.get_running_loop()
+
+    async def to(other):
+        while True:
+            await asyncio.sleep(every_s)
+            try:
+                transport, _ = await loop.create_connection(asyncio.Protocol, other, 7)
+            except OSError:
+                continue
+            while not transport.is_closing():
+                transport.write(b".")
+                await asyncio.sleep(every_s)
+
+    await loop.create_server(asyncio.Protocol, node.name, 7)
+    async with asyncio.TaskGroup() as group:
+        for other in NAMES:
+            if other != node.name:
+                group.create_task(to(other))
+
+
+def seen_under(*faults: Fault, look=lambda world: None, own=None, program=talks):
     """What `look` sees every tenth of a second while faults strike, and the ledger."""
 
     async def scenario(world: World):
-        for name in ("a", "b", "c"):
-            world.node(name).start(stays)
+        for name in NAMES:
+            world.node(name).start(program)
         ledger = Ledger(lambda: world.now)
         seen = []
 
@@ -93,6 +121,48 @@ def test_every_kind_but_the_one_without_an_end_is_looked_at() -> None:
     assert {*LOOKS, "reset"} == set(KINDS)
 
 
+QUIET = {
+    "freeze": (stays, ("a",)),
+    "cut": (stays, ("a", "b")),
+    "cut-one-way": (stays, ("a", "b")),
+    "isolate": (stays, ("a",)),
+    "reset": (stays, ("a", "b")),
+    "crash": (ends, ("a",)),
+    "kill": (ends, ("a",)),
+    "slow": (ends, ("a",)),
+    "clock": (ends, ("a",)),
+}
+
+
+@pytest.mark.parametrize("kind", QUIET)
+def test_a_fault_that_nobody_could_notice_has_missed_and_is_undone(kind: str) -> None:
+    program, targets = QUIET[kind]
+    fault = Fault(at_s=1.05, kind=kind, targets=targets, lasts_s=1.0, amount=kind == "clock" and 2.0)
+
+    def look(world):
+        host, wire = world.node("a").host, world.network.wire("a", "b")
+        return host.up, host.frozen, host.step_s, host.rate, wire.cut
+
+    seen, ledger = seen_under(fault, look=look, program=program)
+
+    assert (ledger.faults, ledger.misses) == ({}, {kind: 1})
+    assert ledger.spans == []
+    assert seen[-1] == (True, False, 0.0, 1.0, False)
+
+
+def test_a_cut_lasts_until_somebody_has_noticed_it() -> None:
+    async def seldom(node):
+        await talks(node, every_s=2.0)
+
+    fault = Fault(at_s=4.5, kind="cut", targets=("a", "b"), lasts_s=0.1)
+
+    seen, ledger = seen_under(fault, look=lambda world: world.network.wire("a", "b").cut, program=seldom)
+
+    assert ledger.faults == {"cut": 1}
+    assert 10 < sum(seen) < 20
+    assert not seen[-1]
+
+
 def test_a_reset_breaks_connections() -> None:
     class Kept(asyncio.Protocol):
         lost = None
@@ -114,11 +184,14 @@ def test_a_reset_breaks_connections() -> None:
         kept = None
         world.node("b").start(listen)
         world.node("a").start(connect)
-        await strike_all(world, (Fault(at_s=1.0, kind="reset", targets=("a", "b")),), Ledger(lambda: 0.0))
+        ledger = Ledger(lambda: 0.0)
+        await strike_all(world, (Fault(at_s=1.0, kind="reset", targets=("a", "b")),), ledger)
         await asyncio.sleep(0.1)
-        return kept.lost
+        return kept.lost, ledger.faults
 
-    assert isinstance(simulate(scenario, seed=0).result, ConnectionResetError)
+    lost, faults = simulate(scenario, seed=0).result
+    assert isinstance(lost, ConnectionResetError)
+    assert faults == {"reset": 1}
 
 
 def test_faults_at_the_same_machine_wait_for_one_another() -> None:

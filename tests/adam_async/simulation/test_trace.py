@@ -27,7 +27,7 @@ def test_the_trace_of_a_run_names_machines_lanes_and_times_within_it() -> None:
     names = {event["args"]["name"] for event in events if event["name"] == "process_name"}
     assert names == {"a", "b", "c"}
     lanes = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
-    assert {"life", "kill", "cut"} <= set(lanes.values())
+    assert {"life", "kill", "slow"} <= set(lanes.values())
     for event in events:
         if event["ph"] == "X":
             assert event["tid"] in lanes

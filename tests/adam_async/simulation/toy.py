@@ -21,7 +21,7 @@ def draw_plan(dice):
         for _ in range(6)
     ]
     faults.append(Fault(at_s=dice.between(0.0, 10.0), kind="kill", targets=("b",), lasts_s=1.0))
-    faults.append(Fault(at_s=5.0, kind="cut", targets=("a", "c"), lasts_s=1.0, amount=1.0))
+    faults.append(Fault(at_s=5.0, kind="slow", targets=("c",), lasts_s=1.0, amount=0.001))
     return Plan(options=draw_options(dice, {"ticks_s": 0.1}), faults=in_order(faults))
 
 
@@ -48,7 +48,7 @@ def toy(**changes) -> Scenario:
     settled = {
         "name": "toy",
         "about": "machines tick",
-        "kinds": ("kill", "cut"),
+        "kinds": ("kill", "slow"),
         "least_operations": 200,
         "limit_s": 100.0,
         "plan": draw_plan,

@@ -2,10 +2,13 @@
 
 import itertools
 
-from adam_async.controller import machine, map_client
+import msgspec
+
+from adam_async.controller import map_client
 from adam_async.controller.leader_link import LeaderLink
 from adam_async.messages import CompareAndSet
-from adam_async.simulation.campaign import draw_case, run_seed
+from adam_async.simulation.campaign import draw_case, run_case, run_seed
+from adam_async.simulation.plan import Case
 from adam_async.simulation.scenarios.clients import CLIENTS
 
 
@@ -25,10 +28,17 @@ def test_every_plan_has_each_kind_of_fault_and_its_leader_is_cut_off() -> None:
     assert len({plan.faults for plan in plans}) == 100
 
 
-def test_sessions_that_are_forgotten_leave_outcomes_unknown_and_never_wrong(monkeypatch) -> None:
-    monkeypatch.setattr(machine, "MAX_SESSIONS", 2)
+def with_sessions(seed: int, sessions: int) -> Case:
+    """The run of a seed, with controllers that know so many sessions at once."""
+    case = draw_case(CLIENTS, seed)
+    options = msgspec.structs.replace(
+        case.plan.options, settings={**case.plan.options.settings, "sessions": sessions}
+    )
+    return msgspec.structs.replace(case, plan=msgspec.structs.replace(case.plan, options=options))
 
-    results = [run_seed(CLIENTS, seed) for seed in (4, 5)]
+
+def test_sessions_that_are_forgotten_leave_outcomes_unknown_and_never_wrong() -> None:
+    results = [run_case(CLIENTS, with_sessions(seed, 2)) for seed in (4, 5)]
 
     assert [one for one in results if not one.seed_counts] == []
     assert any(one.counts.get("unknown outcomes") for one in results)

@@ -1,0 +1,101 @@
+"""What can happen to machines of controllers and of their clients: they crash, end, stand still, are late."""
+
+import asyncio
+
+from adam_async.simulation.faults import Strike, check_noticed, is_running
+from adam_async.simulation.nodes import World
+from adam_async.simulation.plan import Fault
+from adam_async.simulation.scenarios.fault_targets import Targets
+
+ENDS_S = 3.0
+"""So soon a controller that is stopped has ended."""
+
+
+class MachineFaults:
+    """Does them.
+
+    Attributes:
+        strikes: By kind, for `faults.strike_all`.
+    """
+
+    def __init__(self, targets: Targets) -> None:
+        self.strikes: dict[str, Strike] = {
+            "crash": self._crash,
+            "kill": self._kill,
+            "stop": self._stop,
+            "freeze": self._freeze,
+            "slow": self._slow,
+            "clock": self._clock,
+            "restart-all": self._restart_all,
+            "crash-user": self._crash_user,
+        }
+        self._targets = targets
+        self._group = targets.group
+
+    async def _crash(self, _: World, fault: Fault) -> None:
+        async with self._targets.held(fault) as node:
+            node.crash()
+            if await self._targets.lasts(fault.lasts_s):
+                self._group.restart(node.name)
+
+    async def _kill(self, _: World, fault: Fault) -> None:
+        async with self._targets.held(fault) as node:
+            node.kill()
+            if await self._targets.lasts(fault.lasts_s):
+                self._group.restart(node.name)
+
+    async def _stop(self, _: World, fault: Fault) -> None:
+        """End a controller in good order: it hands over, if it leads."""
+        async with self._targets.held(fault) as node:
+            assert node.task is not None
+            node.task.cancel()
+            await asyncio.wait([node.task], timeout=ENDS_S)
+            node.kill()
+            if await self._targets.lasts(fault.lasts_s):
+                self._group.restart(node.name)
+
+    async def _freeze(self, _: World, fault: Fault) -> None:
+        async with self._targets.held(fault) as node:
+            node.freeze()
+            await self._targets.lasts(fault.lasts_s)
+            noticed = await self._targets.until(lambda: bool(node.host.held))
+            if not self._targets.over.is_set():
+                node.thaw()
+            check_noticed(noticed)
+
+    async def _slow(self, _: World, fault: Fault) -> None:
+        async with self._targets.held(fault) as node:
+            host = node.host
+            node.slow(fault.amount)
+            if await self._targets.lasts(fault.lasts_s):
+                node.slow(0.0)
+            check_noticed(is_running(node) and node.host is host)
+
+    async def _clock(self, _: World, fault: Fault) -> None:
+        """Let a clock run at another rate, beside all other faults."""
+        node = await self._targets.target(fault)
+        check_noticed(await self._targets.until(lambda: is_running(node)))
+        node.set_clock(rate=fault.amount)
+        if await self._targets.lasts(fault.lasts_s):
+            node.set_clock(rate=1.0)
+
+    async def _restart_all(self, _: World, fault: Fault) -> None:
+        """Take the power of all controllers at once; they come back one after the other."""
+        names, nodes = sorted(self._group.addresses), self._targets.world.nodes
+        for name in names:
+            await self._targets.locks[name].acquire()
+        ran = sum(is_running(nodes[name]) for name in names)
+        for name in names:
+            nodes[name].crash()
+        for name in names:
+            if await self._targets.lasts(fault.lasts_s * self._targets.dice.random()):
+                self._group.restart(name)
+        for name in names:
+            self._targets.locks[name].release()
+        check_noticed(2 * ran > len(names))
+
+    async def _crash_user(self, _: World, fault: Fault) -> None:
+        async with self._targets.held(fault) as node:
+            node.crash()
+            if await self._targets.lasts(fault.lasts_s):
+                node.restart()
