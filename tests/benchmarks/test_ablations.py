@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks._safeguards import ABLATIONS
 from benchmarks.ablations import (
-    ABLATIONS,
     ROOT,
     check_guards,
     copied,

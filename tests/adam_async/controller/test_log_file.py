@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import random
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -303,3 +304,36 @@ def test_what_was_not_forced_down_is_there_whole_or_in_part_or_not_but_what_was_
     for seed in range(60):
         simulate(scenario, seed=seed)
     assert {(2,), (2, 3, 4, 5)} <= seen <= {(2,), (2, 3), (2, 3, 4), (2, 3, 4, 5)}
+
+
+def test_whenever_the_power_goes_the_old_file_is_there_or_the_new_one_and_no_part_of_either():
+    whole = Saved(me="a", term=2, vote="a", snapshot=Snapshot(4, 2, FOUNDED.snapshot.members, b"later"))
+    seen = []
+
+    async def scenario(world, *, after_s):
+        node = world.node("a")
+        folder = Path("/home")
+
+        async def begin(node):
+            file = LogFile(node.open_disk(), folder)
+            async with file.opened():
+                await file.append([FOUNDED.records(), entries(2, 3, 4)])
+                node.disk_conditions.sync_s = 1.0
+                await file.begin_anew(whole.records())
+                await asyncio.Event().wait()
+
+        async def look(node):
+            saved = await found_in(node.open_disk(), folder)
+            seen.append((saved.snapshot.index, len(saved.entries)) if saved is not None else None)
+
+        node.start(begin)
+        await asyncio.sleep(after_s)
+        node.crash()
+        node.disk_conditions.sync_s = 0.0
+        node.start(look)
+        await node.task
+
+    for seed in range(20):
+        for after_s in (0.5, 1.5, 2.5, 3.5):
+            simulate(partial(scenario, after_s=after_s), seed=seed)
+    assert set(seen) == {(1, 3), (4, 0)}
