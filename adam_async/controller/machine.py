@@ -132,13 +132,12 @@ class Machine:
         group: Which group's state this is; empty before there is one.
         state: The map and its rules.
         history: The last changes of the map.
-        most_sessions: See above; may be set before anything is applied.
     """
 
     def __init__(
         self, *, layers: Mapping[str, type[Layer]] = BUILTIN_LAYERS, most_sessions: int = MAX_SESSIONS
     ) -> None:
-        self.most_sessions = most_sessions
+        self._most_sessions = most_sessions
         self.group = ""
         self.state = ControllerState(layers=layers)
         self.history = History()
@@ -154,7 +153,7 @@ class Machine:
         match _DECODER.decode(command):
             case Open():
                 self._sessions[index] = _Session()
-                while len(self._sessions) > self.most_sessions:
+                while len(self._sessions) > self._most_sessions:
                     del self._sessions[next(iter(self._sessions))]
                 return Outcome(at=index)
             case Lost(node, incarnation):

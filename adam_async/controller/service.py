@@ -30,6 +30,7 @@ from adam_async.controller.log_file import LogFile
 from adam_async.controller.machine import (
     DONE,
     MAX_DEPTH,
+    MAX_SESSIONS,
     Lost,
     Machine,
     Open,
@@ -119,6 +120,7 @@ class Controller(Role):
         entropy: Dice for its identity in the group, and elections.
         settings: Times and sizes of the group, the same for all of it.
         snapshot_entries: After so many entries the state is written down in their place.
+        most_sessions: So many sessions of clients are known at once; the same in all of a group.
         observe: Told after each event of the group, when all that it led to is done.
 
     Attributes:
@@ -142,10 +144,11 @@ class Controller(Role):
         entropy: Callable[[int], bytes] = system_entropy,
         settings: Settings = SETTINGS,
         snapshot_entries: int = SNAPSHOT_ENTRIES,
+        most_sessions: int = MAX_SESSIONS,
         observe: Observe | None = None,
     ) -> None:
         super().__init__(network=network, address=address, identity=identity, waits=waits)
-        self.machine = Machine(layers=layers)
+        self.machine = Machine(layers=layers, most_sessions=most_sessions)
         self.group = Group(
             identity=identity,
             machine=self.machine,

@@ -16,10 +16,12 @@ from adam_async.cli_simulate import (
     chosen_scenarios,
     chosen_seeds,
     serve,
+    tell_unreached,
 )
 from adam_async.cli_simulate_options import SimulateOptions
+from adam_async.cli_terminal import Terminal
 from adam_async.errors import ConfigError
-from adam_async.simulation.campaign import digest, draw_case, run_seed
+from adam_async.simulation.campaign import MANY, digest, draw_case, run_seed
 from adam_async.simulation.plan import Case, Fault, read_case
 from adam_async.simulation.scenarios import SCENARIOS
 from adam_async.simulation.work import Answer, Seeds
@@ -121,6 +123,18 @@ def test_a_soak_goes_on_behind_what_is_done(tmp_path: Path, simulate: Call) -> N
     assert code == 0
     assert nothing == more[1:]
     assert nothing[0].startswith("members: 2 seeds done, 2 count, 0 failed, core ")
+
+
+def test_many_seeds_that_never_came_across_a_mark_fail(capsys: pytest.CaptureFixture[str]) -> None:
+    marks = SCENARIOS["controllers"].marks
+    terminal = Terminal()
+
+    assert not tell_unreached("controllers", marks, MANY, terminal)
+    assert not tell_unreached("controllers", marks[1:], MANY - 1, terminal)
+    assert tell_unreached("controllers", marks[1:], MANY, terminal)
+
+    said = capsys.readouterr()
+    assert said.out == said.err == f"controllers: no seed came across: {marks[0]}\n"
 
 
 def test_scenarios_are_listed(simulate: Call) -> None:

@@ -135,9 +135,9 @@ class ControllerGroup:
             entropy=node.entropy,
             settings=self._settings,
             snapshot_entries=self._snapshot_entries,
+            most_sessions=self._sessions,
             observe=observe,
         )
-        controller.machine.most_sessions = self._sessions
         self.running[node.name] = controller
         try:
             async with controller:

@@ -23,8 +23,8 @@ def node(incarnation=1, **fields):
 class Log:
     """A machine and the log that it applies, command by command."""
 
-    def __init__(self):
-        self.machine = Machine()
+    def __init__(self, **options):
+        self.machine = Machine(**options)
         self.machine.restore(first_state(GROUP))
         self.commands = []
 
@@ -157,8 +157,7 @@ def test_a_session_that_nobody_opened_is_over_and_does_nothing():
 
 
 def test_sessions_that_were_not_used_for_longest_are_forgotten_and_never_come_again():
-    log = Log()
-    log.machine.most_sessions = 3
+    log = Log(most_sessions=3)
     first, second, third = log.open(), log.open(), log.open()
     log.set(first, 1)
     log.set(third, 1, "nodes/c")
@@ -172,8 +171,7 @@ def test_sessions_that_were_not_used_for_longest_are_forgotten_and_never_come_ag
 
 
 def test_asking_the_same_again_keeps_a_session_from_being_forgotten():
-    log = Log()
-    log.machine.most_sessions = 2
+    log = Log(most_sessions=2)
     one, other = log.open(), log.open()
     log.set(one, 1)
     log.set(other, 1, "nodes/b")

@@ -14,9 +14,11 @@ from adam_async.simulation.campaign import (
     digest,
     draw_case,
     play,
+    reached,
     run_case,
     run_seed,
     summary,
+    unreached,
 )
 from adam_async.simulation.plan import Case, Fault
 from adam_async.simulation.scenario import Violation
@@ -52,6 +54,35 @@ def test_a_seed_in_which_too_little_went_on_does_not_count(changes: dict[str, ob
     assert result.ok
     assert not result.seed_counts
     assert result.too_little == (reason,)
+
+
+async def misses(world, plan, ledger):
+    for fault in plan.faults:
+        (ledger.missed if fault.kind == "cut" else ledger.fired)(fault)
+
+
+def test_a_seed_with_a_fault_that_nobody_noticed_does_not_count() -> None:
+    crash = Fault(at_s=1.0, kind="crash", targets=("a",))
+    cut = Fault(at_s=1.0, kind="cut", targets=("a", "b"))
+
+    result = run_case(toy(run=misses, kinds=("cut",), least_operations=0), case_of(crash, cut, cut))
+
+    assert result.ok
+    assert result.too_little == ("a cut that nobody noticed",)
+    assert result.faults == {"crash": 1}
+
+
+async def comes_across(world, plan, ledger):
+    ledger.counts["found"] += len(plan.faults)
+
+
+def test_marks_are_reached_by_seeds_together() -> None:
+    scenario = toy(run=comes_across, marks=("found", "lost"))
+    none, some = (run_case(scenario, case_of(*faults)) for faults in ((), (Fault(at_s=1.0, kind="cut"),)))
+
+    assert unreached(scenario, reached([none])) == ["found", "lost"]
+    assert unreached(scenario, reached([none, some])) == ["lost"]
+    assert unreached(scenario, {"found", "lost", "more"}) == []
 
 
 def test_what_a_program_of_a_machine_violates_is_named() -> None:

@@ -77,6 +77,20 @@ async def test_what_was_done_is_there_again_with_its_failures(tmp_path: Path, so
     assert str(again.of("broken", "core")) == "1 seeds done, 0 count, 1 failed, core core"
 
 
+def test_a_soak_keeps_what_seeds_came_across() -> None:
+    def coming_across(mark: str):
+        async def run(world, plan, ledger):
+            ledger.counts[mark] += len([ledger.fired(fault) for fault in plan.faults])
+
+        return toy(run=run)
+
+    soak = Soak().with_results("toy", "core", [run_seed(coming_across("lost"), 0)])
+    soak = soak.with_results("toy", "core", [run_seed(coming_across("found"), 1)])
+
+    assert soak.of("toy", "core").reached == ("found", "lost")
+    assert soak.of("toy", "core").seeds == 2
+
+
 def test_another_core_begins_anew_and_keeps_what_the_old_one_had() -> None:
     soak = Soak().with_results("toy", "old", [run_seed(toy(), 0)])
 
