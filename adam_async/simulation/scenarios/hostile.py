@@ -1,0 +1,141 @@
+"""Pure: what strangers say to a port of the cluster, and what those say who were let in and break a rule.
+
+A *knock* is said instead of a handshake, and answered with a refusal or not at all. A *breach* is said behind
+a handshake that is in order, and ends the link. Each is named for the rule that it breaks; `KNOCKS` and
+`BREACHES` say with which code it has to end.
+
+    b"".join(BREACHES["breach-checksum"].says)      # closes the link: RemoteProtocolError, rule "checksum"
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from struct import Struct
+from zlib import crc32
+
+from transport import LinkConfig, Message
+from transport.frames import CHUNK, MESSAGE, MORE, PONG, REQUEST, FrameEncoder
+from transport.handshake import RECORD_BYTES
+
+MIB = 1 << 20
+
+_PRELUDE = Struct("<4sBBHQIQ")
+_HEAD = Struct("<8sHBB")
+_PEER = Struct("<32s80s64sQ32s")
+
+
+@dataclass(frozen=True, slots=True)
+class Knock:
+    """What is said in place of a handshake."""
+
+    says: bytes
+    code: str
+    """Of the refusal that comes back; empty where the port hangs up without a word."""
+
+
+@dataclass(frozen=True, slots=True)
+class Breach:
+    """What is said on a link."""
+
+    says: bytes
+    rule: str
+    """Of the error that ends the link."""
+
+
+def _hello(*, magic: bytes = b"TLNKHAND", version: int = 1, kind: int = 1, role: bytes = b"client") -> bytes:
+    body = _PEER.pack(role, b"stranger", b"", 1, bytes(32))
+    return (_HEAD.pack(magic, version, kind, True) + body).ljust(RECORD_BYTES, b"\0")
+
+
+def _refusal() -> bytes:
+    return (_HEAD.pack(b"TLNKHAND", 1, 5, False) + b"token").ljust(RECORD_BYTES, b"\0")
+
+
+KNOCKS: Mapping[str, Knock] = {
+    "knock-noise": Knock(b"GET / HTTP/1.1\r\n".ljust(RECORD_BYTES, b"\n"), ""),
+    "knock-version": Knock(_hello(version=2), "version"),
+    "knock-kind": Knock(_hello(kind=3), ""),
+    "knock-name": Knock(_hello(role=b"\xff\xfe"), ""),
+    "knock-nobody": Knock(_hello(role=b""), ""),
+    "knock-role": Knock(_hello(role=b"ghost"), "role"),
+    "knock-proof": Knock(_hello() + _hello(kind=3), "token"),
+    "knock-refusal": Knock(_refusal(), ""),
+    "knock-half": Knock(_hello()[:100], "late"),
+    "knock-silent": Knock(b"", "late"),
+}
+
+
+def _frame(
+    kind: int = MESSAGE,
+    *,
+    magic: bytes = b"TLNK",
+    version: int = 1,
+    flags: int = 0,
+    request: int = 1,
+    meta: bytes = b"",
+    claims: tuple[int, int] | None = None,
+    spoilt: int = 0,
+    payload: bytes = b"",
+) -> bytes:
+    """Build a frame whose lengths may claim what is not there, and whose checksum may be spoilt."""
+    lengths = claims or (len(meta), len(payload))
+    checked = _PRELUDE.pack(magic, version, kind, flags, request, *lengths)
+    crc = crc32(meta, crc32(checked)) ^ spoilt
+    return checked + crc.to_bytes(4, "little") + meta + payload
+
+
+def _packed(name: str, described: bytes = b"", **meta: int) -> bytes:
+    """Pack a meta that is in order."""
+    return FrameEncoder(LinkConfig()).pack(Message(type=name, meta=meta), described)
+
+
+BYTES = 9
+"""Code of arrays of bytes."""
+
+NOTE = _packed("note")
+NOTE_X = b"\x92\xa4note\x81\xa1x"
+"""A meta in which the value of x is to follow."""
+
+TENSOR = bytes([BYTES, 1]) + (1 << 16).to_bytes(4, "little")
+"""Describes 64 KiB."""
+
+
+FIRST = _frame(flags=MORE, meta=_packed("note", TENSOR), payload=bytes(999))
+"""The first frame of a message of several, as it should be."""
+
+BREACHES: Mapping[str, Breach] = {
+    "breach-magic": Breach(_frame(magic=b"GET ", meta=NOTE), "magic"),
+    "breach-version": Breach(_frame(version=9, meta=NOTE), "version"),
+    "breach-kind": Breach(_frame(99, meta=NOTE), "kind"),
+    "breach-flags": Breach(_frame(flags=4, meta=NOTE), "flags"),
+    "breach-meta-length": Breach(_frame(claims=(MIB, 0)), "meta-length"),
+    "breach-signal-length": Breach(_frame(PONG, claims=(5, 0)), "meta-length"),
+    "breach-payload-length": Breach(_frame(meta=NOTE, claims=(len(NOTE), 1 << 40)), "payload-length"),
+    "breach-checksum": Breach(_frame(meta=NOTE, spoilt=1), "checksum"),
+    "breach-msgpack": Breach(_frame(meta=b"\xc1" * 9), "meta"),
+    "breach-extension": Breach(_frame(meta=NOTE_X + b"\xc7\x00\x04"), "meta"),
+    "breach-parts": Breach(_frame(meta=b"\x91\xa4note"), "meta"),
+    "breach-types": Breach(_frame(meta=b"\x92\x07\x90"), "meta"),
+    "breach-depth": Breach(_frame(meta=NOTE_X + b"\x91" * 20 + b"\x01"), "meta-depth"),
+    "breach-chunk": Breach(_frame(CHUNK, payload=b"x"), "chunk"),
+    "breach-specs": Breach(_frame(meta=_packed("note", b"\x00\x09\x00"), payload=b"x"), "tensor-specs"),
+    "breach-dtype": Breach(
+        _frame(meta=_packed("note", b"\xee\x01\x01\x00\x00\x00"), payload=b"x"), "tensor-dtype"
+    ),
+    "breach-size": Breach(
+        _frame(meta=_packed("note", b"\x01\x02" + b"\xff" * 8), payload=b"x"), "message-size"
+    ),
+    "breach-tensors": Breach(_frame(meta=_packed("note", b"\x01\x00"), payload=b"x" * 999), "payload-length"),
+    "breach-type": Breach(_frame(meta=_packed("give me everything")), "role"),
+    "breach-first": Breach(_frame(flags=MORE, meta=_packed("note", TENSOR)), "payload-length"),
+    "breach-large": Breach(2 * FIRST, "chunk"),
+    "breach-chunk-length": Breach(FIRST + _frame(CHUNK, payload=bytes(1 << 16)), "chunk"),
+    "breach-twice": Breach(2 * _frame(REQUEST, meta=_packed("count", items=-1)), "request-id"),
+    "breach-signal": Breach(_frame(0x0C + 2), "kind"),
+}
+"""Rules of frames, and of what may be in them."""
+
+DEAF = b"".join(
+    _frame(REQUEST, request=number, meta=_packed("echo", TENSOR), payload=bytes(65_536))
+    for number in range(1, 17)
+)
+"""Questions with large answers, for one who never reads any."""
