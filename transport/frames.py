@@ -505,14 +505,19 @@ class FrameDecoder:
                 "payload-length",
                 f"the tensors of {name!r} take {total} bytes, its frame has {payload_length}",
             )
+        registered = self.registered.get(request_id) if kind == REPLY and self.registered else None
+        if registered is not None and registered.layout != layout:
+            registered = None
         if not total:
-            empty = tuple([np.empty(spec.shape, spec.dtype) for spec in specs])
+            if registered is not None:
+                empty = registered.tensors
+            else:
+                empty = tuple([np.empty(spec.shape, spec.dtype) for spec in specs])
             message = Message(type=name, meta=meta, tensors=empty)
             return _make_frame((kind, request_id, 0, message, 0, head_bytes)), None
 
         frame_bytes = head_bytes + total - tensor_bytes
-        registered = self.registered.get(request_id) if kind == REPLY and self.registered else None
-        if registered is None or registered.layout != layout:
+        if registered is None:
             if len(specs) == 1:
                 tensor, memory = self._memory.lend(total, specs[0].dtype, specs[0].shape)
                 tensors: tuple[Tensor, ...] = (tensor,)
