@@ -12,7 +12,7 @@ from adam_async.data_server.state import DataState
 from adam_async.parameter_server.state import ServerState
 from adam_async.simulation.campaign import draw_case, run_case, run_seed
 from adam_async.simulation.network import Conditions
-from adam_async.simulation.plan import Fault, Plan
+from adam_async.simulation.plan import Case, Fault, Options, Plan
 from adam_async.simulation.scenarios import SCENARIOS, training
 from adam_async.simulation.scenarios.training import (
     BRIEF_S,
@@ -90,10 +90,17 @@ def test_a_worker_that_returns_does_not_train_in_a_place_that_is_anothers_by_now
     )
     case = draw_case(TRAIN, 1011)
     network = Conditions(delay_s=0.0005, jitter_s=0.0005)
-    options = msgspec.structs.replace(case.plan.options, shuffled=False, unkind=False, network=network)
+    options = Options(shuffled=False, unkind=False, network=network)
     plan = Plan(options=options, faults=faults)
 
     assert run_case(TRAIN, msgspec.structs.replace(case, plan=plan)).text == ""
+
+
+def plain_case(seed: int) -> Case:
+    """The run of a seed without the options that it draws."""
+    case = draw_case(TRAIN, seed)
+    options = msgspec.structs.replace(case.plan.options, settings={})
+    return msgspec.structs.replace(case, plan=msgspec.structs.replace(case.plan, options=options))
 
 
 ABLATIONS = {
@@ -114,7 +121,7 @@ ABLATIONS = {
 def test_a_safeguard_that_is_taken_out_is_missed(safeguard: str, monkeypatch: pytest.MonkeyPatch) -> None:
     owner, method, old, new, invariant = ABLATIONS[safeguard]
     rewrite(monkeypatch, owner, method, old, new)
-    broken = (run_seed(TRAIN, seed) for seed in range(2, 12))
+    broken = (run_case(TRAIN, plain_case(seed)) for seed in range(2, 12))
 
     assert next((result.invariant for result in broken if not result.ok), "") == invariant
 
@@ -123,4 +130,4 @@ def test_a_safeguard_that_is_taken_out_is_missed(safeguard: str, monkeypatch: py
 def test_a_model_that_has_not_learnt_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "TRAINING", msgspec.structs.replace(training.TRAINING, rate=1e-9))
 
-    assert run_seed(TRAIN, 14).invariant == "it learns"
+    assert run_case(TRAIN, plain_case(14)).invariant == "it learns"
