@@ -169,6 +169,17 @@ def test_a_forgotten_destination_is_not_written_to_any_more() -> None:
     assert int(target.sum()) == received
 
 
+def test_an_empty_reply_is_the_empty_arrays_that_were_registered_for_it() -> None:
+    targets = [np.empty((0, 3), np.float32), np.empty(0, np.int64)]
+    decoder = new_decoder()
+    decoder.registered[7] = Registered(targets, CONFIG.max_message_bytes)
+
+    [frame] = feed(decoder, encode(Message(type="m", tensors=tuple(targets)), REPLY, 7))
+
+    assert frame.message is not None
+    assert all(got is target for got, target in zip(frame.message.tensors, targets, strict=True))
+
+
 # What a peer could do wrong
 
 
