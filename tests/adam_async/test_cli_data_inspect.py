@@ -164,7 +164,7 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         ("idx", "IDX files, as MNIST's"),
         ("npz", "NumPy archive (.npz)"),
-        ("npz/digits.npz", "NumPy archive (.npz)"),
+        pytest.param("npz/digits.npz", "NumPy archive (.npz)", marks=pytest.mark.thorough),
         ("npy", "NumPy arrays (.npy)"),
         ("parquet", "Parquet"),
         ("shards", "tar shards, as WebDataset's"),

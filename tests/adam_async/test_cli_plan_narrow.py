@@ -95,9 +95,9 @@ def test_at_80_columns_each_plan_is_one_line_and_its_numbers_are_whole() -> None
     assert len(lines) < 75
 
 
-@pytest.mark.parametrize("width", [80, 100])
-@pytest.mark.parametrize("latency_s", [1e-6, 0.3])
-@pytest.mark.parametrize("chosen", [0, 20])
+@pytest.mark.parametrize(
+    ("width", "latency_s", "chosen"), [(80, 1e-6, 0), (80, 0.3, 20), (100, 1e-6, 20), (100, 0.3, 0)]
+)
 def test_no_word_is_broken_and_no_line_is_too_long(width: int, latency_s: float, chosen: int) -> None:
     found = compared(WORKERS, latency_s=latency_s)
     report = report_of(found, found[chosen])

@@ -94,7 +94,13 @@ def assert_sound(events: list[dict]) -> None:
             assert any(encloses(slice_, point) for slice_ in complete), "an arrow that leads nowhere"
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "way",
+    [
+        pytest.param(way, marks=[pytest.mark.thorough] * (way not in {"in place", "copy, two workers"}))
+        for way in WAYS
+    ],
+)
 async def test_every_trained_group_is_there_once_with_its_whole_journey(way):
     events = await profiled(**WAYS[way])
 

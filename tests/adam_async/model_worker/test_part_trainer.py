@@ -97,7 +97,7 @@ def group_of(number):
     return dice.integers(0, 255, (count, 1, 8, 8), dtype=np.uint8), dice.integers(0, 10, count)
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, *(pytest.param(n, marks=pytest.mark.thorough) for n in (2, 3))])
 @pytest.mark.parametrize("plan", PLANS)
 async def test_in_whatever_order_blocks_come_each_group_is_trained_once_and_right(plan, seed):
     dice, hub = random.Random(seed), []

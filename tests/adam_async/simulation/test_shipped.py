@@ -166,6 +166,7 @@ print(simulate(crash_and_cut, seed=5, shuffled=True, conditions=ROUGH, limit_s=3
 """
 
 
+@pytest.mark.thorough
 def test_a_run_of_shipped_code_is_that_of_every_process():
     def replay_hash(hash_seed):
         command = [sys.executable, "-c", IN_A_PROCESS]

@@ -70,6 +70,7 @@ print(run_seed(TRAIN, 9).replay_hash)
 """
 
 
+@pytest.mark.thorough
 def test_a_seed_is_the_same_run_in_every_process() -> None:
     def replay_hash(hash_seed: str) -> str:
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT)}
