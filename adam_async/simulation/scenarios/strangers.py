@@ -29,6 +29,7 @@ from transport import (
     Identity,
     Link,
     LinkConfig,
+    LocalProtocolError,
     Message,
     ProtocolError,
     RemoteError,
@@ -73,6 +74,9 @@ LINKS = LinkConfig(
 """Small, so that a little traffic comes to every limit."""
 
 CLIENTS = ("client-0", "client-1", "client-2")
+SERVED_FOREVER = "client-0"
+"""Whose requests the link itself starts tasks for."""
+
 STRANGERS = ("stranger-0", "stranger-1")
 
 SIZES = (0, 7, 500, 5_000, 20_000)
@@ -191,16 +195,15 @@ class _Story:
         async def on_link(link: Link) -> None:
             name = link.peer.node
             async with asyncio.TaskGroup() as group:
-                counting: dict[asyncio.Task[None], None] = {}
+                tasks: dict[asyncio.Task[None], None] = {}
 
-                def answer(request: Request) -> None:
-                    message = request.message
-                    if message.type == "echo":
-                        request.reply(Message(type="echoed", meta=message.meta, tensors=message.tensors))
-                    elif message.meta["items"] >= 0:
-                        counting[group.create_task(_count(request), name=f"count-{name}")] = None
+                def begin(request: Request) -> None:
+                    tasks[group.create_task(_answer(request), name=f"answer-{name}")] = None
 
-                link.serve(answer)
+                if name in SERVED_FOREVER:
+                    tasks[group.create_task(link.serve_forever(_answer), name=f"serve-{name}")] = None
+                else:
+                    link.serve(begin)
                 try:
                     while True:
                         note = await link.receive()
@@ -210,7 +213,7 @@ class _Story:
                     self._lost(name, error.rule)
                 except TransportError:
                     self.ended[name] = ""
-                for task in counting:
+                for task in tasks:
                     task.cancel()
 
         async with self._network(node).listen(ADDRESS, identity, on_link):
@@ -243,7 +246,7 @@ class _Story:
         """Ask one thing, in one of the ways there are, and look at the answer."""
         numbers = tuple(np.arange(dice.choose(SIZES), dtype=np.float32) for _ in range(1 + dice.below(2)))
         question = Message(type="echo", meta={"n": dice.below(1000)}, tensors=numbers)
-        match dice.below(5):
+        match dice.below(8):
             case 0:
                 into = [np.empty_like(one) for one in numbers]
                 _check(question, await link.call(question, timeout_s=4.0, into=into))
@@ -269,6 +272,10 @@ class _Story:
                     _check(note, await link.receive())
             case 3:
                 await self._at_once(link, numbers)
+            case 4:
+                await self._ask_and_listen(link, question)
+            case 5:
+                await _ask_what_nobody_answers(link)
             case _:
                 try:
                     _check(question, await link.call(question, timeout_s=dice.choose([0.01, 4.0])))
@@ -286,6 +293,20 @@ class _Story:
             self.ledger.counts["full"] += 1
         for question, call in zip(questions, calls, strict=False):
             _check(question, await call)
+
+    async def _ask_and_listen(self, link: Link, question: Message) -> None:
+        """Ask with a callback, and be told when nobody looks at the arrays of the question any more."""
+        answer: asyncio.Future[Message | TransportError] = asyncio.get_running_loop().create_future()
+
+        def let_go() -> None:
+            self.ledger.counts["let go"] += 1
+
+        await link.wait_writable()
+        link.ask(question, answer.set_result, timeout_s=4.0, release=let_go)
+        came = await answer
+        if isinstance(came, TransportError):
+            raise came
+        _check(question, came)
 
     # --- strangers -----------------------------------------------------------------------------
 
@@ -398,14 +419,36 @@ class _Story:
             await asyncio.sleep(0.05)
 
 
-async def _count(request: Request) -> None:
-    """Send as many items as were asked for."""
-    try:
-        for number in range(request.message.meta["items"]):
+async def _answer(request: Request) -> None:
+    """Send back what came, or as many items as were asked for."""
+    message = request.message
+    if message.type == "echo":
+        request.reply(Message(type="echoed", meta=message.meta, tensors=message.tensors))
+        return
+    if not request.streaming:
+        await asyncio.sleep(0.2)
+        request.fail("stream", "items come as a stream")
+        return
+    with suppress(TransportError):  # whoever asked may have gone
+        for number in range(message.meta["items"]):
             await request.send(Message(type="item", meta={"n": number}))
         request.end()
-    except TransportError:
-        return  # whoever asked has gone
+
+
+async def _ask_what_nobody_answers(link: Link) -> None:
+    """Say what nobody may say here, and ask in a way in which it is not answered."""
+    try:
+        await link.call(Message(type="item"), timeout_s=4.0)
+    except LocalProtocolError as error:
+        if error.rule != "role":
+            raise
+    try:
+        await link.call(Message(type="count", meta={"items": 1}), timeout_s=4.0)
+    except RemoteError as error:
+        if error.code != "stream":
+            raise
+    else:
+        raise Violation("answers fit", "a call was answered as if it were a stream")
 
 
 def _check(question: Message, reply: Message) -> None:
