@@ -1,11 +1,12 @@
 """The controller role: one of a group that agrees on the cluster map, and serves it while it leads.
 
-Theory of operation ------------------- A question about the map is answered by who leads; the others say who
-that is. A change becomes a command of the log and is answered when it has been applied here, by then a
-majority has it on disk (`group`); a read waits until it is sure that nobody else leads (`Group.read`); a
-watch is answered from the history of the map, with each version once, and a new leader answers it only when
-it has all that earlier leaders answered. Who lags behind what a watcher has seen elsewhere keeps it waiting,
-so nobody ever sees the map go back.
+Theory of operation
+-------------------
+A question about the map is answered by who leads; the others say who that is. A change becomes a command of
+the log and is answered when it has been applied here, by then a majority has it on disk (`group`); a read
+waits until it is sure that nobody else leads (`Group.read`); a watch is answered from the history of the map,
+with each version once, and a new leader answers it only when it has all that earlier leaders answered. Who
+lags behind what a watcher has seen elsewhere keeps it waiting, so nobody ever sees the map go back.
 
 Members keep a link to the leader. When the last one of a life breaks, or a new leader is not found in time,
 that life is suspected (`suspicion`), and then its loss is proposed like any other change.
@@ -23,7 +24,6 @@ import msgspec
 
 from adam_async.cluster_map import ClusterMap
 from adam_async.config import Waits
-from adam_async.consensus import Message as CoreMessage
 from adam_async.consensus import Settings
 from adam_async.controller.group import SETTINGS, SNAPSHOT_ENTRIES, Answer, Group, Observe
 from adam_async.controller.log_file import LogFile
@@ -38,12 +38,12 @@ from adam_async.controller.machine import (
     Set,
     nests_too_deep,
 )
+from adam_async.controller.peers import hear
 from adam_async.controller.suspicion import Life, Suspicion
 from adam_async.messages import (
     NOT_LEADER,
     SESSION_OVER,
     UNKNOWN,
-    Agree,
     Body,
     CompareAndSet,
     GetMap,
@@ -54,7 +54,6 @@ from adam_async.messages import (
     SessionOpened,
     WatchMap,
     pack,
-    read_packed_tensor,
     read_text_tensor,
     text_tensor,
     unpack,
@@ -219,9 +218,7 @@ class Controller(Role):
         try:
             while True:
                 message = await link.receive()
-                said = unpack(message, Agree)
-                heard = read_packed_tensor(message, CoreMessage)
-                self.group.receive(link.peer.node, said.group, heard)
+                self.group.receive(link.peer.node, *hear(message))
         except ProtocolError as error:
             logger.warning("%s: %s says what is no message: %s", self._identity.node, link.peer.node, error)
         except TransportError:

@@ -21,11 +21,13 @@ class Introduced(Body, frozen=True, kw_only=True):
 class Agree(Body, frozen=True, kw_only=True):
     """Something that a controller's consensus core says to another's; it may be lost.
 
-    Tensor: the message (`consensus.Message`) as MessagePack.
+    Tensor: the message (`consensus.Message`) as MessagePack, where it is too large for `said`.
     """
 
     group: str
     """Of the sender; empty where it knows of none. What one group agrees on means nothing in another."""
+    said: bytes = b""
+    """The same, if it is small."""
 
 
 ROWS: Rows = {

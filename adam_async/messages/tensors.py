@@ -64,10 +64,19 @@ def read_packed_tensor(message: Message, expected: Any) -> Any:
     """
     if len(message.tensors) != 1 or message.tensors[0].dtype != np.uint8:
         raise RemoteProtocolError("tensors", f"{message.type} must carry one packed tensor")
+    return read_packed(message.tensors[0].tobytes(), expected, of=message)
+
+
+def read_packed(packed: bytes, expected: Any, *, of: Message) -> Any:
+    """Validate packed bytes that came with a message.
+
+    Raises:
+        RemoteProtocolError: They are not what is expected.
+    """
     try:
-        return _packed_decoder(expected).decode(message.tensors[0].tobytes())
+        return _packed_decoder(expected).decode(packed)
     except UNREADABLE as error:
-        raise RemoteProtocolError("message", f"malformed bytes beside {message.type}: {error}") from None
+        raise RemoteProtocolError("message", f"malformed bytes beside {of.type}: {error}") from None
 
 
 def check_tensor(tensor: NDArray[Any], what: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:

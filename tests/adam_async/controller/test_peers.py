@@ -7,13 +7,14 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from adam_async.consensus.messages import TakeOver
-from adam_async.controller.peers import Peers
-from adam_async.messages import Agree, Introduce, Introduced, pack, read_packed_tensor, unpack
+from adam_async.consensus.membership import Members
+from adam_async.consensus.messages import Chunk, TakeOver
+from adam_async.controller.peers import Peers, hear, say
+from adam_async.messages import Agree, Introduce, Introduced, pack, unpack
 from adam_async.traffic import Traffic
 from tests.adam_async.consensus.small_group import SmallGroup
 from tests.adam_async.runs import NETWORKS, address_of, local_network, until
-from transport import Identity, TransportError
+from transport import Identity, RemoteProtocolError, TransportError
 
 A, B, C = "controller-1/a", "controller-2/b", "controller-3/c"
 NEW_B = "controller-2/bb"
@@ -55,7 +56,7 @@ class Door:
         try:
             while True:
                 message = await link.receive()
-                self.heard.append((unpack(message, Agree).group, read_packed_tensor(message, TakeOver)))
+                self.heard.append(hear(message))
         except TransportError:
             pass
         finally:
@@ -216,3 +217,22 @@ async def test_another_one_at_that_address_is_told_nothing(caplog):
             peers.send(TakeOver(sender=A, to=B, term=3), group="g")
             assert (peers.linked, door.asked, door.heard) == (set(), [], [])
     assert "is controller-3 instead of controller-2" in caplog.text
+
+
+@pytest.mark.parametrize("size", [10, 100_000])
+def test_what_a_core_says_is_heard_as_it_was_said_whatever_its_size(size):
+    snapshot = Chunk(
+        sender="a-1", to="b-2", term=3, index=4, index_term=2, members=Members(("a-1",)),
+        size=size, crc=5, offset=0, data=bytes(size), round=6,
+    )  # fmt: skip
+    message = say(snapshot, group="g")
+    assert bool(message.tensors) == (size > 4096)
+    assert hear(message) == ("g", snapshot)
+
+
+@pytest.mark.parametrize("said", [b"\xc1", b"\x91\x01"])
+def test_what_is_no_word_of_a_core_is_refused(said):
+    with pytest.raises(RemoteProtocolError, match="malformed bytes beside Agree"):
+        hear(pack(Agree(group="g", said=said)))
+    with pytest.raises(RemoteProtocolError, match="must carry one packed tensor"):
+        hear(pack(Agree(group="g")))
