@@ -90,6 +90,7 @@ async def test_a_cut_replica_trains_and_says_what_crosses(capsys: pytest.Capture
     assert "worker-0 trained both parts" in printed
 
 
+@pytest.mark.thorough
 async def test_the_halves_of_a_cut_model_talk_over_tcp(capsys: pytest.CaptureFixture[str]) -> None:
     result = await load("08_partitioned_tcp.py").main(epochs=1)
 

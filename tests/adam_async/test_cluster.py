@@ -27,6 +27,10 @@ QUICK = Waits(
 """Who is gone is soon missed; whoever is there, on however slow a machine, is waited for."""
 
 
+EITHER = ["local", pytest.param("tcp", marks=pytest.mark.thorough)]
+"""Networks for what hardly depends on them."""
+
+
 def config_of(**options):
     return Config(**{"epochs": 2, "threads": 1, "rate": 0.05, "images_per_group": 4, **options})
 
@@ -109,7 +113,7 @@ async def test_every_cadence_trains_every_image_once_per_epoch(cadence, network)
     assert result.events == ()
 
 
-@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("network", EITHER)
 async def test_two_clusters_live_side_by_side_in_one_loop(network):
     alone = []
     for seed in (1, 2):
@@ -226,7 +230,7 @@ async def test_a_run_that_diverges_ends_with_a_loss_that_is_no_number():
     assert sum(told.get("refused", 0) for told in result.statistics.values()) > 0
 
 
-@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("network", EITHER)
 async def test_when_a_worker_leaves_the_other_trains_what_it_held(network):
     config = config_of(epochs=4, replicas=2, waits=QUICK, read_ahead=4, images_per_group=1)
     slow = FaultyNetwork(NETWORKS[network](), FixedDice(), Faults(delay=1.0, delay_s=0.002))
@@ -360,7 +364,7 @@ async def test_too_little_memory_is_named_with_what_was_asked_for(monkeypatch, w
     assert re.search(said, str(cause))
 
 
-@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("network", EITHER)
 async def test_a_paced_worker_computes_less_and_the_events_begin_with_who_is_slow(network):
     slow = ("worker-1:0.05", "worker-0~ps-0:2ms")
     config = config_of(replicas=2, slow=slow, weights="copy")
@@ -387,7 +391,7 @@ async def test_one_worker_of_a_replica_may_be_slow_and_so_may_the_way_between_tw
     assert result.epochs[0].images == 60
 
 
-@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("network", EITHER)
 async def test_over_a_slow_link_every_step_takes_the_way_there_and_back(network):
     config = config_of(consistency="bsp", replicas=2, slow=("worker-1~ps-0:10ms",), epochs=1)
     async with cluster_of(config, NETWORKS[network]()) as cluster:
@@ -404,7 +408,7 @@ async def test_who_is_slow_has_to_be_there(slow):
         cluster_of(config_of(replicas=2, slow=(slow,)))
 
 
-@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("network", EITHER)
 async def test_three_controllers_agree_on_what_one_would_say(network):
     async with cluster_of(config_of(controllers=3, replicas=2), NETWORKS[network]()) as cluster:
         result = await cluster.train()

@@ -94,6 +94,7 @@ async def test_a_file_that_is_none_or_cut_short_or_too_large_is_refused(
         await read(path)
 
 
+@pytest.mark.thorough
 async def test_rows_come_in_order_from_all_groups_however_their_columns_are_written(tmp_path: Path) -> None:
     images = [grey(i % 7) for i in range(1300)]
     labels = [str(i % 3) for i in range(1300)]
