@@ -597,11 +597,11 @@ class Core:
             assert leading.first <= log.last_index, self
             assert log.term_at(leading.first) in (self.term, None), self
             assert set(leading.progress) == set(members.all), self
-            assert all(known.match <= log.last_index for known in leading.progress.values()), self
-            assert all(self.commit < index <= log.last_index for index in leading.waiting), self
-            changes = [
-                entry for entry in log.run(self.commit + 1, log.last_index) if entry.members is not None
-            ]
+            assert max([known.match for known in leading.progress.values()]) <= log.last_index, self
+            assert not leading.waiting or self.commit < min(leading.waiting), self
+            assert not leading.waiting or max(leading.waiting) <= log.last_index, self
+            uncommitted = log.run(self.commit + 1, log.last_index)
+            changes = [entry for entry in uncommitted if entry.members is not None]
             assert len(changes) <= 1 or self.commit < leading.first, self
 
 

@@ -167,6 +167,7 @@ class Group:
         """Applied since the last snapshot."""
         self._resigned = asyncio.Event()
         self._leading = asyncio.Event()
+        self._clock: Callable[[], float] = lambda: 0.0  # until `run`
         self._stalled_s = 0.0
         """For how long this process did not run: what the core's clock is behind that of the loop."""
         self._core_s = -math.inf
@@ -292,6 +293,7 @@ class Group:
             ConfigError: The file is another process's, or another controller's; or it could not be written.
             DamagedLog: What is in it was damaged.
         """
+        self._clock = asyncio.get_running_loop().time
         await self._met.wait()
         async with AsyncExitStack() as stack:
             saved = await stack.enter_async_context(self._file.opened()) if self._file is not None else None
@@ -335,7 +337,7 @@ class Group:
 
     def _now(self) -> float:
         """The core's time. It never goes back, nor behind a deadline that has come by rounding."""
-        return max(asyncio.get_running_loop().time() - self._stalled_s, self._core_s)
+        return max(self._clock() - self._stalled_s, self._core_s)
 
     def _draw(self) -> float:
         return int.from_bytes(self._entropy(6), "little") / (1 << 48)

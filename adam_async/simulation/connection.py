@@ -33,6 +33,9 @@ LOW_WATER_BYTES = 16 << 10
 RECEIVE_BYTES = 256 << 10
 """The most that a plain protocol is handed at once, as in asyncio."""
 
+RAGGED = 0.5
+"""Share of the pieces that are cut where pieces are: more would show nothing else, and take longer."""
+
 Address = tuple[str, int]
 
 
@@ -257,7 +260,7 @@ class End(asyncio.Transport):
         while self._unsent and (room := conditions.window_bytes - self._out_bytes) > 0:
             head = self._unsent.popleft()
             count = min(len(head), room, conditions.segment_bytes)
-            if conditions.ragged and count > 1:
+            if conditions.ragged and count > 1 and self._network.dice.chance(RAGGED):
                 count = 1 + self._network.dice.below(count)
             if count < len(head):
                 self._unsent.appendleft(memoryview(head)[count:])

@@ -45,7 +45,7 @@ def draw_settings(dice: Dice, *, sessions: int) -> dict[str, Setting]:
     """
     return {
         "controllers": dice.choose([3, 3, 3, 3, 3, 3, 3, 5]),
-        "heartbeat_s": dice.choose([0.1, 0.3, 0.3, 0.3]),
+        "heartbeat_s": dice.choose([0.1, 0.3, 0.3, 0.3, 0.3, 0.3]),
         "snapshot_entries": dice.choose([8, 40, 150, 1000]),
         "message_bytes": dice.choose([1, 1000, 1 << 20]),
         "chunk_bytes": dice.choose([300, 4000, 256 << 10]),
