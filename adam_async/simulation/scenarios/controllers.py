@@ -49,7 +49,7 @@ def draw_plan(dice: Dice) -> Plan:
         **draw_settings(dice, sessions=users),
         "users": users,
         "runs": dice.chance(0.4),
-        "watchers": 1 + dice.below(2),
+        "watchers": 1 + dice.chance(0.3),
         "pause_s": round(users / dice.between(7.5, 9.0), 3),
         "patience_s": dice.choose([2.0, 5.0, 20.0]),
         "outside": dice.choose(OUTSIDE),
