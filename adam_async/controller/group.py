@@ -7,18 +7,12 @@ The core (`consensus.core`) says what to send, write and apply; this does it. Ev
 `_unwritten` while the disk is busy, and all of it is forced down at once then (group commit). Without a file
 nothing survives the process, and what is written is durable at once: then a restarted controller is another
 one, as far as the group is concerned, and is taken in again. Who the others are, and the links over which
-they are told things, is known to `peers`.
-
-*A stall of our own.* A deadline that is noticed late says that this process did not run. Then words of the
-leader may lie unread in the sockets, and it would be wrong to call it silent; and if the whole machine stood
-still, the others on it have said nothing meanwhile. So this time does not pass for the core, and there is a
-pause in which what came is read. Who is late for the same deadline again is just slow, and goes on. A leader
-speaks without a pause: its own silence is what the others would miss.
+they are told things, is known to `peers`; what happens to the core's time while this process does not run, to
+`core_clock`.
 """
 
 import asyncio
 import logging
-import math
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -56,6 +50,7 @@ from adam_async.consensus import (
 )
 from adam_async.consensus.messages import Snapshot, TakeOver
 from adam_async.consensus.records import Ballot, Born, Record
+from adam_async.controller.core_clock import CoreClock
 from adam_async.controller.founding import group_name, name_of
 from adam_async.controller.log_file import LogFile
 from adam_async.controller.machine import DONE, Command, Machine, Outcome, command_bytes, first_state
@@ -71,12 +66,6 @@ logger = logging.getLogger(__name__)
 
 SETTINGS = Settings(heartbeat_s=0.1, election_s=0.8, command_bytes=4 << 20)
 """Of all controllers. A follower misses a leader after 0.8 to 1.6 s without a word."""
-
-LATE_S = 0.1
-"""A timer that rings later than this says that this process has not run."""
-
-PAUSE_S = 0.3
-"""For reading what came meanwhile, and for others to say something, before the core's time goes on."""
 
 ADMIT_S = 0.25
 """Between two looks of a leader at who is to be taken in."""
@@ -167,13 +156,7 @@ class Group:
         """Applied since the last snapshot."""
         self._resigned = asyncio.Event()
         self._leading = asyncio.Event()
-        self._clock: Callable[[], float] = lambda: 0.0  # until `run`
-        self._stalled_s = 0.0
-        """For how long this process did not run: what the core's clock is behind that of the loop."""
-        self._core_s = -math.inf
-        """The latest time that the core was told."""
-        self._paused_for: float | None = None
-        """The deadline for which there was a pause, by the core's clock."""
+        self._clock: CoreClock  # made by `run`
         self._timer = Timer(self._next_deadline, self._due)
 
     # --- what the owner asks -----------------------------------------------------------------
@@ -267,7 +250,7 @@ class Group:
         core = self._core
         if core is None or not self.leads:
             return
-        now = self._now()
+        now = self._clock.now()
         others = [node for node in core.members.voters if node != core.me]
         linked = self._peers.linked
         others = [
@@ -293,7 +276,7 @@ class Group:
             ConfigError: The file is another process's, or another controller's; or it could not be written.
             DamagedLog: What is in it was damaged.
         """
-        self._clock = asyncio.get_running_loop().time
+        self._clock = CoreClock(asyncio.get_running_loop().time)
         await self._met.wait()
         async with AsyncExitStack() as stack:
             saved = await stack.enter_async_context(self._file.opened()) if self._file is not None else None
@@ -322,7 +305,7 @@ class Group:
                 await self._write_down((Ballot(saved.term, saved.vote), saved.snapshot))
         if saved.snapshot.index:
             self._machine.restore(saved.snapshot.state)
-        self._core = Core(saved, self._settings, draw=self._draw, now=self._now())
+        self._core = Core(saved, self._settings, draw=self._draw, now=self._clock.now())
         if self._observe is not None:
             self._observe(self._core, self._machine, None, ())
         if self._core.members.voters == (saved.me,):
@@ -335,37 +318,18 @@ class Group:
 
     # --- events and effects ------------------------------------------------------------------
 
-    def _now(self) -> float:
-        """The core's time. It never goes back, nor behind a deadline that has come by rounding."""
-        return max(self._clock() - self._stalled_s, self._core_s)
-
     def _draw(self) -> float:
         return int.from_bytes(self._entropy(6), "little") / (1 << 48)
 
     def _next_deadline(self) -> float | None:
-        return self._core.next_deadline() + self._stalled_s if self._core is not None else None
+        return self._clock.by_the_loop(self._core.next_deadline()) if self._core is not None else None
 
     def _due(self) -> None:
-        assert self._core is not None
-        if self._begins_pause(self._core):
-            return
-        now, deadline = self._now(), self._core.next_deadline()
-        if now - deadline > LATE_S:
-            self._stalled_s += now - deadline
-        self._core_s = max(self._core_s, deadline)
-        self._take(Tick())
-
-    def _begins_pause(self, core: Core) -> bool:
-        """See whether this process has not run; then the core's clock is set back to before its deadline."""
-        now, deadline = self._now(), core.next_deadline()
-        if now - deadline <= LATE_S or self._paused_for == deadline:
-            return False
-        if core.role is Role.LEADER:
-            self._stalled_s += now - max(deadline, self._core_s)
-            return False
-        self._paused_for = deadline
-        self._stalled_s += now - max(deadline - PAUSE_S, self._core_s)
-        return True
+        core = self._core
+        assert core is not None
+        if not self._clock.begins_pause(core):
+            self._clock.meets(core.next_deadline())
+            self._take(Tick())
 
     def _take(self, event: Event) -> None:
         """Take an event, after those that came before it, and do what follows from it."""
@@ -374,13 +338,12 @@ class Group:
             return
         core = self._core
         assert core is not None
-        self._begins_pause(core)
-        self._core_s = self._now()
+        now = self._clock.tell(core)
         self._taking = True
         try:
             while self._events:
                 event = self._events.popleft()
-                effects = core.handle(event, now=self._core_s)
+                effects = core.handle(event, now=now)
                 for effect in effects:
                     self._carry_out(effect)
                 if self._observe is not None:
@@ -478,7 +441,9 @@ class Group:
         while True:
             await self._leading.wait()
             if self.leads:
-                step = self._peers.next_step(core, silent_s=2 * self._settings.election_s, now=self._now())
+                step = self._peers.next_step(
+                    core, silent_s=2 * self._settings.election_s, now=self._clock.now()
+                )
                 if step is not None:
                     self._take(Change(step, step))
             await asyncio.sleep(ADMIT_S)

@@ -11,7 +11,8 @@ import pytest
 from adam_async.config import Waits
 from adam_async.consensus import Settings, identity
 from adam_async.consensus.records import Born
-from adam_async.controller.group import LATE_S, SETTINGS, Group
+from adam_async.controller.core_clock import LATE_S
+from adam_async.controller.group import SETTINGS, Group
 from adam_async.controller.log_file import NAME, LogFile
 from adam_async.controller.machine import Machine
 from adam_async.controller.service import Controller
