@@ -98,6 +98,9 @@ NOTE_X = b"\x92\xa4note\x81\xa1x"
 TENSOR = bytes([BYTES, 1]) + (1 << 16).to_bytes(4, "little")
 """Describes 64 KiB."""
 
+LARGEST = bytes([BYTES, 1]) + LinkConfig().max_message_bytes.to_bytes(4, "little")
+"""Describes as many bytes as a message may have."""
+
 
 FIRST = _frame(flags=MORE, meta=_packed("note", TENSOR), payload=bytes(999))
 """The first frame of a message of several, as it should be."""
@@ -124,6 +127,11 @@ BREACHES: Mapping[str, Breach] = {
     "breach-size": Breach(
         _frame(meta=_packed("note", b"\x01\x02" + b"\xff" * 8), payload=b"x"), "message-size"
     ),
+    "breach-dims": Breach(
+        _frame(meta=_packed("note", bytes([BYTES, 9]) + bytes([1, 0, 0, 0]) * 9), payload=b"x"),
+        "tensor-specs",
+    ),
+    "breach-sum": Breach(_frame(meta=_packed("note", 2 * LARGEST), payload=b"x"), "message-size"),
     "breach-tensors": Breach(_frame(meta=_packed("note", b"\x01\x00"), payload=b"x" * 999), "payload-length"),
     "breach-type": Breach(_frame(meta=_packed("give me everything")), "role"),
     "breach-first": Breach(_frame(flags=MORE, meta=_packed("note", TENSOR)), "payload-length"),

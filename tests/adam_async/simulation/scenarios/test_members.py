@@ -1,14 +1,21 @@
 """Members that crash, freeze and are cut off: what every seed has, and what the scenario would not miss."""
 
+import asyncio
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from adam_async.config import make_config
 from adam_async.controller.client import Membership
+from adam_async.data_server.epoch import Epoch
+from adam_async.data_server.service import DataServer
 from adam_async.simulation.campaign import draw_case, run_case, run_seed
-from adam_async.simulation.scenarios.members import MEMBERS
+from adam_async.simulation.dice import Dice
+from adam_async.simulation.scenarios.members import MEMBERS, draw_run
 
 ROOT = Path(__file__).resolve().parents[4]
 
@@ -27,6 +34,46 @@ def test_every_plan_has_each_kind_of_fault_and_plans_differ() -> None:
         assert {fault.kind for fault in plan.faults} == set(MEMBERS.kinds)
     assert len({plan.faults for plan in plans}) == 100
     assert {plan.options.settings["members"] for plan in plans} == {4, 5, 6}
+    assert {plan.options.settings["lenders"] for plan in plans} == {2, 3}
+
+
+def test_runs_pause_and_end_early_and_wrong_questions_are_refused() -> None:
+    counts: Counter[str] = Counter()
+    for seed in (3, 4):
+        counts.update(run_seed(MEMBERS, seed).counts)
+
+    assert counts["pauses"]
+    assert counts["epochs cut short"]
+    assert counts["refused"]
+
+
+def test_runs_differ_in_how_groups_are_shared_out_and_taken_up() -> None:
+    runs = [draw_run(Dice(f"run {number}"), number) for number in range(60)]
+
+    assert {run.config["consistency"] for run in runs} == {"asp", "ssp:2", "bsp"}
+    assert {run.config["partitions"] for run in runs} == {1, 2}
+    assert {run.resumed is None for run in runs} == {True, False}
+    for run in runs:
+        make_config(run.config)
+
+
+def test_groups_that_are_counted_twice_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    shipped = Epoch.finish
+
+    def twice(epoch: Epoch, number: int) -> None:
+        shipped(epoch, number)
+        if number == 5:
+            epoch.finished += 1
+
+    monkeypatch.setattr(Epoch, "finish", twice)
+
+    assert run_seed(MEMBERS, 2).invariant == "every image once"
+
+
+def test_runs_that_go_on_no_more_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DataServer, "_report_epoch", lambda *_: asyncio.sleep(0))
+
+    assert run_seed(MEMBERS, 2).invariant == "epochs end"
 
 
 IN_A_PROCESS = """
@@ -49,8 +96,8 @@ def test_a_seed_is_the_same_run_in_every_process() -> None:
 def test_a_write_that_is_acknowledged_and_lost_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     shipped = Membership.set_node
 
-    async def forgetful(seat: Membership, **changes: dict[str, int]) -> None:
-        if changes["info"]["number"] % 50:
+    async def forgetful(seat: Membership, **changes: Any) -> None:
+        if changes.get("info", {}).get("number") != 10:
             await shipped(seat, **changes)
 
     monkeypatch.setattr(Membership, "set_node", forgetful)
