@@ -151,7 +151,7 @@ def images() -> Dataset:
 def draw_run(dice: Dice, number: int) -> RunRecord:
     """Draw the options of a run."""
     plain = Config(images_per_group=GROUP, servers=1, replicas=1, epochs=RUN_EPOCHS)
-    options = {**dice.choose(RUN_KINDS), **dice.choose(RUN_EXTRAS), "partitions": 1 + dice.chance(0.25)}
+    options = {**dice.choose(RUN_KINDS), **dice.choose(RUN_EXTRAS), "partitions": 1 + dice.chance(0.4)}
     config = msgspec.structs.replace(plain, **options)
     resumed = None
     if dice.chance(0.3):
