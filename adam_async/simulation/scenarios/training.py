@@ -36,17 +36,28 @@ from adam_async.driver import Driver
 from adam_async.errors import AdamError
 from adam_async.machine import ProcessMemory
 from adam_async.messages import role_table
-from adam_async.model.named import mlp
 from adam_async.model_worker.service import ModelWorker
 from adam_async.parameter_server.service import ParameterServer
 from adam_async.run_result import EpochResult, RunResult
 from adam_async.simulation.dice import Dice
-from adam_async.simulation.faults import KINDS, PATIENCE_S, Strike, freeze, is_running, kill, strike_all
+from adam_async.simulation.faults import (
+    KINDS,
+    PATIENCE_S,
+    Strike,
+    check_noticed,
+    freeze,
+    is_running,
+    kill,
+    strike_all,
+    waits,
+)
 from adam_async.simulation.nodes import Node, World
 from adam_async.simulation.plan import Fault, Plan, draw_options, in_order
 from adam_async.simulation.pool import SimulatedPool
 from adam_async.simulation.scenario import Ledger, Scenario, Violation
 from adam_async.simulation.scenarios.training_setups import draw_setup, setup_of
+from adam_async.simulation.scenarios.training_visitors import Visitors
+from adam_async.timeline import Timeline
 from transport import BufferPool, Identity, LinkConfig, TcpNetwork, TransportError
 
 CONTROLLERS = {f"controller-{number}": f"tcp://controller-{number}:7000" for number in (1, 2, 3)}
@@ -72,8 +83,6 @@ TRAINING = Config(
 )
 IMAGES = 300
 """How many digits are trained on, of 1 437; all 360 of the others are for testing."""
-
-SPEC = mlp((64, 32, 10), input_shape=(1, 8, 8))
 
 BEGUN_S, STRIKE_S = 1.0, 10.0
 """Faults strike from and to."""
@@ -139,6 +148,8 @@ def _draw_fault(dice: Dice, kind: str) -> Fault:
             targets = () if dice.chance(0.5) else (dice.choose(list(CONTROLLERS)),)
         case "kill-lender":
             targets = ()
+        case "visit":
+            targets, lasts_s = (dice.choose(SERVERS),), 0.0
     at_s = dice.between(BEGUN_S, STRIKE_S)
     return Fault(at_s=round(at_s, 3), kind=kind, targets=targets, lasts_s=round(lasts_s, 3), amount=amount)
 
@@ -189,6 +200,12 @@ class _Story:
             world.node(name).start(self._work)
         if self.setup.late_s:
             world.node(LATE).start(self._join_late)
+        self.visitors = Visitors(
+            cluster=lambda: self.map,
+            servers=self.servers,
+            network_of=self._network,
+            config=self.setup.config,
+        )
         self.driver = world.node("driver")
         self.driver.start(self._drive, may_fail=True)
 
@@ -201,8 +218,10 @@ class _Story:
 
     def _place(self, role: str, node: Node) -> dict[str, Any]:
         incarnation = int.from_bytes(node.entropy(7), "little")
+        timeline = Timeline(node.name, clock=asyncio.get_running_loop().time) if self.setup.profiled else None
         return {
             "network": self._network(node),
+            "timeline": timeline,
             "controller": ",".join(CONTROLLERS.values()),
             "identity": Identity(role=role, node=node.name, incarnation=incarnation),
             "process_memory": process_memory,
@@ -302,14 +321,17 @@ class _Story:
             config=config,
             buffers=BufferPool(),
             threads=1,
-            spec=SPEC,
+            spec=self.setup.spec,
             checkpoints=checkpoints,
             resume=resume,
             make_pool=SimulatedPool,
             **self._place("driver", node),
         )
         async with driver:
-            return await driver.train(self._on_epoch)
+            result = await driver.train(self._on_epoch)
+            if self.setup.profiled:
+                await driver.gather_profile()
+            return result
 
     def _on_epoch(self, result: EpochResult) -> None:
         self.ledger.note("epoch", "driver", f"epoch {result.epoch}: {result.test_accuracy:.0%}")
@@ -389,17 +411,41 @@ class _Story:
             await KINDS[kind](world, msgspec.structs.replace(fault, kind=kind, targets=(name,)))
 
     async def strike_link(self, world: World, fault: Fault) -> None:
-        """Cut or reset a link; of a worker alone, that to a server or to whoever leads or lends then."""
-        if len(fault.targets) == 1:
-            (worker,) = fault.targets
-            with suppress(TimeoutError):
-                async with asyncio.timeout(PATIENCE_S):
-                    await _until(lambda: bool(self.leader) and self.takes_part(worker))
-            dice = world.dice.fork(str(fault))
-            ends = [worker, dice.choose([*SERVERS, self.leader or "controller-1", *self.map.lenders[:1]])]
-            dice.shuffle(ends)
-            fault = msgspec.structs.replace(fault, targets=tuple(ends))
-        await KINDS[fault.kind](world, fault)
+        """Cut or reset a link; of a worker alone, one of those that it has then."""
+        if len(fault.targets) > 1:
+            await KINDS[fault.kind](world, fault)
+            return
+        (worker,) = fault.targets
+        with suppress(TimeoutError):
+            async with asyncio.timeout(PATIENCE_S):
+                await _until(lambda: bool(self.leader) and self.takes_part(worker))
+        dice = world.dice.fork(str(fault))
+        first = dice.choose([*SERVERS, self.leader or "controller-1", *self.map.lenders[:1]])
+        rest = [name for name in (*SERVERS, *CONTROLLERS, *LENDERS) if name != first]
+        dice.shuffle(rest)
+        others = [first, *rest]
+        if fault.kind == "reset":
+            async with asyncio.timeout(END_S):
+                await _until(lambda: any(world.network.reset(worker, other) for other in others))
+            return
+        inwards = fault.kind == "cut-one-way" and dice.chance(0.5)
+        ways = [(other, worker) if inwards else (worker, other) for other in others]
+        await self._cut(fault, ways, both=fault.kind == "cut")
+
+    async def _cut(self, fault: Fault, ways: list[tuple[str, str]], *, both: bool) -> None:
+        """Cut the first of these; as long as nobody notices, one more after the other."""
+        network, pairs = self.world.network, list[tuple[str, str]]()
+        noticed, lasts_s = False, fault.lasts_s
+        for source, target in ways:
+            pairs += [(source, target), (target, source)] if both else [(source, target)]
+            network.cut(source, target, both=both)
+            await asyncio.sleep(lasts_s)
+            noticed, lasts_s = waits(self.world, pairs), LEAST_S
+            if noticed:
+                break
+        for source, target in pairs:
+            network.heal(source, target, both=False, reset=fault.amount > 0)
+        check_noticed(noticed)
 
     def takes_part(self, worker: str) -> bool:
         """Whether a worker trains, and so has links to all whom it needs."""
@@ -485,6 +531,7 @@ async def run(world: World, plan: Plan, ledger: Ledger) -> None:
             **dict.fromkeys(LINK_KINDS, story.strike_link),
             "freeze": story.strike_freeze,
             "kill-lender": story.kill_lender,
+            "visit": story.visitors.strike,
         }
         await strike_all(world, plan.faults, ledger, own=own)
         result = await story.ends()
@@ -504,6 +551,7 @@ TRAIN = Scenario(
         *LINK_KINDS,
         "kill-lender",
         *CONTROLLER_KINDS,
+        "visit",
     ),
     least_operations=200,
     limit_s=400.0,

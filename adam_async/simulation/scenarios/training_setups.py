@@ -1,9 +1,10 @@
 """Pure: how a simulated cluster trains: which options of a run a seed draws, beside its faults.
 
-A quarter of the seeds keep to plain asynchronous training. The others draw how far replicas may be apart, how
-models are cut, what is pushed how often, which rule the servers apply, whether the run is interrupted and
-resumed, and whether a worker joins late. The settings of a plan are options of `Config`, and two of this
-scenario's own: `resumed` and `late_s`. A plan without settings trains plainly.
+One seed in twenty keeps to plain asynchronous training. The others draw how far replicas may be apart, how
+models are cut, what is pushed how often, which rule the servers apply, which of four small networks learns,
+whether the run is interrupted and resumed, whether a worker joins late, and whether roles note what they do.
+The settings of a plan are options of `Config`, and four of this scenario's own: `resumed`, `late_s`,
+`network` and `profiled`. A plan without settings trains plainly.
 
     settings = draw_setup(dice, TRAINING)      # {"consistency": "bsp", "rule": "adam", "rate": 0.005}
     setup = setup_of(settings, TRAINING)
@@ -16,18 +17,21 @@ import msgspec
 
 from adam_async.config import Config
 from adam_async.errors import ConfigError
+from adam_async.model.named import mlp
+from adam_async.model.spec import LayerSpec, ModelSpec
 from adam_async.simulation.dice import Dice
 from adam_async.simulation.plan import Setting
 
-OWN = ("resumed", "late_s")
+OWN = ("resumed", "late_s", "network", "profiled")
 """Settings that are no options of a run."""
 
-PLAIN = 0.25
+PLAIN = 0.05
 """Share of the seeds that draw no options."""
 
 Draw = Mapping[str, Setting]
 
 MODES: tuple[Draw, ...] = (
+    {},
     {},
     {"consistency": "ssp:1"},
     {"consistency": "ssp:4"},
@@ -39,10 +43,29 @@ MODES: tuple[Draw, ...] = (
 CUT: Draw = {"partitions": 2, "replicas": 1, "images_per_group": 12, "in_flight": 6, "rate": 0.2}
 """One replica whose model is cut over both workers: every group crosses the network."""
 
-CUTS: tuple[Draw, ...] = (CUT, {**CUT, "plan": "layers"})
+CUTS: tuple[Draw, ...] = (
+    {**CUT, "network": "frozen", "plan": "layers", "consistency": "asp", "lag": 0},
+    {**CUT, "plan": "layers"},
+    {**CUT, "network": "conv", "in_flight": 3},
+    {**CUT, "network": "conv", "in_flight": 3, "plan": "layers"},
+    CUT,
+)
+
+WIDE: Draw = {
+    "network": "wide",
+    "protocol": "delta",
+    "shard_bytes": 1 << 20,
+    "images_per_group": 20,
+    "rate": 0.2,
+}
+"""Gradients so large that messages of a step leave while the rest of it is computed."""
+
+WHOLE = ("push_every", "pull_every", "clip", "layer_rate")
+"""Options for which a step has to be whole before it leaves."""
 
 RULES: tuple[Draw, ...] = (
     {},
+    {"network": "conv"},
     {"momentum": 0.5, "rate": 0.05},
     {"weight_decay": 0.001},
     {"rule": "adagrad", "rate": 0.05},
@@ -52,6 +75,7 @@ RULES: tuple[Draw, ...] = (
 
 EXTRAS: tuple[Draw, ...] = (
     {"record": True},
+    {"record": True, "pull_every": 2},
     {"clip": 1.0},
     {"layer_rate": 0.05},
     {"warm_start": 10},
@@ -63,9 +87,47 @@ EXTRAS: tuple[Draw, ...] = (
     {"epoch_fraction": 0.75, "epoch_rule": "images"},
     {"epoch_fraction": 0.5},
     {"push_every": 2},
+    {"pull_every": 2},
     {"push_every": 2, "pull_every": 3},
+    {"push_every": 2, "pull_every": 2, "layer_rate": 0.05},
+    {"push_every": 2, "clip": 1.0},
     {"scale_by_staleness": True},
 )
+
+MORE = 3
+"""So many of these are drawn; what cannot be with those before is left out."""
+
+NETWORKS: dict[str, ModelSpec] = {
+    "": mlp((64, 32, 10), input_shape=(1, 8, 8)),
+    "conv": ModelSpec(
+        name="conv",
+        input_shape=(1, 8, 8),
+        layers=(
+            LayerSpec.of("conv1", "conv2d", filters=8, kernel=3, padding=1),
+            LayerSpec.of("relu1", "relu"),
+            LayerSpec.of("pool1", "max_pool", kernel=2),
+            LayerSpec.of("flat", "flatten"),
+            LayerSpec.of("fc1", "dense", outputs=32),
+            LayerSpec.of("relu2", "relu"),
+            LayerSpec.of("fc2", "dense", outputs=10, init="lecun"),
+            LayerSpec.of("loss", "softmax_cross_entropy"),
+        ),
+    ),
+    "frozen": ModelSpec(
+        name="frozen",
+        input_shape=(1, 8, 8),
+        layers=(
+            LayerSpec.of("flat", "flatten"),
+            LayerSpec.of("fc1", "dense", outputs=128, frozen=True),
+            LayerSpec.of("relu1", "relu"),
+            LayerSpec.of("fc2", "dense", outputs=10, init="lecun"),
+            LayerSpec.of("loss", "softmax_cross_entropy"),
+        ),
+    ),
+    "wide": mlp((64, 256, 256, 10), input_shape=(1, 8, 8)),
+}
+"""What learns; the first where a plan says nothing. The worker with what is frozen hears nothing back of its
+groups, and could run away from the other one."""
 
 PACE, PACE_CUT = 0.01, 0.05
 """Share of a core that a worker has: training lasts as long as faults strike. What is cut has more, smaller
@@ -81,6 +143,10 @@ class Setup:
     """Whether the run ends half way, and a second one goes on from its checkpoint."""
     late_s: float
     """When a worker that nobody waits for joins; 0 for never."""
+    spec: ModelSpec
+    """What learns."""
+    profiled: bool
+    """Whether roles note what they do, and the driver asks them for it."""
 
     @property
     def pace(self) -> float:
@@ -103,6 +169,8 @@ def setup_of(settings: Draw, plain: Config) -> Setup:
         config=msgspec.structs.replace(plain, **options),
         resumed=bool(settings.get("resumed", False)),
         late_s=float(settings.get("late_s", 0.0)),
+        spec=NETWORKS[str(settings.get("network", ""))],
+        profiled=bool(settings.get("profiled", False)),
     )
 
 
@@ -116,15 +184,20 @@ def draw_setup(dice: Dice, plain: Config) -> dict[str, Setting]:
     if dice.chance(PLAIN):
         return {}
     settings: dict[str, Setting] = {**dice.choose(MODES)}
-    if dice.chance(0.3):
+    shape = dice.below(20)
+    if shape < 8:
         settings |= dice.choose(CUTS)
+    elif shape < 10:
+        settings |= WIDE
     else:
         settings |= dice.choose(RULES)
     if dice.chance(0.25):
         settings |= {"resumed": True, "checkpoint_every": 20}
     elif dice.chance(0.25):
         settings |= {"late_s": round(dice.between(2.0, 6.0), 3)}
-    for extra in (dice.choose(EXTRAS), dice.choose(EXTRAS)):
+    if dice.chance(0.4):
+        settings |= {"profiled": True}
+    for extra in [dice.choose(EXTRAS) for _ in range(MORE)]:
         more = {**settings, **extra}
         if _fits(more, plain):
             settings = more
@@ -134,6 +207,8 @@ def draw_setup(dice: Dice, plain: Config) -> dict[str, Setting]:
 def _fits(settings: Draw, plain: Config) -> bool:
     """Whether such options can be together in one run."""
     if settings.get("resumed") and ("record" in settings or settings.get("evaluation") == "concurrent"):
+        return False
+    if settings.get("network") == "wide" and any(name in settings for name in WHOLE):
         return False
     try:
         setup_of(settings, plain)

@@ -3,15 +3,21 @@
 import pytest
 
 from adam_async.errors import ConfigError
+from adam_async.model.network import Network
+from adam_async.model_worker.updates import plan_pushes, plan_stages
+from adam_async.placement import assign_buckets, shard_table
 from adam_async.simulation.dice import Dice
-from adam_async.simulation.scenarios.training import TRAINING
+from adam_async.simulation.scenarios.training import SERVERS, TRAINING
 from adam_async.simulation.scenarios.training_setups import (
     CUTS,
     EXTRAS,
     MODES,
+    NETWORKS,
     PACE,
     PACE_CUT,
     RULES,
+    WHOLE,
+    WIDE,
     draw_setup,
     setup_of,
 )
@@ -25,9 +31,9 @@ def test_every_draw_is_a_run_that_can_be() -> None:
         assert not (setup.resumed and (setup.config.record or setup.config.evaluation == "concurrent"))
 
 
-def test_a_quarter_trains_plainly_and_each_alternative_is_drawn() -> None:
-    assert 0.2 < DRAWN.count({}) / len(DRAWN) < 0.3
-    for wanted in (*MODES, *CUTS, *RULES, *EXTRAS, {"resumed": True}):
+def test_some_train_plainly_and_each_alternative_is_drawn() -> None:
+    assert 0.02 < DRAWN.count({}) / len(DRAWN) < 0.1
+    for wanted in (*MODES, *CUTS, WIDE, *RULES, *EXTRAS, {"resumed": True}, {"profiled": True}):
         assert any(wanted.items() <= settings.items() for settings in DRAWN), wanted
     assert any("late_s" in settings for settings in DRAWN)
 
@@ -36,6 +42,17 @@ def test_a_plan_without_settings_trains_plainly() -> None:
     setup = setup_of({}, TRAINING)
 
     assert (setup.config, setup.resumed, setup.late_s, setup.pace) == (TRAINING, False, 0.0, PACE)
+    assert (setup.spec, setup.profiled) == (NETWORKS[""], False)
+
+
+def test_messages_of_a_wide_network_leave_while_the_rest_of_its_step_is_computed() -> None:
+    model = Network(NETWORKS["wide"])
+    table = shard_table(model.parameters, shard_bytes=int(WIDE["shard_bytes"]), item_bytes=4)
+    buckets = assign_buckets(table, SERVERS)
+    pushes = plan_pushes(model, table, buckets, images=int(WIDE["images_per_group"]), wanted="delta")
+
+    assert len(plan_stages(model, pushes)) == 2
+    assert not any(settings.get("network") == "wide" and set(WHOLE) & set(settings) for settings in DRAWN)
 
 
 def test_what_is_cut_has_a_faster_worker() -> None:

@@ -1,0 +1,55 @@
+"""Visitors of a cluster that trains: what they would not miss if a server took what it must refuse."""
+
+import msgspec
+import pytest
+
+from adam_async.parameter_server.apply import Applier
+from adam_async.parameter_server.state import ServerState
+from adam_async.simulation.campaign import draw_case, run_case
+from adam_async.simulation.plan import Case, Fault
+from adam_async.simulation.scenarios.training import TRAIN
+from tests.adam_async.simulation.test_ablations import rewrite
+
+
+def visited() -> Case:
+    """A plain run in which nothing happens but two visits."""
+    case = draw_case(TRAIN, 3)
+    faults = tuple(Fault(at_s=2.0, kind="visit", targets=(name,)) for name in ("ps-0", "ps-1"))
+    options = msgspec.structs.replace(case.plan.options, settings={})
+    plan = msgspec.structs.replace(case.plan, options=options, faults=faults)
+    return msgspec.structs.replace(case, plan=plan)
+
+
+def test_every_word_has_its_answer() -> None:
+    result = run_case(TRAIN, visited())
+
+    assert result.text == ""
+    assert result.faults == {"visit": 2}
+
+
+ABLATIONS = {
+    "a push of another run is taken": (
+        ServerState, "_order", "push.run != self.run", "False", "what is wrong is refused",
+    ),
+    "a push of another generation is taken": (
+        ServerState, "_order", "push.generation == self.generation", "True", "what is wrong is refused",
+    ),
+    "a gradient that is not finite is applied": (
+        Applier, "apply", "not self._finite(shard.spec, gradient)", "False", "what is wrong is refused",
+    ),
+    "a tick counts before the push that it follows": (
+        ServerState, "_tick", "shard.last_number.get(session, 0) < last", "False", "what is wrong is refused",
+    ),
+    "steps in place are counted again": (
+        ServerState, "_record", "min(seen) >= last_step", "False", "what is wrong is refused",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("safeguard", ABLATIONS)
+def test_a_safeguard_that_is_taken_out_is_missed(safeguard: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner, method, old, new, invariant = ABLATIONS[safeguard]
+    rewrite(monkeypatch, owner, method, old, new)
+
+    assert run_case(TRAIN, visited()).invariant == invariant
