@@ -5,7 +5,8 @@
 Runs seeds 1, 2, 3, ... of each scenario in this process and prints a row for each file of `FILES`: lines, how
 many of them ran, the share, and those that did not. Ends with 1 if a file's share is below 90 %, or a seed
 failed. Lines count that do something; `__repr__` of a class does not, nor what is typed or abstract only, nor
-what else `UNCOUNTED` names. It needs `coverage`. 20 seeds of each take four minutes of one core, twice what they take without.
+what else `UNCOUNTED` names. It needs `coverage`. 20 seeds of each take four minutes of one core, twice what
+they take without.
 """
 
 import argparse
