@@ -553,7 +553,7 @@ TRAIN = Scenario(
         *CONTROLLER_KINDS,
         "visit",
     ),
-    least_operations=200,
+    least_operations=100,
     limit_s=400.0,
     plan=draw_plan,
     run=run,

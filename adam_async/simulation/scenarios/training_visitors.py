@@ -130,7 +130,7 @@ class Visitors:
                     await visit.report_steps()
                 await visit.greet_workers()
                 return
-            except (TransportError, TimeoutError, ShardUnavailable):
+            except (TransportError, TimeoutError):
                 continue  # a link broke
             except Violation:
                 if self._state(server) is state:
@@ -198,13 +198,17 @@ class _Visit:
             waits=WAITS,
             traffic=Traffic(VISITOR),
         )
-        runs = asyncio.create_task(client.run(), name=f"{VISITOR}/reports")
-        try:
-            for _ in range(2):
-                client.record(self._server, tuple(shards), STEPS, on_answer=_counted)
-            await client.flush()
-        finally:
-            runs.cancel()
+        reported = False
+        with suppress(ShardUnavailable):
+            async with asyncio.TaskGroup() as group:
+                runs = group.create_task(client.run(), name=f"{VISITOR}/reports")
+                for _ in range(2):
+                    client.record(self._server, tuple(shards), STEPS, on_answer=_counted)
+                await client.flush()
+                reported = True
+                runs.cancel()
+        if not reported:
+            raise TimeoutError(f"{self._server} did not answer to a report of steps")
         again = _record(state, session, number=len(STEPS) + 1)
         address = self._cluster.nodes[self._server].address
         async with self._network.connect(address, self._identity("worker"), timeout_s=ANSWER_S) as link:
