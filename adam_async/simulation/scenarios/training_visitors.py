@@ -199,7 +199,7 @@ class _Visit:
             traffic=Traffic(VISITOR),
         )
         reported = False
-        with suppress(ShardUnavailable):
+        try:
             async with asyncio.TaskGroup() as group:
                 runs = group.create_task(client.run(), name=f"{VISITOR}/reports")
                 for _ in range(2):
@@ -207,6 +207,8 @@ class _Visit:
                 await client.flush()
                 reported = True
                 runs.cancel()
+        except* ShardUnavailable:
+            reported = False
         if not reported:
             raise TimeoutError(f"{self._server} did not answer to a report of steps")
         again = _record(state, session, number=len(STEPS) + 1)
