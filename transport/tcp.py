@@ -303,7 +303,8 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
         self._writing = True
         self._pump()
         unsent = self._unsent_bytes()
-        if self._room and unsent <= self._config.low_water_bytes:
+        # Nobody calls this again, if the queue went out whole and writing was not paused by it.
+        if self._room and (self._writing or unsent <= self._config.low_water_bytes):
             self._wake_senders()
         if self._paused:
             self._check_inbox()

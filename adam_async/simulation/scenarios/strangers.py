@@ -292,7 +292,10 @@ class _Story:
                 if seen != items:
                     raise Violation("streams have no gap", f"{seen} of {items} items came")
             case 2:
-                notes = [Message(type="note", meta={"n": n}) for n in range(1 + dice.below(20))]
+                few = dice.chance(0.3)
+                carried = numbers[:1] if few else ()
+                count = 1 + dice.below(6 if few else 20)
+                notes = [Message(type="note", meta={"n": n}, tensors=carried) for n in range(count)]
                 for note in notes:
                     await link.send(note)
                 for note in notes:
