@@ -42,7 +42,7 @@ test-slow:  ## what the fast tier leaves out: long properties, real processes, c
 	$(BIN)/python -m pytest -m "slow or processes or convergence" --timeout=600
 
 bench:  ## every benchmark; rows go to benchmarks/results/latest-NAME.json
-	set -e; for file in benchmarks/*.py; do name=$$(basename $$file .py); case $$name in _*) continue;; esac; \
+	set -e; for file in $$(grep -l -e '"--json"' benchmarks/[a-z]*.py); do name=$$(basename $$file .py); \
 	  $(BIN)/python -m benchmarks.$$name --json benchmarks/results/latest-$$name.json; done
 
 demo:  ## train on one machine with every role in a process of its own
