@@ -21,7 +21,15 @@ from adam_async.cli_terminal import Terminal
 from adam_async.errors import ConfigError
 from adam_async.machine import usable_cores
 from adam_async.ports import Disk
-from adam_async.simulation.campaign import MANY, SeedResult, draw_case, reached, summary, unreached
+from adam_async.simulation.campaign import (
+    LEAST_SHARE,
+    MANY,
+    SeedResult,
+    draw_case,
+    reached,
+    summary,
+    unreached,
+)
 from adam_async.simulation.crew import Crew
 from adam_async.simulation.plan import Case, read_case
 from adam_async.simulation.scenarios import SCENARIOS
@@ -198,7 +206,7 @@ async def run_seeds(
 ) -> bool:
     """Run seeds of a scenario in slices, and say what came of them.
 
-    Returns whether one failed, or many together came not across all that they must.
+    Returns whether one failed, or many together did not come across all that they must.
 
     Args:
         name: The scenario.
@@ -225,7 +233,8 @@ async def run_seeds(
     await tell(name, results, asyncio.get_running_loop().time() - begun, crew, terminal)
     failed = not all(result.ok for result in results)
     if save is None:
-        failed |= tell_unreached(name, reached(results), len(results), terminal)
+        counted = sum(result.seed_counts for result in results)
+        failed |= tell_too_little(name, reached(results), counted, len(results), terminal)
     return failed
 
 
@@ -239,8 +248,8 @@ async def run_soak(
 ) -> bool:
     """Run the seeds that a soak's file does not have, scenario by scenario in rounds, and keep them there.
 
-    Returns whether one failed, now or earlier with this core, or many together came not across all that they
-    must. Without `seeds` only a signal ends it.
+    Returns whether one failed, now or earlier with this core, or many together did not come across all that
+    they must. Without `seeds` only a signal ends it.
     """
     core, soak = await core_hash(disk), await read_soak(file, disk)
     first, last = seeds or (0, None)
@@ -263,7 +272,7 @@ async def run_soak(
         progress = soak.of(name, core)
         terminal.say(f"{name}: {progress}")
         failed |= bool(progress.failures)
-        failed |= tell_unreached(name, progress.reached, progress.seeds, terminal)
+        failed |= tell_too_little(name, progress.reached, progress.counted, progress.seeds, terminal)
     return failed
 
 
@@ -287,14 +296,20 @@ async def tell(
         terminal.news(f"{name}: of those that do not count {text}")
 
 
-def tell_unreached(name: str, seen: Collection[str], seeds: int, terminal: Terminal) -> bool:
-    """Say which marks of a scenario no seed came across. Returns whether so many seeds had to."""
+def tell_too_little(name: str, seen: Collection[str], counted: int, seeds: int, terminal: Terminal) -> bool:
+    """Say which marks of a scenario no seed came across, and whether too few count.
+
+    Returns whether so many seeds had to.
+    """
     missing = unreached(SCENARIOS[name], seen)
+    few = counted < LEAST_SHARE * seeds
     is_many = seeds >= MANY
+    say = terminal.say if is_many else terminal.news
     if missing:
-        say = terminal.say if is_many else terminal.news
         say(f"{name}: no seed came across: {', '.join(missing)}")
-    return is_many and bool(missing)
+    if few and is_many:
+        say(f"{name}: only {counted} of {seeds} seeds count; {LEAST_SHARE:.0%} have to")
+    return is_many and (few or bool(missing))
 
 
 async def describe(result: SeedResult, crew: Crew, terminal: Terminal) -> list[str]:
@@ -304,7 +319,7 @@ async def describe(result: SeedResult, crew: Crew, terminal: Terminal) -> list[s
     said_at = loop.time()
     terminal.news(f"{case.scenario}: seed {case.seed} violates {result.invariant}; its plan is made smaller")
 
-    def tell(so_far: Answer) -> None:
+    def under_way(so_far: Answer) -> None:
         nonlocal said_at
         if loop.time() - said_at >= SAY_S:
             said_at = loop.time()
@@ -313,7 +328,7 @@ async def describe(result: SeedResult, crew: Crew, terminal: Terminal) -> list[s
                 f"{len(case.plan.faults)} faults after {so_far.tries} runs, of at most {MOST_TRIES}"
             )
 
-    (answer,) = await crew.do(Shrink(case=case), tell)
+    (answer,) = await crew.do(Shrink(case=case), under_way)
     smallest = answer.result.case
     faults = smallest.plan.faults
     return [

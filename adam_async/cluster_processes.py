@@ -227,8 +227,8 @@ class ProcessCluster:
         made = folder.with_name(f".{folder.name}")
         async with Disk(name="controllers") as disk, AsyncExitStack() as stack:
             try:
-                await disk.run(_make_own_folder, made)
                 await _remove_left_behind(disk, place)
+                await disk.run(_make_own_folder, made)
                 await stack.enter_async_context(disk.hold(made / LOCK))
                 await disk.rename(made, folder)
                 yield folder
@@ -447,7 +447,7 @@ async def _remove_left_behind(disk: Disk, place: Path) -> None:
         names = await disk.names(place)
     for name in names:
         folder = place / name
-        if not name.startswith(KEPT) or not await disk.run(_is_own_folder, folder):
+        if not name.removeprefix(".").startswith(KEPT) or not await disk.run(_is_own_folder, folder):
             continue
         with suppress(OSError):  # somebody holds it, or removes it at the same time
             if LOCK in await disk.names(folder):

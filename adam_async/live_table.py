@@ -237,9 +237,10 @@ def summary(report: Report) -> list[str]:
             f"{report.baseline.efficiency:.2f}: {why_not_one(report, report.baseline.efficiency)}"
         )
     if len(report.controllers) > 1:
-        leader = next((each.node for each in report.controllers if each.role == "leader"), "nobody")
-        term = max(each.term for each in report.controllers)
-        lines.append(f"leader {leader} of {len(report.controllers)} controllers, in term {term}")
+        # One that was replaced, and has not noticed, leads in an earlier term.
+        latest = max(report.controllers, key=lambda each: (each.role == "leader", each.term))
+        leader = latest.node if latest.role == "leader" else "nobody"
+        lines.append(f"leader {leader} of {len(report.controllers)} controllers, in term {latest.term}")
     lines.append(
         f"staleness mean {staleness.mean:.2f}, max {staleness.max} "
         "(pushes applied to a shard between its reading and the push)"

@@ -18,6 +18,7 @@ class RoleTable:
 
     def __init__(self, rows: Mapping[str, Iterable[Row]]) -> None:
         self._rows: dict[str, frozenset[Row]] = {name: frozenset(pairs) for name, pairs in rows.items()}
+        self._roles = {role for pairs in self._rows.values() for pair in pairs for role in pair}
         self._sayable: dict[Row, frozenset[str]] = {}
         for name, pairs in self._rows.items():
             for pair in pairs:
@@ -35,7 +36,8 @@ class RoleTable:
         if known is None:
             fits = {pair, (ANY_ROLE, to_role), (from_role, ANY_ROLE), (ANY_ROLE, ANY_ROLE)}
             known = frozenset(name for name, pairs in self._rows.items() if pairs & fits)
-            self._sayable[pair] = known
+            if self._roles.issuperset(pair):  # a stranger may say that it is anything: that is not kept
+                self._sayable[pair] = known
         return known
 
     def may_talk(self, role: str, other: str) -> bool:

@@ -1,12 +1,13 @@
 """Pure: how controllers that have nothing on their disks become a group, or part of one that there is.
 
-Theory of operation ------------------- All are told the same names. Each draws an identity (its name, and a
-number that names its disk) and writes it down before it says it to anybody. The *founder* is the first by
-name. It asks all others who they are, and founds the group with their identities once all of them have said
-that they belong to none; as one node alone decides it, and writes it down, there is one answer. The others
-begin with nothing: whoever leads sends them the state, whether they are among its voters or have yet to be
-taken in. That they count as voters before they have it does no harm: only who knows the members asks for
-votes, and the first of them is the founder.
+Theory of operation
+-------------------
+All are told the same names. Each draws an identity (its name, and a number that names its disk) and writes it
+down before it says it to anybody. The *founder* is the first by name. It asks all others who they are, and
+founds the group with their identities once all of them have said that they belong to none; as one node alone
+decides it, and writes it down, there is one answer. The others begin with nothing: whoever leads sends them
+the state, whether they are among its voters or have yet to be taken in. That they count as voters before they
+have it does no harm: only who knows the members asks for votes, and the first of them is the founder.
 
 A founder that lost its disk asks again. As soon as anything was committed, a majority had the state, and one
 of the others says that it belongs to a group: then the founder joins it like anybody else, with its new

@@ -184,7 +184,8 @@ class Controller(Role):
         if self._file is not None:
             await self._file.begun.wait()
             if self.group.introduce() is None:
-                # The file is another controller's: the group's task has failed, and ends this block.
+                # The file is another controller's: the group's task has failed, and ends this block. Nothing
+                # is waited for between reading the file and knowing our name: there is no other reason.
                 await asyncio.Event().wait()
 
     @property

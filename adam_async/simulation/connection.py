@@ -323,8 +323,7 @@ class End(asyncio.Transport):
             self._error = ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
             self._inbox.clear()
             self._ask_to_read()
-            if self._unsent or not self._writing:
-                self._ask_to_write()
+            self._ask_to_write()
 
     def reset_peer(self) -> None:
         """Answer what came for a connection that nobody knows here."""
@@ -355,11 +354,10 @@ class End(asyncio.Transport):
 
     def _was_read(self, count: int) -> None:
         self._out_bytes -= count
-        if self._unsent or not self._writing:
-            self._ask_to_write()
+        self._ask_to_write()
 
     def _ask_to_write(self) -> None:
-        if not self._write_asked:
+        if (self._unsent or not self._writing) and not self._write_asked:
             self._write_asked = True
             self._call(self._room)
 

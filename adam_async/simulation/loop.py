@@ -120,6 +120,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self._numbers = itertools.count()
         self._names = itertools.count(1)
         self._instant_steps = 0
+        self._collect_at = COLLECT_STEPS
         self._stopping = False
         self._closed = False
         self._failure: SimulationFailed | None = None
@@ -258,7 +259,8 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
             if host.step_s:
                 host.busy = True
                 self.at(self.now + host.step_s, self._rested, host)
-            if self.steps % COLLECT_STEPS == 0:
+            if self.steps >= self._collect_at:
+                self._collect_at += COLLECT_STEPS
                 gc.collect()
             if self._instant_steps > INSTANT_STEPS:
                 raise Endless(f"{INSTANT_STEPS} steps at {self.now} s, the last {step!r}: {self.waiting()}")

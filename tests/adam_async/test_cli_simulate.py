@@ -16,7 +16,7 @@ from adam_async.cli_simulate import (
     chosen_scenarios,
     chosen_seeds,
     serve,
-    tell_unreached,
+    tell_too_little,
 )
 from adam_async.cli_simulate_options import SimulateOptions
 from adam_async.cli_terminal import Terminal
@@ -129,12 +129,23 @@ def test_many_seeds_that_never_came_across_a_mark_fail(capsys: pytest.CaptureFix
     marks = SCENARIOS["controllers"].marks
     terminal = Terminal()
 
-    assert not tell_unreached("controllers", marks, MANY, terminal)
-    assert not tell_unreached("controllers", marks[1:], MANY - 1, terminal)
-    assert tell_unreached("controllers", marks[1:], MANY, terminal)
+    assert not tell_too_little("controllers", marks, MANY, MANY, terminal)
+    assert not tell_too_little("controllers", marks[1:], MANY - 1, MANY - 1, terminal)
+    assert tell_too_little("controllers", marks[1:], MANY, MANY, terminal)
 
     said = capsys.readouterr()
     assert said.out == said.err == f"controllers: no seed came across: {marks[0]}\n"
+
+
+def test_many_seeds_of_which_few_count_fail(capsys: pytest.CaptureFixture[str]) -> None:
+    marks = SCENARIOS["controllers"].marks
+    terminal = Terminal()
+
+    assert not tell_too_little("controllers", marks, MANY - 10, MANY, terminal)
+    assert not tell_too_little("controllers", marks, 0, MANY - 1, terminal)
+    assert tell_too_little("controllers", marks, MANY - 11, MANY, terminal)
+
+    assert capsys.readouterr().out == "controllers: only 89 of 100 seeds count; 90% have to\n"
 
 
 def test_scenarios_are_listed(simulate: Call) -> None:

@@ -340,6 +340,8 @@ def test_the_summary_says_which_of_several_controllers_leads() -> None:
     assert line(one, two, leader) == "leader controller-3 of 3 controllers, in term 4"
     assert line(one, two) == "leader nobody of 2 controllers, in term 4"
     assert line(leader) == ""
+    deposed = ControllerReport(node="controller-4", role="leader", term=3)
+    assert line(deposed, one, leader) == "leader controller-3 of 3 controllers, in term 4"
 
 
 async def test_who_leads_is_said_when_it_is_known_and_when_it_is_another() -> None:

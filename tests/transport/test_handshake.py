@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from transport.errors import HandshakeRejected, ProtocolError
 from transport.handshake import RECORD_BYTES, ClientHandshake, ServerHandshake, reject_record
 from transport.messages import Identity
-from transport.roles import RoleTable
+from transport.roles import ANY_ROLE, RoleTable
 
 RULES = RoleTable({"push": {("worker", "ps")}})
 WORKER = Identity(role="worker", node="worker-1", incarnation=2**64 - 1, run="run-7")
@@ -121,3 +121,12 @@ def test_only_named_errors_leave_a_handshake(record: bytes, plausible: bool) -> 
         record = client().hello()[:12] + record[12:]
     with suppress(ProtocolError, HandshakeRejected):
         server().receive(record)
+
+
+def test_a_table_keeps_nothing_of_roles_that_nobody_has_rules_for():
+    rules = RoleTable({"push": {("worker", "ps")}, "hello": {(ANY_ROLE, "ps")}})
+    for number in range(1000):
+        assert rules.may_talk(f"stranger-{number}", "ps")
+        assert not rules.may_talk(f"stranger-{number}", "worker")
+    assert len(rules._sayable) <= 9
+    assert rules.sayable("worker", "ps") == {"push", "hello"}

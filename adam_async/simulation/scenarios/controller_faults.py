@@ -61,7 +61,8 @@ def draw_fault(dice: Dice, kind: str, *, at_s: float, controllers: list[str], us
             ends.append(dice.choose([name for name in [*controllers, *users] if name not in ends]))
             dice.shuffle(ends)
             client = [name for name in ends if name in users]  # it may have nothing to say to that one
-            targets, amount = tuple(client or ends), float(dice.below(2))
+            reverse = bool(client) and ends[0] not in users
+            targets, amount = tuple(client or ends), float(dice.below(2) + 2 * reverse)
             lasts_s = 0.0 if kind == "reset" else dice.between(0.2, 3.0)
         case "narrow" | "break-off":
             targets, lasts_s = (dice.choose([*controllers, *users]),), dice.between(0.2, 3.0)

@@ -45,7 +45,7 @@ def draw_settings(dice: Dice, *, sessions: int) -> dict[str, Setting]:
     """
     return {
         "controllers": dice.choose([3, 3, 3, 3, 3, 3, 3, 5]),
-        "heartbeat_s": dice.choose([0.1, 0.3, 0.3, 0.3, 0.3, 0.3]),
+        "heartbeat_s": dice.choose([0.1, 0.3, 0.3, 0.3, 0.3, 0.3]),  # 0.1, as shipped, takes longer
         "snapshot_entries": dice.choose([8, 40, 150, 1000]),
         "message_bytes": dice.choose([1, 1000, 1 << 20]),
         "chunk_bytes": dice.choose([300, 4000, 256 << 10]),
@@ -224,10 +224,13 @@ class ControllerGroup:
         if len(set(commits.values())) > 1 or len(commits) < len(self.addresses):
             return f"not all have applied the same: {commits}"
         strangers = [me for core in self.cores.values() for me in core.members.all if me not in self._mine()]
-        return f"{name_of(strangers[0])} belongs to the group with a disk that is gone" if strangers else ""
+        if strangers:
+            return f"{name_of(strangers[0])} belongs to the group with a disk that is gone"
+        outside = [me for core in self.cores.values() for me in self._mine() if me not in core.members.voters]
+        return f"{name_of(outside[0])} is no voter of the group" if outside else ""
 
-    def _mine(self) -> set[str]:
-        return {core.me for core in self.cores.values()}
+    def _mine(self) -> list[str]:
+        return [core.me for core in self.cores.values()]
 
     def check_end(self) -> None:
         """See that everything that was answered agrees. Raises Violation."""

@@ -42,7 +42,8 @@ class WireFaults:
         await self._cut_between(fault, both)
 
     async def _cut_one_way(self, _: World, fault: Fault) -> None:
-        await self._cut_between(fault, lambda source, target: [(source, target)])
+        """With `amount` 2 or more, the way back."""
+        await self._cut_between(fault, lambda *pair: [pair if fault.amount < 2 else pair[::-1]])
 
     async def _cut_between(self, fault: Fault, directions: Callable[[str, str], list[Pair]]) -> None:
         """Cut two machines off from each other; a client also from those who lead before it notices."""
@@ -53,7 +54,7 @@ class WireFaults:
             pairs.update(dict.fromkeys(directions(*pair) if pair is not None else ()))
             self._cut_all(pairs)
 
-        await self._cut_while(fault, cut, pairs, reset=fault.amount > 0)
+        await self._cut_while(fault, cut, pairs, reset=fault.amount % 2 > 0)
 
     async def _isolate(self, world: World, fault: Fault) -> None:
         """Cut a controller off from everybody; with `amount` 2, from the other controllers."""

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from adam_async.simulation.campaign import (
-    NOT_STRUCK,
+    NOT_DONE,
     digest,
     draw_case,
     play,
@@ -120,7 +120,7 @@ async def skips_its_plan(world, plan, ledger):
         (never_ends, "the run ends", "100 s have passed"),
         (divides, "ZeroDivisionError", "by nothing"),
         (is_cancelled, "CancelledError", ""),
-        (skips_its_plan, NOT_STRUCK, "the run ended without 1 x crash, 1 x cut"),
+        (skips_its_plan, NOT_DONE, "the run ended without 1 x crash, 1 x cut"),
     ],
 )
 def test_whatever_ends_a_run_is_named_and_never_raised(run: object, invariant: str, text: str) -> None:
