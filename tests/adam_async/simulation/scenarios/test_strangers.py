@@ -54,6 +54,9 @@ ABLATIONS = {
         Handshake, "_check_proof", "not hmac.compare_digest(body[: len(expected)], expected)", "False",
         "strangers are turned away", 1,
     ),
+    "a record of another kind is not answered": (
+        Handshake, "_open", "if kind != expected", "if kind < 0", "strangers are turned away", 1,
+    ),
     "a checksum is looked at": (
         FrameDecoder, "_parse", "start + _CHECKED_BYTES])) != crc", "start + _CHECKED_BYTES])) < 0",
         "who breaks a rule is shown out", 1,
