@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 
+from adam_async.cluster_map import ClusterMap
 from adam_async.config import make_config
 from adam_async.controller.client import Membership
+from adam_async.data_server.client import DataClient
 from adam_async.data_server.epoch import Epoch
 from adam_async.data_server.service import DataServer
+from adam_async.errors import DeadlineExceeded
 from adam_async.simulation.campaign import draw_case, run_case, run_seed
 from adam_async.simulation.dice import Dice
 from adam_async.simulation.scenarios.members import MEMBERS, draw_run
@@ -74,6 +77,39 @@ def test_runs_that_go_on_no_more_are_seen(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(DataServer, "_report_epoch", lambda *_: asyncio.sleep(0))
 
     assert run_seed(MEMBERS, 2).invariant == "epochs end"
+
+
+def test_an_epoch_after_which_none_begins_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def unanswered(*_: object) -> None:
+        await asyncio.sleep(1.0)
+        raise DeadlineExceeded("an answer", 1.0)
+
+    monkeypatch.setattr(Membership, "update_run", unanswered)
+
+    assert run_seed(MEMBERS, 2).invariant == "epochs end"
+
+
+@pytest.mark.slow
+def test_groups_that_were_not_reported_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    shipped = Membership.set_node
+    answered = []
+
+    async def counted(seat: Membership, **changes: Any) -> None:
+        await shipped(seat, **changes)
+        answered.extend(changes.get("info", ()))
+
+    monkeypatch.setattr(Membership, "set_node", counted)
+    monkeypatch.setattr(DataClient, "_report", lambda *_: asyncio.Event().wait())
+
+    assert run_seed(MEMBERS, 2).operations == len(answered) > 0
+
+
+@pytest.mark.slow
+def test_leases_that_are_only_ever_with_one_data_server_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    shipped = ClusterMap.lenders.fget
+    monkeypatch.setattr(ClusterMap, "lenders", property(lambda newest: shipped(newest)[:1]))
+
+    assert run_seed(MEMBERS, 3).invariant == "leases are kept twice"
 
 
 IN_A_PROCESS = """
