@@ -139,6 +139,8 @@ class Setup:
     """How one run is set up."""
 
     config: Config
+    plain: bool
+    """Whether neither the run's options nor the network were drawn: how well these learn is known."""
     resumed: bool
     """Whether the run ends half way, and a second one goes on from its checkpoint."""
     late_s: float
@@ -165,11 +167,14 @@ def setup_of(settings: Draw, plain: Config) -> Setup:
         ConfigError: Options that cannot be together; no draw has such.
     """
     options = {name: value for name, value in settings.items() if name not in OWN}
+    config = msgspec.structs.replace(plain, **options)
+    network = str(settings.get("network", ""))
     return Setup(
-        config=msgspec.structs.replace(plain, **options),
+        config=config,
+        plain=config == plain and not network,
         resumed=bool(settings.get("resumed", False)),
         late_s=float(settings.get("late_s", 0.0)),
-        spec=NETWORKS[str(settings.get("network", ""))],
+        spec=NETWORKS[network],
         profiled=bool(settings.get("profiled", False)),
     )
 

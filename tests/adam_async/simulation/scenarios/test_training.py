@@ -107,6 +107,11 @@ def plain_case(seed: int) -> Case:
     return msgspec.structs.replace(case, plan=plan)
 
 
+def quiet(plan: Plan) -> Plan:
+    """A plan in which nothing goes wrong."""
+    return msgspec.structs.replace(plan, faults=())
+
+
 ABLATIONS = {
     "a push that comes again is applied again": (
         ServerState, "_order", "number == last + 1", "number <= last + 1", "I2",
@@ -135,3 +140,25 @@ def test_a_model_that_has_not_learnt_is_seen(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(training, "TRAINING", msgspec.structs.replace(training.TRAINING, rate=1e-9))
 
     assert run_case(TRAIN, plain_case(14)).invariant == "it learns"
+
+
+@pytest.mark.parametrize("bar", ["LEARNT", "LEARNT_OTHERWISE"])
+def test_a_run_without_options_is_held_to_what_such_runs_learn(
+    bar: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training, bar, 1.01)
+    case = msgspec.structs.replace(plain_case(14), plan=quiet(plain_case(14).plan))
+
+    assert run_case(TRAIN, case).invariant == ("it learns" if bar == "LEARNT" else "")
+
+
+def test_a_fault_whose_victim_never_comes_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "END_S", 3.0)
+    monkeypatch.setattr(training, "is_running", lambda node: False)
+    faults = (Fault(at_s=1.0, kind="freeze", targets=("ps-0",), lasts_s=1.0),)
+    case = plain_case(14)
+    plan = msgspec.structs.replace(case.plan, faults=faults)
+    result = run_case(TRAIN, msgspec.structs.replace(case, plan=plan))
+
+    assert result.invariant == "faults find their victims"
+    assert result.text.endswith("for 3 s ps-0 did not run")

@@ -45,6 +45,13 @@ def test_a_plan_without_settings_trains_plainly() -> None:
     assert (setup.spec, setup.profiled) == (NETWORKS[""], False)
 
 
+def test_a_setup_is_plain_as_long_as_what_learns_and_how_was_not_drawn() -> None:
+    for settings in ({}, {"profiled": True}, {"late_s": 3.0}):
+        assert setup_of(settings, TRAINING).plain, settings
+    for settings in (*MODES, *CUTS, WIDE, *RULES, *EXTRAS):
+        assert setup_of(settings, TRAINING).plain == (not settings), settings
+
+
 def test_messages_of_a_wide_network_leave_while_the_rest_of_its_step_is_computed() -> None:
     model = Network(NETWORKS["wide"])
     table = shard_table(model.parameters, shard_bytes=int(WIDE["shard_bytes"]), item_bytes=4)

@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 
+from adam_async.model_worker.service import ModelWorker
 from adam_async.parameter_server.apply import Applier
 from adam_async.parameter_server.state import ServerState
 from adam_async.simulation.campaign import draw_case, run_case
@@ -25,6 +26,36 @@ def test_every_word_has_its_answer() -> None:
 
     assert result.text == ""
     assert result.faults == {"visit": 2}
+
+
+def test_a_server_that_is_silent_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ServerState, "_tick", lambda *_: [])
+    result = run_case(TRAIN, visited())
+
+    assert result.invariant == "every word has its answer"
+    assert "ps-0 did not answer Tick(" in result.text
+
+
+def test_nobody_is_called_silent_as_long_as_somebody_is_disturbed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ServerState, "_tick", lambda *_: [])
+    case = visited()
+    visit, _ = case.plan.faults
+    freezes = (Fault(at_s=at, kind="freeze", targets=("worker-1",), lasts_s=0.8) for at in (4.0, 13.0, 22.0))
+    plan = msgspec.structs.replace(case.plan, faults=(visit, *freezes))
+    result = run_case(TRAIN, msgspec.structs.replace(case, plan=plan))
+
+    assert result.text == ""
+    assert "a visit that nobody noticed" in result.too_little
+
+
+def test_a_worker_that_never_hangs_up_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    rewrite(
+        monkeypatch, ModelWorker, "_on_neighbour", "self._refused_greets += 1", "await link.wait_closed()"
+    )
+    result = run_case(TRAIN, visited())
+
+    assert result.invariant == "every word has its answer"
+    assert "did not hang up after Greet(" in result.text
 
 
 ABLATIONS = {
