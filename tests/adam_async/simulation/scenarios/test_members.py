@@ -18,7 +18,8 @@ from adam_async.data_server.service import DataServer
 from adam_async.errors import DeadlineExceeded
 from adam_async.simulation.campaign import draw_case, run_case, run_seed
 from adam_async.simulation.dice import Dice
-from adam_async.simulation.scenarios.members import MEMBERS, draw_run
+from adam_async.simulation.scenarios.members import MEMBERS
+from adam_async.simulation.scenarios.short_runs import draw_run
 
 ROOT = Path(__file__).resolve().parents[4]
 
