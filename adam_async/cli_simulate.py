@@ -18,6 +18,7 @@ import msgspec
 from adam_async.cli_parent import die_with_parent
 from adam_async.cli_simulate_options import SimulateOptions
 from adam_async.cli_terminal import Terminal
+from adam_async.cli_train import check_no_folder
 from adam_async.errors import ConfigError
 from adam_async.machine import usable_cores
 from adam_async.ports import Disk
@@ -79,6 +80,9 @@ async def run_simulation(options: SimulateOptions, terminal: Terminal) -> int:
     seeds = chosen_seeds(options)
     check_options(options, names)
     async with Disk() as disk, Crew(1 if is_one_run(options) else options.jobs or usable_cores()) as crew:
+        for file in (options.trace, options.soak):
+            if file is not None:
+                await disk.run(check_no_folder, file)
         if is_one_run(options):
             case = await chosen_case(options, names[0], disk)
             failed = await run_one(case, options.trace, crew, disk, terminal)
@@ -301,15 +305,14 @@ def tell_too_little(name: str, seen: Collection[str], counted: int, seeds: int, 
 
     Returns whether so many seeds had to.
     """
-    missing = unreached(SCENARIOS[name], seen)
-    few = counted < LEAST_SHARE * seeds
-    is_many = seeds >= MANY
-    say = terminal.say if is_many else terminal.news
+    if seeds < MANY:
+        return False
+    missing, few = unreached(SCENARIOS[name], seen), counted < LEAST_SHARE * seeds
     if missing:
-        say(f"{name}: no seed came across: {', '.join(missing)}")
-    if few and is_many:
-        say(f"{name}: only {counted} of {seeds} seeds count; {LEAST_SHARE:.0%} have to")
-    return is_many and (few or bool(missing))
+        terminal.say(f"{name}: no seed came across: {', '.join(missing)}")
+    if few:
+        terminal.say(f"{name}: only {counted} of {seeds} seeds count; {LEAST_SHARE:.0%} have to")
+    return few or bool(missing)
 
 
 async def describe(result: SeedResult, crew: Crew, terminal: Terminal) -> list[str]:
