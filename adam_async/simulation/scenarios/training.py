@@ -79,7 +79,7 @@ TRAINING = Config(
     epoch_fraction=1.0,
     rate=0.1,
     kernels="numpy",
-    waits=Waits(dial_s=20.0, call_s=5.0, answer_s=0.5, patience_s=60.0, grace_s=1.0),
+    waits=Waits(dial_s=20.0, call_s=5.0, answer_s=0.5, patience_s=60.0),
 )
 IMAGES = 300
 """How many digits are trained on, of 1 437; all 360 of the others are for testing."""
@@ -90,8 +90,8 @@ BEGUN_S, STRIKE_S = 1.0, 10.0
 LEARNT = 0.75
 """Share of the test images that the model tells apart at the end; guessing tells a tenth."""
 
-LEARNT_OTHERWISE = 0.5
-"""The same of a run whose options were drawn, for they were not chosen to learn fast."""
+LEARNT_OTHERWISE = 0.25
+"""The same of a run whose options were drawn, for they were not chosen to learn fast: 39 % is the least seen."""
 
 END_S = 60.0
 """So long after the last fault the run is over at the latest."""
