@@ -91,7 +91,7 @@ LEARNT = 0.75
 """Share of the test images that the model tells apart at the end; guessing tells a tenth."""
 
 LEARNT_OTHERWISE = 0.25
-"""The same of a run whose options were drawn, for they were not chosen to learn fast: 39 % is the least seen."""
+"""The same of a run whose options were drawn, not chosen to learn fast; 39 % is the least that was seen."""
 
 END_S = 60.0
 """So long after the last fault the run is over at the latest."""
