@@ -206,6 +206,8 @@ def draw_setup(dice: Dice, plain: Config) -> dict[str, Setting]:
         more = {**settings, **extra}
         if _fits(more, plain):
             settings = more
+    if settings.get("network") == "conv" and "partitions" in settings and "push_every" in settings:
+        settings["rate"] = 0.1  # faster, it jumps about: 24 to 49 % with and without faults
     return settings
 
 
