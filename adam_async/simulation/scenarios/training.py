@@ -79,7 +79,7 @@ TRAINING = Config(
     epoch_fraction=1.0,
     rate=0.1,
     kernels="numpy",
-    waits=Waits(dial_s=20.0, call_s=5.0, answer_s=0.5, patience_s=60.0),
+    waits=Waits(dial_s=20.0, call_s=20.0, answer_s=0.5, patience_s=60.0),
 )
 IMAGES = 300
 """How many digits are trained on, of 1 437; all 360 of the others are for testing."""
