@@ -285,8 +285,8 @@ class Group:
                 await self._write_down((Born(saved.me),))
             elif self._file is not None and name_of(saved.me) != self._identity.node:
                 raise ConfigError(
-                    f"{self._file.folder} is {name_of(saved.me)}'s: "
-                    f"give {self._identity.node} a folder of its own"
+                    f"{self._file.folder} is that of {name_of(saved.me)}, and this is {self._identity.node}: "
+                    f"give the --id and --peers that {name_of(saved.me)} was started with, or another --dir"
                 )
             group = await stack.enter_async_context(asyncio.TaskGroup())
             self._peers.begin(group, saved.me)

@@ -458,7 +458,8 @@ async def test_a_folder_of_another_controller_is_refused_with_its_name_and_ours(
         with pytest.raises(ExceptionGroup) as caught:
             async with controller:
                 await asyncio.Event().wait()
-    said = f"{tmp_path} is controller-2's: give controller-1 a folder of its own"
+    said = f"{tmp_path} is that of controller-2, and this is controller-1: "
+    said += "give the --id and --peers that controller-2 was started with, or another --dir"
     assert str(first_cause(caught.value)) == said
 
 
