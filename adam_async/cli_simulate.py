@@ -5,6 +5,7 @@ takes to run it again.
 """
 
 import asyncio
+import os
 import re
 import sys
 from collections import Counter
@@ -83,6 +84,7 @@ async def run_simulation(options: SimulateOptions, terminal: Terminal) -> int:
         for file in (options.trace, options.soak):
             if file is not None:
                 await disk.run(check_no_folder, file)
+                await disk.run(check_in_folder, file)
         if is_one_run(options):
             case = await chosen_case(options, names[0], disk)
             failed = await run_one(case, options.trace, crew, disk, terminal)
@@ -139,7 +141,9 @@ def chosen_seeds(options: SimulateOptions) -> tuple[int, int] | None:
         return None
     found = RANGE.fullmatch(options.seeds.strip())
     if found is None or int(found[1]) > int(found[2]):
-        raise ConfigError(f"--seeds must be A..B with A at most B, such as 0..99, not {options.seeds!r}")
+        raise ConfigError(
+            f"--seeds must be A..B, from 0 up and A at most B, such as 0..99, not {options.seeds!r}"
+        )
     return int(found[1]), int(found[2])
 
 
@@ -163,6 +167,16 @@ def check_options(options: SimulateOptions, names: Sequence[str]) -> None:
         raise ConfigError("--trace is of one run: name it with --seed and one --scenario, or with --plan")
     if options.soak is not None and is_one_run(options):
         raise ConfigError("--soak is for many seeds: leave out --plan and --trace")
+
+
+def check_in_folder(file: Path) -> None:
+    """Refuse a file for results in a folder that is not there, before the work that they are the result of.
+
+    Raises:
+        ConfigError: It is not.
+    """
+    if not os.path.isdir(file.parent):
+        raise ConfigError(f"{file} cannot be written: there is no folder {file.parent}; make it first")
 
 
 def is_one_run(options: SimulateOptions) -> bool:

@@ -20,8 +20,8 @@ class SimulateOptions:
     """What the cluster goes through: a name of --list, or all; repeat for several. All if none is named."""
     seed: int | None = None
     """Run this seed alone; with --trace a file shows what happened in it."""
-    seeds: str | None = None
-    """Run the seeds A..B, both included; without it and without --seed 0..9, or with --soak all there are."""
+    seeds: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None
+    """Run the seeds A..B, from 0 up, both included; without it and --seed 0..9, or with --soak all of them."""
     jobs: int = 0
     """Child processes; 0 is one per core."""
     trace: Path | None = None

@@ -57,7 +57,7 @@ def test_seeds_come_to_one_line_whoever_runs_them(simulate: Call) -> None:
 
 @pytest.mark.slow
 def test_a_seed_is_traced(tmp_path: Path, simulate: Call) -> None:
-    file = tmp_path / "traces" / "run.json"
+    file = tmp_path / "run.json"
 
     code, (line,) = simulate(*ONLY, 1, "--seed", 2, "--trace", file)
 
@@ -179,7 +179,7 @@ def test_seeds_are_a_range_of_which_both_ends_belong_to_it() -> None:
 
 @pytest.mark.parametrize("seeds", ["", "4", "4..3", "-1..3", "a..b", "1..2..3"])
 def test_what_is_no_range_of_seeds_is_refused(seeds: str) -> None:
-    with pytest.raises(ConfigError, match=r"--seeds must be A\.\.B with A at most B"):
+    with pytest.raises(ConfigError, match=r"--seeds must be A\.\.B, from 0 up and A at most B"):
         chosen_seeds(SimulateOptions(seeds=seeds))
 
 
@@ -207,6 +207,18 @@ def test_a_folder_is_no_file_for_results(words: tuple[object, ...], simulate: Ca
     assert (code, said) == (2, [])
 
 
+@pytest.mark.parametrize("words", [("--seed", 2, "--trace"), ("--seeds", "2..3", "--soak")])
+def test_no_folder_is_made_for_results(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[object, ...]
+) -> None:
+    folder = tmp_path / "nosuch"
+
+    assert run_command(["simulate", *ONLY, "1", *map(str, words), str(folder / "file.json")]) == 2
+
+    assert f"there is no folder {folder}; make it first" in capsys.readouterr().err
+    assert not folder.exists()
+
+
 def test_a_trace_of_several_scenarios_is_refused() -> None:
     with pytest.raises(ConfigError, match="one --scenario"):
         check_options(SimulateOptions(trace=Path("t"), seed=1), ["members", "others"])
@@ -216,6 +228,7 @@ def test_a_trace_of_several_scenarios_is_refused() -> None:
     ("words", "said"),
     [
         (("--seed", "-1"), "--seed must be a whole number from 0 on, not -1"),
+        (("--seeds", "-1..1"), "--seeds must be A..B, from 0 up and A at most B, such as 0..99, not '-1..1'"),
         (("--plan", "not/there.json"), "--plan not/there.json cannot be read: No such file"),
     ],
 )
@@ -228,8 +241,7 @@ def test_the_command_says_what_is_wrong_in_one_line(
 
 @pytest.mark.slow
 def test_a_trace_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "file").write_text("")
-    file = str(tmp_path / "file" / "trace.json")
+    file = str(tmp_path / f"{'long' * 100}.json")
 
     assert run_command(["simulate", "--scenario", "members", "--seed", "2", "--trace", file]) == 2
     assert f"--trace {file} cannot be written" in capsys.readouterr().err
