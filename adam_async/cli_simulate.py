@@ -142,7 +142,7 @@ def chosen_seeds(options: SimulateOptions) -> tuple[int, int] | None:
     found = RANGE.fullmatch(options.seeds.strip())
     if found is None or int(found[1]) > int(found[2]):
         raise ConfigError(
-            f"--seeds must be A..B, from 0 up and A at most B, such as 0..99, not {options.seeds!r}"
+            f"--seeds must be A..B, from 0 on and A at most B, such as 0..99, not {options.seeds!r}"
         )
     return int(found[1]), int(found[2])
 

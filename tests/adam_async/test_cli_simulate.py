@@ -179,7 +179,7 @@ def test_seeds_are_a_range_of_which_both_ends_belong_to_it() -> None:
 
 @pytest.mark.parametrize("seeds", ["", "4", "4..3", "-1..3", "a..b", "1..2..3"])
 def test_what_is_no_range_of_seeds_is_refused(seeds: str) -> None:
-    with pytest.raises(ConfigError, match=r"--seeds must be A\.\.B, from 0 up and A at most B"):
+    with pytest.raises(ConfigError, match=r"--seeds must be A\.\.B, from 0 on and A at most B"):
         chosen_seeds(SimulateOptions(seeds=seeds))
 
 
@@ -228,7 +228,7 @@ def test_a_trace_of_several_scenarios_is_refused() -> None:
     ("words", "said"),
     [
         (("--seed", "-1"), "--seed must be a whole number from 0 on, not -1"),
-        (("--seeds", "-1..1"), "--seeds must be A..B, from 0 up and A at most B, such as 0..99, not '-1..1'"),
+        (("--seeds", "-1..1"), "--seeds must be A..B, from 0 on and A at most B, such as 0..99, not '-1..1'"),
         (("--plan", "not/there.json"), "--plan not/there.json cannot be read: No such file"),
     ],
 )
