@@ -34,6 +34,7 @@ from adam_async.errors import BindFailed, DeadlineExceeded, RoleDied, first_caus
 from adam_async.machine import usable_cores
 from adam_async.model import warm_up_kernels
 from adam_async.model.spec import ModelSpec
+from adam_async.muster import LONGER
 from adam_async.ports import Disk, system_entropy
 from adam_async.run_result import EpochResult, RunResult
 from adam_async.slow import check_names, texts_for
@@ -44,7 +45,7 @@ from transport import BufferPool, Identity, Link, Network
 logger = logging.getLogger(__name__)
 
 SAY_S = 2.0
-"""How often the user hears how far compiling is."""
+"""How often the user hears how far the kernels are, if that takes so long."""
 
 COMPILE_S = 120.0
 """How long leaving may wait for a kernel that is being compiled; a thread cannot be stopped."""
@@ -286,7 +287,7 @@ class ProcessCluster:
             nonlocal said_at
             if loop.time() - said_at > SAY_S and done < total:
                 said_at = loop.time()
-                self._say(f"compiling {done}/{total}; the next time it is read from the disk")
+                self._say(f"preparing kernels {done}/{total}; what is compiled is kept for the next time")
 
         def progress(done: int, total: int) -> None:
             loop.call_soon_threadsafe(tell, done, total)
@@ -390,7 +391,7 @@ class ProcessCluster:
             async with asyncio.timeout(timeout_s):
                 return await child.address
         except TimeoutError:
-            raise DeadlineExceeded(f"{child.node} to say where it listens", timeout_s) from None
+            raise DeadlineExceeded(f"{child.node} to say where it listens{LONGER}", timeout_s) from None
 
     async def _stop(self) -> None:
         """End all children in good order within `drain_s`, then with force."""

@@ -15,6 +15,9 @@ from transport import TransportError
 LOOK_S = 1.0
 """How often the roles are asked how far they are."""
 
+LONGER = "; where roles only need longer, raise prepare_s under [waits] in the file of --config"
+"""Ends what is said of roles that did not get ready within `prepare_s`."""
+
 NO_RUN = "-"
 """No node is ready for this."""
 
@@ -126,7 +129,7 @@ class Muster:
                 self._progress.plan, self._progress.together = cluster.run.plan, cluster.run.together
                 self._progress.missing = ""
                 return cluster
-        raise self._missing(run)
+        raise self._missing(run, f"; the run was {self._progress.phase}{LONGER}")
 
     async def _wait_for(self, there: Callable[[ClusterMap], bool], what: str) -> ClusterMap:
         """Wait for a map, at most `prepare_s`, and show meanwhile which roles lack."""
@@ -175,11 +178,11 @@ class Muster:
             key=lambda each: each[0] - each[1],
             default=(0, 0),
         )
-        self._progress.phase = f"compiling {done}/{total}" if done < total else "preparing"
+        self._progress.phase = f"preparing kernels {done}/{total}" if done < total else "preparing"
 
-    def _missing(self, run: str) -> DeadlineExceeded:
+    def _missing(self, run: str, why: str = "") -> DeadlineExceeded:
         return DeadlineExceeded(
-            f"{self._wanted}; {who_is_here(self._membership.map, run)}", self._waits.prepare_s
+            f"{self._wanted}; {who_is_here(self._membership.map, run)}{why}", self._waits.prepare_s
         )
 
 

@@ -1,11 +1,16 @@
-"""While roles are waited for, the progress says which are missing; and then how the model is cut."""
+"""While roles are waited for it is said which are missing, or how far they are; and then how the model is cut."""
 
 import asyncio
+import threading
 
+import msgspec
 import pytest
 
+from adam_async import muster as module
 from adam_async.cluster import LocalCluster
 from adam_async.config import Config, Waits
+from adam_async.errors import DeadlineExceeded
+from adam_async.model.network import Network
 from adam_async.muster import Muster
 from adam_async.progress import Progress
 from tests.adam_async.runs import cluster_of, tiny_dataset, until
@@ -63,6 +68,28 @@ async def test_nobody_is_missing_any_more_when_the_wait_is_over() -> None:
         async with joiner(cluster, "worker-9"):
             await waiting
         assert (progress.phase, progress.missing) == ("loading 0001", "")
+
+
+async def test_kernels_that_take_too_long_are_named_with_what_gives_them_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    over = threading.Event()
+
+    def compile_without_end(_: Network, progress) -> None:
+        progress(3, 35)
+        over.wait()
+
+    monkeypatch.setattr(Network, "warm_up", compile_without_end)
+    monkeypatch.setattr(module, "LOOK_S", 0.05)
+    waits = msgspec.structs.replace(WAITS, prepare_s=1.5)
+    async with cluster_of(Config(epochs=1, threads=1, waits=waits)) as cluster:
+        try:
+            with pytest.raises(DeadlineExceeded) as caught:
+                await cluster.train()
+        finally:
+            over.set()
+    said = "worker-0 (not ready); the run was preparing kernels 3/35; where roles only need longer, raise "
+    assert said + "prepare_s under [waits] in the file of --config" in str(caught.value)
 
 
 async def test_how_the_model_is_cut_is_known_when_training_begins() -> None:

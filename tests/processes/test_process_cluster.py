@@ -7,8 +7,8 @@ import signal
 import pytest
 
 from adam_async.cluster_processes import ProcessCluster
-from adam_async.config import make_config
-from adam_async.errors import RoleDied
+from adam_async.config import Waits, make_config
+from adam_async.errors import DeadlineExceeded, RoleDied
 from tests.processes.commands import PATIENCE_S, Command, children_of, command_line, run, until, watched
 
 pytestmark = pytest.mark.processes
@@ -93,6 +93,13 @@ async def test_a_program_hears_that_a_child_cannot_start() -> None:
             pass
 
     assert said[-1] == "data-0 died: ended with exit code 3"
+
+
+async def test_a_start_that_takes_too_long_says_what_gives_it_longer() -> None:
+    waits = Waits(prepare_s=0.01)
+    with pytest.raises(DeadlineExceeded, match=r"where it listens; .* raise prepare_s under \[waits\]"):
+        async with ProcessCluster(make_config({"data": "digits", "waits": waits})):
+            pass
 
 
 def test_children_end_when_their_parent_is_killed() -> None:
