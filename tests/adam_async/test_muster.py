@@ -1,4 +1,4 @@
-"""While roles are waited for it is said which are missing, or how far they are; and then how the model is cut."""
+"""While roles are waited for it is said which are missing, or how far they are; then how the model is cut."""
 
 import asyncio
 import threading
