@@ -2,18 +2,36 @@
 
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from cyclopts import Parameter
 
-from adam_async.config import FIELDS
+from adam_async.config import FIELDS, Config
 
 LoopName = Literal["uvloop", "asyncio"]
 Damaged = Literal["error", "skip"]
 
 _OnlyOn = Parameter(negative="")
 
+_Options = TypeVar("_Options")
 
+
+def _with_defaults(options: type[_Options]) -> type[_Options]:
+    """Let the help name the defaults of a run, which are not those of its options: these are None."""
+    plain = Config()
+
+    def kind_of(name: str, kind: Any) -> Any:
+        default = getattr(plain, name, "")
+        # A file to record to is none by default, whatever a run calls it.
+        if name == "record" or default in ("", ()):
+            return kind
+        return Annotated[kind, Parameter(show_default=lambda _: str(default))]
+
+    options.__annotations__ = {name: kind_of(name, kind) for name, kind in options.__annotations__.items()}
+    return options
+
+
+@_with_defaults
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainOptions:
@@ -111,7 +129,7 @@ class TrainOptions:
     seed: int | None = None
     """Seed of every random value of the run."""
     until_accuracy: float | None = None
-    """Stop after the first epoch whose test accuracy reaches this share."""
+    """Stop after the first epoch whose test accuracy reaches this share; 0 trains all epochs."""
     evaluation: Literal["wait", "concurrent"] | None = None
     """Whether training waits while an epoch is evaluated."""
     shard_bytes: int | None = None

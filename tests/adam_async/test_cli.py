@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from cyclopts import CycloptsError
+from rich.console import Console
 
 from adam_async import cli_commands
 from adam_async.cli import one_blas_thread
@@ -81,6 +82,19 @@ async def test_without_options_the_defaults_hold() -> None:
 
 def test_every_option_of_a_run_is_on_the_command_line_but_those_of_tests() -> None:
     assert set(FIELDS) - set(TrainOptions().layer()) == {"dtype", "read_ahead", "waits"}
+
+
+def test_the_help_names_the_defaults_of_a_run(capsys: pytest.CaptureFixture[str]) -> None:
+    app(["train", "--help"], console=Console(width=400))
+    text = capsys.readouterr().out
+
+    said = {}
+    for name in set(FIELDS) & set(TrainOptions().layer()):
+        found = re.search(rf"^│ --{name.replace('_', '-')} (.*)│$", text, re.MULTILINE)
+        assert found is not None, name
+        said[name] = found[1].strip().removesuffix("]").partition("[default: ")[2]
+    without = ("spill", "transforms", "slow", "record")
+    assert said == {name: "" if name in without else str(getattr(Config(), name)) for name in said}
 
 
 def test_options_are_written_with_dashes() -> None:
