@@ -1,6 +1,7 @@
 """What can happen to machines of controllers and of their clients: they crash, end, stand still, are late."""
 
 import asyncio
+from collections import defaultdict
 
 from adam_async.simulation.faults import Strike, check_noticed, is_running
 from adam_async.simulation.nodes import World
@@ -9,6 +10,9 @@ from adam_async.simulation.scenarios.fault_targets import Targets
 
 ENDS_S = 3.0
 """So soon a controller that is stopped has ended."""
+
+AGAIN_S = 1.0
+"""So long a clock is wrong once more in the life after one that another fault has ended."""
 
 
 class MachineFaults:
@@ -31,6 +35,7 @@ class MachineFaults:
         }
         self._targets = targets
         self._group = targets.group
+        self._clocks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def _crash(self, _: World, fault: Fault) -> None:
         async with self._targets.held(fault) as node:
@@ -50,9 +55,11 @@ class MachineFaults:
             assert node.task is not None
             node.task.cancel()
             await asyncio.wait([node.task], timeout=ENDS_S)
+            ended = node.task.done()
             node.kill()
             if await self._targets.lasts(fault.lasts_s):
                 self._group.restart(node.name)
+            check_noticed(ended)
 
     async def _freeze(self, _: World, fault: Fault) -> None:
         async with self._targets.held(fault) as node:
@@ -72,12 +79,19 @@ class MachineFaults:
             check_noticed(is_running(node) and node.host is host)
 
     async def _clock(self, _: World, fault: Fault) -> None:
-        """Let a clock run at another rate, beside all other faults."""
-        node = await self._targets.target(fault)
-        check_noticed(await self._targets.until(lambda: is_running(node)))
-        node.set_clock(rate=fault.amount)
-        if await self._targets.lasts(fault.lasts_s):
-            node.set_clock(rate=1.0)
+        """Let a clock run at another rate, beside all other faults; where one ends that life, in the next."""
+        node, over = await self._targets.target(fault), self._targets.over
+        lasts_s, ran = fault.lasts_s, False
+        async with self._clocks[node.name]:
+            while not ran:
+                running = await self._targets.until(lambda: is_running(node))
+                check_noticed(running and not over.is_set())
+                host = node.host
+                node.set_clock(rate=fault.amount)
+                await self._targets.lasts(lasts_s)
+                ran, lasts_s = is_running(node) and node.host is host, AGAIN_S
+            if not over.is_set():
+                node.set_clock(rate=1.0)
 
     async def _restart_all(self, _: World, fault: Fault) -> None:
         """Take the power of all controllers at once; they come back one after the other."""
