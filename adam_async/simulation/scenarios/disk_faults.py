@@ -37,14 +37,14 @@ class DiskFaults:
         self._group = targets.group
 
     async def _slow_disk(self, _: World, fault: Fault) -> None:
+        """Let a disk be slow, or stuck, until its controller had to write."""
         async with self._targets.held(fault) as node:
             writes = self._group.writes[node.name]
             node.disk_conditions.sync_s = fault.amount
             node.disk_conditions.stuck = fault.amount > 0.3
-            await self._targets.lasts(fault.lasts_s)
-            noticed = await self._targets.until(
-                lambda: self._group.writes[node.name] > writes or self._group.is_new(node.name)
-            )  # one that is new has a file to read
+            if await self._targets.lasts(fault.lasts_s) and self._group.is_new(node.name):
+                node.disk_conditions.stuck = False  # it could not read its file, and would never write
+            noticed = await self._targets.until(lambda: self._group.writes[node.name] > writes)
             if not self._targets.over.is_set():
                 mend_disk(node)
             check_noticed(noticed)

@@ -1,12 +1,22 @@
-"""Disks of controllers that rot: damage is refused, costs one disk at a time, and would be missed else."""
+"""Disks of controllers: damage is refused, costs one disk at a time, and slow ones had to be written to."""
+
+import asyncio
 
 import msgspec
 import pytest
 
 from adam_async.consensus import records
 from adam_async.simulation.campaign import SeedResult, draw_case, run_case
+from adam_async.simulation.dice import Dice
+from adam_async.simulation.disk import DiskConditions
+from adam_async.simulation.faults import Missed
+from adam_async.simulation.nodes import World, simulate
 from adam_async.simulation.plan import Fault, in_order
+from adam_async.simulation.scenario import Ledger
+from adam_async.simulation.scenarios.controller_group import ControllerGroup, draw_settings
 from adam_async.simulation.scenarios.controllers import CONTROLLERS
+from adam_async.simulation.scenarios.disk_faults import DiskFaults
+from adam_async.simulation.scenarios.fault_targets import Targets
 
 
 def run_with(seed: int, *faults: Fault) -> SeedResult:
@@ -41,3 +51,41 @@ def test_damage_that_is_not_refused_is_noticed(monkeypatch) -> None:
     monkeypatch.setattr(records, "_refuse_damage", lambda *_: None)
 
     assert any(run_with(seed, rot(8.0, 1, runs=False)).invariant in ("I7", "I10") for seed in range(2, 6))
+
+
+def strike_slow_disk(*, at_s: float, amount: float):
+    """Let a disk of a group without clients be slow. Returns whether that counts, and what was written."""
+
+    async def scenario(world: World):
+        settings = {**draw_settings(Dice("0"), sessions=3), "controllers": 3}
+        group = ControllerGroup(world, settings, Ledger(lambda: world.now))
+        targets = Targets(world, group, asyncio.Event(), patience_s=5.0)
+        group.start()
+        await asyncio.sleep(at_s)
+        written, counts = group.writes["controller-1"], True
+        fault = Fault(at_s=at_s, kind="slow-disk", targets=("controller-1",), lasts_s=1.0, amount=amount)
+        try:
+            await DiskFaults(targets).strikes["slow-disk"](world, fault)
+        except Missed:
+            counts = False
+        conditions = world.node("controller-1").disk_conditions
+        assert conditions == DiskConditions()
+        return counts, group.writes["controller-1"] - written
+
+    return simulate(scenario, seed=0, limit_s=1000.0).result
+
+
+@pytest.mark.parametrize("amount", [0.1, 0.5])
+def test_a_slow_disk_of_a_controller_that_begins_lasts_until_that_had_to_write(amount: float) -> None:
+    counts, writes = strike_slow_disk(at_s=0.01, amount=amount)
+
+    assert counts
+    assert writes > 0
+
+
+@pytest.mark.parametrize("amount", [0.1, 0.5])
+def test_a_slow_disk_that_nobody_wrote_to_does_not_count(amount: float) -> None:
+    counts, writes = strike_slow_disk(at_s=20.0, amount=amount)
+
+    assert not counts
+    assert writes == 0
