@@ -3,7 +3,6 @@
 import asyncio
 import errno
 import random
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -54,6 +53,40 @@ async def found_in(disk, folder):
     """What a controller that begins finds."""
     async with LogFile(disk, folder).opened() as saved:
         return saved
+
+
+async def written(disk, folder, *batches):
+    """Be a controller that begins, writes and ends."""
+    file = LogFile(disk, folder)
+    async with file.opened():
+        await file.append(batches)
+
+
+def found_after_a_power_cut(write, *, seed, after_s):
+    """What the next life finds where the power goes so many seconds after `write` was begun."""
+    found = []
+
+    async def scenario(world):
+        node = world.node("a")
+        folder = Path("/home")
+
+        async def begin(node):
+            file = LogFile(node.open_disk(), folder)
+            async with file.opened():
+                await write(node, file)
+
+        async def look(node):
+            found.append(await found_in(node.open_disk(), folder))
+
+        node.start(begin)
+        await asyncio.sleep(after_s)
+        node.crash()
+        node.disk_conditions.sync_s = 0.0
+        node.start(look)
+        await node.task
+
+    simulate(scenario, seed=seed)
+    return found[0]
 
 
 @both
@@ -136,9 +169,7 @@ async def test_a_folder_that_cannot_be_is_refused_by_name(on_disk, tmp_path):
 @pytest.mark.parametrize("tail", [b"garbage" * 100, bytes(4096), b"\xabCL1" * 20])
 async def test_a_torn_end_is_cut_off_and_the_file_goes_on_before_it(on_disk, tmp_path, tail):
     async def use(disk, home):
-        file = LogFile(disk, home)
-        async with file.opened():
-            await file.append([FOUNDED.records(), entries(2)])
+        await written(disk, home, FOUNDED.records(), entries(2))
         whole = await disk.read_bytes(home / NAME)
         await disk.write_from(home / NAME, len(whole), tail)
         file = LogFile(disk, home)
@@ -157,9 +188,7 @@ async def test_a_file_that_begins_with_no_whole_record_is_refused_and_left_as_it
     """A log comes into being with a whole first record: no crash leaves this."""
 
     async def use(disk, home):
-        file = LogFile(disk, home)
-        async with file.opened():
-            await file.append([BORN, *[entries(index) for index in range(1, 3)]])
+        await written(disk, home, BORN, entries(1), entries(2))
         whole = await disk.read_bytes(home / NAME)
         for strange in (random.Random(size).randbytes(size), bytes(size), whole[: len(whole) // 2][:30]):
             await disk.write_atomic(home / NAME, [strange])
@@ -176,29 +205,13 @@ async def test_a_file_that_begins_with_no_whole_record_is_refused_and_left_as_it
 def test_a_power_cut_while_the_first_record_is_written_leaves_it_whole_or_nothing():
     seen = set()
 
-    async def scenario(world):
-        node = world.node("a")
-        folder = Path("/home")
-
-        async def begin(node):
-            file = LogFile(node.open_disk(), folder)
-            async with file.opened():
-                node.disk_conditions.sync_s = 1.0
-                await file.append([FOUNDED.records()])
-
-        async def look(node):
-            seen.add(await found_in(node.open_disk(), folder))
-
-        node.start(begin)
-        await asyncio.sleep(cut_s)
-        node.crash()
-        node.disk_conditions.sync_s = 0.0
-        node.start(look)
-        await node.task
+    async def write(node, file):
+        node.disk_conditions.sync_s = 1.0
+        await file.append([FOUNDED.records()])
 
     for seed in range(60):
         cut_s = 0.5 + seed % 3  # before its bytes are forced down, before its name is, and after that
-        simulate(scenario, seed=seed)
+        seen.add(found_after_a_power_cut(write, seed=seed, after_s=cut_s))
         assert cut_s < 2 or FOUNDED in seen
     assert seen == {None, FOUNDED}
 
@@ -206,9 +219,7 @@ def test_a_power_cut_while_the_first_record_is_written_leaves_it_whole_or_nothin
 @both
 async def test_what_a_life_that_was_killed_wrote_aside_is_removed_and_nothing_else(on_disk, tmp_path):
     async def use(disk, home):
-        file = LogFile(disk, home)
-        async with file.opened():
-            await file.append([BORN])
+        await written(disk, home, BORN)
         others = [f"{NAME}.x.aside", f"{NAME}.7.aside.keep", "controller-log.7.aside", "mine.7.aside"]
         for name in (f"{NAME}.7.aside", f"{NAME}.12345.aside", *others):
             await disk.write_atomic(home / name, [b"half"])
@@ -280,60 +291,29 @@ def test_what_was_not_forced_down_is_there_whole_or_in_part_or_not_but_what_was_
     """A power cut while several batches are on their way: the first of them, or none, and never one alone."""
     seen = set()
 
-    async def scenario(world):
-        node = world.node("a")
-        folder = Path("/home")
-
-        async def begin(node):
-            file = LogFile(node.open_disk(), folder)
-            async with file.opened():
-                await file.append([FOUNDED.records(), entries(2)])
-                node.disk_conditions.sync_s = 1.0
-                await file.append([entries(3), entries(4), entries(5)])
-
-        async def look(node):
-            seen.add(tuple(entry.index for entry in (await found_in(node.open_disk(), folder)).entries))
-
-        node.start(begin)
-        await asyncio.sleep(0.5)
-        node.crash()
-        node.disk_conditions.sync_s = 0.0
-        node.start(look)
-        await node.task
+    async def write(node, file):
+        await file.append([FOUNDED.records(), entries(2)])
+        node.disk_conditions.sync_s = 1.0
+        await file.append([entries(3), entries(4), entries(5)])
 
     for seed in range(60):
-        simulate(scenario, seed=seed)
+        saved = found_after_a_power_cut(write, seed=seed, after_s=0.5)
+        seen.add(tuple(entry.index for entry in saved.entries))
     assert {(2,), (2, 3, 4, 5)} <= seen <= {(2,), (2, 3), (2, 3, 4), (2, 3, 4, 5)}
 
 
 def test_whenever_the_power_goes_the_old_file_is_there_or_the_new_one_and_no_part_of_either():
     whole = Saved(me="a", term=2, vote="a", snapshot=Snapshot(4, 2, FOUNDED.snapshot.members, b"later"))
-    seen = []
+    seen = set()
 
-    async def scenario(world, *, after_s):
-        node = world.node("a")
-        folder = Path("/home")
-
-        async def begin(node):
-            file = LogFile(node.open_disk(), folder)
-            async with file.opened():
-                await file.append([FOUNDED.records(), entries(2, 3, 4)])
-                node.disk_conditions.sync_s = 1.0
-                await file.begin_anew(whole.records())
-                await asyncio.Event().wait()
-
-        async def look(node):
-            saved = await found_in(node.open_disk(), folder)
-            seen.append((saved.snapshot.index, len(saved.entries)) if saved is not None else None)
-
-        node.start(begin)
-        await asyncio.sleep(after_s)
-        node.crash()
-        node.disk_conditions.sync_s = 0.0
-        node.start(look)
-        await node.task
+    async def write(node, file):
+        await file.append([FOUNDED.records(), entries(2, 3, 4)])
+        node.disk_conditions.sync_s = 1.0
+        await file.begin_anew(whole.records())
+        await asyncio.Event().wait()
 
     for seed in range(20):
         for after_s in (0.5, 1.5, 2.5, 3.5):
-            simulate(partial(scenario, after_s=after_s), seed=seed)
-    assert set(seen) == {(1, 3), (4, 0)}
+            saved = found_after_a_power_cut(write, seed=seed, after_s=after_s)
+            seen.add((saved.snapshot.index, len(saved.entries)))
+    assert seen == {(1, 3), (4, 0)}

@@ -2,28 +2,23 @@
 
 import asyncio
 
-import msgspec
 import pytest
 
 from adam_async.consensus import records
 from adam_async.simulation.campaign import SeedResult, draw_case, run_case
-from adam_async.simulation.dice import Dice
 from adam_async.simulation.disk import DiskConditions
 from adam_async.simulation.faults import Missed
 from adam_async.simulation.nodes import World, simulate
-from adam_async.simulation.plan import Fault, in_order
-from adam_async.simulation.scenario import Ledger
-from adam_async.simulation.scenarios.controller_group import ControllerGroup, draw_settings
+from adam_async.simulation.plan import Fault
 from adam_async.simulation.scenarios.controllers import CONTROLLERS
 from adam_async.simulation.scenarios.disk_faults import DiskFaults
-from adam_async.simulation.scenarios.fault_targets import Targets
+from tests.adam_async.simulation.scenarios.cases import with_faults
+from tests.adam_async.simulation.scenarios.fault_targets import targets_in
 
 
 def run_with(seed: int, *faults: Fault) -> SeedResult:
     """The run of a seed, with these faults alone."""
-    case = draw_case(CONTROLLERS, seed)
-    plan = msgspec.structs.replace(case.plan, faults=in_order(faults))
-    return run_case(CONTROLLERS, msgspec.structs.replace(case, plan=plan))
+    return run_case(CONTROLLERS, with_faults(draw_case(CONTROLLERS, seed), *faults))
 
 
 def rot(at_s: float, number: int, *, runs: bool) -> Fault:
@@ -57,9 +52,8 @@ def strike_slow_disk(*, at_s: float, amount: float):
     """Let a disk of a group without clients be slow. Returns whether that counts, and what was written."""
 
     async def scenario(world: World):
-        settings = {**draw_settings(Dice("0"), sessions=3), "controllers": 3}
-        group = ControllerGroup(world, settings, Ledger(lambda: world.now))
-        targets = Targets(world, group, asyncio.Event(), patience_s=5.0)
+        targets = targets_in(world, patience_s=5.0)
+        group = targets.group
         group.start()
         await asyncio.sleep(at_s)
         written, counts = group.writes["controller-1"], True

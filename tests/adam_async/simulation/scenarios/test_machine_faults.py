@@ -2,14 +2,11 @@
 
 import asyncio
 
-from adam_async.simulation.dice import Dice
 from adam_async.simulation.faults import Missed
 from adam_async.simulation.nodes import World, simulate
 from adam_async.simulation.plan import Fault
-from adam_async.simulation.scenario import Ledger
-from adam_async.simulation.scenarios.controller_group import ControllerGroup, draw_settings
-from adam_async.simulation.scenarios.fault_targets import Targets
 from adam_async.simulation.scenarios.machine_faults import AGAIN_S, MachineFaults
+from tests.adam_async.simulation.scenarios.fault_targets import targets_in
 
 NAME = "controller-1"
 RATE = 1.25
@@ -27,13 +24,11 @@ def strike(*others, over_s: float = 1e6):
     """
 
     async def scenario(world: World):
-        settings = {**draw_settings(Dice("0"), sessions=3), "controllers": 3}
-        group, over = ControllerGroup(world, settings, Ledger(lambda: world.now)), asyncio.Event()
-        strikes = MachineFaults(Targets(world, group, over, patience_s=3.0)).strikes
+        targets = targets_in(world, patience_s=3.0)
         node = world.node(NAME)
         node.start(lives_on)
         rates, loop = [], asyncio.get_running_loop()
-        loop.call_later(over_s, over.set)
+        loop.call_later(over_s, targets.over.set)
         for at_s, do in others:
             loop.call_later(at_s, do, node)
 
@@ -47,7 +42,7 @@ def strike(*others, over_s: float = 1e6):
         fault = Fault(at_s=0, kind="clock", targets=(NAME,), lasts_s=LASTS_S, amount=RATE)
         counts = True
         try:
-            await strikes["clock"](world, fault)
+            await MachineFaults(targets).strikes["clock"](world, fault)
         except Missed:
             counts = False
         watching.cancel()

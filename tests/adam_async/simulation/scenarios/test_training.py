@@ -12,7 +12,7 @@ from adam_async.data_server.state import DataState
 from adam_async.parameter_server.state import ServerState
 from adam_async.simulation.campaign import draw_case, run_case, run_seed
 from adam_async.simulation.network import Conditions
-from adam_async.simulation.plan import Case, Fault, Options, Plan
+from adam_async.simulation.plan import Fault, Options, Plan
 from adam_async.simulation.scenarios import SCENARIOS, training
 from adam_async.simulation.scenarios.training import (
     BRIEF_S,
@@ -23,6 +23,7 @@ from adam_async.simulation.scenarios.training import (
     WORKERS,
     images,
 )
+from tests.adam_async.simulation.scenarios.cases import plain_training, with_faults
 from tests.adam_async.simulation.test_ablations import rewrite
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -98,20 +99,6 @@ def test_a_worker_that_returns_does_not_train_in_a_place_that_is_anothers_by_now
     assert run_case(TRAIN, msgspec.structs.replace(case, plan=plan)).text == ""
 
 
-def plain_case(seed: int) -> Case:
-    """The run of a seed without the options that it draws, and without visitors."""
-    case = draw_case(TRAIN, seed)
-    options = msgspec.structs.replace(case.plan.options, settings={})
-    faults = tuple(fault for fault in case.plan.faults if fault.kind != "visit")
-    plan = msgspec.structs.replace(case.plan, options=options, faults=faults)
-    return msgspec.structs.replace(case, plan=plan)
-
-
-def quiet(plan: Plan) -> Plan:
-    """A plan in which nothing goes wrong."""
-    return msgspec.structs.replace(plan, faults=())
-
-
 ABLATIONS = {
     "a push that comes again is applied again": (
         ServerState, "_order", "number == last + 1", "number <= last + 1", "I2",
@@ -130,7 +117,7 @@ ABLATIONS = {
 def test_a_safeguard_that_is_taken_out_is_missed(safeguard: str, monkeypatch: pytest.MonkeyPatch) -> None:
     owner, method, old, new, invariant = ABLATIONS[safeguard]
     rewrite(monkeypatch, owner, method, old, new)
-    broken = (run_case(TRAIN, plain_case(seed)) for seed in range(2, 12))
+    broken = (run_case(TRAIN, plain_training(seed)) for seed in range(2, 12))
 
     assert next((result.invariant for result in broken if not result.ok), "") == invariant
 
@@ -139,7 +126,7 @@ def test_a_safeguard_that_is_taken_out_is_missed(safeguard: str, monkeypatch: py
 def test_a_model_that_has_not_learnt_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "TRAINING", msgspec.structs.replace(training.TRAINING, rate=1e-9))
 
-    assert run_case(TRAIN, plain_case(14)).invariant == "it learns"
+    assert run_case(TRAIN, plain_training(14)).invariant == "it learns"
 
 
 @pytest.mark.parametrize("bar", ["LEARNT", "LEARNT_OTHERWISE"])
@@ -147,18 +134,16 @@ def test_a_run_without_options_is_held_to_what_such_runs_learn(
     bar: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(training, bar, 1.01)
-    case = msgspec.structs.replace(plain_case(14), plan=quiet(plain_case(14).plan))
+    quiet = with_faults(plain_training(14))
 
-    assert run_case(TRAIN, case).invariant == ("it learns" if bar == "LEARNT" else "")
+    assert run_case(TRAIN, quiet).invariant == ("it learns" if bar == "LEARNT" else "")
 
 
 def test_a_fault_whose_victim_never_comes_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "END_S", 3.0)
     monkeypatch.setattr(training, "is_running", lambda node: False)
-    faults = (Fault(at_s=1.0, kind="freeze", targets=("ps-0",), lasts_s=1.0),)
-    case = plain_case(14)
-    plan = msgspec.structs.replace(case.plan, faults=faults)
-    result = run_case(TRAIN, msgspec.structs.replace(case, plan=plan))
+    fault = Fault(at_s=1.0, kind="freeze", targets=("ps-0",), lasts_s=1.0)
+    result = run_case(TRAIN, with_faults(plain_training(14), fault))
 
     assert result.invariant == "faults find their victims"
     assert result.text.endswith("for 3 s ps-0 did not run")

@@ -1,24 +1,21 @@
 """Visitors of a cluster that trains: what they would not miss if a server took what it must refuse."""
 
-import msgspec
 import pytest
 
 from adam_async.model_worker.service import ModelWorker
 from adam_async.parameter_server.apply import Applier
 from adam_async.parameter_server.state import ServerState
-from adam_async.simulation.campaign import draw_case, run_case
+from adam_async.simulation.campaign import run_case
 from adam_async.simulation.plan import Case, Fault
 from adam_async.simulation.scenarios.training import TRAIN
+from tests.adam_async.simulation.scenarios.cases import plain_training, with_faults
 from tests.adam_async.simulation.test_ablations import rewrite
 
 
 def visited() -> Case:
     """A plain run in which nothing happens but two visits."""
-    case = draw_case(TRAIN, 3)
-    faults = tuple(Fault(at_s=2.0, kind="visit", targets=(name,)) for name in ("ps-0", "ps-1"))
-    options = msgspec.structs.replace(case.plan.options, settings={})
-    plan = msgspec.structs.replace(case.plan, options=options, faults=faults)
-    return msgspec.structs.replace(case, plan=plan)
+    visits = (Fault(at_s=2.0, kind="visit", targets=(name,)) for name in ("ps-0", "ps-1"))
+    return with_faults(plain_training(3), *visits)
 
 
 def test_every_word_has_its_answer() -> None:
@@ -41,8 +38,7 @@ def test_nobody_is_called_silent_as_long_as_somebody_is_disturbed(monkeypatch: p
     case = visited()
     visit, _ = case.plan.faults
     freezes = (Fault(at_s=at, kind="freeze", targets=("worker-1",), lasts_s=0.8) for at in (4.0, 13.0, 22.0))
-    plan = msgspec.structs.replace(case.plan, faults=(visit, *freezes))
-    result = run_case(TRAIN, msgspec.structs.replace(case, plan=plan))
+    result = run_case(TRAIN, with_faults(case, visit, *freezes))
 
     assert result.text == ""
     assert "a visit that nobody noticed" in result.too_little

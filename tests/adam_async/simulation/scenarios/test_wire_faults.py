@@ -4,15 +4,12 @@ import asyncio
 
 import pytest
 
-from adam_async.simulation.dice import Dice
 from adam_async.simulation.faults import Missed
 from adam_async.simulation.network import Conditions
 from adam_async.simulation.nodes import World, simulate
 from adam_async.simulation.plan import Fault
-from adam_async.simulation.scenario import Ledger
-from adam_async.simulation.scenarios.controller_group import ControllerGroup, draw_settings
-from adam_async.simulation.scenarios.fault_targets import Targets
 from adam_async.simulation.scenarios.wire_faults import WireFaults
+from tests.adam_async.simulation.scenarios.fault_targets import targets_in
 
 ADDRESSES = ("controller-1", "controller-2", "controller-3")
 USER = "user-0"
@@ -46,9 +43,7 @@ def strike(fault: Fault, *, program=asks, over_s: float = 1e6):
     """How the way from the client was, every tenth of a second; whether the fault struck; what is left."""
 
     async def scenario(world: World):
-        settings = {**draw_settings(Dice("0"), sessions=3), "controllers": 3}
-        group, over = ControllerGroup(world, settings, Ledger(lambda: world.now)), asyncio.Event()
-        targets = Targets(world, group, over, patience_s=3.0)
+        targets = targets_in(world, patience_s=3.0)
         for name in ADDRESSES:
             world.node(name).start(listens)
         world.node(USER).start(program)
@@ -60,7 +55,7 @@ def strike(fault: Fault, *, program=asks, over_s: float = 1e6):
                 seen.append((wire.conditions, wire.cut))
 
         await asyncio.sleep(1.0)
-        asyncio.get_running_loop().call_later(over_s, over.set)
+        asyncio.get_running_loop().call_later(over_s, targets.over.set)
         watching = asyncio.create_task(watch())
         struck = True
         try:

@@ -1,0 +1,16 @@
+"""Targets of faults: three controllers on simulated machines, where a test lets run what it likes."""
+
+import asyncio
+
+from adam_async.simulation.dice import Dice
+from adam_async.simulation.nodes import World
+from adam_async.simulation.scenario import Ledger
+from adam_async.simulation.scenarios.controller_group import ControllerGroup, draw_settings
+from adam_async.simulation.scenarios.fault_targets import Targets
+
+
+def targets_in(world: World, *, patience_s: float) -> Targets:
+    """The machines of a world, with a group of three controllers that nobody has started yet."""
+    settings = {**draw_settings(Dice("0"), sessions=3), "controllers": 3}
+    group = ControllerGroup(world, settings, Ledger(lambda: world.now))
+    return Targets(world, group, asyncio.Event(), patience_s=patience_s)
