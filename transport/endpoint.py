@@ -447,7 +447,8 @@ class Endpoint(Link):
         message, cost = self._inbox.popleft()
         self._inbox_bytes -= cost
         self._taken(cost)
-        self._check_inbox()
+        if self._paused:
+            self._check_inbox()
         return message
 
     def _pass_on_receive(self) -> None:

@@ -65,5 +65,7 @@ class Path:
         if conditions.bytes_per_s is not None:
             left = self._free_at = max(now, self._free_at) + nbytes / conditions.bytes_per_s
         late_s = conditions.jitter_s * self._dice.random() if conditions.jitter_s else 0.0
-        self._last = max(self._last, left + conditions.delay_s + late_s)
+        arrives = left + conditions.delay_s + late_s
+        if arrives > self._last:
+            self._last = arrives
         return self._last

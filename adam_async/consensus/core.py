@@ -457,12 +457,13 @@ class Core:
 
     def _commit_what_is_decided(self) -> None:
         leading, before = self._led, self.commit
-        decided = leading.matched(self.members)
-        if decided > self.commit and self.log.term_at(decided) == self.term:
-            self._commit_to(decided)
-        for index in range(before + 1, self.commit + 1):
-            if index in leading.waiting:
-                self._effects.append(Done(leading.waiting.pop(index), index))
+        if before < self.log.last_index:
+            decided = leading.matched(self.members)
+            if decided > before and self.log.term_at(decided) == self.term:
+                self._commit_to(decided)
+            for index in range(before + 1, self.commit + 1):
+                if index in leading.waiting:
+                    self._effects.append(Done(leading.waiting.pop(index), index))
         if self.me not in self.members.voters and self.log.members_index <= self.commit:
             self._speak()  # so that those who stay hear of it from one who knows
             self._become(Cause.REMOVED)
@@ -596,13 +597,14 @@ class Core:
             leading = self._leading
             assert leading.first <= log.last_index, self
             assert log.term_at(leading.first) in (self.term, None), self
-            assert set(leading.progress) == set(members.all), self
+            assert leading.progress.keys() == {*members.voters, *members.learners}, self
             assert max([known.match for known in leading.progress.values()]) <= log.last_index, self
             assert not leading.waiting or self.commit < min(leading.waiting), self
             assert not leading.waiting or max(leading.waiting) <= log.last_index, self
-            uncommitted = log.run(self.commit + 1, log.last_index)
-            changes = [entry for entry in uncommitted if entry.members is not None]
-            assert len(changes) <= 1 or self.commit < leading.first, self
+            if self.commit < log.last_index:
+                uncommitted = log.run(self.commit + 1, log.last_index)
+                changes = [entry for entry in uncommitted if entry.members is not None]
+                assert len(changes) <= 1 or self.commit < leading.first, self
 
 
 _Handler = Callable[[Core, Any], None]

@@ -37,8 +37,15 @@ _WHOLE = tuple(name for name in Change.__struct_fields__ if name not in ("versio
 
 def difference(before: ClusterMap, after: ClusterMap) -> Change:
     """Say what became of a map. No node ever leaves it."""
-    nodes = {name: node for name, node in after.nodes.items() if before.nodes.get(name) != node}
-    new = {name: getattr(after, name) for name in _WHOLE if getattr(after, name) != getattr(before, name)}
+    nodes, new = {}, {}
+    for name, node in after.nodes.items():
+        was = before.nodes.get(name)
+        if node is not was and node != was:  # most are the same object, and long to compare
+            nodes[name] = node
+    for name in _WHOLE:
+        value, old = getattr(after, name), getattr(before, name)
+        if value is not old and value != old:
+            new[name] = value
     return Change(version=after.version, nodes=nodes, **new)
 
 

@@ -147,7 +147,17 @@ class End(asyncio.Transport):
         self._low = self._high // 4 if low is None else low
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        self.writelines((data,))
+        conditions, count = self._wire.conditions, len(data)
+        if (
+            type(data) is bytes
+            and 0 < count <= conditions.segment_bytes
+            and self._out_bytes + count <= conditions.window_bytes
+            and not (self._unsent or self._closing or conditions.ragged)
+            and self._error is None
+        ):
+            self._depart(data, count)  # the usual case, without the detour
+        else:
+            self.writelines((data,))
 
     def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
         if self._closing:
@@ -228,8 +238,10 @@ class End(asyncio.Transport):
             self.peer.was_read(len(data))
             cast(asyncio.Protocol, self.get_protocol()).data_received(data)
             return
-        protocol = cast(asyncio.BufferedProtocol, self.get_protocol())
-        buffer = memoryview(protocol.get_buffer(-1)).cast("B")
+        protocol = cast(asyncio.BufferedProtocol, self._protocol)
+        buffer = protocol.get_buffer(-1)
+        if type(buffer) is not memoryview or buffer.format != "B":
+            buffer = memoryview(buffer).cast("B")
         data = self._take(len(buffer))
         count = len(data)
         buffer[:count] = data
@@ -265,15 +277,21 @@ class End(asyncio.Transport):
             if count < len(head):
                 self._unsent.appendleft(memoryview(head)[count:])
                 head = head[:count]
-            # Copied only now: code that changes what it has written sends the change, as over real sockets.
-            self._send(self.peer.arrive, bytes(head), count)
             self._unsent_bytes -= count
-            self._out_bytes += count
-            self._sent_bytes += count
-            limit = conditions.reset_after_bytes
-            if limit is not None and self._sent_bytes >= limit:
-                self._network.break_off(self)
+            # Copied only now: code that changes what it has written sends the change, as over real sockets.
+            if not self._depart(bytes(head), count):
                 return
+
+    def _depart(self, payload: bytes, count: int) -> bool:
+        """Let a piece go. Returns whether the connection still stands."""
+        self._out_bytes += count
+        self._sent_bytes += count
+        self._send(self.peer.arrive, payload, count)
+        limit = self._wire.conditions.reset_after_bytes
+        if limit is None or self._sent_bytes < limit:
+            return True
+        self._network.break_off(self)
+        return False
 
     def _send(self, arrive: Callable[..., object], payload: bytes, count: int) -> None:
         self._network.send(self._wire, self._path, count, arrive, payload)

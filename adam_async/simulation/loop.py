@@ -119,7 +119,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self._timers: list[tuple[float, int, Step]] = []
         self._numbers = itertools.count()
         self._names = itertools.count(1)
-        self._instant_steps = 0
+        self._steps_at_most = INSTANT_STEPS
         self._collect_at = COLLECT_STEPS
         self._stopping = False
         self._closed = False
@@ -182,7 +182,9 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
 
     def call_next(self, host: Host, callback: Callable[[], object], context: Context) -> None:
         """As `call_soon`, but at once if nothing else would run before it. From the world, not from code."""
-        if self._ready or self._schedule is not None or host.held_up or host.step_s:
+        timers = self._timers
+        others = self._ready or (self._schedule is not None and timers and timers[0][0] <= self.now)
+        if others or host.frozen or host.busy or host.step_s:
             self.call_soon(callback, context=context)
         elif host.up:
             self._run(host.name, callback, (), context)
@@ -197,13 +199,22 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
             if due > self.now:
                 if due > self._limit_s:
                     raise Endless(f"{self._limit_s:g} s have passed, and the run goes on: {self.waiting()}")
-                self.now = due
-                self._instant_steps = 0
-                self._lines.append(repr(due))
+                self._begin_instant(due)
             self._ring(step)
             while timers and timers[0][0] <= self.now:
                 self._ring(heappop(timers)[2])
         return bool(ready) or self._stopping
+
+    def _begin_instant(self, due: float) -> None:
+        lines = self._lines
+        self.now = due
+        self._steps_at_most = self.steps + INSTANT_STEPS
+        if len(lines) > TRACE_LINES:
+            self._take_lines()
+        if self.steps >= self._collect_at:
+            self._collect_at += COLLECT_STEPS
+            gc.collect()
+        lines.append(repr(due))
 
     def _ring(self, step: Step) -> None:
         if step.gone:
@@ -221,7 +232,6 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         lines = self._lines
         lines += (name, label_of(call))
         self.steps += 1
-        self._instant_steps += 1
         try:
             if context is None:
                 call(*args)
@@ -231,8 +241,6 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
             raise
         except BaseException as error:
             self.call_exception_handler({"message": f"{label_of(call)} raised", "exception": error})
-        if len(lines) > TRACE_LINES:
-            self._take_lines()
 
     def _run_steps(self) -> None:
         ready, schedule = self._ready, self._schedule
@@ -259,10 +267,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
             if host.step_s:
                 host.busy = True
                 self.at(self.now + host.step_s, self._rested, host)
-            if self.steps >= self._collect_at:
-                self._collect_at += COLLECT_STEPS
-                gc.collect()
-            if self._instant_steps > INSTANT_STEPS:
+            if self.steps > self._steps_at_most:
                 raise Endless(f"{INSTANT_STEPS} steps at {self.now} s, the last {step!r}: {self.waiting()}")
 
     def note(self, what: str) -> None:

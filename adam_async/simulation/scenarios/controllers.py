@@ -25,10 +25,10 @@ from adam_async.simulation.scenarios.disk_faults import mend_disk
 from adam_async.simulation.scenarios.map_user import User
 from adam_async.simulation.scenarios.wire_faults import widen
 
-STRIKE_S = 38.0
+STRIKE_S = 44.0
 """Faults begin within so many seconds, and end soon after."""
 
-CHAOS_S = 45.0
+CHAOS_S = 51.0
 CALM_S = 5.0
 """So long a core must keep its leader, once it works."""
 
@@ -50,7 +50,7 @@ def draw_plan(dice: Dice) -> Plan:
         "users": users,
         "runs": dice.chance(0.4),
         "watchers": 1 + dice.chance(0.3),
-        "pause_s": round(users / dice.between(7.5, 9.0), 3),
+        "pause_s": round(users / dice.between(5.7, 6.7), 3),
         "patience_s": dice.choose([2.0, 5.0, 20.0]),
         "outside": dice.choose(OUTSIDE),
     }

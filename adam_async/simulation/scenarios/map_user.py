@@ -44,7 +44,7 @@ KEYS = ("nodes/a", "nodes/b", "nodes/c")
 
 DIAL_S = 1.0
 CALL_S = 1.5
-PAUSE_S = 0.15
+PAUSE_S = 0.3
 """After a controller that could not be asked."""
 
 WATCH_S = 4.0

@@ -121,8 +121,8 @@ ABLATIONS = (
     Ablation(
         "an entry of an earlier term is committed by counting",
         "core",
-        "decided > self.commit and self.log.term_at(decided) == self.term",
-        "decided > self.commit",
+        "decided > before and self.log.term_at(decided) == self.term",
+        "decided > before",
         story=an_entry_of_an_earlier_term_is_committed_with_one_of_the_leaders_own,
     ),
     Ablation(
