@@ -13,16 +13,10 @@ from adam_async.parameter_server.state import ServerState
 from adam_async.simulation.campaign import draw_case, run_case, run_seed
 from adam_async.simulation.network import Conditions
 from adam_async.simulation.plan import Fault, Options, Plan
-from adam_async.simulation.scenarios import SCENARIOS, training
-from adam_async.simulation.scenarios.training import (
-    BRIEF_S,
-    CONTROLLER_KINDS,
-    CONTROLLERS,
-    IMAGES,
-    TRAIN,
-    WORKERS,
-    images,
-)
+from adam_async.simulation.scenarios import SCENARIOS, training, training_faults
+from adam_async.simulation.scenarios.training import BRIEF_S, TRAIN
+from adam_async.simulation.scenarios.training_cluster import CONTROLLERS, IMAGES, WORKERS, images
+from adam_async.simulation.scenarios.training_faults import CONTROLLER_KINDS
 from tests.adam_async.simulation.scenarios.cases import plain_training, with_faults
 from tests.adam_async.simulation.test_ablations import rewrite
 
@@ -140,8 +134,8 @@ def test_a_run_without_options_is_held_to_what_such_runs_learn(
 
 
 def test_a_fault_whose_victim_never_comes_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "END_S", 3.0)
-    monkeypatch.setattr(training, "is_running", lambda node: False)
+    monkeypatch.setattr(training_faults, "VICTIM_S", 3.0)
+    monkeypatch.setattr(training_faults, "is_running", lambda node: False)
     fault = Fault(at_s=1.0, kind="freeze", targets=("ps-0",), lasts_s=1.0)
     result = run_case(TRAIN, with_faults(plain_training(14), fault))
 

@@ -7,7 +7,8 @@ from adam_async.model.network import Network
 from adam_async.model_worker.updates import plan_pushes, plan_stages
 from adam_async.placement import assign_buckets, shard_table
 from adam_async.simulation.dice import Dice
-from adam_async.simulation.scenarios.training import SERVERS, TRAINING
+from adam_async.simulation.scenarios.training import TRAINING
+from adam_async.simulation.scenarios.training_cluster import SERVERS
 from adam_async.simulation.scenarios.training_setups import (
     CUTS,
     EXTRAS,

@@ -1,0 +1,311 @@
+"""A simulated cluster that trains: each role on a machine of its own, and what is seen of it from outside.
+
+Three controllers with a disk each, two parameter servers, two data servers, two replicas, a driver. They
+learn the digits that are inside the package; these are read as its code is, once in a process, and nothing of
+a run depends on when.
+"""
+
+import asyncio
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from adam_async.checkpoint import Checkpoint
+from adam_async.checkpoint_files import CheckpointFolder, load_checkpoint
+from adam_async.cluster_map import ClusterMap
+from adam_async.config import Config
+from adam_async.controller.log_file import LogFile
+from adam_async.controller.service import Controller
+from adam_async.data_server.dataset import Dataset
+from adam_async.data_server.datasets import DIGITS_FILE
+from adam_async.data_server.npz import parse_npz
+from adam_async.data_server.service import DataServer
+from adam_async.driver import Driver
+from adam_async.errors import AdamError
+from adam_async.machine import ProcessMemory
+from adam_async.messages import role_table
+from adam_async.model_worker.service import ModelWorker
+from adam_async.parameter_server.service import ParameterServer
+from adam_async.run_result import EpochResult, RunResult
+from adam_async.simulation.nodes import Node, World
+from adam_async.simulation.pool import SimulatedPool
+from adam_async.simulation.scenario import Ledger, Violation
+from adam_async.simulation.scenarios.training_setups import Setup
+from adam_async.timeline import Timeline
+from transport import BufferPool, Identity, LinkConfig, TcpNetwork, TransportError
+
+CONTROLLERS = {f"controller-{number}": f"tcp://controller-{number}:7000" for number in (1, 2, 3)}
+"""Where they listen, by name; all others are told all addresses."""
+
+TOKEN = b"a token of the simulated cluster"
+FOLDER, CHECKPOINTS = Path("/controller"), Path("/checkpoints")
+LINKS = LinkConfig(ping_every_s=0.5, dead_after_s=2.0, stalled_after_s=2.0, handshake_s=2.0, close_s=1.0)
+
+IMAGES = 300
+"""How many digits are trained on, of 1 437; all 360 of the others are for testing."""
+
+WORKERS = ("worker-0", "worker-1")
+SERVERS = ("ps-0", "ps-1")
+LENDERS = ("data-0", "data-1")
+
+LATE = "worker-2"
+"""It joins a run that has begun."""
+
+LOOK_S = 0.2
+"""How often the world looks at everything."""
+
+
+def network_of(node: Node) -> TcpNetwork:
+    """Make the network of one life of a machine."""
+    return TcpNetwork(token=TOKEN, entropy=node.entropy, rules=role_table(), config=LINKS, pool=BufferPool())
+
+
+def process_memory() -> ProcessMemory:
+    """What a simulated process says of itself."""
+    return ProcessMemory(host="", pid=1, peak_rss_mb=1.0)
+
+
+@lru_cache(maxsize=1)
+def images() -> Dataset:
+    """What is trained on; read once for all seeds."""
+    digits = parse_npz(DIGITS_FILE.read_bytes(), str(DIGITS_FILE), name="digits", source="the package")
+    some = digits.train_images[:IMAGES]
+    assert isinstance(some, np.ndarray)
+    return replace(digits, train_images=some, train_labels=digits.train_labels[:IMAGES])
+
+
+class TrainingCluster:
+    """The machines of a run, over all their lives.
+
+    Args:
+        world: Where they are.
+        setup: How the run is set up.
+        ledger: Told of what happens.
+
+    Attributes:
+        setup: As given.
+        controllers: Those that run, by name.
+        servers: The newest life of each, by name.
+        workers: The same.
+        acknowledged: Of how many pushes to single shards each session was told.
+        driver: The machine whose program ends when the run does.
+    """
+
+    def __init__(self, world: World, setup: Setup, ledger: Ledger) -> None:
+        self.setup = setup
+        self.controllers: dict[str, Controller] = {}
+        self.servers: dict[str, ParameterServer] = {}
+        self.workers: dict[str, ModelWorker] = {}
+        self.acknowledged: dict[int, int] = {}
+        self._ledger = ledger
+        self._term = 0
+        """The newest term in which a controller was seen to lead."""
+        self._sessions: dict[str, int] = {}
+        """The newest session of each worker's newest life."""
+        self._over: set[int] = set()
+        """Sessions of a run that has ended: servers have forgotten them."""
+        for name in CONTROLLERS:
+            world.node(name).start(self._control)
+        for name in SERVERS:
+            world.node(name).start(self._serve)
+        for name in LENDERS:
+            world.node(name).start(self._lend)
+        for name in WORKERS:
+            world.node(name).start(self._work)
+        if setup.late_s:
+            world.node(LATE).start(self._join_late)
+        self.driver = world.node("driver")
+        self.driver.start(self._drive, may_fail=True)
+
+    # --- roles -------------------------------------------------------------------------------
+
+    def _place(self, role: str, node: Node) -> dict[str, Any]:
+        incarnation = int.from_bytes(node.entropy(7), "little")
+        timeline = Timeline(node.name, clock=asyncio.get_running_loop().time) if self.setup.profiled else None
+        return {
+            "network": network_of(node),
+            "timeline": timeline,
+            "controller": ",".join(CONTROLLERS.values()),
+            "identity": Identity(role=role, node=node.name, incarnation=incarnation),
+            "process_memory": process_memory,
+        }
+
+    def _member(self, role: str, node: Node) -> dict[str, Any]:
+        return {
+            **self._place(role, node),
+            "address": f"tcp://{node.name}:1",
+            "waits": self.setup.config.waits,
+        }
+
+    async def _control(self, node: Node) -> None:
+        controller = Controller(
+            network=network_of(node),
+            address=CONTROLLERS[node.name],
+            identity=Identity(role="controller", node=node.name, incarnation=node.life),
+            waits=self.setup.config.waits,
+            peers=CONTROLLERS,
+            file=LogFile(node.open_disk(), FOLDER),
+            entropy=node.entropy,
+        )
+        controller.process_memory = process_memory
+        async with controller:
+            self.controllers[node.name] = controller
+            await asyncio.Event().wait()
+
+    async def _serve(self, node: Node) -> None:
+        server = ParameterServer(buffers=BufferPool(), **self._member("ps", node))
+        self.servers[node.name] = server
+        async with server:
+            await asyncio.Event().wait()
+
+    async def _lend(self, node: Node) -> None:
+        while True:
+            server = DataServer(
+                dataset=images(),
+                make_pool=SimulatedPool,
+                available_bytes=lambda: 1 << 30,
+                **self._member("data", node),
+            )
+            await self._stay(node, server)
+
+    async def _work(self, node: Node) -> None:
+        def entropy(count: int) -> bytes:
+            drawn = node.entropy(count)
+            self.look(node.name)
+            self._sessions[node.name] = int.from_bytes(drawn, "little")
+            return drawn
+
+        while True:
+            worker = ModelWorker(
+                buffers=BufferPool(),
+                threads=1,
+                in_flight=self.setup.config.in_flight,
+                entropy=entropy,
+                pace=self.setup.pace,
+                make_pool=SimulatedPool,
+                **self._member("worker", node),
+            )
+            self._sessions.pop(node.name, None)
+            self.workers[node.name] = worker
+            await self._stay(node, worker)
+
+    async def _join_late(self, node: Node) -> None:
+        await asyncio.sleep(self.setup.late_s)
+        await self._work(node)
+
+    async def _stay(self, node: Node, role: AbstractAsyncContextManager[object]) -> None:
+        """Run a role until it ends by an error; its supervisor starts it again."""
+        try:
+            async with role:
+                await asyncio.Event().wait()
+        except* (AdamError, TransportError) as errors:
+            self._ledger.counts["started again"] += 1
+            self._ledger.note("ended", node.name, str(errors.exceptions[0]))
+        await asyncio.sleep(0.5)
+
+    async def _drive(self, node: Node) -> RunResult:
+        config = self.setup.config
+        if not self.setup.resumed:
+            return await self._train(node, config)
+        half = msgspec.structs.replace(config, epochs=config.epochs // 2)
+        async with node.open_disk() as disk:
+            folder = CheckpointFolder(CHECKPOINTS, disk)
+            await self._train(node, half, folder)
+            self.check_acknowledged()
+            self._over = {*self._sessions.values(), *self.acknowledged}
+            self._ledger.note("resumed", node.name, "the run is resumed")
+            return await self._train(node, config, folder, await load_checkpoint(CHECKPOINTS, disk))
+
+    async def _train(
+        self,
+        node: Node,
+        config: Config,
+        checkpoints: CheckpointFolder | None = None,
+        resume: Checkpoint | None = None,
+    ) -> RunResult:
+        driver = Driver(
+            config=config,
+            buffers=BufferPool(),
+            threads=1,
+            spec=self.setup.spec,
+            checkpoints=checkpoints,
+            resume=resume,
+            make_pool=SimulatedPool,
+            **self._place("driver", node),
+        )
+        async with driver:
+            result = await driver.train(self._on_epoch)
+            if self.setup.profiled:
+                await driver.gather_profile()
+            return result
+
+    def _on_epoch(self, result: EpochResult) -> None:
+        self._ledger.note("epoch", "driver", f"epoch {result.epoch}: {result.test_accuracy:.0%}")
+
+    # --- what is seen ------------------------------------------------------------------------
+
+    @property
+    def map(self) -> ClusterMap:
+        """The newest cluster map that a controller has."""
+        maps = [controller.map for controller in self.controllers.values()]
+        return max(maps, key=lambda each: each.version, default=ClusterMap())
+
+    @property
+    def leader(self) -> str:
+        """Which controller leads, in the newest term; empty if none that runs does."""
+        led = [(it.group.term, name) for name, it in self.controllers.items() if it.group.leads]
+        return max(led, default=(0, ""))[1]
+
+    def look_who_leads(self) -> None:
+        """Note who leads, if it is news."""
+        name = self.leader
+        term = self.controllers[name].group.term if name else 0
+        if term > self._term:
+            self._ledger.leader_changes += self._term > 0
+            self._ledger.note("leader", name, f"leads in term {term}")
+            self._term = term
+
+    def look(self, name: str) -> None:
+        """Note of how many pushes the session of a worker was told so far."""
+        session = self._sessions.get(name)
+        counts = self.workers[name].statistics().get("parameters") if session is not None else None
+        if session is not None and counts is not None:
+            self.acknowledged[session] = max(self.acknowledged.get(session, 0), counts.acknowledged)
+
+    async def watch(self) -> None:
+        """Look at controllers, workers, and what servers hold, again and again."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            self.look_who_leads()
+            for name in self.workers:
+                self.look(name)
+            self.check_acknowledged()
+
+    def ordered(self) -> dict[int, int]:
+        """How many pushes to single shards the servers took of each session."""
+        counts: dict[int, int] = {}
+        for server in self.servers.values():
+            for shard in server.state.shards.values() if server.state is not None else ():
+                for (session, _), number in shard.last_number.items():
+                    counts[session] = counts.get(session, 0) + number
+        return counts
+
+    def check_acknowledged(self) -> None:
+        """What a worker was told is in the shards."""
+        ordered = self.ordered()
+        for session, told in self.acknowledged.items():
+            if session not in self._over and told > ordered.get(session, 0):
+                text = (
+                    f"session {session:x} was told of {told} pushes; servers have {ordered.get(session, 0)}"
+                )
+                raise Violation("I1", text)
+
+    def takes_part(self, worker: str) -> bool:
+        """Whether a worker trains, and so has links to all whom it needs."""
+        record, run = self.map.nodes.get(worker), self.map.run
+        return record is not None and record.live and run is not None and record.ready.startswith(run.id)

@@ -1,0 +1,161 @@
+"""What can happen to controllers, links and data servers of a cluster that trains, and to whom.
+
+Of what parameter servers and the driver hold there is one copy, so they are only disturbed, and never lost.
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import suppress
+
+import msgspec
+
+from adam_async.simulation.faults import (
+    KINDS,
+    PATIENCE_S,
+    Strike,
+    check_noticed,
+    freeze,
+    is_running,
+    kill,
+    waits,
+)
+from adam_async.simulation.nodes import World
+from adam_async.simulation.plan import Fault
+from adam_async.simulation.scenario import Ledger, Violation
+from adam_async.simulation.scenarios.training_cluster import CONTROLLERS, LENDERS, SERVERS, TrainingCluster
+
+LINK_KINDS = ("cut", "cut-one-way", "reset")
+"""Faults of a link; those that name a worker alone are between it and one that it has to do with then."""
+
+CONTROLLER_KINDS = ("controller-kill", "controller-crash", "controller-freeze")
+"""Faults of a controller; half of them are for whoever leads."""
+
+VICTIM_S = 60.0
+"""So long a fault waits for its victim; then something must have gone wrong."""
+
+LEAST_S = 0.6
+"""Shorter than between two pings nobody may notice what is wrong."""
+
+STEP_S = 0.05
+"""How often a fault looks for its victim."""
+
+
+class TrainingFaults:
+    """Does them.
+
+    Args:
+        world: Where the machines are.
+        cluster: Whose they are.
+        ledger: Counts the leaders among those that are struck.
+
+    Attributes:
+        strikes: By kind, for `faults.strike_all`.
+    """
+
+    def __init__(self, world: World, cluster: TrainingCluster, ledger: Ledger) -> None:
+        self.strikes: dict[str, Strike] = {
+            **dict.fromkeys(CONTROLLER_KINDS, self._controller),
+            **dict.fromkeys(LINK_KINDS, self._link),
+            "freeze": self._freeze,
+            "kill-lender": self._kill_lender,
+        }
+        self._world = world
+        self._cluster = cluster
+        self._ledger = ledger
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        """A controller has one fault at a time."""
+
+    async def _controller(self, world: World, fault: Fault) -> None:
+        """Kill, crash or freeze a controller; without a target, the one that leads as soon as one does."""
+        if not fault.targets:
+            await _find_victim(
+                fault,
+                lambda: bool(self._cluster.leader) and not self._locks[self._cluster.leader].locked(),
+                "no controller led that no other fault was at",
+            )
+        name = fault.targets[0] if fault.targets else self._cluster.leader
+        kind = fault.kind.removeprefix("controller-")
+        async with self._locks[name]:
+            if name == self._cluster.leader:
+                self._ledger.counts["leaders struck"] += 1
+            if kind != "freeze":
+                self._cluster.controllers.pop(name, None)
+            await KINDS[kind](world, msgspec.structs.replace(fault, kind=kind, targets=(name,)))
+
+    async def _link(self, world: World, fault: Fault) -> None:
+        """Cut or reset a link; of a worker alone, one of those that it has then."""
+        if len(fault.targets) > 1:
+            await KINDS[fault.kind](world, fault)
+            return
+        (worker,), cluster = fault.targets, self._cluster
+        with suppress(TimeoutError):
+            async with asyncio.timeout(PATIENCE_S):
+                await _until(lambda: bool(cluster.leader) and cluster.takes_part(worker))
+        dice = world.dice.fork(str(fault))
+        first = dice.choose([*SERVERS, cluster.leader or "controller-1", *cluster.map.lenders[:1]])
+        rest = [name for name in (*SERVERS, *CONTROLLERS, *LENDERS) if name != first]
+        dice.shuffle(rest)
+        others = [first, *rest]
+        if fault.kind == "reset":
+            await _find_victim(
+                fault,
+                lambda: any(world.network.reset(worker, other) for other in others),
+                f"{worker} had no connection to any of {', '.join(others)}",
+            )
+            return
+        inwards = fault.kind == "cut-one-way" and dice.chance(0.5)
+        ways = [(other, worker) if inwards else (worker, other) for other in others]
+        await self._cut(fault, ways, both=fault.kind == "cut")
+
+    async def _cut(self, fault: Fault, ways: list[tuple[str, str]], *, both: bool) -> None:
+        """Cut the first of these; as long as nobody notices, one more after the other."""
+        network, pairs = self._world.network, list[tuple[str, str]]()
+        noticed, lasts_s = False, fault.lasts_s
+        for source, target in ways:
+            pairs += [(source, target), (target, source)] if both else [(source, target)]
+            network.cut(source, target, both=both)
+            await asyncio.sleep(lasts_s)
+            noticed, lasts_s = waits(self._world, pairs), LEAST_S
+            if noticed:
+                break
+        for source, target in pairs:
+            network.heal(source, target, both=False, reset=fault.amount > 0)
+        check_noticed(noticed)
+
+    async def _freeze(self, world: World, fault: Fault) -> None:
+        """Let a machine stand still as soon as it runs."""
+        (name,) = fault.targets
+        await _find_victim(fault, lambda: is_running(world.nodes[name]), f"{name} did not run")
+        await freeze(world, fault)
+
+    async def _kill_lender(self, world: World, fault: Fault) -> None:
+        """Kill the data server that lends as soon as another has all that it knows; it returns."""
+
+        def has_two() -> bool:
+            lending = self._cluster.map.lending
+            return lending is not None and len(lending.keepers) == len(LENDERS)
+
+        await _find_victim(fault, has_two, "what one data server knows was not kept by another")
+        lender = self._cluster.map.lenders[:1]
+        await kill(world, msgspec.structs.replace(fault, kind="kill", targets=lender))
+
+
+async def _until(happened: Callable[[], bool]) -> None:
+    while True:
+        if happened():
+            return
+        await asyncio.sleep(STEP_S)
+
+
+async def _find_victim(fault: Fault, found: Callable[[], bool], missing: str) -> None:
+    """Wait until a fault can strike.
+
+    Raises:
+        Violation: For so long it cannot that something must have gone wrong; `missing` says what.
+    """
+    try:
+        async with asyncio.timeout(VICTIM_S):
+            await _until(found)
+    except TimeoutError:
+        raise Violation("faults find their victims", f"{fault}: for {VICTIM_S:g} s {missing}") from None
