@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from cyclopts import App, CycloptsError, UnusedCliTokensError
+from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 
 from adam_async.cli_data_options import InspectOptions
 from adam_async.cli_errors import explain
@@ -24,6 +24,7 @@ from adam_async.cli_options import (
     StageOptions,
     TrainOptions,
     WorkerOptions,
+    worth_saying,
 )
 from adam_async.cli_plan_options import PlanOptions
 from adam_async.cli_signals import EARLY, loop_factory
@@ -38,6 +39,7 @@ app = App(
     help="Train neural networks on ordinary machines: Microsoft's Project Adam (OSDI 2014) in Python.",
     help_epilogue="Exit codes: docs/exit-codes.md. ADAM_* variables set options, such as ADAM_EPOCHS=5.",
     version=lambda: version("adam-async"),
+    default_parameter=Parameter(show_default=worth_saying),
     result_action="return_value",
 )
 

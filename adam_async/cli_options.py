@@ -16,6 +16,11 @@ _OnlyOn = Parameter(negative="")
 _Options = TypeVar("_Options")
 
 
+def worth_saying(default: Any) -> Any:
+    """What the help says of a default; None where it is nothing, and so the line says none."""
+    return None if default is False or default in (None, "", ()) else str(default)
+
+
 def _with_defaults(options: type[_Options]) -> type[_Options]:
     """Let the help name the defaults of a run, which are not those of its options: these are None."""
     plain = Config()

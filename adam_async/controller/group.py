@@ -27,6 +27,7 @@ from adam_async.consensus import (
     Effect,
     Event,
     Led,
+    Members,
     Message,
     Persist,
     Persisted,
@@ -308,9 +309,21 @@ class Group:
         self._core = Core(saved, self._settings, draw=self._draw, now=self._clock.now())
         if self._observe is not None:
             self._observe(self._core, self._machine, None, ())
+        self._warn_of_unknown(self._core.members)
         if self._core.members.voters == (saved.me,):
             # Nobody else could lead: there is nothing to wait for.
             self._take(Received(TakeOver(sender=saved.me, to=saved.me, term=self._core.term)))
+
+    def _warn_of_unknown(self, members: Members) -> None:
+        """Say so where nobody told us how to reach a majority: we would wait for it in silence."""
+        unknown = sorted(name_of(voter) for voter in members.voters if not self._peers.address(voter))
+        if unknown and len(members.voters) - len(unknown) < members.quorum:
+            logger.warning(
+                "%s was one of a group with %s, whose addresses nobody gave: without a majority it waits; "
+                "name them all in --peers",
+                self._identity.node,
+                ", ".join(unknown),
+            )
 
     async def _write_down(self, records: tuple[Record, ...]) -> None:
         if self._file is not None:

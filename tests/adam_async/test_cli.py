@@ -84,6 +84,15 @@ def test_every_option_of_a_run_is_on_the_command_line_but_those_of_tests() -> No
     assert set(FIELDS) - set(TrainOptions().layer()) == {"dtype", "read_ahead", "waits"}
 
 
+@pytest.mark.parametrize("command", ["controller", "ps", "data serve", "worker", "simulate"])
+def test_the_help_names_no_default_that_is_nothing(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    app([*command.split(), "--help"], console=Console(width=400))
+    said = capsys.readouterr().out
+    assert "[default: uvloop]" in said
+    for nothing in ("]", "()]", '""]', "False]", "None]"):
+        assert f"[default: {nothing}" not in said
+
+
 def test_the_help_names_the_defaults_of_a_run(capsys: pytest.CaptureFixture[str]) -> None:
     app(["train", "--help"], console=Console(width=400))
     text = capsys.readouterr().out

@@ -21,7 +21,7 @@ from adam_async.ports import Disk
 from adam_async.simulation.loop import SimulationFailed
 from adam_async.traffic import Traffic
 from tests.adam_async.controller.simulated_group import CALL_S, FOLDER, WAITS, network_of, record, simulated
-from tests.adam_async.runs import NETWORKS, address_of, entropy_of, local_network
+from tests.adam_async.runs import NETWORKS, address_of, entropy_of, local_network, until
 from transport import Identity
 
 seeds = pytest.mark.parametrize("seed", range(4))
@@ -461,6 +461,23 @@ async def test_a_folder_of_another_controller_is_refused_with_its_name_and_ours(
     said = f"{tmp_path} is that of controller-2, and this is controller-1: "
     said += "give the --id and --peers that controller-2 was started with, or another --dir"
     assert str(first_cause(caught.value)) == said
+
+
+async def test_one_of_three_that_is_told_of_no_other_says_whom_it_lacks(tmp_path, caplog):
+    async with Disk() as disk:
+        async with Three(NETWORKS["tcp"](), tmp_path, disk) as three:
+            await three.leader()
+        controller = Controller(
+            network=local_network(),
+            address="local://",
+            identity=Identity(role="controller", node="controller-1", incarnation=9),
+            waits=Waits(),
+            file=LogFile(disk, tmp_path / "controller-1"),
+        )
+        with caplog.at_level(logging.WARNING):
+            async with controller:
+                await until(lambda: "name them all in --peers" in caplog.text)
+    assert "controller-1 was one of a group with controller-2, controller-3, whose addresses" in caplog.text
 
 
 async def test_a_folder_that_is_in_use_ends_the_second_with_what_to_do(tmp_path):
