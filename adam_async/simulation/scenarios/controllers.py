@@ -50,7 +50,7 @@ def draw_plan(dice: Dice) -> Plan:
         "users": users,
         "runs": dice.chance(0.4),
         "watchers": 1 + dice.chance(0.3),
-        "pause_s": round(users / dice.between(5.7, 6.7), 3),
+        "pause_s": round(users / dice.between(5.8, 6.8), 3),
         "patience_s": dice.choose([2.0, 5.0, 20.0]),
         "outside": dice.choose(OUTSIDE),
     }
