@@ -47,6 +47,10 @@ CALL_S = 1.5
 PAUSE_S = 0.3
 """After a controller that could not be asked."""
 
+SHORT = 0.3
+"""Half of the pauses are so much shorter, and the others longer: questions that come close together meet
+more of what goes wrong between them."""
+
 WATCH_S = 4.0
 RETRY = RetrySchedule(first_s=0.1, longest_s=0.5)
 
@@ -116,7 +120,7 @@ class User:
     async def _ask(self, life: "_Life") -> None:
         dice = life.dice
         while True:
-            await asyncio.sleep(dice.around(self._pause_s))
+            await asyncio.sleep(dice.around(self._pause_s) * (SHORT if dice.chance(0.5) else 2.0 - SHORT))
             if not self.working:
                 continue
             self._group.progress.owe(self.name)
