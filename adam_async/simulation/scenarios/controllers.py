@@ -30,7 +30,7 @@ STRIKE_S = 44.0
 
 CHAOS_S = 51.0
 CALM_S = 5.0
-"""So long a core must keep its leader, once it works."""
+"""So long a core must keep its leader and go on to answer, once it works; and until it was asked something."""
 
 CORE_ANSWERS = 5
 """So many answers show that it works."""
@@ -131,12 +131,10 @@ class _Story(Story):
             progress.check()
         calm = self.world.now + CALM_S
         answered = progress.answered
-        while self.world.now < calm:
+        while self.world.now < calm or progress.answered == answered:
             progress.leads((self.group.leader, max(self.group.terms.leaders)))
             await asyncio.sleep(STEP_S)
             progress.check()
-        if progress.answered == answered:
-            raise Violation("I15", f"nothing was answered in {CALM_S} s by a core that is well")
 
     def mend(self, name: str) -> None:
         """Let a machine work as it should."""
