@@ -106,7 +106,7 @@ ABLATIONS = (
         old="self._commit_to(min(append.commit, match))",
         new="self._commit_to(min(append.commit, self.log.last_index))",
         guard=CORE_TESTS + "test_core.py::test_a_follower_commits_only_what_it_knows_to_be_the_same",
-        breaks="I7",
+        seldom="one that was cut off must have entries that the others have, not know that, and one more",
     ),
     Ablation(
         name="a majority is more than half",

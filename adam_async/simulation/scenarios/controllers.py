@@ -30,7 +30,7 @@ STRIKE_S = 44.0
 
 CHAOS_S = 51.0
 CALM_S = 5.0
-"""So long a core must keep its leader and go on to answer, once it works; and until it was asked something."""
+"""So long a core must keep its leader and go on to answer, once it works; longer if it is asked nothing."""
 
 CORE_ANSWERS = 5
 """So many answers show that it works."""
