@@ -176,7 +176,7 @@ def check_in_folder(file: Path) -> None:
         ConfigError: It is not.
     """
     if not os.path.isdir(file.parent):
-        raise ConfigError(f"{file} cannot be written: there is no folder {file.parent}; make it first")
+        raise ConfigError(f"{file} cannot be written: {file.parent} is no folder; make it, or name another")
 
 
 def is_one_run(options: SimulateOptions) -> bool:

@@ -21,7 +21,7 @@ class SimulateOptions:
     seed: int | None = None
     """Run this seed alone; with --trace a file shows what happened in it."""
     seeds: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None
-    """Run seeds A..B, from 0 on, both included; without it and --seed 0..9, or with --soak all of them."""
+    """Run seeds A..B, from 0 on, both included; without this and --seed, 0..9, or with --soak all of them."""
     jobs: int = 0
     """Child processes; 0 is one per core."""
     trace: Path | None = None

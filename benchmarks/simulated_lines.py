@@ -1,6 +1,6 @@
 """Which lines of services, state machines and protocols simulated seeds run.
 
-    python -m benchmarks.simulated_lines [--seeds 20] [--scenario NAME] [--json FILE]
+    python -m benchmarks.simulated_lines [--seeds 40] [--scenario NAME] [--json FILE]
 
 Runs seeds 1, 2, 3, ... of each scenario in this process and prints a row for each file of `FILES`: lines, how
 many of them ran, the share, and those that did not. Ends with 1 if a file's share is below 90 %, or a seed
@@ -142,7 +142,7 @@ def rows(covered: Any) -> list[dict[str, Any]]:
 def main() -> int:
     """Run the command; returns its exit status."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--seeds", type=int, default=20, help="of each scenario")
+    parser.add_argument("--seeds", type=int, default=40, help="of each scenario")
     parser.add_argument("--scenario", action="append", default=[], help="only this one; may be repeated")
     parser.add_argument("--json", type=Path, help="also write the rows there")
     options = parser.parse_args()

@@ -287,7 +287,7 @@ class Group:
             elif self._file is not None and name_of(saved.me) != self._identity.node:
                 raise ConfigError(
                     f"{self._file.folder} is that of {name_of(saved.me)}, and this is {self._identity.node}: "
-                    f"give the --id and --peers that {name_of(saved.me)} was started with, or another --dir"
+                    f"give the --id, and --peers, that {name_of(saved.me)} was started with, or another --dir"
                 )
             group = await stack.enter_async_context(asyncio.TaskGroup())
             self._peers.begin(group, saved.me)

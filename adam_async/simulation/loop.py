@@ -16,7 +16,7 @@ belongs to none is the world itself: bytes that arrive, disks that are done. It 
 anything else.
 
 The replay hash covers every step with its time, host and label. Labels are names; tasks and futures hash by
-their number, so that sets of them have the same order in every run; garbage is collected at fixed steps.
+their number, so that sets of them have the same order in every run; garbage is collected at the same steps.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ INSTANT_STEPS = 200_000
 """So many steps without time passing are taken for a loop that never ends."""
 
 COLLECT_STEPS = 100_000
-"""Garbage with cycles is collected after so many steps, and at no other time."""
+"""Garbage with cycles is collected when time passes after so many steps, and at no other moment."""
 
 TRACE_LINES = 8192
 

@@ -215,7 +215,7 @@ def test_no_folder_is_made_for_results(
 
     assert run_command(["simulate", *ONLY, "1", *map(str, words), str(folder / "file.json")]) == 2
 
-    assert f"there is no folder {folder}; make it first" in capsys.readouterr().err
+    assert f"{folder} is no folder; make it, or name another" in capsys.readouterr().err
     assert not folder.exists()
 
 

@@ -459,7 +459,7 @@ async def test_a_folder_of_another_controller_is_refused_with_its_name_and_ours(
             async with controller:
                 await asyncio.Event().wait()
     said = f"{tmp_path} is that of controller-2, and this is controller-1: "
-    said += "give the --id and --peers that controller-2 was started with, or another --dir"
+    said += "give the --id, and --peers, that controller-2 was started with, or another --dir"
     assert str(first_cause(caught.value)) == said
 
 
