@@ -48,6 +48,7 @@ async def test_a_cluster_trains_with_data_from_elsewhere_and_all_else_is_as_if_t
         assert cluster.data_servers == []
 
 
+@pytest.mark.thorough
 async def test_a_data_host_joins_a_cluster_of_three_controllers(network):
     async with host_of(network) as host, cluster_of(config_of(controllers=3), host) as cluster:
         result = await cluster.train()

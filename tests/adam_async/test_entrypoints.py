@@ -83,6 +83,7 @@ async def test_a_controller_on_another_machine_decides_where_a_role_listens() ->
     assert await address_towards("tcp://127.0.0.1:7070,tcp://192.0.2.1:7070") == alone
 
 
+@pytest.mark.thorough
 async def test_three_controllers_are_one_meeting_place(tmp_path: Path) -> None:
     names = ["controller-1", "controller-2", "controller-3"]
     async with AsyncExitStack() as stack:

@@ -26,6 +26,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="reads what the Linux
 
 
 @linux
+@pytest.mark.thorough
 def test_the_peak_grows_with_memory_that_was_touched_and_stays() -> None:
     before = peak_rss_mb()
     size = int(before + 64) << 20

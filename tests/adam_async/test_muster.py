@@ -70,6 +70,7 @@ async def test_nobody_is_missing_any_more_when_the_wait_is_over() -> None:
         assert (progress.phase, progress.missing) == ("loading 0001", "")
 
 
+@pytest.mark.thorough
 async def test_kernels_that_take_too_long_are_named_with_what_gives_them_longer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -184,6 +184,7 @@ def test_the_trace_has_all_that_matters(trace):
     assert account.states[-1].snapshot.index > OPERATIONS - SNAPSHOT_ENTRIES
 
 
+@pytest.mark.thorough
 def test_after_a_crash_at_any_point_all_that_was_promised_is_there_and_a_controller_goes_on_with_it(trace):
     """A controller that is started on what is left has the state after some entry of the log, no earlier than
     what was durable and no later than what was written."""

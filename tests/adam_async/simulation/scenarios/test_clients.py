@@ -3,6 +3,7 @@
 import itertools
 
 import msgspec
+import pytest
 
 from adam_async.controller import map_client
 from adam_async.controller.leader_link import LeaderLink
@@ -10,6 +11,8 @@ from adam_async.messages import CompareAndSet
 from adam_async.simulation.campaign import draw_case, run_case, run_seed
 from adam_async.simulation.plan import Case
 from adam_async.simulation.scenarios.clients import CLIENTS
+
+pytestmark = pytest.mark.thorough
 
 
 def test_seeds_of_the_shipped_clients_count() -> None:

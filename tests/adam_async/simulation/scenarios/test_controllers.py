@@ -74,12 +74,14 @@ def broken(scenario: Scenario, seed: int) -> str:
     return run_seed(scenario, seed).invariant
 
 
+@pytest.mark.thorough
 def test_writes_that_are_not_forced_down_are_missed_after_a_restart(monkeypatch) -> None:
     monkeypatch.setattr(SimulatedDisk, "append_durably", SimulatedDisk.write_from)
 
     assert broken(RESTARTS, 0) in ("DamagedLog", "I7")
 
 
+@pytest.mark.thorough
 def test_a_vote_that_is_not_written_down_is_noticed(monkeypatch) -> None:
     def cast(self, term, vote):
         self.term, self.vote = term, vote
@@ -89,6 +91,7 @@ def test_a_vote_that_is_not_written_down_is_noticed(monkeypatch) -> None:
     assert any(broken(RESTARTS, seed) == "I7" for seed in range(6))
 
 
+@pytest.mark.thorough
 def test_promises_before_they_are_durable_are_noticed(monkeypatch) -> None:
     monkeypatch.setattr(Outbox, "next", lambda self: self._held.popleft()[1] if self._held else None)
 

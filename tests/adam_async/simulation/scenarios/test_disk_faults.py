@@ -15,6 +15,8 @@ from adam_async.simulation.scenarios.disk_faults import DiskFaults
 from tests.adam_async.simulation.scenarios.cases import with_faults
 from tests.adam_async.simulation.scenarios.fault_targets import targets_in
 
+pytestmark = pytest.mark.thorough
+
 
 def run_with(seed: int, *faults: Fault) -> SeedResult:
     """The run of a seed, with these faults alone."""

@@ -21,6 +21,8 @@ from adam_async.simulation.dice import Dice
 from adam_async.simulation.scenarios.members import MEMBERS
 from adam_async.simulation.scenarios.short_runs import draw_run
 
+pytestmark = pytest.mark.thorough
+
 ROOT = Path(__file__).resolve().parents[4]
 
 

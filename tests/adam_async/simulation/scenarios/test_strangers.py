@@ -17,6 +17,8 @@ from transport.frames import FrameDecoder
 from transport.handshake import Handshake
 from transport.tcp import TcpLink
 
+pytestmark = pytest.mark.thorough
+
 ROOT = Path(__file__).resolve().parents[4]
 
 

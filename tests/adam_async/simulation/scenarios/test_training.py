@@ -20,6 +20,8 @@ from adam_async.simulation.scenarios.training_faults import CONTROLLER_KINDS
 from tests.adam_async.simulation.scenarios.cases import plain_training, with_faults
 from tests.adam_async.simulation.test_ablations import rewrite
 
+pytestmark = pytest.mark.thorough
+
 ROOT = Path(__file__).resolve().parents[4]
 
 
@@ -66,7 +68,6 @@ print(run_seed(TRAIN, 9).replay_hash)
 """
 
 
-@pytest.mark.thorough
 def test_a_seed_is_the_same_run_in_every_process() -> None:
     def replay_hash(hash_seed: str) -> str:
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT)}
@@ -106,7 +107,6 @@ ABLATIONS = {
 }  # fmt: skip
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("safeguard", ABLATIONS)
 def test_a_safeguard_that_is_taken_out_is_missed(safeguard: str, monkeypatch: pytest.MonkeyPatch) -> None:
     owner, method, old, new, invariant = ABLATIONS[safeguard]
@@ -116,7 +116,6 @@ def test_a_safeguard_that_is_taken_out_is_missed(safeguard: str, monkeypatch: py
     assert next((result.invariant for result in broken if not result.ok), "") == invariant
 
 
-@pytest.mark.thorough
 def test_a_model_that_has_not_learnt_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "TRAINING", msgspec.structs.replace(training.TRAINING, rate=1e-9))
 

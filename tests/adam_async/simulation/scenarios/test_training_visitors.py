@@ -11,6 +11,8 @@ from adam_async.simulation.scenarios.training import TRAIN
 from tests.adam_async.simulation.scenarios.cases import plain_training, with_faults
 from tests.adam_async.simulation.test_ablations import rewrite
 
+pytestmark = pytest.mark.thorough
+
 
 def visited() -> Case:
     """A plain run in which nothing happens but two visits."""
@@ -73,7 +75,6 @@ ABLATIONS = {
 }  # fmt: skip
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("safeguard", ABLATIONS)
 def test_a_safeguard_that_is_taken_out_is_missed(safeguard: str, monkeypatch: pytest.MonkeyPatch) -> None:
     owner, method, old, new, invariant = ABLATIONS[safeguard]
