@@ -87,6 +87,11 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Where it takes up, if it continues another run: servers then wait for their shards from the driver."""
     changed: int = 0
 
+    @property
+    def over(self) -> bool:
+        """Whether it has ended, well or not."""
+        return self.phase in ("finished", "failed")
+
 
 class EpochRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One epoch: how its groups are shared out, and what came of them."""

@@ -23,7 +23,7 @@ from adam_async.cluster_map import ClusterMap, EpochRecord, NodeRecord, RunRecor
 from adam_async.config import Config
 from adam_async.controller.client import Membership
 from adam_async.controller.leader_link import parse_controllers
-from adam_async.errors import DeadlineExceeded, RoleDied, RunFailed
+from adam_async.errors import DeadlineExceeded, RoleDied, RunFailed, first_cause
 from adam_async.evaluator import Evaluator
 from adam_async.incidents import Incidents
 from adam_async.inquiries import Inquiries
@@ -229,14 +229,63 @@ class Driver:
         if self._plan is not None and not self._together:
             limit = LinkConfig().max_message_bytes
             check_crossings(model, self._plan, self.config, most_bytes=limit)
-        run = self._submit(spec, self._steps(data), await self._muster.wait_for_workers())
-        self._recorder = self._record(run, model, data)
-        self.progress.begin(Series(Schedule.of(self.config), epoch_images=data["train_images"]))
-        await self._membership.submit_run(run)
+        again = 0 if self._resume is None else self._resume.trained_again
+        in_flight = await self._muster.wait_for_workers()
         try:
-            return await self._drive(run, model, data, on_epoch)
+            run, cluster = await self._begin(spec, model, data, in_flight)
+            return await self._drive(run, cluster, model, data, again, on_epoch)
         finally:
-            await self._end(run.id)
+            await self._end(self._run)
+
+    @property
+    def _run(self) -> str:
+        """The run that was submitted last."""
+        return f"{self._identity.node}-{self._identity.incarnation:x}-{self._runs}"
+
+    async def _begin(
+        self, spec: ModelSpec, model: Model, data: dict[str, Any], in_flight: int
+    ) -> tuple[RunRecord, ClusterMap]:
+        """Submit a run and wait until it trains; returns the map in which it does.
+
+        A server that is lost before takes nothing with it: the run is submitted anew, and placed on others.
+        """
+        resumed, loop = self._resume, asyncio.get_running_loop()
+        last_try = loop.time() + self._waits.prepare_s
+        if resumed is not None:
+            self._note_resumption(resumed)
+        try:
+            while True:
+                run = self._submit(spec, self._steps(data), in_flight)
+                self._recorder = self._record(run, model, data)
+                self.progress.begin(Series(Schedule.of(self.config), epoch_images=data["train_images"]))
+                await self._membership.submit_run(run)
+                try:
+                    return run, await self._prepare(run.id, model, resumed)
+                except (RoleDied, ExceptionGroup) as error:
+                    lost = self._server_lost_by(first_cause(error))
+                    if not lost or loop.time() > last_try:
+                        raise
+                    self.note(f"{lost} was lost before training began: the run is placed anew")
+                in_flight = await self._muster.wait_for_workers()
+                self._runs += 1
+        finally:
+            self._resume = None  # its memory is not kept, nor is a run continued twice
+
+    async def _prepare(self, run: str, model: Model, resumed: Checkpoint | None) -> ClusterMap:
+        """Wait until all are ready for a run; its servers are given what it resumes before they are."""
+        if resumed is not None:
+            self.progress.epochs.extend(resumed.manifest.epoch_results)
+            async with asyncio.TaskGroup() as group:
+                watch = group.create_task(self._raise_failure(run), name=f"{self._identity.node}/failure")
+                await self._load(run, model, resumed)
+                watch.cancel()
+        return await self._muster.wait_training(run)
+
+    def _server_lost_by(self, cause: BaseException) -> str:
+        """The parameter server by whose loss a run failed; empty if it failed by something else."""
+        lost = cause.node if isinstance(cause, RoleDied) else ""
+        node = self.map.nodes.get(lost)
+        return lost if node is not None and node.role == "ps" else ""
 
     def _steps(self, data: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
         """What becomes of training images.
@@ -255,9 +304,8 @@ class Driver:
     ) -> RunRecord:
         self.config = self._asked.decided(groups_in_flight)
         config = msgspec.to_builtins(self.config)
-        run = f"{self._identity.node}-{self._identity.incarnation:x}-{self._runs}"
         return RunRecord(
-            id=run,
+            id=self._run,
             driver=self._identity.node,
             config=config,
             spec=spec.to_dict(),
@@ -279,12 +327,13 @@ class Driver:
     async def _drive(
         self,
         run: RunRecord,
+        cluster: ClusterMap,
         model: Model,
         data: dict[str, Any],
+        again: int,
         on_epoch: Callable[[EpochResult], None] | None,
     ) -> RunResult:
         first = 1 if run.resumed is None else run.resumed.epoch
-        again = 0 if self._resume is None else self._resume.trained_again
         async with AsyncExitStack() as stack:
             group = await stack.enter_async_context(asyncio.TaskGroup())
 
@@ -292,8 +341,6 @@ class Driver:
                 return group.create_task(work, name=f"{self._identity.node}/{name}")
 
             stack.callback(spawn("failure", self._raise_failure(run.id)).cancel)
-            await self._load(run.id, model)
-            cluster = await self._muster.wait_training(run.id)
             client = self._client(cluster, model)
             stack.callback(spawn("parameters", client.run()).cancel)
             if self._folder is not None:
@@ -467,7 +514,7 @@ class Driver:
 
     async def _end(self, run: str) -> None:
         def finish(record: RunRecord) -> RunRecord | None:
-            if record.id != run or record.phase in ("finished", "failed"):
+            if record.id != run or record.over:
                 return None
             return msgspec.structs.replace(record, phase="finished")
 
@@ -488,23 +535,24 @@ class Driver:
             what = f"the disk to make {folder.path} ready for checkpoints"
             raise DeadlineExceeded(what, timeout_s) from None
 
-    async def _load(self, run: str, model: Model) -> None:
-        """Give the servers the shards of the checkpoint, if there is one; they are not ready before."""
-        resumed, self._resume = self._resume, None  # its memory is not kept, nor is a run continued twice
-        if resumed is None:
-            return
-        self.progress.epochs.extend(resumed.manifest.epoch_results)
-        self.progress.phase = f"loading {resumed.manifest.name}"
+    def _note_resumption(self, resumed: Checkpoint) -> None:
         for problem in resumed.problems:
             self.note(f"an older checkpoint is resumed: {problem}")
         again = resumed.trained_again - resumed.manifest.trained_again
         self.note(f"resumed from {resumed.manifest.name}; {again} groups or a few more are trained again")
+
+    async def _load(self, run: str, model: Model, resumed: Checkpoint) -> None:
+        """Give the servers the shards of the checkpoint; they are not ready before."""
+        self.progress.phase = f"loading {resumed.manifest.name}"
         tensors = make_tensors(model, self.config, self._plan)
         tensors.fill(resumed)
         cluster = await self._muster.wait_placed(run)
         try:
             async with asyncio.timeout(self._waits.prepare_s):
                 await self._copies.load(cluster, self._table(model), tensors, resumed.manifest.shards)
+        except TransportError:
+            await asyncio.sleep(self._waits.dial_s)  # a server that is lost is missed, which ends this wait
+            raise
         except TimeoutError:
             raise DeadlineExceeded("the servers to take up their shards", self._waits.prepare_s) from None
 

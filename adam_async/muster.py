@@ -169,8 +169,9 @@ class Muster:
             return
         addresses = [cluster.nodes[worker].address for worker in cluster.live("worker")]
         try:
-            answers = [await self._inquiries.statistics(address, run) for address in addresses]
-        except TransportError:
+            async with asyncio.timeout(LOOK_S):  # who is gone, and not missed yet, holds nobody up
+                answers = [await self._inquiries.statistics(address, run) for address in addresses]
+        except (TransportError, TimeoutError):
             return
         kernels = [values["kernels"] for _, values in answers if "kernels" in values]
         done, total = min(

@@ -108,7 +108,14 @@ class Role:
         return {}
 
     async def _goodbye(self) -> None:
-        """What is said before anything is ended, and soon."""
+        """What is said before anything is ended, and soon: nobody need wait for us who needs us for nothing.
+
+        A run that is in progress does; that we are gone is then for others to find, for it may be ending too.
+        """
+        if self._controller:
+            run = self._membership.map.run
+            if run is None or run.over:
+                await self._membership.leave()
 
     def _spawn(self, name: str, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         """Start a task of the block."""

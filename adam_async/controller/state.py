@@ -192,7 +192,7 @@ class ControllerState:
 
     def _in_progress(self, run: RunRecord) -> bool:
         driver = self.map.nodes.get(run.driver)
-        return run.phase not in ("finished", "failed") and driver is not None and driver.live
+        return not run.over and driver is not None and driver.live
 
     def _node_lost(self, command: NodeLost) -> None:
         node = self.map.nodes.get(command.node)
@@ -234,7 +234,7 @@ class ControllerState:
         self._strike_out()
         self._fail_if_lost()
         run = self.map.run
-        if run is None or run.phase in ("finished", "failed"):
+        if run is None or run.over:
             return
         self._place(run)
         self._number_replicas(run)
@@ -244,7 +244,7 @@ class ControllerState:
 
     def _fail_if_lost(self) -> None:
         run, nodes = self.map.run, self.map.nodes
-        if run is None or run.phase in ("finished", "failed"):
+        if run is None or run.over:
             return
         driver = nodes.get(run.driver)
         reason = lost = ""
@@ -377,7 +377,7 @@ class ControllerState:
             assert epoch is not None
             assert epoch.number == run.epoch
             assert covers(epoch.shares.values(), groups=epoch.groups, turn=epoch.turn), epoch.shares
-        if run is not None and run.phase not in ("finished", "failed"):
+        if run is not None and not run.over:
             partitions = int(run.config["partitions"])
             sizes = Counter(node.replica for node in workers)
             spares = sizes.pop(-1, 0)

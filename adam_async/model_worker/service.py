@@ -109,7 +109,7 @@ class ModelWorker(Role):
         async for cluster in self._membership.changes():
             run = cluster.run
             node = cluster.nodes.get(self._identity.node)
-            if run is None or run.phase in ("finished", "failed") or node is None:
+            if run is None or run.over or node is None:
                 continue
             if not self._membership.seated:
                 continue  # the map speaks of an earlier life of ours, whose place is another's by now
@@ -227,7 +227,7 @@ class ModelWorker(Role):
         async for cluster in self._membership.changes():
             look(cluster)
             now = cluster.run
-            if now is None or now.id != run or now.phase in ("finished", "failed"):
+            if now is None or now.id != run or now.over:
                 return
             if cluster.life(replica) != life:
                 return

@@ -11,6 +11,7 @@ import pytest
 
 from adam_async.cluster_map import ClusterMap, NodeRecord, ready_word, replica_life
 from adam_async.config import Config, Waits
+from adam_async.controller.client import Membership
 from adam_async.controller.service import Controller
 from adam_async.data_server.service import DataServer
 from adam_async.driver import Driver
@@ -20,6 +21,7 @@ from adam_async.model.network import Network as Model
 from adam_async.model_worker.service import ModelWorker
 from adam_async.muster import who_is_here
 from adam_async.parameter_server.service import ParameterServer
+from adam_async.traffic import Traffic
 from tests.adam_async.runs import (
     NETWORKS,
     address_of,
@@ -212,6 +214,60 @@ async def outcome_of(work):
         return await work
     except Exception as error:
         return first_cause(error)
+
+
+@asynccontextmanager
+async def ghost_of(cluster):
+    """The seat of a parameter server that never gets ready; it is the first in the order of names."""
+    identity = Identity(role="ps", node="a-ghost", incarnation=3)
+    nowhere = {"local": "local://nobody", "tcp": "tcp://127.0.0.1:1"}
+    address = nowhere[cluster.controller.address.partition("://")[0]]
+    seat = Membership(
+        network=cluster.network,
+        controller=cluster.controller.address,
+        identity=identity,
+        record=NodeRecord(role="ps", address=address, incarnation=3),
+        waits=SHORT,
+        traffic=Traffic(identity.node),
+    )
+    async with asyncio.TaskGroup() as group:
+        sitting = group.create_task(seat.run(), name="ghost")
+        await until(lambda: seat.seated)
+        yield
+        sitting.cancel()
+
+
+@pytest.mark.parametrize("resumes", [False, True], ids=["anew", "resumed"])
+@pytest.mark.parametrize("network", NETWORKS)
+async def test_a_server_that_is_lost_before_training_is_replaced_by_another(network, resumes, tmp_path):
+    config = config_of(epochs=2, weights="copy", in_flight=1, waits=Waits(grace_s=0.05, dial_s=30.0))
+    async with cluster_of(config) as cluster:
+        whole = await cluster.train()
+    if resumes:
+        async with cluster_of(msgspec.structs.replace(config, epochs=1), checkpoint=tmp_path) as cluster:
+            await cluster.train()
+    cluster = cluster_of(config, NETWORKS[network](), **({"resume": tmp_path} if resumes else {}))
+    async with cluster, asyncio.TaskGroup() as group:
+        async with ghost_of(cluster):
+            training = group.create_task(cluster.train(), name="train")
+            await until(lambda: "a-ghost" in cluster.controller.map.buckets)
+        result = await training
+    assert result.epochs[0].images == result.epochs[1].images == 60
+    for name, values in whole.weights.items():
+        np.testing.assert_array_equal(result.weights[name], values)
+    said = {event["event"] for event in result.events}
+    assert said >= {"a-ghost died", "a-ghost was lost before training began: the run is placed anew"}
+
+
+async def test_a_server_that_is_lost_in_training_ends_the_run():
+    config = config_of(epochs=10_000, servers=2, weights="copy", waits=Waits(grace_s=0.05))
+    async with cluster_of(config) as cluster, asyncio.TaskGroup() as group:
+        training = group.create_task(outcome_of(cluster.train()), name="train")
+        await until(lambda: bool(cluster.controller.map.results))
+        await cluster.servers[1].__aexit__(None, None, None)
+        error = await training
+    assert isinstance(error, RoleDied)
+    assert str(error) == "ps-1 died: with it went the only copy of its shards"
 
 
 async def test_a_driver_that_leaves_ends_its_run():

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from adam_async.config import Config
 from adam_async.errors import first_cause
 from adam_async.messages import (
     GetProfile,
@@ -15,7 +16,7 @@ from adam_async.messages import (
     unpack,
 )
 from adam_async.role import Role
-from tests.adam_async.runs import NETWORKS, PATIENT, address_of, until
+from tests.adam_async.runs import NETWORKS, PATIENT, address_of, cluster_of, until
 from transport import Identity, Message, RemoteError
 
 
@@ -112,6 +113,19 @@ async def test_an_error_of_a_task_ends_the_block():
                 await asyncio.Event().wait()
         except ExceptionGroup as errors:
             raise first_cause(errors) from None
+
+
+@pytest.mark.parametrize("trained", [False, True], ids=["before a run", "after one"])
+async def test_who_is_needed_for_no_run_says_goodbye_and_is_waited_for_by_nobody(trained):
+    async with cluster_of(Config(epochs=1, threads=1, data_servers=2, waits=PATIENT)) as cluster:
+        if trained:
+            await cluster.train()
+        for role in (cluster.servers[0], *cluster.data_servers):
+            await role.joined()
+            await role.__aexit__(None, None, None)
+        nodes = cluster.controller.map.nodes
+        assert {name for name, node in nodes.items() if node.left} == {"ps-0", "data-0", "data-1"}
+        assert {name for name, node in nodes.items() if node.live} == {"worker-0", "driver"}
 
 
 async def test_links_that_are_gone_keep_their_counts(network):

@@ -166,7 +166,7 @@ class ShortRuns:
                 if not self.going_on or not seat.seated:
                     continue
                 with suppress(DeadlineExceeded):  # the controller stands still; the map says what was done
-                    if run is None or run.phase in ("finished", "failed"):
+                    if run is None or run.over:
                         self._ledger.counts["runs failed"] += run is not None and run.phase == "failed"
                         runs += 1
                         await seat.submit_run(draw_run(self._world.dice.fork(f"run-{runs}"), runs))
@@ -291,7 +291,7 @@ class ShortRuns:
 def _place(cluster: ClusterMap, seat: Membership) -> Place | None:
     """Where a worker takes part; nowhere while it has no seat, or its replica lacks others."""
     run, record = cluster.run, cluster.nodes.get(seat.node)
-    if run is None or record is None or not seat.seated or run.phase in ("finished", "failed"):
+    if run is None or record is None or not seat.seated or run.over:
         return None
     life = cluster.life(record.replica) if record.replica >= 0 else 0
     return (run.id, record.replica, life, record.partition) if life else None
