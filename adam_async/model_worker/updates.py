@@ -182,7 +182,8 @@ def travels_apart(table: ShardTable, tensor: str) -> bool:
 
     So it is where they are too many for one message: apart, their values land in their place.
     """
-    return sum(shard.size for shard in table.by_tensor[tensor]) * table.item_bytes > MESSAGE_BYTES
+    shards = table.by_tensor[tensor]  # one behind the other: asked for each shard, they are not all looked at
+    return (shards[-1].stop - shards[0].start) * table.item_bytes > MESSAGE_BYTES
 
 
 def _split(
