@@ -141,8 +141,8 @@ class ChildProcess:
 
 
 def address_line(node: str, address: str, join: str) -> str:
-    """The one line that a role prints: where it is, and the command that joins it."""
-    return f"{node} listens on {address}; join it with: {join}"
+    """The line that a role prints: where it is, and the command that joins it, if there is one."""
+    return f"{node} listens on {address}" + (f"; join it with: {join}" if join else "")
 
 
 def address_in(line: str) -> str:

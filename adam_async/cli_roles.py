@@ -1,11 +1,13 @@
 """The role commands: one role in this process, until it is ended.
 
-A role prints one line, with its address and a command that joins it. Started by hand it ends by a signal;
-started by another process (`--supervised`) it also ends when that process wants it or is gone.
+A role prints one line, with its address and a command that joins it; a controller goes on to say what becomes
+of its group. Started by hand it ends by a signal; started by another process (`--supervised`) it also ends
+when that process wants it or is gone.
 """
 
 import asyncio
 import dataclasses
+import logging
 import os
 import platform
 import shlex
@@ -27,7 +29,9 @@ from adam_async.cli_options import (
 )
 from adam_async.cli_parent import Parent, die_with_parent
 from adam_async.config import MAX_THREADS_PER_CORE, MOST, Waits
+from adam_async.controller import herald
 from adam_async.controller.log_file import LogFile
+from adam_async.controller.service import Controller
 from adam_async.data_server.sources.damage import Policy
 from adam_async.entrypoints import (
     LOOPBACK,
@@ -77,6 +81,9 @@ async def serve_controller(options: ControllerOptions, environment: Mapping[str,
     elif options.dir is not None and options.id is None:
         # What is kept there says whose it is: the next process has to have the same name.
         options = dataclasses.replace(options, id="controller")
+    if not options.supervised:
+        # A person watches it: what becomes of its group is news to them, if nothing else is.
+        herald.logger.setLevel(logging.INFO)
     async with AsyncExitStack() as stack:
         file = None
         if options.dir is not None:
@@ -226,6 +233,8 @@ async def _stay(
         join = ["adam-async", *NEXT[role], meet or running.address]
         if options.token_file is not None:
             join += ["--token-file", str(options.token_file)]
+        if isinstance(running, Controller) and running.group.is_cut_off:
+            join = []  # whoever joined it would wait as long as it does
         sys.stdout.write(f"{address_line(place.node, running.address, shlex.join(join))}\n")
         sys.stdout.flush()
         await asyncio.Event().wait()

@@ -8,7 +8,7 @@ The core (`consensus.core`) says what to send, write and apply; this does it. Ev
 nothing survives the process, and what is written is durable at once: then a restarted controller is another
 one, as far as the group is concerned, and is taken in again. Who the others are, and the links over which
 they are told things, is known to `peers`; what happens to the core's time while this process does not run, to
-`core_clock`.
+`core_clock`; what is worth a line to whoever watches, to `herald`.
 """
 
 import asyncio
@@ -53,6 +53,7 @@ from adam_async.consensus.messages import Snapshot, TakeOver
 from adam_async.consensus.records import Ballot, Born, Record
 from adam_async.controller.core_clock import CoreClock
 from adam_async.controller.founding import group_name, name_of
+from adam_async.controller.herald import Herald
 from adam_async.controller.log_file import LogFile
 from adam_async.controller.machine import DONE, Command, Machine, Outcome, command_bytes, first_state
 from adam_async.controller.peers import Peers
@@ -158,6 +159,7 @@ class Group:
         self._resigned = asyncio.Event()
         self._leading = asyncio.Event()
         self._clock: CoreClock  # made by `run`
+        self._herald: Herald  # made with the core
         self._timer = Timer(self._next_deadline, self._due)
 
     # --- what the owner asks -----------------------------------------------------------------
@@ -186,6 +188,13 @@ class Group:
         """Address of who leads; empty if that is not known."""
         leader = self._core.leader if self._core is not None else None
         return self._peers.address(leader) if leader is not None else ""
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether nobody told us how to reach a majority of our group."""
+        members = self._core.members if self._core is not None else Members()
+        unknown = self._unknown()
+        return bool(unknown) and len(members.voters) - len(unknown) < members.quorum
 
     def propose(self, tag: Hashable, command: Command) -> None:
         """Have a command applied everywhere; what comes of it is told once."""
@@ -220,14 +229,9 @@ class Group:
         if self._core is None or not self._peers.listens_to(name, message):
             return
         if group and self._machine.group and group != self._machine.group:
-            logger.warning(
-                "%s belongs to group %s, %s to group %s: one of them has to begin anew, with an empty folder",
-                self._identity.node,
-                self._machine.group,
-                name,
-                group,
-            )
+            self._herald.of_another_group(name, theirs=group, ours=self._machine.group)
             return
+        self._herald.heard(name)
         self._take(Received(message))
 
     def statistics(self) -> dict[str, Any]:
@@ -306,23 +310,35 @@ class Group:
                 await self._write_down((Ballot(saved.term, saved.vote), saved.snapshot))
         if saved.snapshot.index:
             self._machine.restore(saved.snapshot.state)
-        self._core = Core(saved, self._settings, draw=self._draw, now=self._clock.now())
+        core = self._core = Core(saved, self._settings, draw=self._draw, now=self._clock.now())
+        self._warn_of_unknown()
+        self._herald = Herald(
+            self._identity.node,
+            names=self._peers.names,
+            linked=lambda: self._peers.linked,
+            kept=not blank,
+            now=self._clock.now(),
+            is_cut_off=self.is_cut_off,
+        )
         if self._observe is not None:
-            self._observe(self._core, self._machine, None, ())
-        self._warn_of_unknown(self._core.members)
-        if self._core.members.voters == (saved.me,):
+            self._observe(core, self._machine, None, ())
+        if core.members.voters == (saved.me,):
             # Nobody else could lead: there is nothing to wait for.
-            self._take(Received(TakeOver(sender=saved.me, to=saved.me, term=self._core.term)))
+            self._take(Received(TakeOver(sender=saved.me, to=saved.me, term=core.term)))
 
-    def _warn_of_unknown(self, members: Members) -> None:
+    def _unknown(self) -> list[str]:
+        """The names of voters whose addresses nobody told us."""
+        voters = self._core.members.voters if self._core is not None else ()
+        return sorted(name_of(voter) for voter in voters if not self._peers.address(voter))
+
+    def _warn_of_unknown(self) -> None:
         """Say so where nobody told us how to reach a majority: we would wait for it in silence."""
-        unknown = sorted(name_of(voter) for voter in members.voters if not self._peers.address(voter))
-        if unknown and len(members.voters) - len(unknown) < members.quorum:
+        if self.is_cut_off:
             logger.warning(
                 "%s was one of a group with %s, whose addresses nobody gave: without a majority it waits; "
                 "name them all in --peers",
                 self._identity.node,
-                ", ".join(unknown),
+                ", ".join(self._unknown()),
             )
 
     async def _write_down(self, records: tuple[Record, ...]) -> None:
@@ -361,6 +377,7 @@ class Group:
                     self._carry_out(effect)
                 if self._observe is not None:
                     self._observe(core, self._machine, event, effects)
+            self._herald.look(core, now=now)
         finally:
             self._taking = False
         self._timer.rearm()
@@ -400,13 +417,7 @@ class Group:
                     buggify.sometimes("leadership was lost with a question under way")
                 if not isinstance(tag, Step):
                     self._told(tag, Answer(unknown=True))
-            case Led(term, leader):
-                logger.info(
-                    "%s: term %d is led by %s",
-                    self._identity.node,
-                    term,
-                    name_of(leader) if leader else "nobody",
-                )
+            case Led():
                 (self._leading.set if self.leads else self._leading.clear)()
                 self._on_led()
 

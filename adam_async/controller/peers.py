@@ -63,8 +63,7 @@ INTRODUCE_S = 2.0
 RETRY = RetrySchedule(first_s=0.02, longest_s=0.3)
 
 WAITS_SAID_S = 5.0
-"""Who waits for others to found a group says so this often."""
-
+"""Who waits for others to found a group says so after this long, and again when it waits for fewer."""
 
 SMALL_BYTES = 4096
 """What is no larger than this travels in a message, in place of beside it: that takes half the time."""
@@ -116,6 +115,8 @@ class Peers:
         self._links: dict[str, Link] = {}
         self._known: dict[str, str] = {}
         """By name, the identities that others have told."""
+        self._complaints: dict[str, str] = {}
+        """By name, what was said of it last, since there was a link to it."""
         self._founding: Founding | None = None
         self._decided = asyncio.Event()
         """Set when it is clear who founds the group."""
@@ -142,14 +143,15 @@ class Peers:
         """Ask the others until it is clear who founds the group. Returns with whom, if it is for us to do."""
         founding = Founding(self.me, name=self._identity.node, names=self._addresses)
         self._founding = founding
+        said: list[str] = []
         while not founding.is_decided:
             try:
                 async with asyncio.timeout(WAITS_SAID_S):
                     await self._decided.wait()
             except TimeoutError:
-                logger.warning(
-                    "%s waits for %s to found a group", self._identity.node, ", ".join(founding.lacking)
-                )
+                if founding.lacking != said:
+                    said = founding.lacking
+                    logger.warning("%s waits for %s to found a group", self._identity.node, ", ".join(said))
         return founding.voters
 
     # --- who they are ------------------------------------------------------------------------
@@ -158,6 +160,11 @@ class Peers:
     def linked(self) -> set[str]:
         """Names of those to whom something can be said."""
         return {name for name, link in self._links.items() if not link.closed}
+
+    @property
+    def names(self) -> list[str]:
+        """Of all controllers that we were told of, ourselves among them."""
+        return sorted(self._addresses)
 
     def address(self, identity: str) -> str:
         """Where an identity is; empty if we were not told of its name."""
@@ -218,7 +225,7 @@ class Peers:
             except DialFailed:
                 continue
             except TransportError as error:  # somebody else is there, or lets us not in
-                logger.warning("%s: no controller %s at %s: %s", self._identity.node, name, address, error)
+                self._complain(name, f"no controller {name} at {address}: {error}")
                 await asyncio.sleep(REFUSED_S)
                 continue
             self._traffic.watch(link)
@@ -226,9 +233,7 @@ class Peers:
                 if link.peer.node == name:
                     await self._stay(name, link)
                 else:
-                    logger.warning(
-                        "%s: at %s is %s instead of %s", self._identity.node, address, link.peer.node, name
-                    )
+                    self._complain(name, f"at {address} is {link.peer.node} instead of {name}")
                     await asyncio.sleep(REFUSED_S)
             except TransportError as error:
                 logger.info("%s: lost %s (%s)", self._identity.node, name, error)
@@ -238,8 +243,15 @@ class Peers:
                 link.abort()
                 self._traffic.gone(link)
 
+    def _complain(self, name: str, words: str) -> None:
+        """Say what is wrong with a place, once for as long as it stays so."""
+        if self._complaints.get(name) != words:
+            self._complaints[name] = words
+            logger.warning("%s: %s", self._identity.node, words)
+
     async def _stay(self, name: str, link: Link) -> None:
         self._links[name] = link
+        self._complaints.pop(name, None)
         while not link.closed:
             await self._ask_who(name, link)
             try:

@@ -12,6 +12,13 @@ def test_a_role_line_tells_the_address_to_people_and_parents() -> None:
     assert address_in(line) == "tcp://[::1]:70"
 
 
+def test_a_role_that_nobody_can_join_says_no_more_than_where_it_is() -> None:
+    line = address_line("controller-1", "tcp://127.0.0.1:70", "")
+
+    assert line == "controller-1 listens on tcp://127.0.0.1:70"
+    assert address_in(line) == "tcp://127.0.0.1:70"
+
+
 def test_other_lines_hold_no_address() -> None:
     assert address_in("worker-0 is here") == ""
 

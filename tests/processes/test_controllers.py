@@ -77,6 +77,46 @@ def test_controllers_started_by_hand_bear_the_loss_of_any_one(tmp_path: Path) ->
             assert "Traceback" not in group[number].output
 
 
+def test_three_started_by_hand_say_what_becomes_of_their_group(tmp_path: Path) -> None:
+    addresses = asyncio.run(free_addresses(3))
+    peers = ",".join(f"{number}={address}" for number, address in enumerate(addresses, 1))
+
+    with ExitStack() as stack:
+
+        def controller(number: int, peers: str) -> Command:
+            words = ("--id", str(number), "--peers", peers, "--dir", str(tmp_path / str(number)))
+            return stack.enter_context(Command("controller", *words))
+
+        group = {number: controller(number, peers) for number in (1, 2, 3)}
+        for number, command in group.items():
+            command.wait_for(f"controller-{number}: the group is founded, with 3 of 3 controllers")
+        led = {command.wait_for(" leads now (term 2)") for command in group.values()}
+        leader = int(min(led, key=len).split()[0].removeprefix("controller-"))
+        group[leader].signal(signal.SIGKILL)
+        left = sorted({1, 2, 3} - {leader})
+        news = {number: group[number].wait_for(" leads now (term ") for number in left}
+        successor = min(left, key=lambda number: len(news[number]))
+        group[successor].wait_for(f"controller-{leader} is lost: nothing was heard of it for 2 s; 2 of 3")
+        (third,) = set(left) - {successor}
+        group[successor].signal(signal.SIGKILL)
+        both = ", ".join(f"controller-{number}" for number in sorted((leader, successor)))
+        group[third].wait_for(f"controller-{third} has no majority: nothing was heard of {both} for ")
+
+        again = controller(leader, peers)
+        again.wait_for(f"controller-{leader}: the group is there again, with 2 of 3 controllers")
+        again.wait_for(" leads now (term ")
+        group[third].wait_for(" leads now (term ")
+
+        alone = controller(successor, f"{successor}={addresses[successor - 1]}")
+        alone.wait_for("name them all in --peers")
+        line = alone.wait_for(" listens on ")
+        assert line == f"controller-{successor} listens on {addresses[successor - 1]}"
+        for command in (alone, again, group[third]):
+            command.signal(signal.SIGINT)
+            assert command.finish() == 130
+            assert "Traceback" not in command.output
+
+
 async def told(cluster: ProcessCluster) -> dict[str, dict[str, Any]]:
     """What the controllers that answer say of their group, by node id."""
     answers = {}

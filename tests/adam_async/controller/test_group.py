@@ -73,7 +73,8 @@ def test_a_group_is_founded_when_the_last_one_comes_and_not_before(caplog):
 
     with caplog.at_level(logging.WARNING):
         simulated(scenario)
-    assert "controller-1 waits for controller-3 to found a group" in caplog.text
+    assert caplog.text.count("controller-1 waits for controller-3 to found a group") == 1
+    assert caplog.text.count("controller-2 belongs to no group yet, and waits for controller-3") == 1
 
 
 @seeds
@@ -476,6 +477,8 @@ async def test_one_of_three_that_is_told_of_no_other_says_whom_it_lacks(tmp_path
         )
         with caplog.at_level(logging.WARNING):
             async with controller:
+                await controller.joined()
+                assert controller.group.is_cut_off
                 await until(lambda: "name them all in --peers" in caplog.text)
     assert "controller-1 was one of a group with controller-2, controller-3, whose addresses" in caplog.text
 
