@@ -3,9 +3,10 @@
 Theory of operation
 -------------------
 Whoever has a question and finds no link looks for the leader: where it was said to be, then at all addresses
-in turn, with a pause after each round. A link is taken for the leader's once a first word is answered on it.
-That answer also says whose group it is, before anything is asked that would mean something else in another
-group.
+in turn, with a pause after each round. A machine that is gone does not even refuse, so nobody waits for it
+alone: after `NEXT_S` the next address is tried beside it, or the next round begun. A link is taken for the
+leader's once a first word is answered on it, and that ends all other attempts. The answer also says whose
+group it is, before anything is asked that would mean something else in another group.
 
 Who has looked for `SAID_S` says once whom it waits for, and what came of each address.
 
@@ -18,7 +19,7 @@ import asyncio
 import logging
 
 from adam_async.config import Waits
-from adam_async.errors import ConfigError, Leaderless, RoleDied, RoleUnreachable
+from adam_async.errors import ConfigError, Leaderless, RoleDied, RoleUnreachable, first_cause
 from adam_async.messages import NOT_LEADER, UNKNOWN, MapChanges, MapState, WatchMap, pack, unpack
 from adam_async.traffic import Traffic
 from transport import (
@@ -41,6 +42,9 @@ logger = logging.getLogger(__name__)
 
 DIAL_S = 1.0
 """One attempt to reach one of several controllers."""
+
+NEXT_S = 0.2
+"""An attempt that takes longer gets the next one beside it."""
 
 SILENT_S = 1.5
 """How much longer than it was given a leader may be silent, where there are several controllers."""
@@ -127,6 +131,10 @@ class LeaderLink:
         """In which they are tried, with those that were named to us: who could not be reached is the last."""
         self._hint = ""
         """Where the leader was, or was said to be."""
+        self._ahead: list[str] = []
+        """Whose turn it is in this round, and of those that had theirs."""
+        self._attempts: dict[str, asyncio.Task[None]] = {}
+        """The last one at each address."""
         self._at = ""
         self.link: Link | None = None
         self.group = ""
@@ -260,12 +268,7 @@ class LeaderLink:
         """
         async with self._finding:
             self._check_open()
-            if self.link is None:
-                self.link = await self._find(after, group)
-                if self._closed:
-                    self._give_up(self.link)
-                    self._check_open()
-            return self.link
+            return self.link if self.link is not None else await self._find(after, group)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -277,21 +280,19 @@ class LeaderLink:
             self._looks_since = loop.time()
         saying = loop.call_at(self._looks_since + SAID_S, self._say_that_none_leads)
         try:
-            link = await self._look(after, group)
+            async with asyncio.TaskGroup() as task_group:
+                return await self._look(task_group, after, group)
+        except BaseExceptionGroup as errors:
+            raise first_cause(errors) from None
         finally:
             saying.cancel()
-        if self._said:
-            logger.warning("%s: the controller at %s leads", self._identity.node, self._at)
-        self._looks_since, self._said = None, False
-        self._words.clear()
-        return link
 
-    async def _look(self, after: int, group: str) -> Link:
+    async def _look(self, task_group: asyncio.TaskGroup, after: int, group: str) -> Link:
         pauses = PAUSES.waits()
         while True:
-            link = await self._round(after, group)
-            if link is not None:
-                return link
+            await self._round(task_group, after, group)
+            if self.link is not None:
+                return self.link
             if self._left_s() <= 0:
                 if not self._met:
                     raise RoleUnreachable("the controller", self._controllers, self._reason)
@@ -301,7 +302,7 @@ class LeaderLink:
             await asyncio.sleep(min(next(pauses), self._left_s()))
 
     def _say_that_none_leads(self) -> None:
-        if self._said or self._closed:
+        if self._said or self._closed or self.link is not None:
             return
         self._said = True
         words = [f"{address}: {self._words.get(address, 'no answer yet')}" for address in sorted(self._order)]
@@ -320,19 +321,32 @@ class LeaderLink:
         waits_s = self._waits.patience_s if self._met else self._waits.dial_s
         return self._looks_since + waits_s - asyncio.get_running_loop().time()
 
-    async def _round(self, after: int, group: str) -> Link | None:
-        """Try where the leader is said to be, then every other controller, each once."""
-        ahead, tried = [self._hint, *self._order], {""}
-        while ahead:
-            address = ahead.pop(0)
-            if address in tried:
-                continue
-            tried.add(address)
-            link = await self._dial(address)
-            if link is not None and await self._leads(link, after, group):
-                return link
-            ahead.insert(0, self._hint)
-        return None
+    async def _round(self, task_group: asyncio.TaskGroup, after: int, group: str) -> None:
+        """Try where the leader is said to be, then every other controller, each once, until one leads.
+
+        Who is silent for `NEXT_S` may answer in a later round, and is not tried beside itself.
+        """
+        self._ahead, tried = [self._hint, *self._order], {""}
+        while self.link is None:
+            self._check_open()
+            under_way = {each: task for each, task in self._attempts.items() if not task.done()}
+            address = next((each for each in self._ahead if each not in tried | under_way.keys()), "")
+            if address:
+                tried.add(address)
+                attempt = self._attempt(address, after, group)
+                name = f"{self._identity.node}/find-{address}"
+                self._attempts[address] = under_way[address] = task_group.create_task(attempt, name=name)
+            if not under_way:
+                break
+            again = self.several and self._left_s() > 0
+            wait_s = NEXT_S if address or again else None
+            ended, _ = await asyncio.wait(
+                under_way.values(), timeout=wait_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            if not ended:
+                if not address:
+                    break
+                self._put_last(address)
 
     async def _dial(self, address: str) -> Link | None:
         left_s = self._left_s()
@@ -349,38 +363,47 @@ class LeaderLink:
             self._put_last(address)
             return None
         self._met = True
-        self._at = address
         self._traffic.watch(link)
         return link
 
-    async def _leads(self, link: Link, after: int, group: str) -> bool:
-        """Hear a first word from a controller; the link is given up if that is not a leader's."""
-        leads = False
-        self._hint = ""
+    async def _attempt(self, address: str, after: int, group: str) -> None:
+        """Hear a first word from a controller, and take its link if it leads; else who does is the next."""
+        link = await self._dial(address)
+        if link is None:
+            return
         try:
             first = WatchMap(after=after, group=group, wait_s=0.0)
             answer = await self.say(link, pack(first), 0.0)
             said = unpack_answer(answer).group
-            leads = bool(said)
-            if not leads:
-                self._found(self._at, "belongs to no group yet")
+            if not said:
+                self._found(address, "belongs to no group yet")
+            elif not self._closed:
+                self._take(link, address)
+                self.group, self.first_word = said, (after, group, answer)
         except RemoteError as error:
             if error.code not in (NOT_LEADER, UNKNOWN, BUSY):
                 raise
             self._named(error)
-            self._found(self._at, "does not lead, nor does any other")
+            self._ahead.insert(0, self._hint)
+            self._found(address, "does not lead, nor does any other")
         except LOST as error:
-            self._found(self._at, f"said nothing: {error}")
-            self._put_last(self._at)
+            self._found(address, f"said nothing: {error}")
+            self._put_last(address)
         finally:
-            if not leads:
+            if link is not self.link:
                 link.abort()
                 self._traffic.gone(link)
-        if leads:
-            self.group = said
-            self._hint = self._at
-            self.first_word = (after, group, answer)
-        return leads
+
+    def _take(self, link: Link, address: str) -> None:
+        """This is the leader's link. No other attempt does anything any more."""
+        for other, attempt in self._attempts.items():
+            if other != address:
+                attempt.cancel()
+        self.link, self._at, self._hint = link, address, address
+        if self._said:
+            logger.warning("%s: the controller at %s leads", self._identity.node, address)
+        self._looks_since, self._said = None, False
+        self._words.clear()
 
     def _found(self, address: str, what: str) -> None:
         self._words[address] = what
