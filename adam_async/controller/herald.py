@@ -76,7 +76,7 @@ class Herald:
         """The last term in which we led."""
         self._look_at = math.inf
         self._lost: set[str] = set()
-        """Who was said to be lost, and not yet to be back."""
+        """Who was said to be lost, and not yet to be back, since nobody else leads."""
         self._strangers: set[tuple[str, str]] = set()
 
     def heard(self, name: str) -> None:
@@ -124,7 +124,10 @@ class Herald:
     def _say_who_leads(self, term: int, leader: str) -> None:
         how = "again" if self._leader == (term, leader) else "now"
         self._leader, self._waits = (term, leader), False
-        prefix = "" if name_of(leader) == self._name else f"{self._name}: "
+        prefix = ""
+        if name_of(leader) != self._name:
+            prefix = f"{self._name}: "
+            self._lost.clear()  # who comes back is news of that one
         logger.info("%s%s leads %s (term %d)", prefix, name_of(leader), how, term)
 
     # --- no leader ---------------------------------------------------------------------------

@@ -164,6 +164,17 @@ def test_one_that_was_missing_from_the_beginning_is_not_lost_again_but_is_back(s
     assert said() == ["controller-3 is back; 3 of 3 are there"]
 
 
+def test_who_came_back_while_another_one_led_is_no_news_of_a_later_leader(said):
+    hall = Hall(B, linked=[A])
+    hall.group.elect(A)
+    hall.look()
+    assert "with 2 of 3 controllers" in said()[0]
+    hall.group.elect(B)
+    hall.look()
+    hall.beat(B, THREE, 3 * LOST_S)
+    assert said() == ["controller-2 leads now (term 3)"]
+
+
 # --- nobody leads --------------------------------------------------------------------------------
 
 
