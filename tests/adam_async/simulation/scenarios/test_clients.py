@@ -41,7 +41,7 @@ def with_sessions(seed: int, sessions: int) -> Case:
 
 
 def test_sessions_that_are_forgotten_leave_outcomes_unknown_and_never_wrong() -> None:
-    results = [run_case(CLIENTS, with_sessions(seed, 2)) for seed in (4, 5)]
+    results = [run_case(CLIENTS, with_sessions(seed, 2)) for seed in (6, 8)]
 
     assert [one for one in results if not one.seed_counts] == []
     assert any(one.counts.get("unknown outcomes") for one in results)
