@@ -68,10 +68,7 @@ def pytest_asyncio_loop_factories(
 
 @pytest.fixture(autouse=True, scope="module")
 def old_objects_are_looked_at_once() -> None:
-    """Leave modules, tests and compiled kernels out of later collections: looking at them takes long.
-
-    A simulated run thaws what is there when it ends, so that once is not enough.
-    """
+    """Leave modules, tests and compiled kernels out of later collections: looking at them takes long."""
     gc.collect()
     gc.freeze()
 
