@@ -68,7 +68,10 @@ def pytest_asyncio_loop_factories(
 
 @pytest.fixture(autouse=True, scope="module")
 def old_objects_are_looked_at_once() -> None:
-    """Leave modules, tests and compiled kernels out of later collections: looking at them takes long."""
+    """Leave modules, tests and compiled kernels out of later collections: looking at them takes long.
+
+    A simulated run thaws what is there when it ends, so that once is not enough.
+    """
     gc.collect()
     gc.freeze()
 

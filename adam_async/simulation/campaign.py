@@ -208,18 +208,16 @@ def summary(scenario: str, results: Sequence[SeedResult], took_s: float) -> str:
 def only_own_garbage() -> Iterator[None]:
     """Collect what a block leaves in circles when it ends, and look at nothing older for that.
 
-    A run leaves much, which collections of the usual kind would find late and search slowly. Where others
-    have frozen something it stays frozen.
+    A run leaves much, which collections of the usual kind would find late and search slowly.
     """
-    collecting, frozen = gc.isenabled(), gc.get_freeze_count()
+    collecting = gc.isenabled()
     gc.disable()
     gc.freeze()
     try:
         yield
     finally:
         gc.collect()
-        if not frozen:
-            gc.unfreeze()
+        gc.unfreeze()
         if collecting:
             gc.enable()
 

@@ -1,11 +1,9 @@
 """What a seed comes to: whether all held, whether it counts, and that it is the same again."""
 
 import asyncio
-import gc
 import logging
 import subprocess
 import sys
-import weakref
 from pathlib import Path
 
 import msgspec
@@ -15,7 +13,6 @@ from adam_async.simulation.campaign import (
     NOT_DONE,
     digest,
     draw_case,
-    only_own_garbage,
     play,
     reached,
     run_case,
@@ -28,10 +25,6 @@ from adam_async.simulation.scenario import Violation
 from tests.adam_async.simulation.toy import BROKEN, plan_of, toy
 
 ROOT = Path(__file__).resolve().parents[3]
-
-
-class Circle:
-    """Garbage that only a collection finds."""
 
 
 def case_of(*faults: Fault) -> Case:
@@ -218,19 +211,3 @@ def test_what_was_noted_is_kept_with_its_time() -> None:
         ("term 1", 1.0, 2.0),
     ]
     assert played.result.invariant == "I9"
-
-
-@pytest.mark.parametrize("frozen", [False, True])
-def test_the_garbage_of_a_block_is_collected_and_what_others_froze_stays_frozen(frozen: bool) -> None:
-    before = gc.get_freeze_count() > 0
-    gc.freeze() if frozen else gc.unfreeze()
-    try:
-        with only_own_garbage():
-            circle = Circle()
-            circle.other = circle
-            seen = weakref.ref(circle)
-            del circle
-        assert seen() is None
-        assert (gc.get_freeze_count() > 0) == frozen
-    finally:
-        gc.freeze() if before else gc.unfreeze()
