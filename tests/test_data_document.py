@@ -51,6 +51,7 @@ def test_the_picture_is_small() -> None:
     assert PICTURE.stat().st_size <= 200 * 1024
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not MNIST, reason="ADAM_DATA_DIR names no folder with MNIST")
 async def test_the_picture_is_what_its_command_draws(tmp_path: Path) -> None:
     image = pytest.importorskip("PIL.Image", reason="files are compared pixel by pixel with Pillow")

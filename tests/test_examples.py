@@ -58,6 +58,7 @@ async def test_training_across_processes_survives_the_death_of_a_worker() -> Non
     assert any("worker-0 died" in event["event"] for event in result.events)
 
 
+@pytest.mark.thorough
 async def test_the_web_application_answers_while_it_trains() -> None:
     app = load("05_web_app.py").make_app(Config(epochs=1_000_000, threads=1))
     transport = httpx.ASGITransport(app=app)
@@ -77,6 +78,7 @@ async def test_the_web_application_answers_while_it_trains() -> None:
     assert app.state.training.cancelled()
 
 
+@pytest.mark.thorough
 async def test_a_layer_of_the_user_is_checked_and_trained() -> None:
     assert await load("06_own_layer.py").main(epochs=8) > 0.8
 

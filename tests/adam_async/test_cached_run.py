@@ -12,6 +12,7 @@ from tests.adam_async.runs import cluster_of, local_network, tcp_network, tiny_d
 THOROUGH = pytest.mark.thorough
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("network", [local_network, pytest.param(tcp_network, marks=THOROUGH)])
 @pytest.mark.parametrize("augment", [pytest.param(False, marks=THOROUGH), True])
 @pytest.mark.parametrize("cache", ["64", "1K", pytest.param("1G", marks=THOROUGH)])

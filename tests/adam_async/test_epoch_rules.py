@@ -23,6 +23,7 @@ def one_slow(**options):
     return config_of(**{**plain, "images_per_group": 2, **options})
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("rule", ["replicas", pytest.param("images", marks=pytest.mark.thorough)])
 async def test_what_an_epoch_skips_is_trained_in_the_next_and_both_are_counted(rule):
     config = one_slow(epoch_rule=rule)

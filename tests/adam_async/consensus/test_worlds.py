@@ -28,6 +28,7 @@ MARKS = (
 """What must happen in some worlds, or they prove nothing about it."""
 
 
+@pytest.mark.thorough
 def test_all_promises_are_kept_and_all_that_is_hard_happens():
     marks = Counter()
     for seed in range(FAST_SEEDS):

@@ -237,6 +237,7 @@ async def test_what_is_refused_beside_a_leader_changes_nothing():
         leader.close()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("network", NETWORKS)
 async def test_who_is_told_to_stop_in_the_middle_leaves_no_task_and_no_link(network):
     async with table_of(NETWORKS[network](), 3) as table:

@@ -46,6 +46,7 @@ def test_an_image_is_the_same_however_many_there_are_and_are_drawn_at_once(
     np.testing.assert_array_equal(many.test_images[:8], few.test_images)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("classes", [2, 10, 40])
 @pytest.mark.parametrize("shape", [(1, 4, 4), (1, 28, 28), (3, 32, 32)])
 def test_classes_are_equally_frequent_and_can_be_told_apart(

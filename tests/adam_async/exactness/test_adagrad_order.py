@@ -64,6 +64,7 @@ async def train(config, network=None):
         return await cluster.train()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("network", NETWORKS)
 async def test_one_worker_with_one_group_in_flight_steps_as_one_process_does(network):
     config = Config(in_flight=1, **OPTIONS)

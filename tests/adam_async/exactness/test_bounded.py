@@ -218,6 +218,7 @@ async def test_replicas_that_come_and_go_hold_nobody_up_and_every_image_is_train
     assert max(pushes) <= config.slack + 1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("mode", ["asp", "ssp:0", "ssp:2", "bsp"])
 async def test_pushes_that_are_refused_hold_nobody_up(mode):
     dataset = tiny_dataset()

@@ -39,6 +39,7 @@ def sent(statistics, node, kind):
     return sum(row["payload_bytes"] for row in rows), sum(row["messages"] for row in rows)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "sharding", [pytest.param({}, marks=pytest.mark.thorough), SHARDED], ids=["whole", "sharded"]
 )

@@ -51,6 +51,7 @@ def check_all_plans(network, workers, images):
             assert found.tobytes() == expected.gradients[name].tobytes(), name
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("workers", [1, 2, pytest.param(4, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("name", NAMED_MODELS)

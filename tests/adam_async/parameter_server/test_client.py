@@ -225,6 +225,7 @@ async def test_a_pull_for_a_clock_is_asked_again_until_it_comes_and_lands_where_
         np.testing.assert_array_equal(room, servers.shards()[0].values)
 
 
+@pytest.mark.thorough
 async def test_who_waits_for_a_clock_loses_patience_with_silent_servers_only():
     async with servers_of(NETWORKS["local"](), consistency="ssp:0", waits=IMPATIENT) as servers:
         client, other = servers.client(0).client, servers.client(1).client

@@ -125,6 +125,7 @@ async def crash_and_cut(world):
     return missed_s
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "shuffled", [pytest.param(False, marks=pytest.mark.thorough), True], ids=["in order", "shuffled"]
 )

@@ -175,6 +175,7 @@ async def count_under_faults(world):
     return sum(one.resent for one in told), sum(one.duplicates for one in told)
 
 
+@pytest.mark.thorough
 def test_every_push_is_applied_exactly_once_while_links_break_and_servers_freeze():
     told = [
         simulate(count_under_faults, seed=seed, conditions=ROUGH, shuffled=seed % 2 == 1).result

@@ -79,6 +79,7 @@ ALL_KINDS = [
 ]
 
 
+@pytest.mark.thorough
 @settings(max_examples=150, deadline=None)
 @given(
     steps=st.lists(STEPS, max_size=5),

@@ -143,6 +143,7 @@ def check_blocks(layer, blocks, images):
     assert sum(piece.multiply_adds for piece in pieces) == layer.multiply_adds
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kernels", ["numpy", "numba"])
 @pytest.mark.parametrize("kind", CUTTABLE)
 @settings(max_examples=25, deadline=None)

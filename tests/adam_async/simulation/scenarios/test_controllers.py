@@ -18,6 +18,7 @@ from adam_async.simulation.scenarios.restarts import RESTARTS, ROUNDS
 ROOT = Path(__file__).resolve().parents[4]
 
 
+@pytest.mark.thorough
 def test_seeds_of_chaos_count() -> None:
     for seed in (1, 2):
         result = run_seed(CONTROLLERS, seed)
