@@ -103,7 +103,7 @@ async def run_training(options: TrainOptions, environment: Mapping[str, str], te
                     epochs=config.epochs,
                     stream=sys.stdout,
                     quiet=options.quiet,
-                    leader=_leader_of(driver, options, config),
+                    leader=_leader_of(driver),
                 )
                 async with table:
                     terminal.give_way(table.aside)
@@ -127,10 +127,9 @@ async def run_training(options: TrainOptions, environment: Mapping[str, str], te
     return 0
 
 
-def _leader_of(driver: Driver, options: TrainOptions, config: Config) -> Callable[[], str]:
+def _leader_of(driver: Driver) -> Callable[[], str]:
     """Says which controller leads, where there are several."""
-    several = config.controllers > 1 if options.controller is None else "," in options.controller
-    return (lambda: driver.leading) if several else str
+    return lambda: driver.leading if len(driver.controllers) > 1 else ""
 
 
 async def _measure_before(

@@ -22,7 +22,6 @@ from adam_async.choose_model import check_fits, choose_model
 from adam_async.cluster_map import ClusterMap, EpochRecord, NodeRecord, RunRecord, skipped_groups
 from adam_async.config import Config
 from adam_async.controller.client import Membership
-from adam_async.controller.leader_link import parse_controllers
 from adam_async.errors import DeadlineExceeded, RoleDied, RunFailed, first_cause
 from adam_async.evaluator import Evaluator
 from adam_async.incidents import Incidents
@@ -100,7 +99,6 @@ class Driver:
         process_memory: Callable[[], ProcessMemory] = process_memory,
     ) -> None:
         self._network = network
-        self._controller = controller
         self._identity = identity
         if config.weights == "auto":  # who owns the whole cluster would have decided otherwise
             config = msgspec.structs.replace(config, weights="copy")
@@ -189,6 +187,11 @@ class Driver:
     def leading(self) -> str:
         """Node id of the controller that leads, as far as is known; empty while we look for it."""
         return self._membership.leading
+
+    @property
+    def controllers(self) -> tuple[str, ...]:
+        """Addresses of all controllers, as far as they are known."""
+        return self._membership.controllers
 
     # --- the run -----------------------------------------------------------------------------
 
@@ -626,7 +629,7 @@ class Driver:
         return self.map.nodes[self.map.lenders[0]].address
 
     async def _gather_statistics(self, run: str) -> dict[str, dict[str, Any]]:
-        controllers = parse_controllers(self._controller)
+        controllers = self.controllers
         # Of several, the others do the work of one that is gone: nobody waits long for it.
         found = await self._inquiries.all_statistics(
             controllers, run, on_silence=self.note, dial_s=LOOK_S if len(controllers) > 1 else None

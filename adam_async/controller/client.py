@@ -96,6 +96,11 @@ class Membership:
         """Node id of the controller that leads, as far as we know; empty while we look for it."""
         return self._client.leading
 
+    @property
+    def controllers(self) -> tuple[str, ...]:
+        """Addresses of all controllers that we were told of, by whoever started us or by a leader."""
+        return self._client.controllers
+
     async def run(self) -> None:
         """Stay a member until cancelled.
 

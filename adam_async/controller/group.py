@@ -190,6 +190,11 @@ class Group:
         return self._peers.address(leader) if leader is not None else ""
 
     @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where all its controllers listen, in the order of their names; empty where there is one alone."""
+        return self._peers.addresses
+
+    @property
     def is_cut_off(self) -> bool:
         """Whether nobody told us how to reach a majority of our group."""
         members = self._core.members if self._core is not None else Members()

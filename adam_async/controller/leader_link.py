@@ -104,7 +104,8 @@ class LeaderLink:
 
     Args:
         network: How to reach the controllers.
-        controllers: Their addresses, with commas between them; one is enough, for it names the leader.
+        controllers: Their addresses, with commas between them. One is enough while it is there: it names the
+            leader, and the leader all others.
         identity: Who we are.
         waits: Deadlines. Before any controller was reached they are given `dial_s`, later `patience_s`.
         traffic: Where the links are counted.
@@ -158,6 +159,11 @@ class LeaderLink:
     def node(self) -> str:
         """Id of that controller."""
         return self.link.peer.node if self.link is not None else ""
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Of all controllers that we were told of, by whoever started us or by a leader."""
+        return tuple(sorted(self._order))
 
     @property
     def several(self) -> bool:
@@ -222,7 +228,9 @@ class LeaderLink:
             if not self.several:
                 return  # the answer was lost; if the controller is gone the link will tell
             self._put_last(self._at)
-        logger.warning(
+        # Where there are several the next one leads in a moment; if it does not, that is said.
+        logger.log(
+            logging.INFO if self.several else logging.WARNING,
             "%s: lost the controller at %s (%s); trying for %g s",
             self._identity.node,
             self._at,
@@ -374,12 +382,14 @@ class LeaderLink:
         try:
             first = WatchMap(after=after, group=group, wait_s=0.0)
             answer = await self.say(link, pack(first), 0.0)
-            said = unpack_answer(answer).group
-            if not said:
+            said = unpack_answer(answer)
+            if not said.group:
                 self._found(address, "belongs to no group yet")
             elif not self._closed:
                 self._take(link, address)
-                self.group, self.first_word = said, (after, group, answer)
+                self.group, self.first_word = said.group, (after, group, answer)
+                if isinstance(said, MapState):
+                    self._order += [each for each in said.controllers if each not in self._order]
         except RemoteError as error:
             if error.code not in (NOT_LEADER, UNKNOWN, BUSY):
                 raise

@@ -112,6 +112,11 @@ class MapClient:
         """Node id of the controller that leads, as far as we know; empty while we look for it."""
         return self._leader.node
 
+    @property
+    def controllers(self) -> tuple[str, ...]:
+        """Addresses of all controllers that we were told of, by whoever started us or by a leader."""
+        return self._leader.addresses
+
     def close(self) -> None:
         """Give up the link. Whoever asks, now or later, is told with `LinkClosed`."""
         self._leader.close()

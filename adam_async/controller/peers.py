@@ -166,6 +166,12 @@ class Peers:
         """Of all controllers that we were told of, ourselves among them."""
         return sorted(self._addresses)
 
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where all controllers listen that we were told of, in the order of names; empty for one alone."""
+        several = self.names if len(self._addresses) > 1 else []
+        return tuple(self._addresses[name] for name in several)
+
     def address(self, identity: str) -> str:
         """Where an identity is; empty if we were not told of its name."""
         return self._addresses.get(name_of(identity), "")

@@ -323,7 +323,13 @@ class Controller(Role):
             request.fail("too-large", str(error))
 
     def _whole(self, outcome: Outcome = DONE) -> Message:
-        state = MapState(version=self.map.version, group=self.machine.group, done=outcome.done, at=outcome.at)
+        state = MapState(
+            version=self.map.version,
+            group=self.machine.group,
+            done=outcome.done,
+            at=outcome.at,
+            controllers=self.group.addresses,
+        )
         return pack(state, [text_tensor(self.map)])
 
     def _news(self, after: int, group: str, outcome: Outcome = DONE) -> Message:

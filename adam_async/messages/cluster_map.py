@@ -72,6 +72,8 @@ class MapState(Body, frozen=True, kw_only=True):
     """For an answer to `CompareAndSet`: whether it took effect."""
     at: int = 0
     """For an answer to `CompareAndSet`: version that the key's record got, or has."""
+    controllers: tuple[str, ...] = ()
+    """Where all controllers of the group listen, in the order of their names; empty for one alone."""
 
 
 class MapChanges(Body, frozen=True, kw_only=True):

@@ -16,7 +16,6 @@ from adam_async import cluster_processes
 from adam_async.child_process import ChildProcess
 from adam_async.cluster_processes import ProcessCluster
 from adam_async.config import make_config
-from adam_async.controller.leader_link import parse_controllers
 from adam_async.entrypoints import LOOPBACK, cluster_network
 from adam_async.ports import system_entropy
 from tests.adam_async.runs import until
@@ -120,7 +119,7 @@ def test_three_started_by_hand_say_what_becomes_of_their_group(tmp_path: Path) -
 async def told(cluster: ProcessCluster) -> dict[str, dict[str, Any]]:
     """What the controllers that answer say of their group, by node id."""
     answers = {}
-    for address in parse_controllers(cluster.driver._controller):
+    for address in cluster.driver.controllers:
         try:
             node, said = await cluster.driver._inquiries.statistics(address, "", dial_s=1.0)
         except TransportError:

@@ -170,6 +170,26 @@ def test_who_lost_a_leader_long_after_it_was_found_has_all_its_patience_again():
     assert NEXT_S < simulated(scenario) < 5.0
 
 
+def test_who_was_given_the_leader_alone_finds_the_next_one_among_those_that_it_named():
+    async def scenario(trio):
+        leads = await trio.settled()
+
+        async def look_twice(network):
+            leader, _ = link_of(network, [trio.peers[leads]])
+            assert not leader.several
+            await found(leader)
+            assert leader.addresses == tuple(sorted(trio.peers.values()))
+            trio.crash(leads)
+            leader.lose(leader.link, LinkBroken("no power"))
+            await trio.led_without(leads)
+            await found(leader)
+            return leader.node != leads
+
+        return await asks(trio, look_twice)
+
+    assert simulated(scenario)
+
+
 def test_what_came_of_each_address_is_said_of_silent_ones_too(caplog):
     async def scenario(trio):
         leads = await trio.settled()

@@ -143,7 +143,7 @@ EXAMPLES = [
     GetMap(),
     CompareAndSet(key="run", expected=3, session=1 << 55, number=9, after=12, group="a1"),
     WatchMap(after=-1, group="", wait_s=1.5),
-    MapState(version=7, group="a1", done=False, at=3),
+    MapState(version=7, group="a1", done=False, at=3, controllers=("tcp://a:1", "tcp://b:1")),
     MapChanges(version=9, group="a1", done=True, at=9),
     OpenSession(),
     SessionOpened(session=1 << 55),
