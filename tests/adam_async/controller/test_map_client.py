@@ -358,7 +358,7 @@ async def watch_until(client, version, seen, **position):
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.usefixtures("hasty")
 async def test_a_leader_that_falls_silent_is_left_for_another(network, caplog):
-    caplog.set_level(logging.INFO)
+    caplog.set_level("INFO")
     async with table_of(NETWORKS[network](), 2) as table:
         frozen, other = table.fronts
         client, seen = table.client(), []
