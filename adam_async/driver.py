@@ -48,7 +48,7 @@ from adam_async.snapshot import pull_snapshot
 from adam_async.timeline import Timeline
 from adam_async.traffic import Traffic
 from dataflow import ComputePool, MakePool
-from transport import BufferPool, Identity, LinkConfig, Network, TransportError
+from transport import BufferPool, Identity, LinkConfig, Network, RemoteError, TransportError
 
 
 class Driver:
@@ -252,8 +252,10 @@ class Driver:
 
         A server that is lost before takes nothing with it: the run is submitted anew, and placed on others.
         """
-        resumed, loop = self._resume, asyncio.get_running_loop()
+        resumed, loop, task = self._resume, asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
         last_try = loop.time() + self._waits.prepare_s
+        lost = ""
         if resumed is not None:
             self._note_resumption(resumed)
         try:
@@ -264,9 +266,12 @@ class Driver:
                 await self._membership.submit_run(run)
                 try:
                     return run, await self._prepare(run.id, model, resumed)
-                except (RoleDied, ExceptionGroup) as error:
-                    lost = self._server_lost_by(first_cause(error))
-                    if not lost or loop.time() > last_try:
+                except (RoleDied, DeadlineExceeded, ExceptionGroup) as error:
+                    cause = first_cause(error)
+                    if lost and isinstance(cause, DeadlineExceeded):
+                        raise RoleDied(lost, f"and nobody took its place: {cause}") from error
+                    lost = self._server_lost_by(cause)
+                    if not lost or loop.time() > last_try or task.cancelling():
                         raise
                     self.note(f"{lost} was lost before training began: the run is placed anew")
                 in_flight = await self._muster.wait_for_workers()
@@ -553,8 +558,9 @@ class Driver:
         try:
             async with asyncio.timeout(self._waits.prepare_s):
                 await self._copies.load(cluster, self._table(model), tensors, resumed.manifest.shards)
-        except TransportError:
-            await asyncio.sleep(self._waits.dial_s)  # a server that is lost is missed, which ends this wait
+        except TransportError as error:
+            if not isinstance(error, RemoteError):  # a server that is lost is missed, which ends this wait
+                await asyncio.sleep(self._waits.dial_s + self._waits.grace_s)
             raise
         except TimeoutError:
             raise DeadlineExceeded("the servers to take up their shards", self._waits.prepare_s) from None

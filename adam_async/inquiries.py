@@ -81,7 +81,7 @@ class Inquiries:
             try:
                 node, values = await self.statistics(address, run, dial_s=dial_s)
                 found[node] = values
-            except TransportError as error:
+            except (TransportError, ValueError) as error:  # one that others reach in a way that we cannot
                 on_silence(f"the role at {address} did not say what it counted: {error}")
         return found
 

@@ -169,9 +169,9 @@ class Muster:
             return
         addresses = [cluster.nodes[worker].address for worker in cluster.live("worker")]
         try:
-            async with asyncio.timeout(LOOK_S):  # who is gone, and not missed yet, holds nobody up
-                answers = [await self._inquiries.statistics(address, run) for address in addresses]
-        except (TransportError, TimeoutError):
+            # Who is gone, and not missed yet, holds nobody up.
+            answers = [await self._inquiries.statistics(each, run, dial_s=LOOK_S) for each in addresses]
+        except TransportError:
             return
         kernels = [values["kernels"] for _, values in answers if "kernels" in values]
         done, total = min(

@@ -130,6 +130,8 @@ class LeaderLink:
         self._traffic = traffic
         self._order = list(self._addresses)
         """In which they are tried, with those that were named to us: who could not be reached is the last."""
+        self._named_all: tuple[str, ...] = ()
+        """What a leader named."""
         self._hint = ""
         """Where the leader was, or was said to be."""
         self._ahead: list[str] = []
@@ -162,8 +164,8 @@ class LeaderLink:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Of all controllers that we were told of, by whoever started us or by a leader."""
-        return tuple(sorted(self._order))
+        """Of all controllers: those that we were given, or what a leader named where that was one."""
+        return self._addresses if len(self._addresses) > 1 else self._named_all or self._addresses
 
     @property
     def several(self) -> bool:
@@ -363,8 +365,8 @@ class LeaderLink:
         retry = ONCE if self.several else None
         try:
             link = await self._network.dial(address, self._identity, timeout_s=timeout_s, retry=retry)
-        except (DialFailed, ValueError) as error:
-            if isinstance(error, ValueError) and address in self._addresses:
+        except (TransportError, ValueError) as error:
+            if not isinstance(error, DialFailed) and address in self._addresses:
                 raise  # and not one that a controller named, which reaches the others in another way
             self._words[address] = error.reason if isinstance(error, DialFailed) else str(error)
             self._reason = self._words[address] if not self._met else str(error)
@@ -388,17 +390,19 @@ class LeaderLink:
             elif not self._closed:
                 self._take(link, address)
                 self.group, self.first_word = said.group, (after, group, answer)
-                if isinstance(said, MapState):
+                if isinstance(said, MapState) and said.controllers:
+                    self._named_all = said.controllers
                     self._order += [each for each in said.controllers if each not in self._order]
-        except RemoteError as error:
-            if error.code not in (NOT_LEADER, UNKNOWN, BUSY):
+        except TransportError as error:
+            if isinstance(error, RemoteError) and error.code in (NOT_LEADER, UNKNOWN, BUSY):
+                self._named(error)
+                self._ahead.insert(0, self._hint)
+                self._found(address, "does not lead, nor does any other")
+            elif isinstance(error, LOST) or address not in self._addresses:
+                self._found(address, f"said nothing: {error}")
+                self._put_last(address)
+            else:
                 raise
-            self._named(error)
-            self._ahead.insert(0, self._hint)
-            self._found(address, "does not lead, nor does any other")
-        except LOST as error:
-            self._found(address, f"said nothing: {error}")
-            self._put_last(address)
         finally:
             if link is not self.link:
                 link.abort()

@@ -114,7 +114,7 @@ class MapClient:
 
     @property
     def controllers(self) -> tuple[str, ...]:
-        """Addresses of all controllers that we were told of, by whoever started us or by a leader."""
+        """Addresses of all controllers: those that we were given, or if that was one, what a leader named."""
         return self._leader.addresses
 
     def close(self) -> None:

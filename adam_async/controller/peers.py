@@ -63,7 +63,7 @@ INTRODUCE_S = 2.0
 RETRY = RetrySchedule(first_s=0.02, longest_s=0.3)
 
 WAITS_SAID_S = 5.0
-"""Who waits for others to found a group says so after this long, and again when it waits for fewer."""
+"""Who waits for others to found a group says so after this long, and again when it waits for others."""
 
 SMALL_BYTES = 4096
 """What is no larger than this travels in a message, in place of beside it: that takes half the time."""

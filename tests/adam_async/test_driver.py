@@ -259,6 +259,21 @@ async def test_a_server_that_is_lost_before_training_is_replaced_by_another(netw
     assert said >= {"a-ghost died", "a-ghost was lost before training began: the run is placed anew"}
 
 
+async def test_a_server_that_is_lost_before_training_is_named_if_nobody_takes_its_place():
+    waits = Waits(grace_s=0.05, prepare_s=2.0)
+    async with cluster_of(config_of(weights="copy", waits=waits)) as cluster, asyncio.TaskGroup() as group:
+        await cluster.servers[0].joined()
+        await cluster.servers[0].__aexit__(None, None, None)
+        async with ghost_of(cluster):
+            training = group.create_task(outcome_of(cluster.train()), name="train")
+            await until(lambda: "a-ghost" in cluster.controller.map.buckets)
+        error = await training
+    assert isinstance(error, RoleDied)
+    assert str(error).startswith(
+        "a-ghost died: and nobody took its place: waited 2 s for 1 parameter server(s), a data server and "
+    )
+
+
 async def test_a_server_that_is_lost_in_training_ends_the_run():
     config = config_of(epochs=10_000, servers=2, weights="copy", waits=Waits(grace_s=0.05))
     async with cluster_of(config) as cluster, asyncio.TaskGroup() as group:

@@ -296,6 +296,29 @@ async def test_a_leader_that_is_named_in_a_way_that_we_cannot_dial_is_passed_ove
         assert leader.asked
 
 
+@pytest.mark.parametrize("given", [True, False], ids=["given", "named"])
+async def test_a_stranger_where_a_controller_was_named_is_passed_over_and_where_one_was_given_told(given):
+    alien = TcpNetwork(token=b"a token of others", entropy=entropy_of("alien"), rules=role_table())
+    async with table_of(NETWORKS["tcp"](), 2) as table, AsyncExitStack() as stack:
+        first, leader = table.fronts
+        identity = Identity(role="controller", node="controller", incarnation=1)
+
+        async def nobody(link):
+            await link.wait_closed()
+
+        stranger = await stack.enter_async_context(alien.listen("tcp://127.0.0.1:0", identity, nobody))
+        table.mind.leader = leader
+        first.hook(WatchMap, lambda request, body: request.fail(NOT_LEADER, stranger.address))
+        others = [stranger] if given else []
+        client = table.client(controllers=",".join(each.address for each in (first, *others, leader)))
+        if given:
+            with pytest.raises(HandshakeRejected):
+                await client.get()
+        else:
+            await client.get()
+            assert client.leader == leader.address
+
+
 async def test_a_controller_that_is_gone_is_passed_over():
     async with table_of(NETWORKS["tcp"](), 2) as table:
         async with table_of(table.network) as other:
