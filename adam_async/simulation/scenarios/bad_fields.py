@@ -1,0 +1,311 @@
+"""Pure: every message of the system with one field spoilt at a time.
+
+The generator walks the type information of a message and a valid example of it side by side. Each field, also
+those of nested records and of what rides along as text or packed bytes, is replaced by each value that its
+type or its meaning forbids; each tensor gets a wrong count, shape, dtype and content.
+
+    for bad in bad_messages(valid_messages(facts), meant=facts.meant()):
+        bad.name                                    # "Pull.wait_s=nan"
+        bad.pairs                                   # frozenset({("worker", "ps"), ("driver", "ps")})
+        await link.call(bad.message, timeout_s=2.0)
+
+A receiver refuses each of these or answers it without harm; the cost is the sender's link at most.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+from msgspec import inspect
+from numpy.typing import NDArray
+
+from adam_async.messages import TABLE
+from adam_async.simulation.scenarios.valid_messages import Example, Ride
+from transport import Message
+
+Path = tuple[str | int, ...]
+"""Names and indices from a message down to one value."""
+
+Spoilt = tuple[Path, str, Any]
+"""Where a value was replaced, the name of the new value, and the whole with it."""
+
+Meant = Mapping[str, Mapping[str, Any]]
+"""Field name to named values that have the right type and the wrong meaning."""
+
+MISSING = "missing"
+"""Name of the value of a field that is left out."""
+
+LONG_TEXT, LONG_TUPLE = 9_000, 3_000
+"""Characters and elements of what is too long; a meta of 16 KiB holds either of them."""
+
+LARGE_TEXT_BYTES = 72 << 10
+"""Of a JSON record that is valid and larger than a record may be."""
+
+DEPTH = 5_000
+"""Levels of nested JSON arrays."""
+
+NUMBERS: Mapping[str, float] = {
+    "nan": math.nan,
+    "inf": math.inf,
+    "-inf": -math.inf,
+    "-1": -1,
+    "0": 0,
+    "2**40": 1 << 40,
+    "2**63": 1 << 63,
+}
+"""Values for fields that are numbers. Over links integers travel as MessagePack, up to 64 bits."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BadMessage:
+    """A message that differs from a valid one in one place.
+
+    Attributes:
+        name: The message's type, the field and the value, unique among all: ``Push.parts[0].count=-1``. Where
+            a message has several valid examples, which one: ``CompareAndSet(run).tensor.phase=empty``.
+        message: What a link carries.
+        pairs: The (from, to) roles that the permission table allows it between.
+        field: Path of the field within the message: ``parts[0].count``. For tensors ``tensors``; for a record
+            that rides along as one ``tensor`` and the path within it.
+        value: Name of the bad value: ``nan``, ``missing``, ``duplicate``, ``type-text``, ...
+    """
+
+    name: str
+    message: Message
+    pairs: frozenset[tuple[str, str]]
+    field: str
+    value: str
+
+
+def bad_messages(examples: Iterable[Example], *, meant: Meant | None = None) -> Iterator[BadMessage]:
+    """Yield every bad message that can be made from valid ones, in a fixed order.
+
+    Args:
+        examples: Valid messages; see `valid_messages`.
+        meant: Values of the right type that are wrong where the message goes, by field name: another run's
+            id, an older generation, an epoch two ahead.
+    """
+    for example in examples:
+        kind, meta, tensors, ride = type(example.body), example.meta(), example.tensors, example.ride
+        for path, value, spoilt in spoil(inspect.type_info(kind), meta, meant or {}):
+            if path:
+                yield _bad(example, path, value, spoilt, tensors)
+        if rows := [name for name, each in meta.items() if isinstance(each, list | tuple) and each]:
+            twice = {name: [*meta[name], *meta[name]] for name in rows}
+            doubled = tuple(np.concatenate((each, each)) for each in tensors)
+            yield _bad(example, (rows[0],), "repeated", {**meta, **twice}, doubled)
+        for path, value, packed in spoil_ride(ride, meant or {}) if ride is not None else ():
+            if ride is not None and ride.field:
+                yield _bad(example, (ride.field, *path), value, {**meta, ride.field: packed}, tensors)
+            else:
+                yield _bad(example, ("tensor", *path), value, meta, (np.frombuffer(packed, np.uint8),))
+        for value, spoilt_tensors in spoil_tensors(tensors):
+            yield _bad(example, ("tensors",), value, meta, spoilt_tensors)
+
+
+def _bad(
+    example: Example, path: Path, value: str, meta: dict[str, Any], tensors: tuple[NDArray[Any], ...]
+) -> BadMessage:
+    kind, field = type(example.body), path_text(path)
+    return BadMessage(
+        name=f"{kind.__name__}{example.of and f'({example.of})'}.{field}={value}",
+        message=Message(type=kind.__name__, meta=meta, tensors=tensors),
+        pairs=TABLE[kind],
+        field=field,
+        value=value,
+    )
+
+
+def path_text(path: Path) -> str:
+    """Write a path as Python would: ``parts[0].count``."""
+    text = ""
+    for step in path:
+        text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else step
+    return text
+
+
+# --- fields ----------------------------------------------------------------------------------
+
+
+def spoil(kind: inspect.Type, value: Any, meant: Meant) -> Iterator[Spoilt]:
+    """Yield a value, made of builtins, once with each bad value in each place.
+
+    Args:
+        kind: Its type, as `msgspec.inspect` describes it.
+        value: A valid value of it.
+        meant: As for `bad_messages`.
+    """
+    match kind:
+        case inspect.Metadata(type=inner):
+            yield from spoil(inner, value, meant)
+        case inspect.StructType():
+            yield from _spoil_struct(kind, value, meant)
+        case inspect.UnionType(types=types):
+            yield from spoil(_alternative(types, value), value, meant)
+        case inspect.DictType(value_type=inner):
+            yield from _spoil_dict(inner, value, meant)
+        case inspect.VarTupleType(item_type=inner) | inspect.ListType(item_type=inner):
+            yield from _spoil_sequence(inner, value, meant)
+        case inspect.TupleType(item_types=inners):
+            yield from _spoil_row(list(enumerate(inners)), value, meant)
+        case _:
+            yield from (((), name, bad) for name, bad in _spoil_leaf(kind, value))
+
+
+def _spoil_struct(kind: inspect.StructType, value: Any, meant: Meant) -> Iterator[Spoilt]:
+    """Spoil each field of a record that travels as a mapping or, if it is `array_like`, as a list."""
+    yield (), "type-text", "text"
+    yield (), "type-none", None
+    if kind.array_like:
+        offset = 0 if kind.tag is None else 1
+        row = [(offset + number, field.type) for number, field in enumerate(kind.fields)]
+        names = {offset + number: field.name for number, field in enumerate(kind.fields)}
+        for path, name, spoilt in _spoil_row(row, value, meant):
+            first = names.get(path[0], path[0]) if path and isinstance(path[0], int) else ""
+            yield ((first, *path[1:]) if path else path), name, spoilt
+        for number, field in names.items():
+            for name, bad in meant.get(field, {}).items():
+                yield (field,), name, [*value[:number], bad, *value[number + 1 :]]
+        return
+    if kind.tag is not None and kind.tag_field is not None:
+        for name, bad in {"unknown-tag": "Unknown", "type-none": None}.items():
+            yield (kind.tag_field,), name, {**value, kind.tag_field: bad}
+    for each in kind.fields:
+        key = each.encode_name
+        if each.required:
+            yield (key,), MISSING, {name: one for name, one in value.items() if name != key}
+        for name, bad in meant.get(each.name, {}).items():
+            yield (key,), name, {**value, key: bad}
+        for path, name, bad in spoil(each.type, value.get(key), meant):
+            yield (key, *path), name, {**value, key: bad}
+
+
+def _spoil_dict(inner: inspect.Type, value: Any, meant: Meant) -> Iterator[Spoilt]:
+    yield (), "type-text", "text"
+    yield (), "empty", {}
+    some = next(iter(value.values()), 1) if value else 1
+    yield (), "long", {f"{number}": some for number in range(LONG_TUPLE // 10)}
+    for key, one in (value or {}).items():
+        for path, name, bad in spoil(inner, one, meant):
+            yield (key, *path), name, {**value, key: bad}
+        return  # the first stands for all
+
+
+def _spoil_sequence(inner: inspect.Type, value: Any, meant: Meant) -> Iterator[Spoilt]:
+    yield (), "type-text", "text"
+    yield (), "type-number", 7
+    if not value:
+        return
+    some = list(value)
+    yield (), "empty", []
+    yield (), "shorter", some[:-1]
+    yield (), "duplicate", [*some, some[0]]
+    if len(msgspec.msgpack.encode(some[0])) < 5:  # else a meta does not hold so many
+        yield (), "long", [some[0]] * LONG_TUPLE
+    for path, name, bad in spoil(inner, some[0], meant):
+        yield (0, *path), name, [bad, *some[1:]]
+
+
+def _spoil_row(row: list[tuple[int, inspect.Type]], value: Any, meant: Meant) -> Iterator[Spoilt]:
+    """Spoil each place of a list of fixed length."""
+    some = list(value)
+    yield (), "shorter", some[:-1]
+    yield (), "empty", []
+    for place, kind in row:
+        if place < len(some):
+            for path, name, bad in spoil(kind, some[place], meant):
+                yield (place, *path), name, [*some[:place], bad, *some[place + 1 :]]
+
+
+def _spoil_leaf(kind: inspect.Type, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield bad values for what holds no other values, each with its name."""
+    match kind:
+        case inspect.IntType() | inspect.FloatType():
+            yield from ((name, bad) for name, bad in NUMBERS.items() if bad != value)
+            yield from _beyond(kind)
+            yield "type-text", "7"
+            yield "type-none", None
+        case inspect.BoolType():
+            yield "type-number", 2
+            yield "type-text", "yes"
+        case inspect.BytesType():
+            yield "empty", b""
+            yield "garbage", b"\xc1" * 9
+            yield "type-number", 7
+        case inspect.StrType() | inspect.LiteralType():
+            yield "empty", ""
+            yield "long", "x" * LONG_TEXT
+            yield "control", "\x1b[2J\x07\r\n\x00"
+            yield "type-number", 7
+            yield "type-none", None
+        case _:  # anything goes there
+            yield "type-none", None
+
+
+def _beyond(kind: inspect.IntType | inspect.FloatType) -> Iterator[tuple[str, Any]]:
+    """Yield the nearest values outside a number's declared bounds."""
+    if kind.ge is not None:
+        yield "below", kind.ge - 1
+    if kind.gt is not None:
+        yield "below", kind.gt
+    if kind.le is not None:
+        yield "above", kind.le + 1
+    if kind.lt is not None:
+        yield "above", kind.lt
+
+
+def _alternative(types: tuple[inspect.Type, ...], value: Any) -> inspect.Type:
+    """Return the type among alternatives that a value belongs to."""
+    tagged = [kind for kind in types if isinstance(kind, inspect.StructType) and kind.tag is not None]
+    for kind in tagged:
+        if kind.tag == (value[0] if kind.array_like else (value or {}).get(kind.tag_field)):
+            return kind
+    if value is None:
+        return inspect.NoneType()
+    return next(kind for kind in types if not isinstance(kind, inspect.NoneType))
+
+
+# --- what rides along ------------------------------------------------------------------------
+
+
+def spoil_ride(ride: Ride, meant: Meant) -> Iterator[tuple[Path, str, bytes]]:
+    """Yield the bytes of a record that rides along, once with each bad value in each place, and noise."""
+    write = json_bytes if ride.is_text else msgspec.msgpack.encode
+    builtins = msgspec.to_builtins(ride.record, builtin_types=() if ride.is_text else (bytes,))
+    whole = write(builtins)
+    for path, name, spoilt in spoil(inspect.type_info(ride.kind), builtins, meant):
+        if len(packed := write(spoilt)) < LARGE_TEXT_BYTES:
+            yield path, name, packed
+    yield (), "torn", whole[: len(whole) // 2]
+    yield (), "noise", b"\xc1\xff\x00" * 9
+    yield (), "deep", (b"[" if ride.is_text else b"\x91") * DEPTH
+    if ride.is_text and not ride.field:
+        yield (), "large", whole + b" " * LARGE_TEXT_BYTES
+
+
+def json_bytes(value: Any) -> bytes:
+    """Write JSON in which numbers that are not finite stand as numbers too large for a float."""
+    return json.dumps(value).replace("Infinity", "1e999").encode()
+
+
+def spoil_tensors(tensors: tuple[NDArray[Any], ...]) -> Iterator[tuple[str, tuple[NDArray[Any], ...]]]:
+    """Yield tensors once with each kind of fault, each with its name; `surplus` alone where none belong."""
+    yield "surplus", (*tensors, np.zeros(3, np.float32))
+    if not tensors:
+        return
+    first, rest = tensors[0], tensors[1:]
+    yield "none", ()
+    yield "dtype", (first.astype(np.int16), *rest)
+    yield "longer", (np.concatenate((first.reshape(-1), first.reshape(-1))), *rest)
+    yield "empty", (first.reshape(-1)[:0], *rest)
+    yield "dims", (first.reshape(1, 1, 1, *first.shape), *rest)
+    if first.size > 1:
+        yield "shorter", (first.reshape(-1)[:-1], *rest)
+    if first.dtype.kind == "f":
+        yield "nan", (np.full_like(first, np.nan), *rest)
+        yield "inf", (np.full_like(first, np.inf), *rest)
+        yield "largest", (np.full_like(first, np.finfo(first.dtype).max), *rest)
