@@ -2,9 +2,13 @@
 
 import asyncio
 import logging
+import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import sysconfig
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from pathlib import Path
 
+from adam_async.child_lines import LineSplitter
 from adam_async.errors import RoleDied
 
 logger = logging.getLogger(__name__)
@@ -12,16 +16,25 @@ logger = logging.getLogger(__name__)
 START_CODES = range(1, 9)
 """Exit codes that say why a role could not start; the parent ends with the same."""
 
+COMMAND = (sys.executable, "-P", "-m", "adam_async")
+"""Words that start this package's command without the working directory on the path of its imports."""
+
+PACKAGES = str(Path(__file__).resolve().parents[1])
+"""Folder in which the packages of this process lie."""
+
+READ_BYTES = 65536
+"""Bytes read at once from a child's output."""
+
 
 class ChildProcess:
-    """``python -m adam_async ROLE ...`` as a child.
+    """``python -P -m adam_async ROLE ...`` as a child.
 
     Args:
         node: Its node id; prefixes what it says.
         arguments: After ``adam-async``.
         orders: The first line on its stdin; see `cli_parent`.
-        environment: Of the child.
-        say: Told each line that it writes to stderr, prefixed.
+        environment: Of the child, which `child_environment` adds to.
+        say: Told each line that it writes to stderr, prefixed; see `LineSplitter` for long ones.
 
     `run` is its life, `ended` is set after it. `address` is set by its first line, or fails with
     `RoleDied` if it ends before.
@@ -66,14 +79,12 @@ class ChildProcess:
         Cancelling kills it and waits until it is gone.
         """
         process = self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "adam_async",
+            *COMMAND,
             *self._arguments,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
-            env=dict(self._environment),
+            env=child_environment(self._environment),
             start_new_session=True,
         )
         assert process.stdin is not None
@@ -123,8 +134,7 @@ class ChildProcess:
 
     async def _read_stdout(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
-        async for raw in process.stdout:
-            line = raw.decode(errors="replace").rstrip()
+        async for line in _lines(process.stdout):
             address = address_in(line)
             if address and not self.address.done():
                 self._listens_at = asyncio.get_running_loop().time()
@@ -132,12 +142,37 @@ class ChildProcess:
 
     async def _read_stderr(self, process: asyncio.subprocess.Process) -> None:
         assert process.stderr is not None
-        async for raw in process.stderr:
-            self._last_words = raw.decode(errors="replace").rstrip()
-            self._say(f"{self.node} | {self._last_words}")
+        async for line in _lines(process.stderr):
+            self._last_words = line
+            self._say(f"{self.node} | {line}")
 
     def __repr__(self) -> str:
         return f"<ChildProcess {self.node} {self._process!r}>"
+
+
+def child_environment(environment: Mapping[str, str], packages: str = PACKAGES) -> dict[str, str]:
+    """The environment of a child that runs `COMMAND`: with it the child finds the packages of this process.
+
+    Args:
+        environment: What the child gets otherwise.
+        packages: Folder of the packages. Python finds installed ones by itself; others, such as those of a
+            source checkout, it finds at the end of ``PYTHONPATH``.
+    """
+    found = dict(environment)
+    named = found.get("PYTHONPATH", "")
+    installed = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+    if packages not in installed and packages not in named.split(os.pathsep):
+        found["PYTHONPATH"] = f"{named}{os.pathsep}{packages}" if named else packages
+    return found
+
+
+async def _lines(stream: asyncio.StreamReader) -> AsyncIterator[str]:
+    splitter = LineSplitter()
+    while data := await stream.read(READ_BYTES):
+        for line in splitter.feed(data):
+            yield line
+    for line in splitter.end():
+        yield line
 
 
 def address_line(node: str, address: str, join: str) -> str:

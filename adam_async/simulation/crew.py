@@ -5,13 +5,13 @@ this process goes, in whatever way, they go too (see `cli_parent`).
 """
 
 import asyncio
-import sys
+import os
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 
 import msgspec
 
-from adam_async.child_process import how_it_ended
+from adam_async.child_process import COMMAND, child_environment, how_it_ended
 from adam_async.errors import RoleDied
 from adam_async.simulation.work import Answer, Work, answers_to, tell_nobody
 
@@ -35,7 +35,10 @@ class Crew:
         async with AsyncExitStack() as stack:
             for _ in range(self.jobs):
                 process = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-m", "adam_async", "simulate", "--supervised"),
+                    *COMMAND,
+                    "simulate",
+                    "--supervised",
+                    env=child_environment(os.environ),
                     stdin=asyncio.subprocess.PIPE,
                     stdout=asyncio.subprocess.PIPE,
                     limit=LINE_BYTES,

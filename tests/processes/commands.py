@@ -79,16 +79,21 @@ def watched(pids: Iterator[int] | list[int]) -> Iterator[Callable[[float], None]
 class Command:
     """``adam-async ...`` as a process; stdout and stderr come as one.
 
-    `within` goes in front of the command line: what runs it, such as ``ip netns exec NAME``.
+    `within` goes in front of the command line: what runs it, such as ``ip netns exec NAME``. `folder` is the
+    working directory.
     """
 
     def __init__(
-        self, *arguments: str, environment: dict[str, str] | None = None, within: tuple[str, ...] = ()
+        self,
+        *arguments: str,
+        environment: dict[str, str] | None = None,
+        within: tuple[str, ...] = (),
+        folder: Path = ROOT,
     ) -> None:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("ADAM_")}
         self.process = subprocess.Popen(
             [*within, sys.executable, "-m", "adam_async", *arguments],
-            cwd=ROOT,
+            cwd=folder,
             env={**inherited, **(environment or {})},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

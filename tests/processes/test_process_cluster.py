@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -24,6 +25,19 @@ def test_child_processes_train_the_digits() -> None:
     assert re.search(r"test accuracy [5-9]\d\.\d+% after 4 epochs", output), output
     assert "|" not in output, "no child had anything to complain about"
     assert "event" not in output
+
+
+def test_no_process_imports_a_module_that_lies_in_the_working_directory(tmp_path: Path) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    for name in ("msgspec", "numpy"):
+        (here / f"{name}.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'a').close()")
+
+    with Command(*TRAIN, "--epochs", "1", folder=here) as command:
+        code = command.finish()
+
+    assert code == 0, command.output
+    assert not (tmp_path / "imported").exists()
 
 
 def test_a_killed_worker_is_named_and_replaced_and_no_image_is_lost() -> None:
