@@ -17,6 +17,7 @@ from transport.errors import (
     TransportError,
     WouldBlock,
 )
+from transport.keys import RoleKeys, Secret
 from transport.link import Link, LinkStatistics, Observer, ReplyStream, Request, TypeTraffic
 from transport.messages import Identity, Message
 from transport.network import Listener, LocalNetwork, Network, TcpNetwork
@@ -48,7 +49,9 @@ __all__ = [
     "ReplyStream",
     "Request",
     "RetrySchedule",
+    "RoleKeys",
     "RoleTable",
+    "Secret",
     "TcpNetwork",
     "TransportError",
     "TypeTraffic",

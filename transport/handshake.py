@@ -3,16 +3,17 @@
     client                                         server
     HELLO      identity, nonce C           --->
                <---    CHALLENGE   identity, nonce S
-    PROOF      HMAC(token, "client", both) --->
-               <---    ACCEPT      HMAC(token, "server", both)      or REJECT code, text at any point
+    PROOF      HMAC(key, "client", both) --->
+               <---    ACCEPT      HMAC(key, "server", both)        or REJECT code, text at any point
 
-Both proofs cover both records, hence both identities and both nonces; the label keeps one from being
-played back as the other. The client proves first: who only knocks learns nothing to guess the token from.
-Either side without a token uses an empty key and says so in its record, so that the refusal can say which
-side lacks it. Magic and version stand where every later version keeps them.
+The key is that of the pair of roles (`keys`): a root token derives it, and a party that holds the keys of one
+role alone can prove no other. Both proofs cover both records, hence both identities and both nonces; the
+label keeps one from being played back as the other. The client proves first: a client without the key learns
+nothing to guess the token from. Either side without a token uses an empty key and says so in its record, so
+that the refusal can say which side lacks it. Magic and version stand where every later version keeps them.
 
-The proof shows that the peer knew the token when the conversation began. It does not encrypt, and CRCs do
-not authenticate what follows: use it on networks you trust.
+The proof shows that the peer knew the pair's key when the conversation began. It does not encrypt, and CRCs
+do not authenticate what follows: use it on networks you trust.
 """
 
 import hmac
@@ -21,13 +22,14 @@ from struct import Struct
 from typing import Final
 
 from transport.errors import HandshakeRejected, RemoteProtocolError
+from transport.keys import Secret, pair_key
 from transport.messages import Identity
 from transport.roles import RoleTable
 
 __all__ = ["RECORD_BYTES", "ClientHandshake", "Handshake", "ServerHandshake", "reject_record"]
 
 RECORD_BYTES: Final = 256
-PROTOCOL_VERSION: Final = 1
+PROTOCOL_VERSION: Final = 2
 NONCE_BYTES: Final = 32
 MAGIC: Final = b"TLNKHAND"
 
@@ -65,7 +67,7 @@ class Handshake:
         self,
         identity: Identity,
         *,
-        token: bytes | None,
+        token: Secret | None,
         entropy: Callable[[int], bytes],
         rules: RoleTable,
         peer_role: str | None = None,
@@ -130,11 +132,17 @@ class Handshake:
         self._candidate = peer
 
     def _proof(self, label: bytes, client: bytes, server: bytes) -> bytes:
-        return hmac.digest(self._token or b"", label + client + server, "sha256")
+        assert self._candidate is not None
+        key = b""
+        if self._token is not None:
+            key = pair_key(self._token, self.identity.role, self._candidate.role)
+        return hmac.digest(key, label + client + server, "sha256")
 
     def _check_proof(self, body: bytes, expected: bytes) -> None:
         if not hmac.compare_digest(body[: len(expected)], expected):
-            raise HandshakeRejected("token", "the tokens differ: start both sides with the same token")
+            raise HandshakeRejected(
+                "token", "the tokens differ: start both sides with the same token, or keys from it"
+            )
         self.peer = self._candidate
 
     def receive(self, record: bytes) -> bytes:

@@ -29,6 +29,7 @@ from transport.errors import (
     TransportError,
 )
 from transport.handshake import ClientHandshake, ServerHandshake
+from transport.keys import Secret, check_role, check_secret
 from transport.link import Link
 from transport.local import link_ends
 from transport.messages import Identity
@@ -139,6 +140,7 @@ class Network(ABC):
 
         Raises:
             BindRefused: Others could reach the address, and there is no token.
+            HandshakeRejected: The keys of this network are those of another role.
             OSError: The address is taken or not ours.
             ValueError: Not an address of this network.
         """
@@ -220,7 +222,8 @@ class TcpNetwork(Network):
 
     Args:
         config: Limits and waiting times of its links.
-        token: Shared secret of the cluster; None only on addresses that nobody else can reach.
+        token: The cluster's root token, or the keys of one role that were derived from it; None only on
+            addresses that no other machine can reach.
         entropy: Returns that many unpredictable bytes.
         pool: Where its links receive.
         rules: Who may say what.
@@ -229,14 +232,13 @@ class TcpNetwork(Network):
     def __init__(
         self,
         *,
-        token: bytes | None,
+        token: Secret | None,
         entropy: Callable[[int], bytes],
         rules: RoleTable,
         config: LinkConfig | None = None,
         pool: BufferPool | None = None,
     ) -> None:
-        if token is not None and len(token) < 16:
-            raise ValueError(f"a token of {len(token)} bytes can be guessed: use 16 random bytes or more")
+        check_secret(token)
         self.config = config or LinkConfig()
         self.pool = pool or BufferPool()
         self.rules = rules
@@ -251,6 +253,7 @@ class TcpNetwork(Network):
                 f"refusing to listen on {address} without a token, where others can reach it: "
                 "set the cluster's token, or listen on tcp://127.0.0.1:0"
             )
+        check_role(self._token, identity.role)
         greeters: dict[Greeter, None] = {}
         async with _door(address, identity, on_link) as listener:
 
@@ -305,6 +308,7 @@ class TcpNetwork(Network):
         peer_role: str | None = None,
     ) -> Link:
         host, port = parse_tcp_address(address)
+        check_role(self._token, identity.role)
         attempt = partial(self._attempt, host, port, identity, peer_role)
         return await self._try(address, attempt, timeout_s=timeout_s, retry=retry)
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from transport.errors import HandshakeRejected, ProtocolError
 from transport.handshake import RECORD_BYTES, ClientHandshake, ServerHandshake, reject_record
+from transport.keys import RoleKeys, Secret, derive
 from transport.messages import Identity
 from transport.roles import ANY_ROLE, RoleTable
 
@@ -24,12 +25,12 @@ def entropy(seed: bytes) -> Callable[[int], bytes]:
 
 
 def client(
-    token: bytes | None = TOKEN, me: Identity = WORKER, peer_role: str | None = None
+    token: Secret | None = TOKEN, me: Identity = WORKER, peer_role: str | None = None
 ) -> ClientHandshake:
     return ClientHandshake(me, token=token, entropy=entropy(b"c"), rules=RULES, peer_role=peer_role)
 
 
-def server(token: bytes | None = TOKEN) -> ServerHandshake:
+def server(token: Secret | None = TOKEN) -> ServerHandshake:
     return ServerHandshake(SERVER, token=token, entropy=entropy(b"s"), rules=RULES)
 
 
@@ -113,6 +114,55 @@ def test_a_refusal_reaches_the_other_side_with_its_reason() -> None:
     with pytest.raises(HandshakeRejected, match=r"the peer refused: tokens differ") as caught:
         one.receive(reject_record(HandshakeRejected("token", "tokens differ")))
     assert caught.value.code == "token"
+
+
+ROLES = ("controller", "data", "ps", "worker")
+
+
+def keys_of(role: str) -> RoleKeys:
+    return derive(TOKEN, role, ROLES, RULES)
+
+
+@pytest.mark.parametrize("mine", [TOKEN, keys_of("worker")])
+@pytest.mark.parametrize("theirs", [TOKEN, keys_of("ps")])
+def test_keys_of_a_role_prove_the_same_as_the_token_they_come_from(mine: Secret, theirs: Secret) -> None:
+    one, other = client(mine), server(theirs)
+    shake(one, other)
+    assert (one.peer, other.peer) == (SERVER, WORKER)
+
+
+def test_with_the_keys_of_one_role_no_other_can_be_claimed() -> None:
+    one, other = client(keys_of("ps"), me=WORKER), server()
+    with pytest.raises(
+        HandshakeRejected, match="those of role ps, and this side is a worker: give it the keys"
+    ):
+        one.receive(other.receive(one.hello()))
+
+    class Liar(ClientHandshake):
+        """Proves with the key that it has for the server's role, whatever it says it is."""
+
+        def _proof(self, label: bytes, client: bytes, server: bytes) -> bytes:
+            self.identity = SERVER
+            return super()._proof(label, client, server)
+
+    rules = RoleTable({"push": {("worker", "ps"), ("ps", "ps")}})
+    keys = derive(TOKEN, "ps", ROLES, rules)
+    liar, other = Liar(WORKER, token=keys, entropy=entropy(b"l"), rules=rules), server()
+    proof = liar.receive(other.receive(liar.hello()))
+    with pytest.raises(HandshakeRejected, match="the tokens differ"):
+        other.receive(proof)
+    assert other.peer is None
+
+
+def test_a_pair_that_the_keys_do_not_know_is_named() -> None:
+    wider = RoleTable({"push": {("worker", "ps")}, "ask": {("worker", "data")}})
+    keys = keys_of("worker")  # derived when workers said nothing to data servers
+    one = ClientHandshake(WORKER, token=keys, entropy=entropy(b"c"), rules=wider)
+    data = Identity(role="data", node="d", incarnation=1)
+    other = ServerHandshake(data, token=TOKEN, entropy=entropy(b"s"), rules=wider)
+    with pytest.raises(HandshakeRejected, match="have none for role data: derive them again") as raised:
+        one.receive(other.receive(one.hello()))
+    assert "a worker, has no key for role data" in raised.value.told
 
 
 @given(st.binary(min_size=RECORD_BYTES, max_size=RECORD_BYTES), st.booleans())

@@ -27,6 +27,7 @@ from transport import (
     TcpNetwork,
 )
 from transport.handshake import ClientHandshake
+from transport.keys import Secret, derive
 from transport.tcp import TcpLink, is_loopback, parse_tcp_address
 from transport.testing import FAR, NEAR, link_pair, open_rules
 
@@ -34,7 +35,7 @@ TOKEN = b"a token of tests"
 ONCE = RetrySchedule(attempts=1)
 
 
-def network(token: bytes | None = TOKEN, rules: RoleTable | None = None, **config: float) -> TcpNetwork:
+def network(token: Secret | None = TOKEN, rules: RoleTable | None = None, **config: float) -> TcpNetwork:
     return TcpNetwork(
         token=token,
         entropy=os.urandom,
@@ -142,6 +143,20 @@ async def test_a_wrong_token_is_rejected_with_advice() -> None:
         for token in (b"b token of tests", None):
             with pytest.raises(HandshakeRejected, match="token"):
                 await network(token).dial(listener.address, NEAR)
+
+
+async def test_keys_of_another_role_neither_listen_nor_dial() -> None:
+    rules = RoleTable({"push": {("near", "far")}})
+    keys = derive(TOKEN, "near", ("near", "far"), rules)
+    own, whole = network(keys, rules), network(rules=rules)
+    with pytest.raises(HandshakeRejected, match="keys here are those of role near, and this side is a far"):
+        async with own.listen("tcp://127.0.0.1:0", FAR, lambda link: link.wait_closed()):
+            pass
+    async with door(whole) as (listener, _):
+        with pytest.raises(HandshakeRejected, match="give it the keys of role far, or the token"):
+            await own.dial(listener.address, FAR)
+        async with own.connect(listener.address, NEAR) as link:
+            assert link.peer == FAR
 
 
 async def test_roles_with_nothing_to_say_are_rejected() -> None:

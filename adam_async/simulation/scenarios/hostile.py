@@ -14,7 +14,7 @@ from zlib import crc32
 
 from transport import LinkConfig, Message
 from transport.frames import CHUNK, MESSAGE, MORE, PONG, REQUEST, FrameEncoder
-from transport.handshake import RECORD_BYTES
+from transport.handshake import PROTOCOL_VERSION, RECORD_BYTES
 
 MIB = 1 << 20
 
@@ -41,18 +41,20 @@ class Breach:
     """Of the error that ends the link."""
 
 
-def _hello(*, magic: bytes = b"TLNKHAND", version: int = 1, kind: int = 1, role: bytes = b"client") -> bytes:
+def _hello(
+    *, magic: bytes = b"TLNKHAND", version: int = PROTOCOL_VERSION, kind: int = 1, role: bytes = b"client"
+) -> bytes:
     body = _PEER.pack(role, b"stranger", b"", 1, bytes(32))
     return (_HEAD.pack(magic, version, kind, True) + body).ljust(RECORD_BYTES, b"\0")
 
 
 def _refusal() -> bytes:
-    return (_HEAD.pack(b"TLNKHAND", 1, 5, False) + b"token").ljust(RECORD_BYTES, b"\0")
+    return (_HEAD.pack(b"TLNKHAND", PROTOCOL_VERSION, 5, False) + b"token").ljust(RECORD_BYTES, b"\0")
 
 
 KNOCKS: Mapping[str, Knock] = {
     "knock-noise": Knock(b"GET / HTTP/1.1\r\n".ljust(RECORD_BYTES, b"\n"), ""),
-    "knock-version": Knock(_hello(version=2), "version"),
+    "knock-version": Knock(_hello(version=PROTOCOL_VERSION + 1), "version"),
     "knock-kind": Knock(_hello(kind=3), ""),
     "knock-name": Knock(_hello(role=b"\xff\xfe"), ""),
     "knock-nobody": Knock(_hello(role=b""), ""),

@@ -1,0 +1,151 @@
+"""Pure: one key for each pair of roles, derived from the cluster's root token.
+
+A root token derives the key of every pair. `RoleKeys` hold the keys of the pairs of one role and nothing
+else: their holder can prove that it has this role, to the roles that this one talks with, and no more. The
+derivation is HKDF-SHA-256 (RFC 5869); its info is a fixed label and both names in alphabetical order, so both
+sides of a link derive the same key, whichever of them dials.
+
+The keys are symmetric. A holder of the keys of role A can also pose as a server to another A, if two of that
+role talk, and as any other holder of role A.
+"""
+
+import hmac
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from transport.errors import HandshakeRejected
+from transport.roles import RoleTable
+
+__all__ = [
+    "KEY_BYTES",
+    "LEAST_TOKEN_BYTES",
+    "RoleKeys",
+    "Secret",
+    "check_role",
+    "check_secret",
+    "derive",
+    "hkdf",
+    "pair_key",
+]
+
+KEY_BYTES: Final = 32
+"""Length of a pair's key, in bytes."""
+
+LEAST_TOKEN_BYTES: Final = 16
+"""Least length of a root token, in bytes; a shorter one can be guessed."""
+
+_HASH_BYTES = 32
+_SALT = b"transport root token"
+_LABEL = b"transport pair key v1"
+
+
+def hkdf(secret: bytes, *, salt: bytes, info: bytes, length: int) -> bytes:
+    """Derive ``length`` bytes from a secret: HKDF-SHA-256, RFC 5869.
+
+    Raises:
+        ValueError: More bytes are wanted than the function can give, 8160.
+    """
+    if length > 255 * _HASH_BYTES:
+        raise ValueError(f"HKDF-SHA-256 gives at most {255 * _HASH_BYTES} bytes, not {length}")
+    key = hmac.digest(salt or bytes(_HASH_BYTES), secret, "sha256")
+    block, found = b"", b""
+    for count in range(1, -(-length // _HASH_BYTES) + 1):
+        block = hmac.digest(key, block + info + bytes([count]), "sha256")
+        found += block
+    return found[:length]
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class RoleKeys:
+    """The keys of the pairs of one role.
+
+    Attributes:
+        role: Whose keys these are.
+        keys: By the other role of the pair, `KEY_BYTES` each.
+
+    Raises:
+        ValueError: A key has another length, or there is none.
+    """
+
+    role: str
+    keys: Mapping[str, bytes]
+
+    def __post_init__(self) -> None:
+        if not self.keys:
+            raise ValueError(f"role {self.role!r} talks with no other: there are no keys for it")
+        for other, key in self.keys.items():
+            if len(key) != KEY_BYTES:
+                raise ValueError(f"the key for {self.role} and {other} has {len(key)} bytes, not {KEY_BYTES}")
+
+    def __repr__(self) -> str:
+        return f"<RoleKeys of {self.role} for {', '.join(self.keys)}>"
+
+
+Secret = bytes | RoleKeys
+"""What a party holds: the root token, or the keys of its role."""
+
+
+def check_secret(secret: Secret | None) -> None:
+    """Refuse a root token that can be guessed.
+
+    Raises:
+        ValueError: It is too short.
+    """
+    if isinstance(secret, bytes) and len(secret) < LEAST_TOKEN_BYTES:
+        raise ValueError(
+            f"a token of {len(secret)} bytes can be guessed: use {LEAST_TOKEN_BYTES} random bytes or more"
+        )
+
+
+def derive(token: bytes, role: str, others: Iterable[str], rules: RoleTable) -> RoleKeys:
+    """Derive the keys of one role from the root token.
+
+    Args:
+        token: The root token.
+        role: Whose keys are wanted.
+        others: All roles of the cluster; those that ``role`` has no rules with get no key.
+        rules: Which roles talk with each other.
+
+    Raises:
+        ValueError: The role talks with no other, or the token can be guessed.
+    """
+    check_secret(token)
+    return RoleKeys(
+        role, {other: pair_key(token, role, other) for other in others if rules.may_talk(role, other)}
+    )
+
+
+def pair_key(secret: Secret, role: str, other: str) -> bytes:
+    """Return the key that ``role``, which is ours, shares with ``other``.
+
+    Raises:
+        HandshakeRejected: The keys are those of another role, or have none for this pair.
+    """
+    if isinstance(secret, bytes):
+        first, second = sorted((role, other))
+        info = b"\0".join((_LABEL, first.encode(), second.encode()))
+        return hkdf(secret, salt=_SALT, info=info, length=KEY_BYTES)
+    check_role(secret, role)
+    key = secret.keys.get(other)
+    if key is None:
+        raise HandshakeRejected(
+            "token",
+            f"the keys of role {role} here have none for role {other}: derive them again from the token",
+            told=f"the other side, a {role}, has no key for role {other}: derive its keys again",
+        )
+    return key
+
+
+def check_role(secret: Secret | None, role: str) -> None:
+    """Refuse to act in a role with the keys of another.
+
+    Raises:
+        HandshakeRejected: The keys are those of another role.
+    """
+    if isinstance(secret, RoleKeys) and secret.role != role:
+        raise HandshakeRejected(
+            "token",
+            f"the keys here are those of role {secret.role}, and this side is a {role}: give it the keys of "
+            f"role {role}, or the token",
+        )
