@@ -10,6 +10,7 @@ from adam_async.config import Config, Waits
 from adam_async.entrypoints import address_towards
 from adam_async.errors import ConfigError, DeadlineExceeded, RoleUnreachable, RunFailed
 from adam_async.messages import Serve, Serving, pack, read_text_tensor, unpack
+from adam_async.messages.sizes import MOST_INFO_BYTES
 from transport import (
     CallTimeout,
     DialFailed,
@@ -176,7 +177,7 @@ class DataHosts:
                 ) from error
             raise RunFailed(f"the data server at {address} cannot serve: {error.text}") from error
         unpack(reply, Serving)
-        info: dict[str, Any] = read_text_tensor(reply, dict[str, Any])
+        info: dict[str, Any] = read_text_tensor(reply, dict[str, Any], MOST_INFO_BYTES)
         return info
 
     def __repr__(self) -> str:

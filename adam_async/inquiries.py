@@ -17,6 +17,7 @@ from adam_async.messages import (
     read_text_tensor,
     unpack,
 )
+from adam_async.messages.sizes import MOST_PROFILE_BYTES, MOST_STATISTICS_BYTES
 from adam_async.trace_events import Part
 from adam_async.traffic import Traffic
 from transport import Identity, Network, RemoteProtocolError, TransportError
@@ -65,7 +66,10 @@ class Inquiries:
             finally:
                 self._traffic.gone(link)
             asked = unpack(reply, Statistics)
-            return asked.node, {"role": asked.role, **read_text_tensor(reply, dict[str, Any])}
+            return asked.node, {
+                "role": asked.role,
+                **read_text_tensor(reply, dict[str, Any], MOST_STATISTICS_BYTES),
+            }
 
     async def all_statistics(
         self,
@@ -110,7 +114,7 @@ class Inquiries:
                 ask = pack(GetProfile(start=have, stop=have + PROFILE_CHUNK))
                 reply = await link.call(ask, timeout_s=self._waits.call_s)
                 total = unpack(reply, Profile).total
-                parts.append(read_text_tensor(reply, Part))
+                parts.append(read_text_tensor(reply, Part, MOST_PROFILE_BYTES))
                 have += PROFILE_CHUNK
         return parts
 

@@ -116,7 +116,7 @@ class Controllers:
             link = await network.dial(address, Identity(role="driver", node="benchmark", incarnation=1))
             try:
                 answer = await link.call(pack(GetStatistics(run="")), timeout_s=WAITS.call_s)
-                found.append(read_text_tensor(answer, dict[str, Any])["controllers"]["term"])
+                found.append(read_text_tensor(answer, dict[str, Any], 1 << 20)["controllers"]["term"])
             finally:
                 link.abort()
         return found

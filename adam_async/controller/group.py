@@ -59,6 +59,7 @@ from adam_async.controller.machine import DONE, Command, Machine, Outcome, comma
 from adam_async.controller.peers import Peers
 from adam_async.errors import ConfigError
 from adam_async.messages import Introduced
+from adam_async.messages.sizes import MOST_VALUE_BYTES
 from adam_async.simulation import buggify
 from adam_async.timer import Timer
 from adam_async.traffic import Traffic
@@ -66,8 +67,9 @@ from transport import Identity, Network
 
 logger = logging.getLogger(__name__)
 
-SETTINGS = Settings(heartbeat_s=0.1, election_s=0.8, command_bytes=4 << 20)
-"""Of all controllers. A follower misses a leader after 0.8 to 1.6 s without a word."""
+SETTINGS = Settings(heartbeat_s=0.1, election_s=0.8, command_bytes=2 * MOST_VALUE_BYTES)
+"""Of all controllers. A follower misses a leader after 0.8 to 1.6 s without a word. Beside a record of the
+map a command has names and numbers."""
 
 ADMIT_S = 0.25
 """Between two looks of a leader at who is to be taken in."""

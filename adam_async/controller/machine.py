@@ -23,6 +23,7 @@ from adam_async.controller.changes import Change, History, difference
 from adam_async.controller.state import CompareAndSet, Conflict, ControllerState, Event, Invalid, NodeLost
 from adam_async.errors import AdamError
 from adam_async.messages import SESSION_OVER
+from adam_async.messages.sizes import MOST_VALUE_BYTES
 from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
 
@@ -116,6 +117,11 @@ def nests_too_deep(value: Any, left: int = MAX_DEPTH) -> bool:
     return left == 0 or any(nests_too_deep(item, left - 1) for item in inner)
 
 
+def value_too_large(key: str, size: int) -> str:
+    """Say why a record of the map is refused undecoded, and what to do."""
+    return f"{key} of {size} bytes is above the limit of {MOST_VALUE_BYTES}: say less in it"
+
+
 def first_state(group: str) -> bytes:
     """What the founders of a group begin with."""
     return _ENCODER.encode(_State(group, ClusterMap(), []))
@@ -178,6 +184,9 @@ class Machine:
         return Outcome(done=session.done, at=session.at, problem=session.problem, text=session.text)
 
     def _compare_and_set(self, question: Set) -> Outcome:
+        if len(question.value) > MOST_VALUE_BYTES:
+            text = value_too_large(question.key, len(question.value))
+            return Outcome(done=False, problem="invalid", text=text)
         try:
             value: dict[str, Any] = msgspec.json.decode(question.value, type=dict[str, Any])
             _ENCODER.encode(value)  # what the map holds is written down, and not all that JSON says can be

@@ -37,6 +37,7 @@ from adam_async.messages import (
     text_tensor,
     unpack,
 )
+from adam_async.messages.sizes import MOST_MAP_TEXT_BYTES
 from adam_async.traffic import Traffic
 from transport import Identity, Link, Message, Network, RemoteError, RemoteProtocolError
 
@@ -215,7 +216,7 @@ class MapClient:
             try:
                 answer = await self._leader.say(link, pack(GetMap()), WATCH_S)
                 state = unpack(answer, MapState)
-                whole: ClusterMap = read_text_tensor(answer, ClusterMap)
+                whole: ClusterMap = read_text_tensor(answer, ClusterMap, MOST_MAP_TEXT_BYTES)
                 return News(group=state.group, version=state.version, whole=whole)
             except RemoteError as error:
                 await self._leader.refused(link, error)
@@ -281,9 +282,9 @@ def _read(answer: Message, after: int, group: str) -> list[News]:
     if isinstance(body, MapState):
         if body.group == group and body.version <= after:
             return []
-        whole: ClusterMap = read_text_tensor(answer, ClusterMap)
+        whole: ClusterMap = read_text_tensor(answer, ClusterMap, MOST_MAP_TEXT_BYTES)
         return [News(group=body.group, version=body.version, whole=whole)]
-    changes: list[Change] = read_text_tensor(answer, list[Change])
+    changes: list[Change] = read_text_tensor(answer, list[Change], MOST_MAP_TEXT_BYTES)
     if changes and (body.group != group or after < 0):
         raise RemoteProtocolError("changes", f"they are of group {body.group!r}, asked for were {group!r}'s")
     for expected, change in enumerate(changes, after + 1):

@@ -32,6 +32,7 @@ from adam_async.messages import (
     read_packed_tensor,
     unpack,
 )
+from adam_async.messages.sizes import MOST_AGREE_BYTES
 from adam_async.simulation import buggify
 from adam_async.traffic import Traffic
 from transport import (
@@ -86,7 +87,7 @@ def hear(message: LinkMessage) -> tuple[str, Message]:
     agree = unpack(message, Agree)
     if agree.said:
         return agree.group, read_packed(agree.said, Message, of=message)
-    return agree.group, read_packed_tensor(message, Message)
+    return agree.group, read_packed_tensor(message, Message, MOST_AGREE_BYTES)
 
 
 class Peers:

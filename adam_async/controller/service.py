@@ -20,8 +20,6 @@ from collections.abc import Callable, Coroutine, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from adam_async.cluster_map import ClusterMap
 from adam_async.config import Waits
 from adam_async.consensus import Settings
@@ -37,6 +35,7 @@ from adam_async.controller.machine import (
     Outcome,
     Set,
     nests_too_deep,
+    value_too_large,
 )
 from adam_async.controller.peers import hear
 from adam_async.controller.suspicion import Life, Suspicion
@@ -58,6 +57,7 @@ from adam_async.messages import (
     text_tensor,
     unpack,
 )
+from adam_async.messages.sizes import MOST_MAP_BYTES, MOST_VALUE_BYTES
 from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.ports import system_entropy
@@ -83,11 +83,8 @@ FIND_S = 5.0
 STOOD_STILL_S = 1.0
 """A timer that rings so late says that this process did not run, and heard nobody."""
 
-MOST_VALUE_BYTES = SETTINGS.command_bytes - (64 << 10)
-"""A record of the map may be so large; beside it a command has names and numbers."""
-
-MOST_NEWS_BYTES = 16 << 20
-"""Changes that are more than this are not told one by one: then the whole map is."""
+MOST_NEWS_BYTES = MOST_MAP_BYTES // 2
+"""Bytes of changes, as JSON text, beyond which the whole map is sent in their place."""
 
 MOST_WAIT_S = 60.0
 """A watch without news is answered after this long at the latest."""
@@ -265,15 +262,14 @@ class Controller(Role):
             text = f"group {body.group} is not this one, {self.machine.group}"
             request.fail(SESSION_OVER, text)
             return
-        record = read_text_tensor(request.message, dict[str, Any])
-        if nests_too_deep(record):
+        size = sum(tensor.nbytes for tensor in request.message.tensors)
+        if size > MOST_VALUE_BYTES:  # decoding it would hold up this controller
+            request.fail("invalid", value_too_large(body.key, size))
+            return
+        if nests_too_deep(read_text_tensor(request.message, dict[str, Any], MOST_VALUE_BYTES)):
             request.fail("invalid", f"{body.key} nests over {MAX_DEPTH} deep")
             return
-        value = msgspec.json.encode(record)
-        if len(value) > MOST_VALUE_BYTES:
-            text = f"{body.key} of {len(value)} bytes is above the limit of {MOST_VALUE_BYTES}"
-            request.fail("invalid", text)
-            return
+        value = request.message.tensors[0].tobytes()
         self.group.propose(
             request,
             Set(session=body.session, number=body.number, key=body.key, expected=body.expected, value=value),

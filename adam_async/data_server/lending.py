@@ -39,6 +39,7 @@ from adam_async.messages import (
     read_packed_tensor,
     unpack,
 )
+from adam_async.messages.sizes import MOST_LEDGER_BYTES
 from adam_async.timer import Timer
 from adam_async.traffic import Traffic
 from transport import Identity, Link, Network, Request, TransportError
@@ -194,7 +195,7 @@ class Lending:
         elif not self._keeping.counts((peer.node, peer.incarnation)):
             request.fail("not-keeper", f"{peer.node} does not have the ledger")
         else:
-            self.enter(*read_packed_tensor(request.message, tuple[Entering, ...]))
+            self.enter(*read_packed_tensor(request.message, tuple[Entering, ...], MOST_LEDGER_BYTES))
             request.reply(pack(Entered()))
 
     def answer_copy(self, request: Request, body: CopyLedger) -> None:
@@ -205,7 +206,7 @@ class Lending:
         """
         if not self._is_of(request, body.run):
             return
-        part = read_packed_tensor(request.message, Part)
+        part = read_packed_tensor(request.message, Part, MOST_LEDGER_BYTES)
         led = self._keeping.leads
         try:
             settled = self._keeping.take(body.term, part)

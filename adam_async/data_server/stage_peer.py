@@ -27,6 +27,7 @@ from adam_async.messages import (
     read_text_tensor,
     unpack,
 )
+from adam_async.messages.sizes import MOST_MANIFEST_BYTES
 from adam_async.traffic import Traffic
 from transport import (
     DialFailed,
@@ -305,7 +306,7 @@ class Peer:
             server=plan.server, servers=plan.servers, digest=plan.digest, first=first, count=count
         )
         reply = await self._ask(link, question, 0.0)
-        return unpack(reply, ManifestPart), read_text_tensor(reply, list[File])
+        return unpack(reply, ManifestPart), read_text_tensor(reply, list[File], MOST_MANIFEST_BYTES)
 
 
 def damaged(checksum: str, expected: str) -> WrongBytes:

@@ -32,16 +32,20 @@ def text_tensor(value: Any) -> NDArray[np.uint8]:
     return np.frombuffer(msgspec.json.encode(value), np.uint8)
 
 
-def read_text_tensor(message: Message, expected: Any) -> Any:
+def read_text_tensor(message: Message, expected: Any, most_bytes: int) -> Any:
     """Validate the JSON text that rides beside a message.
 
+    Args:
+        message: With one tensor of bytes.
+        expected: Type of the value.
+        most_bytes: A longer text is not decoded; one of the bounds in `sizes`.
+
     Raises:
-        RemoteProtocolError: There is no such tensor, or the text is not what is expected.
+        RemoteProtocolError: There is no such tensor, or the text is too long or not what is expected.
     """
-    if len(message.tensors) != 1 or message.tensors[0].dtype != np.uint8:
-        raise RemoteProtocolError("tensors", f"{message.type} must carry one text tensor")
+    text = _only_bytes(message, "text", most_bytes)
     try:
-        return _text_decoder(expected).decode(message.tensors[0].tobytes())
+        return _text_decoder(expected).decode(text)
     except UNREADABLE as error:
         raise RemoteProtocolError("message", f"malformed text beside {message.type}: {error}") from None
 
@@ -56,15 +60,30 @@ def packed_tensor(value: Any) -> NDArray[np.uint8]:
     return np.frombuffer(msgspec.msgpack.encode(value), np.uint8)
 
 
-def read_packed_tensor(message: Message, expected: Any) -> Any:
+def read_packed_tensor(message: Message, expected: Any, most_bytes: int) -> Any:
     """Validate what rides beside a message, as `packed_tensor` writes it.
 
+    Args:
+        message: With one tensor of bytes.
+        expected: Type of the value.
+        most_bytes: More bytes are not decoded; one of the bounds in `sizes`.
+
     Raises:
-        RemoteProtocolError: There is no such tensor, or it is not what is expected.
+        RemoteProtocolError: There is no such tensor, or it is too long or not what is expected.
     """
+    return read_packed(_only_bytes(message, "packed", most_bytes), expected, of=message)
+
+
+def _only_bytes(message: Message, kind: str, most_bytes: int) -> bytes:
+    """The bytes of the one tensor that a message carries, unless they are more than it may."""
     if len(message.tensors) != 1 or message.tensors[0].dtype != np.uint8:
-        raise RemoteProtocolError("tensors", f"{message.type} must carry one packed tensor")
-    return read_packed(message.tensors[0].tobytes(), expected, of=message)
+        raise RemoteProtocolError("tensors", f"{message.type} must carry one {kind} tensor")
+    size = message.tensors[0].nbytes
+    if size > most_bytes:
+        raise RemoteProtocolError(
+            "tensors", f"{size} bytes beside {message.type} are above the limit of {most_bytes}"
+        )
+    return message.tensors[0].tobytes()
 
 
 def read_packed(packed: bytes, expected: Any, *, of: Message) -> Any:

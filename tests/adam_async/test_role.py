@@ -48,7 +48,7 @@ async def test_every_role_says_what_it_counted(network):
         reply = await link.call(pack(GetStatistics(run="")), timeout_s=50.0)
         told = unpack(reply, Statistics)
         assert (told.node, told.role) == ("worker-0", "worker")
-        assert read_text_tensor(reply, dict).keys() == {"traffic", "process"}
+        assert read_text_tensor(reply, dict, 1 << 20).keys() == {"traffic", "process"}
         await until(lambda: bool(role.statistics()["traffic"]))
         (row,) = role.statistics()["traffic"]
         assert (row["from"], row["to"], row["type"], row["messages"]) == (

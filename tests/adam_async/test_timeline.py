@@ -218,7 +218,7 @@ async def test_a_role_hands_over_its_events_piece_by_piece(network):
         for start in (0, 3):
             reply = await one.call(pack(GetProfile(start=start, stop=start + 3)), timeout_s=50.0)
             assert unpack(reply, Profile).total == 5
-            parts.append(read_text_tensor(reply, Part))
+            parts.append(read_text_tensor(reply, Part, 1 << 20))
 
     assert [event for part in parts for event in part.events] == timeline.part().events
     assert {(part.process, part.dropped) for part in parts} == {("ps-0", 2)}

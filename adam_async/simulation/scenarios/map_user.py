@@ -31,6 +31,7 @@ from adam_async.messages import (
     unpack,
     unpack_any,
 )
+from adam_async.messages.sizes import MOST_MAP_TEXT_BYTES
 from adam_async.model.named import mlp
 from adam_async.simulation import linearizability as told
 from adam_async.simulation.dice import Dice
@@ -283,10 +284,10 @@ class _Life:
         body, histories = unpack_any(reply), self._group.histories
         watcher = f"{self._user.name}/{self.node.life}/{what}"
         if isinstance(body, MapState):
-            seen = msgspec.convert(read_text_tensor(reply, dict[str, Any]), ClusterMap)
+            seen = msgspec.convert(read_text_tensor(reply, dict[str, Any], MOST_MAP_TEXT_BYTES), ClusterMap)
             histories.shown(watcher, body.group, seen, whole=True)
         elif isinstance(body, MapChanges):
-            for change in read_text_tensor(reply, list[Change]):
+            for change in read_text_tensor(reply, list[Change], MOST_MAP_TEXT_BYTES):
                 seen = changed(seen, change)
                 histories.shown(watcher, body.group, seen, whole=False)
         return seen

@@ -71,14 +71,14 @@ class Client:
     async def map(self):
         """The whole map, and of which group."""
         body, answer = await self.ask(GetMap())
-        return read_text_tensor(answer, ClusterMap), body.group
+        return read_text_tensor(answer, ClusterMap, 1 << 24), body.group
 
     async def watch(self, after, group, *, wait_s=5.0):
         """The versions that came, or the whole map."""
         body, answer = await self.ask(WatchMap(after=after, group=group, wait_s=wait_s))
         if isinstance(body, MapState):
-            return read_text_tensor(answer, ClusterMap)
-        return [change.version for change in read_text_tensor(answer, list[Change])]
+            return read_text_tensor(answer, ClusterMap, 1 << 24)
+        return [change.version for change in read_text_tensor(answer, list[Change], 1 << 24)]
 
 
 class Trio:

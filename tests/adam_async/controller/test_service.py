@@ -18,12 +18,14 @@ from adam_async.messages import (
     SESSION_OVER,
     UNKNOWN,
     Agree,
+    CompareAndSet,
     GetMap,
     OpenSession,
     WatchMap,
     pack,
     packed_tensor,
 )
+from adam_async.messages.sizes import MOST_VALUE_BYTES
 from tests.adam_async.controller import simulated_group
 from tests.adam_async.controller.simulated_group import CALL_S, SHORT, WAITS, record, simulated
 from transport import RemoteError, TransportError
@@ -356,16 +358,33 @@ def test_a_record_that_nests_too_deep_is_refused_before_it_is_in_the_log():
     simulated(scenario)
 
 
+def test_a_record_of_two_megabytes_is_refused_undecoded():
+    async def scenario(trio):
+        client = await (await trio.client(await trio.settled())).open()
+        for size in (MOST_VALUE_BYTES + 1, 2 << 20):
+            no_json = np.frombuffer(b"{" * size, np.uint8)
+            question = CompareAndSet(
+                key="nodes/w", expected=0, session=client.session, number=1, after=-1, group=""
+            )
+            code, text = await refusal(client.ask(question, [no_json]))
+            assert (code, text) == (
+                "invalid",
+                f"nodes/w of {size} bytes is above the limit of {MOST_VALUE_BYTES}: say less in it",
+            )
+
+    simulated(scenario)
+
+
 def test_a_map_that_no_answer_can_hold_is_refused_and_ends_no_controller(monkeypatch):
-    monkeypatch.setattr(simulated_group, "SHORT", replace(SHORT, max_message_bytes=1 << 20))
+    monkeypatch.setattr(simulated_group, "SHORT", replace(SHORT, max_message_bytes=1 << 18))
 
     async def scenario(trio):
         leader = await trio.settled()
         client = await (await trio.client(leader)).open()
-        large = {**record(), "info": {"text": "x" * 300_000}}
-        for number in range(3):
+        large = {**record(), "info": {"text": "x" * 60_000}}
+        for number in range(4):
             assert (await client.set(f"nodes/w{number}", 0, large)).done
-        code, text = await refusal(client.set("nodes/w3", 0, large))
+        code, text = await refusal(client.set("nodes/w4", 0, large))
         assert code == "too-large", text
         assert (await refusal(client.map()))[0] == "too-large"
         await asyncio.sleep(3.0)

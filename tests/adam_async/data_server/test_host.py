@@ -136,7 +136,7 @@ async def test_a_host_says_whom_it_serves(network):
         async with network.connect(host.address, identity("driver", "curious"), timeout_s=50.0) as link:
             reply = await link.call(pack(GetStatistics(run="")), timeout_s=50.0)
         assert unpack(reply, Statistics).node == "host"
-        told = read_text_tensor(reply, dict)
+        told = read_text_tensor(reply, dict, 1 << 20)
         assert told["serving"] == {controller.address: controller.map.nodes["host-1"].address}
 
 

@@ -35,7 +35,7 @@ ALL = 1_000_000
 def carried(value, expected):
     """A value after its way over a link."""
     message = pack(CopyLedger(run="run", term=1), [packed_tensor(value)])
-    return read_packed_tensor(message, expected)
+    return read_packed_tensor(message, expected, 1 << 20)
 
 
 def bits(value):

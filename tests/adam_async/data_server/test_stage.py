@@ -419,7 +419,8 @@ async def test_the_counts_are_statistics(ring, network) -> None:
     driver = Identity(role="driver", node="driver", incarnation=9)
     async with servers.server("s0") as one, network.connect(one.address, driver) as link:
         await one.staged()
-        told = read_text_tensor(await link.call(pack(GetStatistics(run="")), timeout_s=20.0), dict)
+        answer = await link.call(pack(GetStatistics(run="")), timeout_s=20.0)
+        told = read_text_tensor(answer, dict, 1 << 20)
     assert told["staging"] == one.counts()
     assert one.summary().endswith(
         f"{len(FILES)} read from there (3.2 MB), 0 copied from other servers (0.0 MB), 0 already here, "

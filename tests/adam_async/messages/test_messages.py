@@ -324,29 +324,40 @@ def test_another_message_than_expected_is_refused_with_both_names():
 def test_text_beside_a_message_survives_and_is_checked():
     map_ = ClusterMap(version=3, buckets=("ps-0",))
     message = pack(MapState(version=3, group="a1"), [text_tensor(map_)])
-    assert read_text_tensor(message, ClusterMap) == map_
+    assert read_text_tensor(message, ClusterMap, 1 << 20) == map_
     for tensors in ([], [np.zeros(3, np.float32)], [text_tensor(1), text_tensor(2)]):
         with pytest.raises(RemoteProtocolError, match="MapState must carry one text tensor"):
-            read_text_tensor(pack(MapState(version=3, group="a1"), tensors), ClusterMap)
+            read_text_tensor(pack(MapState(version=3, group="a1"), tensors), ClusterMap, 1 << 20)
     for text in (b"{", b'{"version": "x"}', b"\xff", b'{"run": {"id": "\xff"}}'):
         with pytest.raises(RemoteProtocolError, match="malformed text beside MapState"):
             read_text_tensor(
-                pack(MapState(version=3, group="a1"), [np.frombuffer(text, np.uint8)]), ClusterMap
+                pack(MapState(version=3, group="a1"), [np.frombuffer(text, np.uint8)]), ClusterMap, 1 << 20
             )
 
 
 def test_what_is_nested_deeper_than_can_be_read_or_is_no_text_is_malformed_like_anything_else():
     deep = np.frombuffer(b"[" * 5000 + b"]" * 5000, np.uint8)
     with pytest.raises(RemoteProtocolError, match="malformed text beside MapState"):
-        read_text_tensor(pack(MapState(version=3, group="a1"), [deep]), list)
+        read_text_tensor(pack(MapState(version=3, group="a1"), [deep]), list, 1 << 20)
     for packed in (b"\x91" * 5000 + b"\x90", b"\x91\xa1\xff"):
         with pytest.raises(RemoteProtocolError, match="malformed bytes beside Agree"):
-            read_packed_tensor(pack(Agree(group=""), [np.frombuffer(packed, np.uint8)]), list)
+            read_packed_tensor(pack(Agree(group=""), [np.frombuffer(packed, np.uint8)]), list, 1 << 20)
+
+
+def test_what_is_too_long_is_refused_undecoded():
+    no_json = np.frombuffer(b"{" * 65, np.uint8)
+    state, agree = pack(MapState(version=3, group=""), [no_json]), pack(Agree(group=""), [no_json])
+    with pytest.raises(RemoteProtocolError, match="65 bytes beside MapState are above the limit of 64"):
+        read_text_tensor(state, dict, 64)
+    with pytest.raises(RemoteProtocolError, match="65 bytes beside Agree are above the limit of 64"):
+        read_packed_tensor(agree, dict, 64)
+    with pytest.raises(RemoteProtocolError, match="malformed text"):
+        read_text_tensor(state, dict, 65)
 
 
 def test_a_number_that_is_none_survives_as_one_that_is_not_a_number():
     message = pack(Statistics(node="d", role="data"), [text_tensor({"loss": float("inf"), "images": 3})])
-    values = read_text_tensor(message, dict)
+    values = read_text_tensor(message, dict, 1 << 20)
     assert np.isnan(read_number(values["loss"]))
     assert read_number(values["images"]) == 3.0
 
