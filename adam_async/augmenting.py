@@ -3,8 +3,37 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from adam_async.checkpoint import Manifest, resumed_transforms
+from adam_async.config import Config
 from adam_async.data_server.transforms.recipe import Recipe, default_steps
 from adam_async.errors import ConfigError
+
+
+def transforms_of(
+    config: Config,
+    resumed: Manifest | None,
+    asked: Sequence[Mapping[str, Any]] | None,
+    image_shape: Sequence[int],
+    functions: Mapping[str, Callable[..., Any]] = {},
+) -> tuple[dict[str, Any], ...]:
+    """Settle the transforms of a run that may continue another one.
+
+    Args:
+        config: Of the run.
+        resumed: Of the checkpoint that it continues; None for a run of its own.
+        asked: See `steps_for`; a checkpoint has its own, of which the caller names functions that may be
+            imported.
+        image_shape: (C, H, W) of every image.
+        functions: Kinds of steps that are functions of the user; see `Recipe.of`.
+
+    Raises:
+        ConfigError: See `steps_for` and `resumed_transforms`.
+    """
+    if not config.augment:
+        return ()
+    if resumed is not None:
+        return resumed_transforms(resumed, asked, functions)
+    return steps_for(asked, image_shape, functions)
 
 
 def steps_for(

@@ -17,7 +17,7 @@ shard of the tensor. Beside the folders lie ``latest``, the name of the newest o
 The manifest carries a checksum of itself, so that no changed digit in it goes unnoticed.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from math import isfinite
@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 from adam_async.cluster_map import ResumeRecord
 from adam_async.config import FIELDS, Config, make_config
+from adam_async.data_server.transforms.imports import check_named, named_functions
 from adam_async.errors import ConfigError
 from adam_async.messages import ShardState, read_number
 from adam_async.model.spec import ModelSpec
@@ -298,9 +299,9 @@ def resumed_options(manifest: Manifest) -> dict[str, Any]:
     """The options of a run, as the lowest layer of those of a run that continues it.
 
     Training in place was allowed there because of how the roles ran, and is decided anew; a record, and
-    stragglers, are asked for anew.
+    stragglers, are asked for anew. The manifest has the transforms themselves; their file may have changed.
     """
-    options = {**manifest.config, "record": False, "slow": ()}
+    options = {**manifest.config, "record": False, "slow": (), "transforms": ""}
     if options.get("weights") == "aliased":
         options["weights"] = "auto"
     return options
@@ -357,6 +358,23 @@ def resumed_spec(manifest: Manifest, spec: ModelSpec | None) -> ModelSpec:
             "leave the model out, it is in the checkpoint"
         )
     return there
+
+
+def resumed_transforms(
+    manifest: Manifest, asked: Sequence[Mapping[str, Any]] | None, functions: Collection[str] = ()
+) -> tuple[dict[str, Any], ...]:
+    """What a resumed run does to training images: the same as the checkpoint's run.
+
+    Args:
+        manifest: Of the checkpoint.
+        asked: Transforms that the caller asks for; functions that they name may be imported.
+        functions: Kinds that the caller brings functions for.
+
+    Raises:
+        ConfigError: The checkpoint names a function to be imported that the caller does not.
+    """
+    check_named(manifest.transforms, manifest.name, allowed={*named_functions(asked), *functions})
+    return manifest.transforms
 
 
 DATA_IDENTITY = ("name", "shape", "classes", "train_images", "test_images")

@@ -59,6 +59,8 @@ class TrainOptions:
     """Change training images at random, in another way each epoch."""
     transforms: str | None = None
     """TOML file that says how; without it as suits the images."""
+    allow_functions: Annotated[bool, _OnlyOn] = False
+    """Import the functions that the checkpoint of --resume or the record of --replay names."""
     epochs: int | None = None
     """Passes over the training images."""
     replicas: int | None = None

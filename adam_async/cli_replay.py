@@ -1,6 +1,6 @@
 """The command `train --replay`: a recorded run once more, from its file to the same model."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import fields
 from itertools import islice
 from pathlib import Path
@@ -8,9 +8,10 @@ from pathlib import Path
 from adam_async.cli_data import load_data
 from adam_async.cli_options import TrainOptions
 from adam_async.cli_terminal import Terminal
-from adam_async.cli_train import make_folder
+from adam_async.cli_train import make_folder, tell_imports
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.sources.damage import Policy
+from adam_async.data_server.transforms.imports import check_named, named_functions
 from adam_async.errors import ConfigError
 from adam_async.machine import numerics
 from adam_async.ports import Disk
@@ -20,7 +21,7 @@ from adam_async.replay.run import Replay
 from adam_async.saved_model import save_model
 from dataflow import ComputePool
 
-BESIDE = frozenset({"replay", "data", "out", "quiet", "verbose", "loop"})
+BESIDE = frozenset({"replay", "allow_functions", "data", "out", "quiet", "verbose", "loop"})
 """Options that go with `--replay`; all others are in the record."""
 
 ROUNDS = 64
@@ -31,7 +32,8 @@ async def run_replay(options: TrainOptions, environment: Mapping[str, str], term
     """Repeat a recorded run, see that it comes to the same weights, and write them.
 
     Raises:
-        ConfigError: Another option contradicts the record, or the model cannot be written.
+        ConfigError: Another option contradicts the record, it names functions that `--allow-functions` does
+            not allow, or the model cannot be written.
         RecordError: The record cannot be read or played.
         ReplayDiffers: It came to other weights.
         DataError: The data are missing or damaged.
@@ -42,12 +44,16 @@ async def run_replay(options: TrainOptions, environment: Mapping[str, str], term
         if options.out is not None:
             await disk.run(make_folder, options.out)
         recording = await read_record(options.replay, disk)
+        transforms = recording.header.transforms
+        functions = named_functions(transforms) if options.allow_functions else ()
+        check_named(transforms, str(options.replay), allowed=functions)
+        tell_imports(transforms, str(options.replay), terminal)
         for line in differences(recording.header):
             terminal.news(line)
         source = options.data or str(recording.header.config["data"])
         damaged: Policy = recording.header.config.get("damaged", "error")
         dataset = await load_data(source, disk, environment, damaged=damaged)
-        replay = await repeat(recording, dataset, terminal)
+        replay = await repeat(recording, dataset, terminal, functions)
         if options.out is not None:
             try:
                 await save_model(replay.network, replay.weights(), options.out, disk)
@@ -95,13 +101,17 @@ def differences(header: Header) -> list[str]:
     ]
 
 
-async def repeat(recording: Recording, dataset: Dataset, terminal: Terminal) -> Replay:
+async def repeat(
+    recording: Recording, dataset: Dataset, terminal: Terminal, functions: Collection[str] = ()
+) -> Replay:
     """Repeat a run on a compute thread, and say what came of its epochs. Returns it when it is checked.
+
+    `functions` are transforms of the record that may be imported.
 
     Cancelling it ends it after the batches that the thread is in.
     """
     async with ComputePool(threads=1, name="replay") as pool:
-        replay = await pool.run(lambda: Replay(recording, dataset))
+        replay = await pool.run(lambda: Replay(recording, dataset, functions=functions))
         for epoch in recording.header.epochs:
             await _go(pool, replay.steps(epoch))
             accuracy = await pool.run(replay.accuracy, epoch)

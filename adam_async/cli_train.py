@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from adam_async.addresses import check_addresses
 from adam_async.baseline import Baseline
 from adam_async.cache_limits import cache_limits
-from adam_async.checkpoint import Manifest, resumed_config, resumed_options, resumed_spec
+from adam_async.checkpoint import Manifest, resumed_config, resumed_options, resumed_spec, resumed_transforms
 from adam_async.checkpoint_files import newest_manifest, open_checkpoints
 from adam_async.cli_baseline import BaselineAround
 from adam_async.cli_data import load_data
@@ -26,6 +26,7 @@ from adam_async.cluster_processes import ProcessCluster
 from adam_async.config import COMMAND_LINE, ENVIRONMENT, Config, from_environment, from_toml, make_config
 from adam_async.data_hosts import addresses_in, hosts_of
 from adam_async.data_server.dataset import Dataset
+from adam_async.data_server.transforms.imports import named_functions
 from adam_async.data_server.transforms.recipe import read_steps
 from adam_async.driver import Driver
 from adam_async.entrypoints import cluster_network
@@ -77,10 +78,14 @@ async def run_training(options: TrainOptions, environment: Mapping[str, str], te
         model_text = None
         if is_file(config.model) and resumed is None:  # a checkpoint has the model in it
             model_text = await read_file(Path(config.model), "--model", disk)
-        transforms = None
-        if config.transforms and resumed is None:  # a checkpoint has them in it
+        transforms: Sequence[Mapping[str, Any]] | None = None
+        if config.transforms:
             text = await read_file(Path(config.transforms), "--transforms", disk)
             transforms = read_steps(text, config.transforms)
+        if resumed is not None:
+            if options.allow_functions:
+                transforms = resumed.transforms
+            tell_imports(resumed_transforms(resumed, transforms), resumed.name, terminal)
         for folder in (options.out, *(file.parent for file in _files(options))):
             if folder is not None:
                 await disk.run(make_folder, folder)
@@ -125,6 +130,12 @@ async def run_training(options: TrainOptions, environment: Mapping[str, str], te
                 await _report_cut_short(driver, config, options.report, error, disk, terminal)
             raise
     return 0
+
+
+def tell_imports(steps: Sequence[object], origin: str, terminal: Terminal) -> None:
+    """Name the functions of a checkpoint or record before their modules are imported."""
+    if functions := named_functions(steps):
+        terminal.news(f"{origin} names functions, whose modules are imported: {', '.join(functions)}")
 
 
 def _leader_of(driver: Driver) -> Callable[[], str]:
@@ -279,6 +290,10 @@ async def configure(
     )
     if resumed is not None:
         config = resumed_config(resumed, config)
+    if options.allow_functions and resumed is None:
+        raise ConfigError(
+            "--allow-functions is for --resume and --replay, and neither is given: leave it out"
+        )
     if options.checkpoint_every and options.checkpoint is None and options.resume is None:
         raise ConfigError("--checkpoint-every needs a folder for the checkpoints: give --checkpoint DIR")
     if options.controller is None:

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from adam_async.augmenting import steps_for
+from adam_async.augmenting import transforms_of
 from adam_async.checkpoint import Checkpoint, CheckpointError, check_data, resumed_config, resumed_spec
 from adam_async.checkpoint_files import CheckpointFolder
 from adam_async.checkpointer import Checkpointer, common_manifest, make_tensors
@@ -258,9 +258,16 @@ class Driver:
         lost = ""
         if resumed is not None:
             self._note_resumption(resumed)
+        transforms = transforms_of(
+            self.config,
+            resumed.manifest if resumed is not None else None,
+            self._transforms,
+            data["shape"],
+            self._functions,
+        )
         try:
             while True:
-                run = self._submit(spec, self._steps(data), in_flight)
+                run = self._submit(spec, transforms, in_flight)
                 self._recorder = self._record(run, model, data)
                 self.progress.begin(Series(Schedule.of(self.config), epoch_images=data["train_images"]))
                 await self._membership.submit_run(run)
@@ -294,18 +301,6 @@ class Driver:
         lost = cause.node if isinstance(cause, RoleDied) else ""
         node = self.map.nodes.get(lost)
         return lost if node is not None and node.role == "ps" else ""
-
-    def _steps(self, data: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
-        """What becomes of training images.
-
-        Raises:
-            ConfigError: They cannot be so transformed, or would have another shape than those of the test.
-        """
-        if not self.config.augment:
-            return ()
-        if self._resume is not None:
-            return self._resume.manifest.transforms
-        return steps_for(self._transforms, data["shape"], self._functions)
 
     def _submit(
         self, spec: ModelSpec, transforms: tuple[dict[str, Any], ...], groups_in_flight: int

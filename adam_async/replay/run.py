@@ -11,7 +11,7 @@ Nothing here decides anything: images, values, gradients and steps are made by t
 order of `playback.py`, and whatever a server refused must be refused again.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from hashlib import blake2b
 from typing import Any
 
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.order import EpochOrder, EpochOrders
+from adam_async.data_server.transforms.imports import check_named
 from adam_async.data_server.transforms.recipe import Recipe
 from adam_async.dice import Dice
 from adam_async.errors import RunFailed
@@ -58,16 +59,24 @@ class Replay:
         recording: What was recorded.
         dataset: The images that the run was trained on.
         layers: Kinds of layers that the model may use.
+        functions: Transforms of the record, as ``package.module:function``, that may be imported.
 
     Raises:
+        ConfigError: The record names another function to be imported.
         RecordError: The record is damaged, or the data are not those of the run.
         SpecError: The kernels of the run are not installed here.
     """
 
     def __init__(
-        self, recording: Recording, dataset: Dataset, *, layers: Mapping[str, type[Layer]] = BUILTIN_LAYERS
+        self,
+        recording: Recording,
+        dataset: Dataset,
+        *,
+        layers: Mapping[str, type[Layer]] = BUILTIN_LAYERS,
+        functions: Collection[str] = (),
     ) -> None:
         header = recording.header
+        check_named(header.transforms, "the record", allowed=functions)
         _check_data(header.data, dataset)
         config = header.options()
         self._dataset = dataset

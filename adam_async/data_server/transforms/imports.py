@@ -3,7 +3,7 @@
 Whoever makes a recipe of such a step imports that module, and so runs what is in it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -28,6 +28,37 @@ def functions_for(
         if isinstance(kind, str) and ":" in kind and kind not in found:
             found[kind] = _imported(kind, f"step {at}")
     return found
+
+
+def named_functions(steps: Sequence[object] | None) -> tuple[str, ...]:
+    """Kinds of steps that are functions to be imported, in their order, each once.
+
+    Args:
+        steps: As a file or a user has them; None has none.
+    """
+    kinds = [step.get("kind") for step in steps or () if isinstance(step, Mapping)]
+    return tuple(dict.fromkeys(kind for kind in kinds if isinstance(kind, str) and ":" in kind))
+
+
+def check_named(steps: Sequence[object], origin: str, *, allowed: Collection[str]) -> None:
+    """Refuse functions that a file names, unless the user names or allows them.
+
+    Importing a function runs its module: a checkpoint or a record must not choose that alone.
+
+    Args:
+        steps: As the file has them.
+        origin: What to call the file in an error.
+        allowed: Kinds that the user names, as ``package.module:function``.
+
+    Raises:
+        ConfigError: Other functions are named; says which, and how to allow them.
+    """
+    others = [name for name in named_functions(steps) if name not in allowed]
+    if others:
+        raise ConfigError(
+            f"{origin} names functions whose modules would be imported and run: {', '.join(others)}; "
+            "if you trust them, give --allow-functions (in Python, give the same transforms)"
+        )
 
 
 def _imported(kind: str, where: str) -> Callable[..., Any]:
