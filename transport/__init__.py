@@ -18,7 +18,7 @@ from transport.errors import (
     WouldBlock,
 )
 from transport.keys import RoleKeys, Secret
-from transport.link import Link, LinkStatistics, Observer, ReplyStream, Request, TypeTraffic
+from transport.link import Link, LinkStatistics, Observer, Request, TypeTraffic
 from transport.messages import Identity, Message
 from transport.network import Listener, LocalNetwork, Network, TcpNetwork
 from transport.roles import ANY_ROLE, RoleTable
@@ -46,7 +46,6 @@ __all__ = [
     "ProtocolError",
     "RemoteError",
     "RemoteProtocolError",
-    "ReplyStream",
     "Request",
     "RetrySchedule",
     "RoleKeys",

@@ -1,6 +1,6 @@
 """What every kind of link promises, as checks that any pair of links can be put through.
 
-Each check is a short conversation over a fresh pair. They use the message types ask, answer, note and item,
+Each check is a short conversation over a fresh pair. They use the message types ask, answer and note,
 in both directions, and default limits.
 """
 
@@ -258,49 +258,6 @@ async def requests_wait_for_a_handler(near: Link, far: Link) -> None:
     assert (await future).meta["number"] == 4
 
 
-async def a_stream_brings_items_in_order_and_ends(near: Link, far: Link) -> None:
-    async def count(request: Request) -> None:
-        assert request.streaming
-        for number in range(200):
-            # Every tenth item is large: nothing of the stream may pass it.
-            size = (3 << 18) if number % 50 == 10 else 2
-            await request.send(
-                Message(type="item", meta={"number": number}, tensors=(np.zeros(size, np.float32),))
-            )
-        request.end()
-
-    async with asyncio.TaskGroup() as tg:
-        serving = tg.create_task(far.serve_forever(count), name="conformance/serve")
-        seen = [item.meta["number"] async for item in near.stream(_ask())]
-        assert seen == list(range(200))
-        serving.cancel()
-
-
-async def a_stream_waits_for_its_reader(near: Link, far: Link) -> None:
-    sent: list[int] = []
-    stopped = asyncio.Event()
-
-    async def pour(request: Request) -> None:
-        try:
-            while True:
-                await request.send(Message(type="item"))
-                sent.append(1)
-        finally:
-            stopped.set()
-
-    async with asyncio.TaskGroup() as tg:
-        serving = tg.create_task(far.serve_forever(pour), name="conformance/serve")
-        stream = near.stream(_ask())
-        await anext(stream)
-        for _ in range(50):
-            await near.send(Message(type="note"))
-            await far.receive()
-        assert len(sent) < 100, f"{len(sent)} items were sent to a reader that took one"
-        await stream.aclose()
-        await stopped.wait()
-        serving.cancel()
-
-
 async def a_reader_that_does_not_read_holds_the_sender(near: Link, far: Link) -> None:
     array = np.zeros(1 << 18, np.float32)
     sent = 0
@@ -404,8 +361,6 @@ CHECKS: tuple[Check, ...] = (
     a_request_is_answered_once,
     who_asks_is_told_once_how_it_ended,
     requests_wait_for_a_handler,
-    a_stream_brings_items_in_order_and_ends,
-    a_stream_waits_for_its_reader,
     a_reader_that_does_not_read_holds_the_sender,
     what_has_no_row_is_refused,
     what_cannot_travel_is_refused_and_the_link_lives,

@@ -1,7 +1,7 @@
-"""What every kind of link has in common: calls, streams, the inbox, roles, counting, and how it ends.
+"""What every kind of link has in common: calls, the inbox, roles, counting, and how it ends.
 
-A kind of link adds how a frame gets to the other side: `_transmit` for messages, `_signal` for the few
-frames without one, `_over_water` for back-pressure. It hands what arrives to `_deliver`, whole.
+A kind of link adds how a message gets to the other side, `_transmit`, and `_over_water` for back-pressure.
+It hands what arrives to `_deliver`, whole.
 
 Back-pressure has three parts. What we send is bounded by the water marks. What we receive and nobody takes
 is bounded by the inbox limits: reading stops, and the peer's water marks do the rest. Replies are never
@@ -28,24 +28,19 @@ from transport.errors import (
     WouldBlock,
 )
 from transport.frames import (
-    CANCEL,
-    CREDIT,
-    END,
     ERROR,
-    ITEM,
     MESSAGE,
-    OPEN,
     REPLY,
     REQUEST,
     Frame,
     Registered,
     kind_name,
 )
-from transport.link import Link, LinkStatistics, Observer, OnAnswer, ReplyStream, Request, TypeTraffic
+from transport.link import Link, LinkStatistics, Observer, OnAnswer, Request, TypeTraffic
 from transport.messages import Identity, Message
 from transport.release import Release
+from transport.requests import InboundRequest
 from transport.roles import RoleTable
-from transport.streams import InboundRequest, OutboundStream
 from transport.tensors import Tensor
 
 __all__ = ["Endpoint"]
@@ -82,7 +77,6 @@ class Endpoint(Link):
         "_receivers",
         "_requests",
         "_room",
-        "_streams",
         "_timer",
         "_timer_at",
         "_unhandled",
@@ -109,7 +103,6 @@ class Endpoint(Link):
         self._over = loop.create_future()
         self._calls: CallTable[Waiter] = CallTable()
         self._into: dict[int, Registered] = {}
-        self._streams: dict[int, OutboundStream] = {}
         self._requests: dict[int, InboundRequest] = {}
         self._unhandled: deque[InboundRequest] = deque()
         self._handler: Callable[[Request], None] | None = None
@@ -131,10 +124,6 @@ class Endpoint(Link):
         self, kind: int, request_id: int, message: Message, release: Release | None, ordered: bool
     ) -> None:
         """Send a message that passed `_check`, or raise LocalProtocolError having done nothing."""
-
-    @abstractmethod
-    def _signal(self, kind: int, request_id: int, count: int = 0) -> None:
-        """Send a frame without message; END keeps its place behind the items of its stream."""
 
     @abstractmethod
     def _over_water(self, message: Message | None, ordered: bool) -> bool:
@@ -294,15 +283,6 @@ class Endpoint(Link):
         """Stop writing into the arrays registered for a reply."""
         self._into.pop(request_id, None)
 
-    def stream(self, message: Message, *, timeout_s: float = 60.0, ordered: bool = False) -> ReplyStream:
-        self._check(message)
-        self._refuse_over_water(message, ordered)
-        request_id = self._calls.next_id()
-        self._transmit(OPEN, request_id, message, None, ordered)
-        stream = OutboundStream(self, request_id, message.type, timeout_s)
-        self._streams[request_id] = stream
-        return stream
-
     # Delivery: everything that arrives comes through here
 
     def _deliver(self, frame: Frame) -> None:
@@ -311,10 +291,9 @@ class Endpoint(Link):
         Raises:
             RemoteProtocolError: It breaks a rule; the caller closes the link.
         """
-        kind, request_id, count, message, payload_bytes, frame_bytes = frame
+        kind, request_id, message, payload_bytes, frame_bytes = frame
         if message is None:
-            self._on_signal(kind, request_id, count)
-            return
+            raise RemoteProtocolError("kind", f"unexpected {kind_name(kind)}")
         if kind == ERROR:
             self._on_error(request_id, RemoteError(message.type, str(message.meta.get("text", ""))))
             return
@@ -332,14 +311,8 @@ class Endpoint(Link):
             self._observer(False, message.type, payload_bytes, frame_bytes)
         if kind == REPLY:
             self._on_reply(request_id, message)
-        elif kind == REQUEST or kind == OPEN:
-            self._on_request(kind, request_id, message)
-        elif kind == ITEM:
-            stream = self._streams.get(request_id)
-            if stream is None:
-                self._signal(CANCEL, request_id)
-            else:
-                stream.on_item(message)
+        elif kind == REQUEST:
+            self._on_request(request_id, message)
         elif kind == MESSAGE:
             self._on_message(message, payload_bytes)
         else:
@@ -374,19 +347,15 @@ class Endpoint(Link):
             call.waiter.set_result(message)
 
     def _on_error(self, request_id: int, error: RemoteError) -> None:
-        stream = self._streams.pop(request_id, None)
-        if stream is not None:
-            stream.on_end(error)
-            return
         call = self._calls.pop(request_id)
         if call is not None:
             self._detach(request_id)
             _fail(call.waiter, error)
 
-    def _on_request(self, kind: int, request_id: int, message: Message) -> None:
+    def _on_request(self, request_id: int, message: Message) -> None:
         if request_id in self._requests:
             raise RemoteProtocolError("request-id", f"request {request_id} is still unanswered")
-        request = InboundRequest(self, request_id, message, kind == OPEN)
+        request = InboundRequest(self, request_id, message)
         if len(self._requests) >= self._config.max_requests:
             request.fail("busy", f"{self._config.max_requests} requests are unanswered: call less at a time")
             return
@@ -417,18 +386,6 @@ class Endpoint(Link):
                 waiter.set_result(None)
                 break
         self._check_inbox()
-
-    def _on_signal(self, kind: int, request_id: int, count: int) -> None:
-        if kind == END:
-            stream = self._streams.pop(request_id, None)
-            if stream is not None:
-                stream.on_end(None)
-        elif kind in (CREDIT, CANCEL):
-            request = self._requests.get(request_id)
-            if request is not None:
-                request.on_credit(count) if kind == CREDIT else request.on_cancel()
-        else:
-            raise RemoteProtocolError("kind", f"unexpected {kind_name(kind)}")
 
     # Receiving
 
@@ -518,9 +475,6 @@ class Endpoint(Link):
             for task in tasks:
                 task.cancel()
 
-    def _answered(self, request_id: int) -> None:
-        self._requests.pop(request_id, None)
-
     def _send_error(self, request_id: int, code: str, text: str) -> None:
         message = Message(type=code[:64], meta={"text": text[:MAX_ERROR_TEXT]})
         self._transmit(ERROR, request_id, message, None, True)
@@ -572,11 +526,6 @@ class Endpoint(Link):
         for request_id, call in self._calls.drain():
             self._detach(request_id)
             _fail(call.waiter, error)
-        for stream in list(self._streams.values()):
-            stream.on_end(error)
-        self._streams.clear()
-        for request in list(self._requests.values()):
-            request.on_cancel()
         self._requests.clear()
         self._unhandled.clear()
         self._wake_senders()

@@ -44,16 +44,11 @@ from transport.messages import Message
 from transport.tensors import Layout, Tensor, lay_out, raw_bytes, read_layout
 
 __all__ = [
-    "CANCEL",
     "CHUNK",
     "CLOSE",
-    "CREDIT",
-    "END",
     "ERROR",
-    "ITEM",
     "MESSAGE",
     "MORE",
-    "OPEN",
     "PING",
     "PONG",
     "PRELUDE_BYTES",
@@ -79,23 +74,15 @@ _DECODE = Struct("<4sBBHQIQI").unpack_from
 
 MESSAGE: Final = 1
 REQUEST: Final = 2
-OPEN: Final = 3
-REPLY: Final = 4
-ITEM: Final = 5
-ERROR: Final = 6
-CLOSE: Final = 7
-CHUNK: Final = 8
-END: Final = 9
-CANCEL: Final = 10
-CREDIT: Final = 11
-PING: Final = 12
-PONG: Final = 13
+REPLY: Final = 3
+ERROR: Final = 4
+CLOSE: Final = 5
+CHUNK: Final = 6
+PING: Final = 7
+PONG: Final = 8
 
-_NAMES = (
-    "none", "message", "request", "open", "reply", "item", "error", "close",
-    "chunk", "end", "cancel", "credit", "ping", "pong",
-)  # fmt: skip
-_LAST_WITH_PAYLOAD: Final = ITEM
+_NAMES = ("none", "message", "request", "reply", "error", "close", "chunk", "ping", "pong")
+_LAST_WITH_PAYLOAD: Final = REPLY
 _LAST_WITH_META: Final = CLOSE
 
 MORE: Final = 1
@@ -110,13 +97,11 @@ def kind_name(kind: int) -> str:
 class Frame(NamedTuple):
     """One whole message or signal, as received.
 
-    ``message`` is None for signals; ``credit`` is what a CREDIT grants. ``frame_bytes`` are all bytes on
-    the wire that are not tensor bytes.
+    ``message`` is None for signals. ``frame_bytes`` are all bytes on the wire that are not tensor bytes.
     """
 
     kind: int
     request_id: int
-    credit: int
     message: Message | None
     payload_bytes: int
     frame_bytes: int
@@ -309,7 +294,7 @@ class _Arrival:
 
     def frame(self) -> Frame:
         message = Message(type=self.name, meta=self.meta, tensors=self.tensors)
-        return _make_frame((self.kind, self.request_id, 0, message, self.payload_bytes, self.frame_bytes))
+        return _make_frame((self.kind, self.request_id, message, self.payload_bytes, self.frame_bytes))
 
 
 def _pieces(layout: Layout, tensors: tuple[Tensor, ...]) -> list[memoryview]:
@@ -425,7 +410,7 @@ class FrameDecoder:
             elif kind == CHUNK:
                 frame, arrival = None, self._chunk(flags, payload_length, head_bytes)
             else:
-                frame, arrival = _make_frame((kind, request_id, flags, None, 0, head_bytes)), None
+                frame, arrival = _make_frame((kind, request_id, None, 0, head_bytes)), None
             if frame is not None:
                 start += payload_length
                 frames.append(frame)
@@ -456,7 +441,7 @@ class FrameDecoder:
             raise RemoteProtocolError("version", f"a frame of version {version}; this side speaks {VERSION}")
         if not 0 < kind < len(_NAMES):
             raise RemoteProtocolError("kind", f"frame kind {kind} is unknown here")
-        if flags > MORE and kind != CREDIT:
+        if flags > MORE:
             raise RemoteProtocolError("flags", f"a {kind_name(kind)} has flags {flags:#x}, unknown here")
         if meta_length > (self._config.max_meta_bytes if kind <= _LAST_WITH_META else 0):
             raise RemoteProtocolError(
@@ -495,7 +480,7 @@ class FrameDecoder:
         head_bytes = PRELUDE_BYTES + len(packed)
         if not described and not payload_length and not flags:
             message = Message(type=name, meta=meta)
-            return _make_frame((kind, request_id, 0, message, 0, head_bytes)), None
+            return _make_frame((kind, request_id, message, 0, head_bytes)), None
         layout = read_layout(described, self._config.max_message_bytes)
         _, specs, total, tensor_bytes, _ = layout
         if flags:
@@ -514,7 +499,7 @@ class FrameDecoder:
             else:
                 empty = tuple([np.empty(spec.shape, spec.dtype) for spec in specs])
             message = Message(type=name, meta=meta, tensors=empty)
-            return _make_frame((kind, request_id, 0, message, 0, head_bytes)), None
+            return _make_frame((kind, request_id, message, 0, head_bytes)), None
 
         frame_bytes = head_bytes + total - tensor_bytes
         if registered is None:
@@ -530,7 +515,7 @@ class FrameDecoder:
                 memory[:total] = self._view[start : start + total]
                 self.bytes_moved += total
                 message = Message(type=name, meta=meta, tensors=tensors)
-                return _make_frame((kind, request_id, 0, message, tensor_bytes, frame_bytes)), None
+                return _make_frame((kind, request_id, message, tensor_bytes, frame_bytes)), None
             scatter = _Scatter([memory[:total]])
         else:
             tensors = registered.tensors

@@ -10,7 +10,7 @@ by piece, and others pass it on the way unless they were sent with ``ordered=Tru
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -20,7 +20,7 @@ from transport.messages import Identity, Message
 from transport.release import Release
 from transport.tensors import Tensor
 
-__all__ = ["Link", "LinkStatistics", "Observer", "ReplyStream", "Request", "TypeTraffic"]
+__all__ = ["Link", "LinkStatistics", "Observer", "Request", "TypeTraffic"]
 
 Observer = Callable[[bool, str, int, int], None]
 """Told of a message as it is counted: whether it was sent, its type, its payload and frame bytes."""
@@ -53,11 +53,9 @@ class LinkStatistics:
 
 
 class Request(ABC):
-    """A request of the peer: a call, to be answered once, or an opened stream."""
+    """A request of the peer, to be answered once."""
 
     message: Message
-    streaming: bool
-    """Whether the peer opened a stream: answer with `send` and `end`, not with `reply`."""
 
     @property
     @abstractmethod
@@ -66,56 +64,15 @@ class Request(ABC):
 
     @abstractmethod
     def reply(self, message: Message, release: Release | None = None) -> None:
-        """Answer a call. If the link is gone the answer is dropped and released.
+        """Answer it. If the link is gone the answer is dropped and released.
 
         Raises:
-            LocalProtocolError: Already answered, a stream, no row in the role table, or cannot travel.
+            LocalProtocolError: Already answered, no row in the role table, or cannot travel.
         """
 
     @abstractmethod
     def fail(self, code: str, text: str) -> None:
-        """Answer a call, or end a stream, with an error; `RemoteError` at the caller. 200 characters pass."""
-
-    @abstractmethod
-    async def send(self, item: Message, release: Release | None = None) -> None:
-        """Send an item of a stream; waits while the reader is behind. Cancelling sends nothing.
-
-        Raises:
-            LinkClosed, LinkBroken: The link is gone, or the reader has closed the stream.
-        """
-
-    @abstractmethod
-    def end(self) -> None:
-        """End a stream in good order."""
-
-
-class ReplyStream(ABC):
-    """The reading side of a stream: iterate over it. `aclose` tells the peer to stop."""
-
-    def __aiter__(self) -> AsyncIterator[Message]:
-        return self
-
-    @abstractmethod
-    async def __anext__(self) -> Message:
-        """Return the next item. Cancelling loses nothing.
-
-        Raises:
-            CallTimeout: No item came within ``timeout_s``.
-            RemoteError: The peer ended the stream with an error.
-            LinkClosed, LinkBroken: The link went before the stream's end.
-        """
-
-    @abstractmethod
-    async def aclose(self) -> None:
-        """Stop reading; what is under way is dropped. Never waits."""
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
+        """Answer with an error; `RemoteError` at the caller. 200 characters pass."""
 
 
 OnAnswer = Callable[[Message | TransportError], None]
@@ -239,14 +196,6 @@ class Link(ABC):
 
         Raises:
             WouldBlock: The peer does not read fast enough; ``on_answer`` is not called.
-        """
-
-    @abstractmethod
-    def stream(self, message: Message, *, timeout_s: float = 60.0, ordered: bool = False) -> ReplyStream:
-        """Send a request that is answered by any number of items; each may take ``timeout_s``.
-
-        Raises:
-            WouldBlock: The peer does not read fast enough.
         """
 
     @abstractmethod

@@ -80,10 +80,7 @@ class LocalLink(Endpoint):
         if kind != ERROR:
             self._count_out(message.type, payload_bytes, 0)
         self._unsent += payload_bytes + MESSAGE_COST_BYTES
-        self._other._arrive(Frame(kind, request_id, 0, message, payload_bytes, 0))
-
-    def _signal(self, kind: int, request_id: int, count: int = 0) -> None:
-        self._other._arrive(Frame(kind, request_id, count, None, 0, 0))
+        self._other._arrive(Frame(kind, request_id, message, payload_bytes, 0))
 
     def _over_water(self, message: Message | None, ordered: bool) -> bool:
         return self._unsent >= self._config.high_water_bytes

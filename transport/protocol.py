@@ -3,7 +3,7 @@
 What arrives goes through `decoder`. What leaves is either written at once (small frames) or queued here:
 a large message leaves chunk by chunk, each when the stream has taken the one before, and small frames of
 other messages pass between. At most one large message is under way at a time, the others wait in order.
-What must not overtake (items and the end of a stream, messages sent with ``ordered``) queues up as well.
+Messages sent with ``ordered`` must not overtake, and queue up as well.
 
 The owner notes in ``last_heard`` when bytes arrive, calls `tick` when `next_deadline` has come, and does
 what the returned effects say. Times are absolute seconds on the caller's clock. The deadline does not move
@@ -21,10 +21,7 @@ from transport.messages import Message
 from transport.release import watched
 from transport.tensors import ALIGNMENT, Tensor, TensorSpec, lay_out, raw_bytes
 
-__all__ = ["STREAM_WINDOW", "Buffer", "Conversation", "GiveUp", "Outgoing", "SendPing"]
-
-STREAM_WINDOW = 32
-"""Items of one stream that may be under way before the reading side has taken any."""
+__all__ = ["Buffer", "Conversation", "GiveUp", "Outgoing", "SendPing"]
 
 Buffer = bytes | memoryview
 

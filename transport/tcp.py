@@ -26,10 +26,10 @@ from transport.errors import (
     RemoteProtocolError,
     TransportError,
 )
-from transport.frames import CLOSE, END, ERROR, PING, PONG, REQUEST, Frame, FrameEncoder, Memory
+from transport.frames import CLOSE, ERROR, PING, PONG, REQUEST, Frame, FrameEncoder, Memory
 from transport.handshake import RECORD_BYTES, ClientHandshake, Handshake, reject_record
 from transport.messages import Identity, Message
-from transport.protocol import Buffer, Conversation, GiveUp, Outgoing
+from transport.protocol import Buffer, Conversation, GiveUp
 from transport.release import Release
 from transport.roles import RoleTable
 
@@ -246,13 +246,6 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
             self._pump()
         else:
             self._write(outgoing.buffers, outgoing.size_bytes)
-
-    def _signal(self, kind: int, request_id: int, count: int = 0) -> None:
-        frame = FrameEncoder.head(kind, request_id, b"", 0, count)
-        if kind == END and self._conversation.queuing:
-            self._conversation.queue(Outgoing([frame], len(frame), 0, len(frame)))
-        else:
-            self._write_small(frame)
 
     def _write_small(self, frame: bytes, alone: bool = False) -> None:
         """Write a frame, together with the others of this turn; see the module's text."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from transport.conformance import check_link
 from transport.dial import RetrySchedule
 from transport.errors import CallTimeout, TransportError
-from transport.link import Link, LinkStatistics, Observer, OnAnswer, ReplyStream, Request
+from transport.link import Link, LinkStatistics, Observer, OnAnswer, Request
 from transport.messages import Identity, Message
 from transport.network import DIAL_S, Listener, LocalNetwork, Network, OnLink
 from transport.path import Dice
@@ -29,7 +29,7 @@ FAR = Identity(role="far", node="far-1", incarnation=1)
 
 def open_rules(*types: str) -> RoleTable:
     """A role table in which everybody may say ``types``; those of `check_link` if none are named."""
-    return RoleTable({name: {(ANY_ROLE, ANY_ROLE)} for name in types or ("ask", "answer", "note", "item")})
+    return RoleTable({name: {(ANY_ROLE, ANY_ROLE)} for name in types or ("ask", "answer", "note")})
 
 
 @asynccontextmanager
@@ -289,10 +289,6 @@ class FaultyLink(Link):
         self.call_nowait(
             message, timeout_s=timeout_s, release=release, into=into, ordered=ordered
         ).add_done_callback(tell)
-
-    def stream(self, message: Message, *, timeout_s: float = 60.0, ordered: bool = False) -> ReplyStream:
-        self._draw(None)
-        return self.inner.stream(message, timeout_s=timeout_s, ordered=ordered)
 
     def serve(self, handler: Callable[[Request], None]) -> None:
         self.inner.serve(handler)

@@ -15,7 +15,6 @@ from transport.config import LinkConfig
 from transport.errors import LocalProtocolError, ProtocolError, RemoteProtocolError
 from transport.frames import (
     CHUNK,
-    CREDIT,
     MESSAGE,
     MORE,
     PING,
@@ -253,11 +252,6 @@ def test_a_chunk_may_not_exceed_its_message() -> None:
     for size, flags in ((2_000, 0), (904, MORE), (100, 0), (0, MORE)):
         with pytest.raises(RemoteProtocolError, match="chunk"):
             feed(new_decoder(), large[:first] + FrameEncoder.head(CHUNK, 0, b"", size, flags))
-
-
-def test_credit_carries_its_count() -> None:
-    (frame,) = feed(new_decoder(), FrameEncoder.head(CREDIT, 4, b"", 0, 16))
-    assert (frame.kind, frame.request_id, frame.credit) == (CREDIT, 4, 16)
 
 
 CORPUS = [

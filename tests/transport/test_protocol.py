@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from transport.buffers import BufferPool
 from transport.config import LinkConfig
-from transport.frames import END, MESSAGE, PING, FrameDecoder, FrameEncoder
+from transport.frames import MESSAGE, PING, PONG, FrameDecoder, FrameEncoder
 from transport.messages import Message
 from transport.protocol import Conversation, GiveUp, Outgoing, SendPing
 
@@ -105,7 +105,7 @@ def test_a_large_message_leaves_in_chunks_and_in_turn() -> None:
     outgoing = one.encode(MESSAGE, 0, large)
     total = outgoing.payload_bytes + outgoing.frame_bytes
     one.queue(outgoing)
-    end = FrameEncoder.head(END, 1, b"", 0)
+    end = FrameEncoder.head(PONG, 0, b"", 0)
     one.queue(Outgoing([end], len(end), 0, len(end)))
     assert one.queuing
     sizes = []

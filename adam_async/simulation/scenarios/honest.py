@@ -1,11 +1,10 @@
 """One machine that serves by the shipped transport, and clients that ask it in every way there is.
 
-They keep to the rules of the wire: whatever others do meanwhile, each answer is that of its question, no
-stream has a gap, and no client loses its link for a rule.
+They keep to the rules of the wire: whatever others do meanwhile, each answer is that of its question, and
+no client loses its link for a rule.
 """
 
 import asyncio
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -40,7 +39,6 @@ RULES = RoleTable(
         "echo": [("client", "server")],
         "echoed": [("server", "client")],
         "count": [("client", "server")],
-        "item": [("server", "client")],
         "note": [("client", "server"), ("server", "client")],
     }
 )
@@ -181,20 +179,6 @@ class Honest:
             case 0:
                 into = [np.empty_like(one) for one in numbers]
                 _check(question, await link.call(question, timeout_s=4.0, into=into))
-            case 1:
-                items = dice.below(200)
-                leaves = dice.chance(0.2)
-                stream = link.stream(Message(type="count", meta={"items": items}), timeout_s=4.0)
-                seen = 0
-                async for item in stream:
-                    if item.meta["n"] != seen:
-                        raise Violation("streams have no gap", f"item {item.meta['n']} came after {seen}")
-                    seen += 1
-                    if leaves and seen > items // 2:
-                        await stream.aclose()
-                        return
-                if seen != items:
-                    raise Violation("streams have no gap", f"{seen} of {items} items came")
             case 2:
                 few = dice.chance(0.3)
                 carried = numbers[:1] if few else ()
@@ -256,20 +240,14 @@ class Honest:
 
 
 async def _answer(request: Request) -> None:
-    """Send back what came, or as many items as were asked for."""
+    """Send back what came; a `count` is refused after a while."""
     _check_question(request)
     message = request.message
     if message.type == "echo":
         request.reply(Message(type="echoed", meta=message.meta, tensors=message.tensors))
         return
-    if not request.streaming:
-        await asyncio.sleep(0.2)
-        request.fail("stream", "items come as a stream")
-        return
-    with suppress(TransportError):  # whoever asked may have gone
-        for number in range(message.meta["items"]):
-            await request.send(Message(type="item", meta={"n": number}))
-        request.end()
+    await asyncio.sleep(0.2)
+    request.fail("late", "nothing is counted here")
 
 
 def _check_question(request: Request) -> None:
@@ -299,12 +277,6 @@ async def _say_what_cannot_be_said(link: Link, question: Message) -> None:
     except RemoteError as error:
         if error.code != "internal":
             raise
-    try:
-        async for item in link.stream(nonsense, timeout_s=4.0):
-            raise Violation("answers fit", f"{nonsense!r} was answered with {item!r}")
-    except RemoteError as error:
-        if error.code != "internal":
-            raise
 
 
 async def _ask_what_nobody_answers(link: Link) -> None:
@@ -317,10 +289,10 @@ async def _ask_what_nobody_answers(link: Link) -> None:
     try:
         await link.call(Message(type="count", meta={"items": 1}), timeout_s=4.0)
     except RemoteError as error:
-        if error.code != "stream":
+        if error.code != "late":
             raise
     else:
-        raise Violation("answers fit", "a call was answered as if it were a stream")
+        raise Violation("answers fit", "a question was answered that nobody answers")
 
 
 def _check(question: Message, reply: Message) -> None:

@@ -140,7 +140,7 @@ BREACHES: Mapping[str, Breach] = {
     "breach-large": Breach(2 * FIRST, "chunk"),
     "breach-chunk-length": Breach(FIRST + _frame(CHUNK, payload=bytes(1 << 16)), "chunk"),
     "breach-twice": Breach(2 * _frame(REQUEST, meta=_packed("count", items=1)), "request-id"),
-    "breach-signal": Breach(_frame(0x0C + 2), "kind"),
+    "breach-signal": Breach(_frame(PONG + 1), "kind"),
 }
 """Rules of frames, and of what may be in them."""
 

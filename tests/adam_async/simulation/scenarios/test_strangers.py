@@ -64,7 +64,7 @@ ABLATIONS = {
         "who breaks a rule is shown out", 1,
     ),
     "who waits for room is woken when the last that was queued has left": (
-        TcpLink, "resume_writing", "(self._writing or unsent <=", "(unsent <=", "all are answered", 27,
+        TcpLink, "resume_writing", "(self._writing or unsent <=", "(unsent <=", "all are answered", 33,
     ),
 }  # fmt: skip
 
