@@ -15,6 +15,8 @@ from collections.abc import Callable, Coroutine
 from types import FrameType
 from typing import Any, NoReturn
 
+from adam_async.callbacks import ending_on_errors
+
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 SHOW_CURSOR = "\x1b[?25h"
@@ -58,7 +60,7 @@ class Signals:
             loop_factory: Makes the event loop.
 
         Raises:
-            Exception: What `main` raised, unless a signal came first: then that is the outcome.
+            Exception: The error of `main` or of a callback of its loop. After a signal, that is the outcome.
         """
         try:
             with asyncio.Runner(loop_factory=loop_factory) as runner:
@@ -78,7 +80,8 @@ class Signals:
             loop.call_soon_threadsafe(task.cancel)
 
         self._cancel = cancel
-        code = await main()
+        with ending_on_errors():
+            code = await main()
         # A command that took the cancellation for its ordinary end was interrupted all the same.
         return code if self.first is None else self.exit_code()
 

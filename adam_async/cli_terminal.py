@@ -75,5 +75,5 @@ def log_to_stderr(*, verbose: bool) -> None:
     """Let the libraries' loggers speak: warnings, or with `verbose` what the roles do."""
     level = logging.INFO if verbose else logging.WARNING
     logging.basicConfig(level=level, format="%(message)s", handlers=[_LogLines()], force=True)
-    # A task that fails ends its role with an error of its own; asyncio would add a traceback.
-    logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+    # Errors in callbacks reach `ending_on_errors`; asyncio's own warnings are about sockets that closed.
+    logging.getLogger("asyncio").setLevel(logging.ERROR)

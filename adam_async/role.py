@@ -4,7 +4,8 @@ Theory of operation
 -------------------
 A role is a block. Entering it opens a task group, the door (a listener whose links are counted) and, for
 everybody but the controller, the seat (`Membership`), then starts the role's own tasks; leaving it cancels
-the tasks, closes the door and waits for what is left. An error in any task ends the block with it.
+the tasks, closes the door and waits for what is left. An error in any task ends the block with it, and so
+does an error in a callback of the role (`callbacks.py`).
 
 A question is decoded here. What every role answers is answered here, everything else by the role itself;
 what cannot be decoded or is not for this role is refused, and the link lives on.
@@ -16,6 +17,7 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Self
 
+from adam_async.callbacks import Callbacks
 from adam_async.cluster_map import ClusterMap, NodeRecord
 from adam_async.config import Waits
 from adam_async.controller.client import Membership
@@ -23,7 +25,7 @@ from adam_async.machine import ProcessMemory, process_memory
 from adam_async.messages import Body, GetProfile, GetStatistics, Statistics, pack, text_tensor, unpack_any
 from adam_async.timeline import Timeline, answer_profile
 from adam_async.traffic import Traffic
-from transport import Identity, Link, Network, ProtocolError, Request
+from transport import Identity, Link, LocalProtocolError, Message, Network, ProtocolError, Request
 
 
 class Role:
@@ -63,6 +65,7 @@ class Role:
         self._timeline = timeline
         self.process_memory = process_memory
         self._traffic = Traffic(identity.node, timeline=timeline)
+        self._callbacks = Callbacks(identity.node)
         self._stack = AsyncExitStack()
         self.address = ""
         """Where it listens, once it does."""
@@ -78,6 +81,7 @@ class Role:
             if self._controller:
                 self._membership = self._seat()
                 stack.callback(self._spawn("membership", self._membership.run()).cancel)
+            stack.callback(self._spawn("callbacks", self._callbacks.failure()).cancel)
             for name, work in self._tasks().items():
                 stack.callback(self._spawn(name, work).cancel)
             stack.push_async_callback(self._goodbye)
@@ -181,3 +185,11 @@ class Role:
     def statistics(self) -> dict[str, Any]:
         """The traffic of each link, and the process."""
         return {"traffic": self._traffic.rows(), "process": self.process_memory()}
+
+
+def reply_or_fail(request: Request, message: Message) -> None:
+    """Answer a request. An answer that cannot travel, such as one that is too large, fails it."""
+    try:
+        request.reply(message)
+    except LocalProtocolError as error:
+        request.fail("too-large", f"the answer to {request.message.type} cannot travel: {error}")

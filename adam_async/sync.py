@@ -23,6 +23,7 @@ from typing import Self
 import uvloop
 
 from adam_async import checkpoint_files, cluster
+from adam_async.callbacks import ending_on_errors
 from adam_async.checkpoint import Checkpoint
 from adam_async.config import Config
 from adam_async.data_server.dataset import Dataset
@@ -204,6 +205,11 @@ class LocalCluster:
     async def _live(self) -> None:
         self._main = asyncio.current_task()
         self._loop = asyncio.get_running_loop()
+        with ending_on_errors():
+            await self._serve()
+
+    async def _serve(self) -> None:
+        assert self._loop is not None
         if self._leaving:  # said before there was a loop to say it to
             return
         async with AsyncExitStack() as stack:

@@ -395,19 +395,25 @@ class Engine:
 
     def _room(self) -> None:
         self._asked_for_room = False
-        if self._backlog:
-            self._submit()
+        try:
+            if self._backlog:
+                self._submit()
+        except Exception as error:  # the pool calls this, and can do nothing about it
+            self._fail(error)
 
     def _jobs_done(self, jobs: list[Job]) -> None:
         fired = self._scheduler.fired
-        for call in cast("list[Call]", jobs):
-            if call.error is None:
-                fired(call, call.result)
-            else:
-                self._call_failed(call, call.error)
-            if self._trace is not None:
-                self._record(call)
-        self._turn()
+        try:
+            for call in cast("list[Call]", jobs):
+                if call.error is None:
+                    fired(call, call.result)
+                else:
+                    self._call_failed(call, call.error)
+                if self._trace is not None:
+                    self._record(call)
+            self._turn()
+        except Exception as error:  # the pool calls this, and the jobs of others come after it
+            self._fail(error)
 
     def _call_failed(self, call: Call, error: BaseException) -> None:
         tags = self._scheduler.failed(call)

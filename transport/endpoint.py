@@ -20,6 +20,7 @@ from transport.calls import CallTable, make_call
 from transport.config import LinkConfig
 from transport.errors import (
     CallTimeout,
+    LinkBroken,
     LocalProtocolError,
     ProtocolError,
     RemoteError,
@@ -144,6 +145,10 @@ class Endpoint(Link):
     @abstractmethod
     def _tick(self, now: float) -> float | None:
         """Look at time-outs of this kind of link; return when to look again."""
+
+    @abstractmethod
+    def _give_up(self, error: TransportError) -> None:
+        """End the conversation at once, for both sides."""
 
     @abstractmethod
     def _bytes_moved(self) -> int:
@@ -492,10 +497,14 @@ class Endpoint(Link):
         # What the timer was set for has come, also where the clock that the loop shows is a coarser one:
         # it would be set for the same time again and again until that shows it, too.
         now = max(self._loop.time(), self._timer_at)
-        for request_id, call in self._calls.expire(now=now):
-            self._detach(request_id)
-            _fail(call.waiter, CallTimeout(call.message_type, call.timeout_s, str(self.peer)))
-        deadline = self._tick(now)
+        try:
+            for request_id, call in self._calls.expire(now=now):
+                self._detach(request_id)
+                _fail(call.waiter, CallTimeout(call.message_type, call.timeout_s, str(self.peer)))
+            deadline = self._tick(now)
+        except Exception as error:  # without its timer the link would never notice a silent peer
+            self._defect("its timer", error)
+            return
         if self._error is not None:
             return
         if deadline is None or (self._calls.next_deadline() or deadline) < deadline:
@@ -504,6 +513,13 @@ class Endpoint(Link):
             self._arm(deadline)
 
     # The end
+
+    def _defect(self, callback: str, error: Exception) -> None:
+        """Close the link after an unexpected error in one of its callbacks, and report the error."""
+        self._loop.call_exception_handler(
+            {"message": f"{self!r}: closed, {callback} raised", "exception": error, "protocol": self}
+        )
+        self._give_up(LinkBroken(f"closed by a defect of {self.identity}: {type(error).__name__}: {error}"))
 
     @property
     def closed(self) -> bool:

@@ -97,7 +97,7 @@ class LocalLink(Endpoint):
                 return
             except TimeoutError:
                 if self._taken_messages == before:
-                    self._break_both(
+                    self._give_up(
                         LinkBroken(
                             f"{self.peer} took none of {self._unsent} waiting bytes "
                             f"for {self._config.stalled_after_s:g} s"
@@ -137,7 +137,10 @@ class LocalLink(Endpoint):
             try:
                 self._deliver(frame)
             except RemoteProtocolError as error:
-                self._break_both(error)
+                self._give_up(error)
+                return
+            except Exception as error:
+                self._defect("delivery", error)
                 return
             if frame.message is not None and frame.kind != MESSAGE:
                 self._other._settle(frame.payload_bytes + MESSAGE_COST_BYTES)
@@ -178,12 +181,12 @@ class LocalLink(Endpoint):
         self._arrived.clear()
         return first
 
-    def _break_both(self, error: TransportError) -> None:
+    def _give_up(self, error: TransportError) -> None:
         if self._finish(error):
             self._loop.call_soon(self._other._finish, LinkBroken(f"{self.identity} broke the link"))
 
     def abort(self) -> None:
-        self._break_both(LinkClosed("this side aborted the link"))
+        self._give_up(LinkClosed("this side aborted the link"))
 
     async def aclose(self) -> None:
         if self._finish(LinkClosed("this side closed the link")):

@@ -130,10 +130,20 @@ class Greeter(asyncio.BufferedProtocol):
         except RemoteProtocolError as error:
             self._fail(error)
             return
+        except Exception as error:
+            self._defect(error)
+            return
         if answer:
             self._transport.write(answer)
         if self._handshake.peer is not None:
             self._hand_over(self._handshake.peer)
+
+    def _defect(self, error: Exception) -> None:
+        """Let the peer go after an unexpected error of ours, and report the error."""
+        asyncio.get_running_loop().call_exception_handler(
+            {"message": "a handshake raised", "exception": error, "protocol": self}
+        )
+        self._fail(LinkBroken(f"the handshake ended by a defect: {type(error).__name__}: {error}"))
 
     def _hand_over(self, peer: Identity) -> None:
         assert self._transport is not None
@@ -268,7 +278,10 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
             turn.clear()
             self._turn_bytes = 0
             self._written_bytes += len(frame)
-            self._transport.write(frame)
+            try:
+                self._transport.write(frame)
+            except Exception as error:  # the loop calls this: a frame that is lost must end the link
+                self._defect("writing", error)
 
     def _write(self, buffers: list[Buffer], size: int) -> None:
         """Give the buffers of a frame to the transport, behind what was written before."""
@@ -294,13 +307,16 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         self._writing = True
-        self._pump()
-        unsent = self._unsent_bytes()
-        # Nobody calls this again, if the queue went out whole and writing was not paused by it.
-        if self._room and (self._writing or unsent <= self._config.low_water_bytes):
-            self._wake_senders()
-        if self._paused:
-            self._check_inbox()
+        try:
+            self._pump()
+            unsent = self._unsent_bytes()
+            # Nobody calls this again, if the queue went out whole and writing was not paused by it.
+            if self._room and (self._writing or unsent <= self._config.low_water_bytes):
+                self._wake_senders()
+            if self._paused:
+                self._check_inbox()
+        except Exception as error:  # senders that are not woken would wait for ever
+            self._defect("writing", error)
 
     def _unsent_bytes(self) -> int:
         return self._conversation.queued_bytes + self._transport.get_write_buffer_size()
@@ -338,6 +354,8 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
                     self._control(frame)
         except RemoteProtocolError as error:
             self._give_up(error)
+        except Exception as error:
+            self._defect("delivery", error)
         finally:
             if self._delivering:
                 self._delivering = False
@@ -433,11 +451,13 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._finish(LinkBroken(f"connection to {self.peer} lost: {exc or 'the peer hung up'}"))
-        # Its `_flush` comes yet, and a transport that is gone may refuse to be written to.
-        self._turn.clear()
-        self._turn_bytes = 0
-        self._conversation.drop_queue()
-        self._wake_senders()
-        if not self._gone.done():
-            self._gone.set_result(None)
+        try:
+            self._finish(LinkBroken(f"connection to {self.peer} lost: {exc or 'the peer hung up'}"))
+            # Its `_flush` comes yet, and a transport that is gone may refuse to be written to.
+            self._turn.clear()
+            self._turn_bytes = 0
+            self._conversation.drop_queue()
+            self._wake_senders()
+        finally:  # closing waits for this
+            if not self._gone.done():
+                self._gone.set_result(None)

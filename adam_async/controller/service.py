@@ -61,13 +61,12 @@ from adam_async.messages.sizes import MOST_MAP_BYTES, MOST_VALUE_BYTES
 from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.ports import system_entropy
-from adam_async.role import Role
+from adam_async.role import Role, reply_or_fail
 from adam_async.simulation import buggify
 from adam_async.timer import Timer
 from transport import (
     Identity,
     Link,
-    LocalProtocolError,
     Message,
     Network,
     ProtocolError,
@@ -304,19 +303,12 @@ class Controller(Role):
         elif outcome.problem:
             request.fail(outcome.problem, outcome.text)
         elif request.message.type == GetMap.__name__:
-            self._tell(request, self._whole())
+            reply_or_fail(request, self._whole())
         elif request.message.type == OpenSession.__name__:
             request.reply(pack(SessionOpened(session=outcome.at)))
         else:
             body = unpack(request.message, CompareAndSet)
-            self._tell(request, self._news(body.after, body.group, outcome))
-
-    def _tell(self, request: Request, answer: Message) -> None:
-        """Answer with what may be too large for a link: that must not end this controller, and the next."""
-        try:
-            request.reply(answer)
-        except LocalProtocolError as error:
-            request.fail("too-large", str(error))
+            reply_or_fail(request, self._news(body.after, body.group, outcome))
 
     def _whole(self, outcome: Outcome = DONE) -> Message:
         state = MapState(
@@ -353,7 +345,7 @@ class Controller(Role):
         )  # in this order: no number is no wait
         watch = _Watch(body.after, body.group, until)
         if self._has_news(watch):
-            self._tell(request, self._news(watch.after, watch.group))
+            reply_or_fail(request, self._news(watch.after, watch.group))
         else:
             self._watches[request] = watch
             self._timer.rearm()
@@ -365,7 +357,7 @@ class Controller(Role):
         for request, watch in list(self._watches.items()):
             if self._has_news(watch):
                 del self._watches[request]
-                self._tell(request, self._news(watch.after, watch.group))
+                reply_or_fail(request, self._news(watch.after, watch.group))
 
     def _led(self) -> None:
         if self.group.leads:

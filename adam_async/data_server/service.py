@@ -60,7 +60,7 @@ from adam_async.messages import (
     TestImages,
     pack,
 )
-from adam_async.role import Role
+from adam_async.role import Role, reply_or_fail
 from adam_async.shares import Ranges, warm_groups
 from adam_async.timeline import Timeline
 from dataflow import ComputePool, MakePool
@@ -269,7 +269,7 @@ class DataServer(Role):
         self._began = began
         for replica in began.shares:
             if self._serves(replica):
-                self._loop.call_soon(self._read_on, replica)
+                self._callbacks.call_soon(self._read_on, replica)
 
     def _supply_epoch(self, number: int, skipped: tuple[Ranges, ...]) -> None:
         if (number, skipped) != self._supplied:
@@ -356,7 +356,7 @@ class DataServer(Role):
         )
         rows = None if (first, stop) == (0, height) else (first, stop)
         self._enter(_Question(request, event, rows))
-        self._loop.call_soon(self._read_on, Replica(body.replica))
+        self._callbacks.call_soon(self._read_on, Replica(body.replica))
 
     def _reported(self, request: Request, body: ReportGroups) -> None:
         event = GroupsReported(
@@ -397,7 +397,7 @@ class DataServer(Role):
         elif isinstance(event, GroupsReported):
             question = self._close(event.request)
             if question is not None:
-                question.request.reply(pack(Reported()))
+                reply_or_fail(question.request, pack(Reported()))
         for effect in settled.effects:
             self._perform(effect)
         if event is self._first_as_lender:
@@ -448,7 +448,7 @@ class DataServer(Role):
                 self._supply.watch(tensors[:-1])
         groups = Groups(leases=tuple(leases), last=grant.last, clock=grant.clock, end=grant.end)
         self._asking.discard(request.link)
-        request.reply(pack(groups, tensors))
+        reply_or_fail(request, pack(groups, tensors))
         if timeline is not None and leases:
             timeline.leased(self._identity.node, self._run, request.link.peer.node, leases, begin)
 

@@ -25,6 +25,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from adam_async.callbacks import Callbacks
 from adam_async.cluster_map import ClusterMap
 from adam_async.config import Waits
 from adam_async.errors import DeadlineExceeded, RoleDied
@@ -84,6 +85,7 @@ class Neighbour:
         on_blocks: Takes what arrives.
         on_progress: Called when it has begun more groups.
         on_linked: Called when there is a link to it.
+        callbacks: Runs what sends in a later turn of the loop.
     """
 
     def __init__(
@@ -99,6 +101,7 @@ class Neighbour:
         on_blocks: OnBlocks,
         on_progress: Callable[[], None],
         on_linked: Callable[[], None],
+        callbacks: Callbacks,
     ) -> None:
         self.part, self.node, self.address = part, node, address
         self._expects = expects
@@ -109,6 +112,7 @@ class Neighbour:
         self._shapes: dict[tuple[int, int], tuple[int, ...]] = {}
         self._on_progress = on_progress
         self._on_linked = on_linked
+        self._callbacks = callbacks
         self._sending = SendingStream()
         self._receiving = ReceivingStream()
         self._told = 0
@@ -153,7 +157,7 @@ class Neighbour:
     def _flush_soon(self) -> None:
         if not self._flushing and self._link is not None:
             self._flushing = True
-            asyncio.get_running_loop().call_soon(self._flush)
+            self._callbacks.call_soon(self._flush)
 
     def _flush(self) -> None:
         self._flushing = False
@@ -177,7 +181,7 @@ class Neighbour:
             self._sending.put_back(parcels)
             if isinstance(error, WouldBlock):
                 self._flushing = True
-                asyncio.get_running_loop().call_later(ROOM_S, self._flush)
+                self._callbacks.call_later(ROOM_S, self._flush)
             return False
         self.messages += 1
         self._told, self._told_begun = self.received, self._begun
@@ -302,6 +306,7 @@ class Neighbours:
         self._greet = greet
         self._waits = waits
         self._traffic = traffic
+        self._callbacks = Callbacks(identity.node)
         self._progress, self._linked = asyncio.Event(), asyncio.Event()
         self._others: dict[int, Neighbour] = {}
         for part, node in enumerate(cluster.members(greet.replica)):
@@ -320,6 +325,7 @@ class Neighbours:
                     on_blocks=on_blocks,
                     on_progress=self._progress.set,
                     on_linked=self._linked.set,
+                    callbacks=self._callbacks,
                 )
 
     def put(self, part: int, parcel: Parcel) -> None:
@@ -370,13 +376,14 @@ class Neighbours:
 
         Raises:
             RoleDied: One of them could not be reached for `patience_s`.
+            Exception: An error in a callback that sends.
         """
         try:
             async with asyncio.TaskGroup() as group:
                 for part, other in self._others.items():
                     if part > self._greet.partition:
                         group.create_task(self._keep(other), name=f"{self._identity.node}/to-{other.node}")
-                await asyncio.get_running_loop().create_future()
+                await self._callbacks.failure()
         finally:
             for other in self._others.values():
                 other.close()

@@ -20,6 +20,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from adam_async.callbacks import Callbacks
 from adam_async.config import Waits
 from adam_async.errors import ShardUnavailable
 from adam_async.ids import ShardId
@@ -122,9 +123,11 @@ class Channel:
         identity: Identity,
         waits: Waits,
         traffic: Traffic,
+        callbacks: Callbacks,
     ) -> None:
         self._network = network
         self._traffic = traffic
+        self._callbacks = callbacks
         self.server = server
         self._address = address
         self._identity = identity
@@ -237,6 +240,10 @@ class Channel:
                 settled = self.session.answered(exchange, answer)
             except TransportError as malformed:
                 error = malformed
+            except Exception as defect:
+                # Nobody waits for an answer: without this, the exchange would stay open for ever.
+                self._callbacks.fail(defect)
+                return
             else:
                 self._settled += settled
                 self._progress.set()
@@ -311,6 +318,7 @@ class ParameterClient:
     ) -> None:
         self._waits = waits
         self._session = session
+        self._callbacks = Callbacks(identity.node)
         self.channels = {
             server: Channel(
                 network=network,
@@ -319,6 +327,7 @@ class ParameterClient:
                 identity=identity,
                 waits=waits,
                 traffic=traffic,
+                callbacks=self._callbacks,
             )
             for server, address in addresses.items()
         }
@@ -331,8 +340,10 @@ class ParameterClient:
 
         Raises:
             ShardUnavailable: A server could not be reached, or made no progress, for `patience_s`.
+            Exception: An error in a callback of an answer.
         """
         async with asyncio.TaskGroup() as group:
+            group.create_task(self._callbacks.failure(), name="channel-callbacks")
             for server, channel in self.channels.items():
                 group.create_task(channel.run(), name=f"channel-{server}")
 
@@ -386,7 +397,7 @@ class ParameterClient:
             Exchange(
                 message=pack(body, step.tensors),
                 on_answer=on_answer,
-                on_free=on_free,
+                on_free=partial(self._callbacks.run, on_free),
                 into=None if into is None else (into,),
                 is_push=True,
             )
@@ -429,7 +440,7 @@ class ParameterClient:
 
     def answer_nothing(self, on_answered: Callable[[], None]) -> None:
         """Call back in a later turn of the loop, as an answer would: for a question of no shards."""
-        asyncio.get_running_loop().call_soon(on_answered)
+        self._callbacks.call_soon(on_answered)
 
     def pull(
         self,

@@ -70,7 +70,7 @@ from adam_async.parameter_server.shard_states import load_states, read_states
 from adam_async.parameter_server.state import ServerState
 from adam_async.partitioning import run_table
 from adam_async.placement import ShardSpec, ShardTable
-from adam_async.role import Role
+from adam_async.role import Role, reply_or_fail
 from adam_async.shard_storage import ShardStorage, StorageShelf, initial_values
 from adam_async.timeline import Timeline
 from adam_async.timer import Timer
@@ -312,14 +312,20 @@ class ParameterServer(Role):
     def _drain_soon(self, state: ServerState) -> None:
         if not state.idle and not self._draining:
             self._draining = True
-            self._loop.call_soon(self._drain)
+            self._callbacks.call_soon(self._drain)
 
     def _drain(self) -> None:
         """Apply about a shard's worth of what is queued; come back in the next turn while there is more."""
-        state = self.state
-        if state is None:  # another run is being taken up
+        state = self.state  # None while another run is taken up
+        try:
+            if state is not None:
+                self._apply_some(state)
+        finally:
             self._draining = False
-            return
+        if state is not None:
+            self._drain_soon(state)
+
+    def _apply_some(self, state: ServerState) -> None:
         room = TURN_VALUES
         while room > 0:
             batch, effects = state.take_batch()
@@ -327,10 +333,8 @@ class ParameterServer(Role):
             if state.parked.fresh:
                 self._keep_deadline(state)
             if batch is None:
-                self._draining = False
                 return
             room -= self._apply(state, batch) if isinstance(batch, Apply) else self._apply_sum(state, batch)
-        self._loop.call_soon(self._drain)
 
     def _apply(self, state: ServerState, batch: Apply) -> int:
         """Apply a batch. Returns how many values it covered."""
@@ -376,25 +380,26 @@ class ParameterServer(Role):
                     values = shared.get(key)
                     if values is None:
                         values = shared[key] = self._copy(effect.shards)
-                    effect.request.reply(pack(effect.body, [values]))
+                    reply_or_fail(effect.request, pack(effect.body, [values]))
                 case Acknowledge():
-                    effect.request.reply(pack(effect.body))
+                    reply_or_fail(effect.request, pack(effect.body))
                 case SendValues():
                     body = Values(
                         versions=tuple([shard.version for shard in effect.shards]),
                         clock=min((shard.applied_clock() for shard in effect.shards), default=0),
                     )
-                    effect.request.reply(pack(body, [self._copy(effect.shards)]))
+                    reply_or_fail(effect.request, pack(body, [self._copy(effect.shards)]))
                 case SendBehind():
                     behind = tuple([int(replica) for replica in effect.behind])
-                    effect.request.reply(pack(Values(versions=(), clock=effect.clock, behind=behind)))
+                    late = Values(versions=(), clock=effect.clock, behind=behind)
+                    reply_or_fail(effect.request, pack(late))
                 case SendStates():
                     assert self._applier is not None
-                    effect.request.reply(pack(*read_states(effect.shards, self._applier.rule)))
+                    reply_or_fail(effect.request, pack(*read_states(effect.shards, self._applier.rule)))
                 case AcknowledgeRecord():
-                    effect.request.reply(pack(Recorded()))
+                    reply_or_fail(effect.request, pack(Recorded()))
                 case AcknowledgeTick():
-                    effect.request.reply(pack(Ticked()))
+                    reply_or_fail(effect.request, pack(Ticked()))
                 case Refuse():
                     effect.request.fail(effect.code, effect.text)
 

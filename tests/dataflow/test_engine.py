@@ -680,3 +680,20 @@ async def test_whatever_the_order_every_tag_finishes_once_or_is_abandoned(data: 
     results = {tag: value for _, tag, value in outputs if tag in finished}
     assert results == {tag: (tag, tag.number + 2, (tag.number + 2) * tag.number) for tag in finished}
     assert len({tag for _, tag, _ in outputs}) == len(outputs)
+
+
+async def test_an_error_in_a_callback_of_the_pool_stops_the_engine_and_is_raised(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def turn() -> None:
+        monkeypatch.undo()
+        raise ZeroDivisionError("no 7")
+
+    pool = ManualPool()
+    with pytest.raises(ZeroDivisionError, match="no 7"):
+        async with asyncio.timeout(60), Engine(HEAVY, pool=pool, in_flight=1) as engine:
+            await engine.admit(A)
+            engine.deliver("x", A, 7)
+            monkeypatch.setattr(engine, "_turn", turn)
+            pool.step()
+            await asyncio.Event().wait()

@@ -1,5 +1,6 @@
 """A parameter server over real links: what it is asked wrongly it refuses by name, and serves on."""
 
+import asyncio
 import threading
 
 import msgspec
@@ -30,13 +31,14 @@ from adam_async.messages import (
     Values,
     pack,
     read_text_tensor,
+    role_table,
     unpack,
 )
 from adam_async.parameter_server.events import ReplicasChanged
 from adam_async.parameter_server.order_log import read_order_log
 from adam_async.traffic import Traffic
 from tests.adam_async.runs import NETWORKS, SHARDED, servers_of, until
-from transport import Message, RemoteError
+from transport import LinkConfig, LocalNetwork, Message, RemoteError
 
 
 def push_of(servers, shards, **fields):
@@ -509,3 +511,22 @@ async def test_a_server_that_keeps_no_record_says_so():
         async with servers.network.connect(address, servers.identity("driver", 1), timeout_s=50.0) as link:
             ask = pack(GetRecord(run="run", start=0, stop=9))
             await refused(link, ask, "no-record", "ps-0 keeps no record of run run")
+
+
+async def test_an_answer_that_is_too_large_fails_its_own_request_behind_a_push_too():
+    """The pull waits behind the push, so that no caller of the server handles what its answer raises."""
+    network = LocalNetwork(rules=role_table(), config=LinkConfig(max_message_bytes=60 << 10))
+    async with asyncio.timeout(60), servers_of(network) as servers, talk(servers) as link:
+        shards = servers.shards()
+        assert sum(shard.values.nbytes for shard in shards.values()) > 60 << 10
+        small = min(shards.values(), key=lambda shard: len(shard.values))
+        one = np.ones(len(small.values), np.float32)
+        push = push_of(servers, [small.spec.id])
+        pull = Pull(run="run", generation=servers.map.generation, shards=tuple(shards), clock=0, wait_s=0.0)
+        for number in (1, 2):
+            pushed = link.call_nowait(
+                pack(msgspec.structs.replace(push, numbers=(number,)), [one]), timeout_s=50.0
+            )
+            with pytest.raises(RemoteError, match="too-large: the answer to Pull cannot travel"):
+                await link.call(pack(pull), timeout_s=50.0)
+            assert unpack(await pushed, Pushed).versions == (number,)
