@@ -10,7 +10,6 @@ over everybody is answered.
 """
 
 import asyncio
-from contextlib import suppress
 
 from adam_async.simulation.dice import Dice
 from adam_async.simulation.faults import Strike, strike_all
@@ -29,6 +28,7 @@ from adam_async.simulation.scenarios.honest import (
     network_of,
 )
 from adam_async.simulation.scenarios.hostile import BREACHES, DEAF, FIRST, KNOCKS
+from adam_async.simulation.scenarios.raw_wire import RawWire, dial_raw
 from transport import HandshakeRejected, Identity, RoleTable
 from transport.handshake import RECORD_BYTES, ClientHandshake
 from transport.messages import Identity as Peer
@@ -75,60 +75,6 @@ def _draw_fault(dice: Dice, kind: str) -> Fault:
         if kind != "reset":
             lasts_s, amount = dice.between(1.0, 5.0), float(dice.below(2))
     return Fault(at_s=round(at_s, 3), kind=kind, targets=targets, lasts_s=round(lasts_s, 3), amount=amount)
-
-
-class _Wire(asyncio.Protocol):
-    """A connection without any protocol: what came, and whether it is over."""
-
-    def __init__(self) -> None:
-        self.came = bytearray()
-        self.over = self.was_reset = False
-        self.news = asyncio.Event()
-        self.transport: asyncio.Transport | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
-
-    def data_received(self, data: bytes) -> None:
-        self.came += data
-        self.news.set()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.over, self.was_reset = True, exc is not None
-        self.news.set()
-
-    def say(self, data: bytes) -> None:
-        assert self.transport is not None
-        self.transport.write(data)
-
-    async def until(self, count: int) -> bytes:
-        """Wait for so many bytes, or the end; return and forget them."""
-        while len(self.came) < count and not self.over:
-            self.news.clear()
-            await self.news.wait()
-        taken, self.came = bytes(self.came[:count]), self.came[count:]
-        return taken
-
-    async def record(self) -> bytes:
-        """Wait for a record of a handshake. Raises ConnectionError if the end comes before it."""
-        record = await self.until(RECORD_BYTES)
-        if len(record) < RECORD_BYTES:
-            raise ConnectionError("the port hung up")
-        return record
-
-    def hang_up(self) -> None:
-        assert self.transport is not None
-        self.transport.abort()
-
-
-async def _dial() -> _Wire:
-    """Connect, however often it takes."""
-    while True:
-        with suppress(OSError):
-            _, wire = await asyncio.get_running_loop().create_connection(_Wire, HOST, PORT)
-            return wire
-        await asyncio.sleep(0.2)
 
 
 def _told(heard: bytes) -> str:
@@ -179,7 +125,7 @@ class _Story:
     async def _knock(self, node: Node, kind: str) -> None:
         expected = KNOCKS[kind].code
         while True:
-            wire = await _dial()
+            wire = await dial_raw(HOST, PORT)
             wire.say(KNOCKS[kind].says)
             told = _told(await wire.until(RECORD_BYTES))
             if kind == "knock-proof" and told == CHALLENGED:
@@ -194,7 +140,7 @@ class _Story:
             raise Violation("strangers are turned away", f"{kind}: was told more after {told!r}")
         wire.hang_up()
 
-    async def _leave_crowd(self, wire: _Wire | None = None) -> None:
+    async def _leave_crowd(self, wire: RawWire | None = None) -> None:
         """Go, and say nothing for a while: who is sent away because of others learns nothing about itself."""
         if wire is not None:
             wire.hang_up()
@@ -207,7 +153,7 @@ class _Story:
         self.ledger.counts["refused" if code else "hung up on"] += 1
 
     async def _crowd(self, node: Node) -> None:
-        wires = [await _dial() for _ in range(2 * LINKS.max_unauthenticated)]
+        wires = [await dial_raw(HOST, PORT) for _ in range(2 * LINKS.max_unauthenticated)]
         codes = [_told(await wire.until(RECORD_BYTES)) for wire in wires]
         if "crowded" not in codes or set(codes) - {"crowded", "late"}:
             raise Violation("strangers are turned away", f"a crowd was told {codes}")
@@ -232,25 +178,22 @@ class _Story:
     async def _break_rule(self, node: Node, kind: str, name: str) -> None:
         """Be let in, break a rule, and see the link end for it."""
         while True:
-            wire = await _dial()
+            wire = await dial_raw(HOST, PORT)
             handshake = ClientHandshake(
                 Peer(role="client", node=name, incarnation=1), token=TOKEN, entropy=node.entropy, rules=RULES
             )
-            wire.say(handshake.hello())
             try:
-                wire.say(handshake.receive(await wire.record()))
-                handshake.receive(await wire.record())
+                await wire.prove(handshake)
                 break
             except (HandshakeRejected, ConnectionError, ValueError):
                 wire.hang_up()
                 await asyncio.sleep(0.5)
         await self._say_and_see(wire, kind, name)
 
-    async def _say_and_see(self, wire: _Wire, kind: str, name: str) -> None:
+    async def _say_and_see(self, wire: RawWire, kind: str, name: str) -> None:
         rule = ""
         if kind == "breach-deaf":
-            assert wire.transport is not None
-            wire.transport.pause_reading()
+            wire.stop_reading()
             wire.say(DEAF)
         elif kind == "breach-half":
             wire.say(FIRST)

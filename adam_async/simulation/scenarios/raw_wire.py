@@ -1,0 +1,85 @@
+"""A connection without any protocol, for peers that keep to none."""
+
+import asyncio
+from contextlib import suppress
+
+from transport.handshake import RECORD_BYTES, ClientHandshake
+
+DIAL_PAUSE_S = 0.2
+"""Pause between two attempts to connect, in seconds."""
+
+
+class RawWire(asyncio.Protocol):
+    """One connection: the bytes that came, and whether it is over."""
+
+    def __init__(self) -> None:
+        self.came = bytearray()
+        self.over = self.was_reset = False
+        self.news = asyncio.Event()
+        self.transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self.came += data
+        self.news.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.over, self.was_reset = True, exc is not None
+        self.news.set()
+
+    def say(self, data: bytes) -> None:
+        """Send bytes; nothing happens if the connection is over."""
+        assert self.transport is not None
+        self.transport.write(data)
+
+    def stop_reading(self) -> None:
+        """Leave everything that comes from now on with the kernel."""
+        assert self.transport is not None
+        self.transport.pause_reading()
+
+    async def until(self, count: int) -> bytes:
+        """Wait for so many bytes, or the end; return and forget them."""
+        while len(self.came) < count and not self.over:
+            self.news.clear()
+            await self.news.wait()
+        taken, self.came = bytes(self.came[:count]), self.came[count:]
+        return taken
+
+    async def record(self) -> bytes:
+        """Wait for a record of a handshake.
+
+        Raises:
+            ConnectionError: The end came before it.
+        """
+        record = await self.until(RECORD_BYTES)
+        if len(record) < RECORD_BYTES:
+            raise ConnectionError("the port hung up")
+        return record
+
+    async def prove(self, handshake: ClientHandshake) -> None:
+        """Go through a handshake.
+
+        Raises:
+            HandshakeRejected: The port refused it.
+            ConnectionError: The port hung up.
+        """
+        self.say(handshake.hello())
+        self.say(handshake.receive(await self.record()))
+        handshake.receive(await self.record())
+
+    def hang_up(self) -> None:
+        """End the connection at once."""
+        assert self.transport is not None
+        self.transport.abort()
+
+
+async def dial_raw(host: str, port: int) -> RawWire:
+    """Connect, however many attempts it takes."""
+    while True:
+        with suppress(OSError):
+            _, wire = await asyncio.get_running_loop().create_connection(RawWire, host, port)
+            return wire
+        await asyncio.sleep(DIAL_PAUSE_S)
