@@ -85,6 +85,11 @@ def _frame(
     return checked + crc.to_bytes(4, "little") + meta + payload
 
 
+def request_frame(number: int, message: Message) -> bytes:
+    """Return the frame of a request without tensors, as a peer with a protocol of its own writes it."""
+    return _frame(REQUEST, request=number, meta=FrameEncoder(LinkConfig()).pack(message, b""))
+
+
 def _packed(name: str, described: bytes = b"", **meta: int) -> bytes:
     """Pack a meta that is in order."""
     return FrameEncoder(LinkConfig()).pack(Message(type=name, meta=meta), described)

@@ -105,8 +105,12 @@ def _draw_fault(dice: Dice, kind: str) -> Fault:
     return Fault(at_s=round(at_s, 3), kind=kind, targets=targets, lasts_s=round(lasts_s, 3), amount=amount)
 
 
-async def _ends(cluster: TrainingCluster) -> RunResult:
-    """Wait for what the run comes to."""
+async def run_result(cluster: TrainingCluster) -> RunResult:
+    """Wait for the result of the run.
+
+    Raises:
+        Violation: The run failed, or goes on for `END_S`.
+    """
     task = cluster.driver.task
     assert task is not None
     done, _ = await asyncio.wait([task], timeout=END_S)
@@ -122,8 +126,12 @@ async def _ends(cluster: TrainingCluster) -> RunResult:
     return result
 
 
-def _check(cluster: TrainingCluster, result: RunResult, ledger: Ledger) -> None:
-    """Check what the run came to."""
+def check_result(cluster: TrainingCluster, result: RunResult, ledger: Ledger) -> None:
+    """Check the result of the run, and the shards at its end.
+
+    Raises:
+        Violation: An image or a push was lost or counted twice, or the model has not learnt.
+    """
     config = cluster.setup.config
     told = [(epoch.images, epoch.skipped) for epoch in result.epochs]
     least = IMAGES if config.fraction_in_force == 1 else 1
@@ -165,10 +173,10 @@ async def run(world: World, plan: Plan, ledger: Ledger) -> None:
         watch = group.create_task(cluster.watch(), name="watch")
         strikes = TrainingFaults(world, cluster, ledger).strikes
         await strike_all(world, plan.faults, ledger, own={**strikes, "visit": visitors.strike})
-        result = await _ends(cluster)
+        result = await run_result(cluster)
         await asyncio.sleep(SETTLE_S)
         watch.cancel()
-    _check(cluster, result, ledger)
+    check_result(cluster, result, ledger)
 
 
 TRAIN = Scenario(

@@ -261,6 +261,11 @@ class TrainingCluster:
         led = [(it.group.term, name) for name, it in self.controllers.items() if it.group.leads]
         return max(led, default=(0, ""))[1]
 
+    @property
+    def newest_session(self) -> int:
+        """The push session of a worker's newest life; 0 before there is one."""
+        return next(iter(self._sessions.values()), 0)
+
     def look_who_leads(self) -> None:
         """Note who leads, if it is news."""
         name = self.leader

@@ -1,0 +1,132 @@
+"""A whole cluster learns digits while hostile peers send every message with every bad field.
+
+Every role is a machine of its own, as in `training`, and none of them is lost: what happens comes from
+hostile peers alone (`hostile_peers.py`). What must hold besides what holds for them: no role ends or begins
+anew, the run ends in time with the right counts, epochs advance, the model has learnt, every value is finite,
+and the cluster map stays small.
+"""
+
+import asyncio
+
+import msgspec
+import numpy as np
+
+from adam_async.run_result import RunResult
+from adam_async.simulation.dice import Dice
+from adam_async.simulation.faults import strike_all
+from adam_async.simulation.nodes import World
+from adam_async.simulation.plan import Fault, Plan, draw_options, in_order
+from adam_async.simulation.scenario import Ledger, Scenario, Violation
+from adam_async.simulation.scenarios.hostile_peers import HOSTILES, KINDS, TARGETS, HostilePeers
+from adam_async.simulation.scenarios.training import (
+    LEAST_OPERATIONS,
+    SETTLE_S,
+    TRAINING,
+    check_result,
+    run_result,
+)
+from adam_async.simulation.scenarios.training_cluster import TrainingCluster, images
+from adam_async.simulation.scenarios.training_setups import draw_setup, setup_of
+
+BEGUN_S, STRIKE_S = 0.5, 8.0
+"""Seconds from which and until which hostile peers begin."""
+
+SETTINGS = ("resumed", "late_s", "profiled")
+"""Settings of `training` that are not drawn here: no role comes, goes or begins anew."""
+
+MOST_MAP_BYTES = 1 << 20
+"""Bytes of the cluster map as JSON text that hostile peers cannot make it exceed."""
+
+LOOK_S = 0.5
+"""Seconds between two looks at values and the map."""
+
+
+def draw_plan(dice: Dice) -> Plan:
+    """Draw each kind of hostile peer once, and some more; the options of the run; and its conditions."""
+    kinds = [*KINDS, *(dice.choose([*KINDS]) for _ in range(2 + dice.below(4)))]
+    drawn = draw_setup(dice.fork("setup"), TRAINING)
+    settings = {name: value for name, value in drawn.items() if name not in SETTINGS}
+    if "resumed" in drawn:
+        settings.pop("checkpoint_every", None)
+    faults = in_order([_draw_fault(dice, kind) for kind in kinds])
+    return Plan(options=draw_options(dice, settings), faults=faults)
+
+
+def _draw_fault(dice: Dice, kind: str) -> Fault:
+    role = kind.removeprefix("bad-") if kind.startswith("bad-") else dice.choose([*TARGETS])
+    amount = 40 + dice.below(200)
+    if kind == "deaf":
+        amount = 1 + dice.below(200)
+    targets = (dice.choose(HOSTILES), dice.choose(TARGETS[role]))
+    return Fault(
+        at_s=round(dice.between(BEGUN_S, STRIKE_S), 3), kind=kind, targets=targets, amount=float(amount)
+    )
+
+
+class _Story:
+    """One run."""
+
+    def __init__(self, world: World, plan: Plan, ledger: Ledger) -> None:
+        self.plan = plan
+        self.world = world
+        self.ledger = ledger
+        self.cluster = TrainingCluster(world, setup_of(plan.options.settings, TRAINING), ledger)
+        self.peers = HostilePeers(world, self.cluster, ledger)
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            watches = [
+                group.create_task(self.cluster.watch(), name="watch"),
+                group.create_task(self._watch(), name="watch values"),
+            ]
+            await strike_all(self.world, self.plan.faults, self.ledger, own=self.peers.strikes)
+            result = await run_result(self.cluster)
+            await asyncio.sleep(SETTLE_S)
+            for watch in watches:
+                watch.cancel()
+        self._check(result)
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            self.look()
+
+    def look(self) -> None:
+        """See that no role has ended, values are finite and the map is small.
+
+        Raises:
+            Violation: They are not.
+        """
+        if self.ledger.counts["started again"]:
+            ended = [span for span in self.ledger.spans if span.kind == "ended"]
+            raise Violation("every role lives", f"{ended[-1].node} ended: {ended[-1].text}")
+        for name, server in self.cluster.servers.items():
+            for shard in server.state.shards.values() if server.state is not None else ():
+                if not np.isfinite(shard.values).all():
+                    raise Violation("values are finite", f"{name}: {shard!r}")
+        if (size := len(msgspec.json.encode(self.cluster.map))) > MOST_MAP_BYTES:
+            raise Violation("the map stays small", f"it has {size} bytes")
+
+    def _check(self, result: RunResult) -> None:
+        self.look()
+        operations = self.ledger.operations
+        check_result(self.cluster, result, self.ledger)
+        self.ledger.operations += operations
+
+
+async def run(world: World, plan: Plan, ledger: Ledger) -> None:
+    """Go through a plan."""
+    images()
+    await _Story(world, plan, ledger).run()
+
+
+HOSTILE = Scenario(
+    name="hostile",
+    about="a cluster learns digits while peers with the keys of a role send every bad field of every message",
+    kinds=tuple(KINDS),
+    least_operations=LEAST_OPERATIONS,
+    limit_s=400.0,
+    marks=("refused", "links closed", "said without an answer"),
+    plan=draw_plan,
+    run=run,
+)
