@@ -311,7 +311,7 @@ class _Peer:
             self._peers.count("links closed")
         else:
             self._peers.count("answered")
-            if bad.value in NEVER_RIGHT:
+            if _is_never_right(bad):
                 text = f"{self._target} answered {bad.name} of a {self._as} with {answer!r}"
                 raise Violation("bad fields are refused", text)
 
@@ -391,8 +391,15 @@ class _Peer:
 
 
 def _is_poison(bad: BadMessage) -> bool:
-    """Whether a message is one that a worker may send, and that harms what is learnt: no bound forbids it."""
+    """Whether a message harms what is learnt and no bound forbids it: a worker may push large gradients."""
     return bad.message.type == "Push" and bad.value == "largest"
+
+
+def _is_never_right(bad: BadMessage) -> bool:
+    """Whether no receiver may answer a message as if it were right."""
+    if bad.message.type == "GetStatistics" and bad.value == "wrong-run":
+        return False  # a role answers a driver of any run: it may be the next one's
+    return bad.value in NEVER_RIGHT
 
 
 async def _idle(node: Node) -> None:
