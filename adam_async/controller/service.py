@@ -340,9 +340,7 @@ class Controller(Role):
     # --- watches -----------------------------------------------------------------------------
 
     def _watch(self, request: Request, body: WatchMap) -> None:
-        until = self._loop.time() + min(
-            max(0.0, body.wait_s), MOST_WAIT_S
-        )  # in this order: no number is no wait
+        until = self._loop.time() + min(body.wait_s, MOST_WAIT_S)
         watch = _Watch(body.after, body.group, until)
         if self._has_news(watch):
             reply_or_fail(request, self._news(watch.after, watch.group))

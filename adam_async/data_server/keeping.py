@@ -17,11 +17,16 @@ not know it settles nothing more, for one that it waits for has gone on.
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import msgspec
 
 from adam_async.data_server.ledger import Entry, Ledger, Settled
 from adam_async.data_server.state import Event, Opening
+from adam_async.messages.bounds import Count
+
+MOST_ENTRIES = 1 << 16
+"""Entries of one part; a lender sends fewer."""
 
 Keeper = tuple[str, int]
 """Node and incarnation of a data server."""
@@ -30,11 +35,11 @@ Keeper = tuple[str, int]
 class Part(msgspec.Struct, frozen=True, kw_only=True):
     """What a lender sends of its ledger at a time."""
 
-    first: int
+    first: Count
     """Number of the first of the entries."""
-    settled: int
+    settled: Count
     """All keepers have the entries before this number."""
-    entries: tuple[Entry, ...] = ()
+    entries: Annotated[tuple[Entry, ...], msgspec.Meta(max_length=MOST_ENTRIES)] = ()
     opening: Opening | None = None
     """What comes before the first entry, for who reads anew."""
     whole: bool = True

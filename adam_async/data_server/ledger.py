@@ -22,12 +22,13 @@ from typing import NamedTuple
 import msgspec
 
 from adam_async.data_server.state import DataState, Effect, EpochBegan, Event, Opening
+from adam_async.messages.bounds import Instant
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True):
     """One event, and when it was."""
 
-    now: float
+    now: Instant
     event: Event
 
 

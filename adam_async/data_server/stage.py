@@ -322,7 +322,7 @@ class Stager(Role):
             waiting = self._parked.setdefault(body.file, [])
             waiting.append(parked)
             try:
-                async with asyncio.timeout(max(0.0, min(body.wait_s, LONGEST_WAIT_S))):
+                async with asyncio.timeout(min(body.wait_s, LONGEST_WAIT_S)):
                     await parked.wait()
             except TimeoutError:
                 waiting.remove(parked)

@@ -20,7 +20,7 @@ caller's clock.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, assert_never
+from typing import Annotated, Any, assert_never
 
 import msgspec
 
@@ -29,9 +29,45 @@ from adam_async.data_server.lease_log import LeaseLog, Logged
 from adam_async.data_server.tempo import Tempo
 from adam_async.ids import Replica
 from adam_async.messages import Finished
+from adam_async.messages.bounds import (
+    MOST_IN_A_META,
+    After,
+    Clock,
+    Count,
+    DrawnId,
+    GroupNumber,
+    Images,
+    Instant,
+    Loss,
+    NodeId,
+    Partition,
+    Progress,
+    Seconds,
+)
+from adam_async.messages.bounds import Epoch as EpochNumber
 from adam_async.shares import POOL
 
-Request = tuple[str, int] | None
+MOST_REPLICAS = 1 << 16
+"""Replicas that one event names."""
+
+MOST_EPOCHS = 1 << 20
+"""Epochs that a run has, as far as an event names each of them."""
+
+MOST_PARKED = 1 << 16
+"""Questions that wait when an epoch begins."""
+
+ReplicaNumber = Annotated[Replica, msgspec.Meta(ge=0, le=(1 << 20) - 1)]
+"""Number of a replica."""
+
+GroupRanges = Annotated[tuple[tuple[GroupNumber, GroupNumber], ...], msgspec.Meta(max_length=1 << 20)]
+"""Ranges of groups."""
+
+Shares = Annotated[
+    dict[ReplicaNumber, tuple[GroupNumber, GroupNumber]], msgspec.Meta(max_length=MOST_REPLICAS)
+]
+"""Replica to its range of groups, or to its place and the number of places."""
+
+Request = tuple[NodeId, Count] | None
 """Who is asked, and which of its questions this is; passed back in the effect that answers it."""
 
 
@@ -41,66 +77,66 @@ Request = tuple[str, int] | None
 class EpochBegan(msgspec.Struct, frozen=True, tag=True):
     """The controllers shared out an epoch: see `cluster_map.EpochRecord`."""
 
-    number: int
-    groups: int
-    shares: dict[Replica, tuple[int, int]]
-    turn: int = 0
-    first_clock: int = 0
-    finished: tuple[tuple[int, int], ...] = ()
+    number: EpochNumber
+    groups: GroupNumber
+    shares: Shares
+    turn: Count = 0
+    first_clock: Clock = 0
+    finished: GroupRanges = ()
     """Ranges of groups that were trained before the run was resumed."""
-    images: int = 0
+    images: Images = 0
     """Images in them."""
-    loss: float = 0.0
+    loss: Loss = 0.0
     """Mean over those."""
-    train_s: float = 0.0
+    train_s: Seconds = 0.0
     """Seconds that they took."""
-    warm: int = 0
+    warm: GroupNumber = 0
     """Groups of the warm start."""
-    every: int = 0
+    every: GroupNumber = 0
     """Groups between two pauses; 0: none."""
-    carried: int = 0
+    carried: GroupNumber = 0
     """Groups, from the first one, of images that the epoch before has skipped."""
-    behind: tuple[Replica, ...] = ()
+    behind: Annotated[tuple[ReplicaNumber, ...], msgspec.Meta(max_length=MOST_REPLICAS)] = ()
     """Replicas in whose shares those were."""
-    fraction: float = 1.0
+    fraction: Progress = 1.0
     """Of the replicas, or of the groups in a pool, after which nothing more is leased."""
     pooled: bool = False
     """Whether all take their groups out of one pool."""
-    step: int = 1
+    step: GroupNumber = 1
     """Groups of a step."""
-    skipped: tuple[tuple[tuple[int, int], ...], ...] = ()
+    skipped: Annotated[tuple[GroupRanges, ...], msgspec.Meta(max_length=MOST_EPOCHS)] = ()
     """For each epoch before, ranges of its groups that were skipped; its order depends on that."""
 
 
 class ReplicasChanged(msgspec.Struct, frozen=True, tag=True):
     """The controllers decided which replicas are live, and in which life."""
 
-    lives: dict[Replica, int]
+    lives: Annotated[dict[ReplicaNumber, DrawnId], msgspec.Meta(max_length=MOST_REPLICAS)]
 
 
 class LeaseAsked(msgspec.Struct, frozen=True, tag=True, kw_only=True, eq=False):
     """A worker wants groups."""
 
     request: Request
-    replica: Replica
-    life: int
-    partition: int
-    position: int
+    replica: ReplicaNumber
+    life: DrawnId
+    partition: Partition
+    position: Count
     """Groups that it has received."""
-    heard: int
+    heard: After
     """The end that it was told there; -1 if none."""
-    count: int
-    wait_s: float
+    count: Count
+    wait_s: Seconds
     """How long it may be parked."""
 
 
 class GroupsReported(msgspec.Struct, frozen=True, tag=True):
     """A worker finished its part in groups."""
 
-    replica: Replica
-    life: int
-    partition: int
-    finished: tuple[Finished, ...]
+    replica: ReplicaNumber
+    life: DrawnId
+    partition: Partition
+    finished: Annotated[tuple[Finished, ...], msgspec.Meta(max_length=MOST_IN_A_META)]
     request: Request = None
 
 
@@ -119,30 +155,30 @@ class Parked(msgspec.Struct, frozen=True, array_like=True, eq=False):
     """A question that waits."""
 
     asked: LeaseAsked
-    deadline: float
+    deadline: Instant
 
 
 class OpenLog(msgspec.Struct, frozen=True, array_like=True):
     """The log of one life of a replica, between two epochs."""
 
-    replica: Replica
-    life: int
-    stop: int
+    replica: ReplicaNumber
+    life: DrawnId
+    stop: Count
     """Groups that it was leased."""
-    positions: tuple[int, ...]
+    positions: Annotated[tuple[Count, ...], msgspec.Meta(max_length=MOST_IN_A_META)]
     """Groups that each of its workers is known to have."""
 
 
 class Opening(msgspec.Struct, frozen=True, kw_only=True):
     """All that a state is before an epoch begins."""
 
-    partitions: int = 1
-    clock: int = 0
-    logs: tuple[OpenLog, ...] = ()
-    parked: tuple[Parked, ...] = ()
-    trained_again: int = 0
-    late_reports: int = 0
-    leased: int = 0
+    partitions: Partition = 1
+    clock: Clock = 0
+    logs: Annotated[tuple[OpenLog, ...], msgspec.Meta(max_length=MOST_REPLICAS)] = ()
+    parked: Annotated[tuple[Parked, ...], msgspec.Meta(max_length=MOST_PARKED)] = ()
+    trained_again: Count = 0
+    late_reports: Count = 0
+    leased: Count = 0
 
 
 # --- effects ---------------------------------------------------------------------------------

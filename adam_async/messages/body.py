@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 import msgspec
 from numpy.typing import NDArray
 
+from adam_async.messages.finite import finder
 from transport import Message, RemoteProtocolError
 
 ROLES = ("controller", "ps", "data", "worker", "driver")
@@ -38,11 +39,17 @@ def unpack(message: Message, expected: type[_B]) -> _B:
     """Validate a received message as `expected`.
 
     Raises:
-        RemoteProtocolError: It is another message, or a field is missing or mistyped.
+        RemoteProtocolError: It is another message, or a field is missing, mistyped or out of its bounds.
     """
     if message.type != expected.__name__:
         raise RemoteProtocolError("message", f"expected {expected.__name__}, got {message.type}")
     try:
-        return msgspec.convert(message.meta, expected, builtin_types=_AS_THEY_ARE)
+        body = msgspec.convert(message.meta, expected, builtin_types=_AS_THEY_ARE)
     except msgspec.ValidationError as error:
         raise RemoteProtocolError("message", f"malformed {message.type}: {error}") from None
+    look = finder(expected)
+    if look is not None and (found := look(body)):
+        raise RemoteProtocolError(
+            "message", f"malformed {message.type}: a number is not finite - at `${found}`"
+        )
+    return body

@@ -3,7 +3,20 @@
 A question is answered by the controller that leads; the others say who that is, or that nobody is known to.
 """
 
+from typing import Annotated
+
+import msgspec
+
 from adam_async.messages.body import ROLES, Body, Rows
+from adam_async.messages.bounds import (
+    Addresses,
+    After,
+    Count,
+    DrawnId,
+    Name,
+    Seconds,
+    Version,
+)
 
 NOT_LEADER = "not-leader"
 """A controller that does not lead answers every question about the map with this; the text is the address
@@ -28,7 +41,7 @@ class OpenSession(Body, frozen=True, kw_only=True):
 class SessionOpened(Body, frozen=True, kw_only=True):
     """The session. Its numbers begin with 1, and one question is asked at a time."""
 
-    session: int
+    session: DrawnId
 
 
 class CompareAndSet(Body, frozen=True, kw_only=True):
@@ -38,12 +51,12 @@ class CompareAndSet(Body, frozen=True, kw_only=True):
     Tensor: the new value as JSON text (it may be larger than a frame's meta may be).
     """
 
-    key: str
-    expected: int
-    session: int
-    number: int
-    after: int
-    group: str
+    key: Name
+    expected: Version
+    session: DrawnId
+    number: Count
+    after: After
+    group: Name
 
 
 class WatchMap(Body, frozen=True, kw_only=True):
@@ -52,11 +65,11 @@ class WatchMap(Body, frozen=True, kw_only=True):
     It waits for `wait_s` at most and is then without any, so that who asks knows that this one still leads.
     """
 
-    after: int
+    after: After
     """-1: for the whole map."""
-    group: str
+    group: Name
     """Of whose map that is a version; another group's map begins anew."""
-    wait_s: float
+    wait_s: Seconds
 
 
 class MapState(Body, frozen=True, kw_only=True):
@@ -65,14 +78,14 @@ class MapState(Body, frozen=True, kw_only=True):
     Also where changes were asked for that are no longer kept, or of another group.
     """
 
-    version: int
-    group: str
+    version: Version
+    group: Name
     """Which group of controllers this is; one founded anew is another one, and counts versions anew."""
     done: bool = True
     """For an answer to `CompareAndSet`: whether it took effect."""
-    at: int = 0
+    at: Version = 0
     """For an answer to `CompareAndSet`: version that the key's record got, or has."""
-    controllers: tuple[str, ...] = ()
+    controllers: Annotated[tuple[Addresses, ...], msgspec.Meta(max_length=64)] = ()
     """Where all controllers of the group listen, in the order of their names; empty for one alone."""
 
 
@@ -82,11 +95,11 @@ class MapChanges(Body, frozen=True, kw_only=True):
     Tensor: the changes (`controller.changes.Change`) as JSON text.
     """
 
-    version: int
+    version: Version
     """After the last of them."""
-    group: str
+    group: Name
     done: bool = True
-    at: int = 0
+    at: Version = 0
 
 
 ROWS: Rows = {

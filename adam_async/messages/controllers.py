@@ -1,20 +1,25 @@
 """Pure: controller and controller: who they are, and what their consensus cores say."""
 
 from adam_async.messages.body import Body, Rows
+from adam_async.messages.bounds import (
+    Name,
+    Names,
+    Packed,
+)
 
 
 class Introduce(Body, frozen=True, kw_only=True):
     """Say to another controller who we are, and ask the same; see `controller.founding`."""
 
-    identity: str
+    identity: Name
     """Its name, and the number of its disk."""
 
 
 class Introduced(Body, frozen=True, kw_only=True):
     """Who that is."""
 
-    identity: str
-    members: tuple[str, ...]
+    identity: Name
+    members: Names
     """The identities in its group, as far as it knows; empty if it belongs to none."""
 
 
@@ -24,9 +29,9 @@ class Agree(Body, frozen=True, kw_only=True):
     Tensor: the message (`consensus.Message`) as MessagePack, where it is too large for `said`.
     """
 
-    group: str
+    group: Name
     """Of the sender; empty where it knows of none. What one group agrees on means nothing in another."""
-    said: bytes = b""
+    said: Packed = b""
     """The same, if it is small."""
 
 

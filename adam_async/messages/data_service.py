@@ -1,13 +1,18 @@
 """Pure: driver and data server: the test set, and a data host that is asked into a cluster."""
 
 from adam_async.messages.body import Body, Rows
+from adam_async.messages.bounds import (
+    Addresses,
+    Images,
+    NodeId,
+)
 
 
 class ReadTest(Body, frozen=True, kw_only=True):
     """Ask for test images `start` to `stop`."""
 
-    start: int
-    stop: int
+    start: Images
+    stop: Images
 
 
 class TestImages(Body, frozen=True, kw_only=True):
@@ -15,20 +20,20 @@ class TestImages(Body, frozen=True, kw_only=True):
 
     __test__ = False  # not a test class, whatever its name suggests to pytest
 
-    total: int
+    total: Images
 
 
 class Serve(Body, frozen=True, kw_only=True):
     """Ask a data host for a data server in a cluster. It serves until the asker says goodbye or is lost."""
 
-    controller: str
+    controller: Addresses
     """Where the host reaches the cluster's controller, ``tcp://host:port``."""
 
 
 class Serving(Body, frozen=True, kw_only=True):
     """A data server has joined the cluster. Tensor: what the map says of its data, as JSON text."""
 
-    node: str
+    node: NodeId
     """Its id there."""
 
 

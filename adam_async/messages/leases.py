@@ -1,19 +1,39 @@
 """Pure: worker and data server: groups that are leased, and those that are finished."""
 
+from typing import Annotated
+
 import msgspec
 
 from adam_async.messages.body import Body, Rows
+from adam_async.messages.bounds import (
+    MOST_IN_A_META,
+    After,
+    Attempt,
+    Clock,
+    Count,
+    DrawnId,
+    Epoch,
+    GroupNumber,
+    Images,
+    Loss,
+    Partition,
+    Progress,
+    ReplicaNumber,
+    Row,
+    RunId,
+    Seconds,
+)
 
 
 class Finished(msgspec.Struct, frozen=True, array_like=True):
     """One group was trained and its push acknowledged."""
 
-    epoch: int
-    number: int
-    attempt: int
-    images: int
-    loss: float
-    clock: int = 0
+    epoch: Epoch
+    number: GroupNumber
+    attempt: Attempt
+    images: Images
+    loss: Loss
+    clock: Clock = 0
     """Step of the replica that it was in."""
 
 
@@ -23,30 +43,30 @@ class LeaseGroups(Body, frozen=True, kw_only=True):
     All workers of a replica are given the same groups in the same order, each at its own pace.
     """
 
-    run: str
-    replica: int
-    life: int
+    run: RunId
+    replica: ReplicaNumber
+    life: DrawnId
     """Of the replica; see `ClusterMap.life`."""
-    partition: int
-    position: int
+    partition: Partition
+    position: Count
     """Groups that this worker has received in this life: the answer goes on behind them. A question that is
     asked again after a broken link is answered with the same groups."""
-    count: int
-    wait_s: float
-    heard: int = -1
+    count: Count
+    wait_s: Seconds
+    heard: After = -1
     """Where all meet, as this worker was told it with `last` behind those groups; -1: it was not told."""
-    rows: tuple[int, int] | None = None
+    rows: tuple[Row, Row] | None = None
     """Rows of the images that are wanted; ``(0, 0)``: no images at all. None: whole ones."""
 
 
 class Lease(msgspec.Struct, frozen=True, array_like=True):
     """One group handed out: its tag, and the images it holds out of those that ride along."""
 
-    epoch: int
-    number: int
-    attempt: int
-    images: int
-    progress: float = 0.0
+    epoch: Epoch
+    number: GroupNumber
+    attempt: Attempt
+    images: Images
+    progress: Progress = 0.0
     """Epochs of the run that lie before it, for its replica: 1.25 is a quarter into the second. Schedules go
     by this, so that a rate depends on the group alone."""
 
@@ -55,23 +75,23 @@ class Groups(Body, frozen=True, kw_only=True):
     """Leased groups. Tensors, unless there are none: images (n, C, H, W) with the rows asked for, or none,
     one group after the other and each within one tensor; and the labels of all of them (n,)."""
 
-    leases: tuple[Lease, ...] = ()
+    leases: Annotated[tuple[Lease, ...], msgspec.Meta(max_length=MOST_IN_A_META)] = ()
     last: bool = False
     """Nothing more waits for this replica: a step that is being collected ends with these groups."""
-    clock: int = 0
+    clock: Clock = 0
     """The first of these groups begins no earlier than this clock: the replica ticks up to it. 0 in asp."""
-    end: int = 0
+    end: Clock = 0
     """With `last`: once these groups are pushed the replica ticks up to this clock, where all meet."""
 
 
 class ReportGroups(Body, frozen=True, kw_only=True):
     """The part of this worker in these groups is finished. A group is finished when all parts are."""
 
-    run: str
-    replica: int
-    life: int
-    partition: int
-    finished: tuple[Finished, ...]
+    run: RunId
+    replica: ReplicaNumber
+    life: DrawnId
+    partition: Partition
+    finished: Annotated[tuple[Finished, ...], msgspec.Meta(max_length=MOST_IN_A_META)]
 
 
 class Reported(Body, frozen=True, kw_only=True):

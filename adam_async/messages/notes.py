@@ -1,10 +1,12 @@
 """Pure: driver and any role: what the role counted and noted."""
 
-from typing import Annotated
-
-import msgspec
-
 from adam_async.messages.body import ROLES, Body, Rows
+from adam_async.messages.bounds import (
+    Count,
+    NodeId,
+    RoleName,
+    RunId,
+)
 
 PROFILED = ("ps", "data", "worker")
 """Those that a group passes: the ones that can note a profile."""
@@ -13,41 +15,41 @@ PROFILED = ("ps", "data", "worker")
 class GetRecord(Body, frozen=True, kw_only=True):
     """Ask a server or worker that records for bytes `start` to `stop` of what it noted."""
 
-    run: str
-    start: Annotated[int, msgspec.Meta(ge=0)]
-    stop: int
+    run: RunId
+    start: Count
+    stop: Count
 
 
 class RecordPart(Body, frozen=True, kw_only=True):
     """Tensor: these bytes. `total` is how many there are."""
 
-    total: int
+    total: Count
 
 
 class GetStatistics(Body, frozen=True, kw_only=True):
     """Ask a role how it is doing; the driver builds the live table and the report from it."""
 
-    run: str
+    run: RunId
 
 
 class Statistics(Body, frozen=True, kw_only=True):
     """What the role counted. Tensor: the values as JSON text; docs/report.md names the fields."""
 
-    node: str
-    role: str
+    node: NodeId
+    role: RoleName
 
 
 class GetProfile(Body, frozen=True, kw_only=True):
     """Ask a role that notes a profile for its events from `start` to `stop`."""
 
-    start: Annotated[int, msgspec.Meta(ge=0)]
-    stop: int
+    start: Count
+    stop: Count
 
 
 class Profile(Body, frozen=True, kw_only=True):
     """What a role noted. Tensor: the events as JSON text; `trace_events.Part`."""
 
-    total: int
+    total: Count
     """All events that it has."""
 
 

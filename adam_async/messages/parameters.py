@@ -8,6 +8,25 @@ from typing import Annotated
 import msgspec
 
 from adam_async.messages.body import Body, Rows
+from adam_async.messages.bounds import (
+    MOST_IN_A_META,
+    Clock,
+    DrawnId,
+    Epoch,
+    Images,
+    Place,
+    Places,
+    PushNumber,
+    PushNumbers,
+    Rate,
+    ReplicaNumber,
+    RunId,
+    Seconds,
+    Shards,
+    Staleness,
+    Version,
+    Versions,
+)
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):
@@ -16,7 +35,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     factors: bool
     """False: one flat tensor, the shards' deltas one after the other. True: two tensors, activations
     (I, K) and error gradients (R, K) for the R rows of all these shards, which are of one tensor."""
-    count: Annotated[int, msgspec.Meta(ge=1)]
+    count: Annotated[int, msgspec.Meta(ge=1, le=MOST_IN_A_META)]
     """Shards that this part covers."""
 
 
@@ -26,26 +45,26 @@ class Push(Body, frozen=True, kw_only=True):
     `shards`, `numbers`, `versions`, `own` run in parallel, in the order of `parts`.
     """
 
-    run: str
-    session: int
-    incarnation: int
-    replica: int
-    clock: int
+    run: RunId
+    session: DrawnId
+    incarnation: DrawnId
+    replica: ReplicaNumber
+    clock: Clock
     """Step of the replica, from 1, that these gradients end."""
-    images: int
-    rate: float
-    generation: int
-    parts: tuple[Part, ...]
-    shards: tuple[int, ...]
-    numbers: tuple[int, ...]
+    images: Images
+    rate: Rate
+    generation: Version
+    parts: Annotated[tuple[Part, ...], msgspec.Meta(max_length=MOST_IN_A_META)]
+    shards: Shards
+    numbers: PushNumbers
     """The push's number on each shard, from 1 without gaps per (session, shard)."""
-    versions: tuple[int, ...]
+    versions: Versions
     """Oldest version of the shard that the step's groups read."""
-    own: tuple[int, ...]
+    own: PushNumbers
     """Own pushes since that version which a local step had already applied to the copy read."""
     pull: bool = False
     """Whether the answer shall carry the values of these shards, with this push in them."""
-    epoch: int = 0
+    epoch: Epoch = 0
     """In ssp and bsp the epoch of its groups: the server orders it once it has heard of that epoch, and with
     it of all replicas that take part. 0 in asp: at once."""
 
@@ -58,10 +77,10 @@ consumed its number and ticked."""
 class Problem(msgspec.Struct, frozen=True, array_like=True):
     """A shard of a push that was not simply applied."""
 
-    index: int
+    index: Place
     """Position of the shard in the push."""
-    status: int
-    expected: int = 0
+    status: Place
+    expected: PushNumber = 0
     """For GAP: the number that the server wants next."""
 
 
@@ -71,36 +90,36 @@ class Pushed(Body, frozen=True, kw_only=True):
     Tensor, if the push asked for it and every shard of it is settled: the values, as in `Values`.
     """
 
-    versions: tuple[int, ...]
-    problems: tuple[Problem, ...] = ()
-    clock: int = 0
+    versions: Versions
+    problems: Annotated[tuple[Problem, ...], msgspec.Meta(max_length=MOST_IN_A_META)] = ()
+    clock: Clock = 0
     """With values: all pushes of live replicas up to this clock are in them."""
 
 
 class StepRecord(msgspec.Struct, frozen=True, array_like=True):
     """One step that a compute thread has already applied to the shards' own memory."""
 
-    clock: int
+    clock: Clock
     """Step of the replica, from 1."""
-    images: int
-    staleness: int
+    images: Images
+    staleness: Staleness
     """Steps that others applied to that memory while this one was computed."""
-    refused: tuple[int, ...] = ()
+    refused: Places = ()
     """Positions, among the record's shards, whose gradient was not finite and was not applied."""
 
 
 class Record(Body, frozen=True, kw_only=True):
     """Steps of a run that trains in place: numbered like pushes, counted and clocked, without payload."""
 
-    run: str
-    session: int
-    incarnation: int
-    replica: int
-    generation: int
-    shards: tuple[int, ...]
-    number: int
+    run: RunId
+    session: DrawnId
+    incarnation: DrawnId
+    replica: ReplicaNumber
+    generation: Version
+    shards: Shards
+    number: PushNumber
     """Number of the first step, on each of these shards; the others follow it."""
-    steps: Annotated[tuple[StepRecord, ...], msgspec.Meta(min_length=1)]
+    steps: Annotated[tuple[StepRecord, ...], msgspec.Meta(min_length=1, max_length=MOST_IN_A_META)]
 
 
 class Recorded(Body, frozen=True, kw_only=True):
@@ -110,17 +129,17 @@ class Recorded(Body, frozen=True, kw_only=True):
 class Tick(Body, frozen=True, kw_only=True):
     """The replica's step `clock` ended without a push for these shards."""
 
-    run: str
-    session: int
-    incarnation: int
-    replica: int
-    clock: int
-    generation: int
-    shards: tuple[int, ...]
-    numbers: tuple[int, ...] = ()
+    run: RunId
+    session: DrawnId
+    incarnation: DrawnId
+    replica: ReplicaNumber
+    clock: Clock
+    generation: Version
+    shards: Shards
+    numbers: PushNumbers = ()
     """The replica's last push on each of these shards: a server that has not seen it refuses the tick with
     code ``gap``, for it would say that the push had been applied."""
-    epoch: int = 0
+    epoch: Epoch = 0
     """As in `Push`."""
 
 
@@ -131,24 +150,24 @@ class Ticked(Body, frozen=True, kw_only=True):
 class Pull(Body, frozen=True, kw_only=True):
     """Ask for the values of shards; what came before on the same link is in them."""
 
-    run: str
-    generation: int
-    shards: tuple[int, ...]
-    clock: int = 0
+    run: RunId
+    generation: Version
+    shards: Shards
+    clock: Clock = 0
     """Answer when all pushes of live replicas up to this clock are in the values; 0: at once."""
-    wait_s: float = 0.0
+    wait_s: Seconds = 0.0
     """But answer after this long at the latest, then perhaps without values."""
 
 
 class Values(Body, frozen=True, kw_only=True):
     """Tensor: the values of the shards asked for, one after the other, flat, copied by the server."""
 
-    versions: tuple[int, ...]
+    versions: Versions
     """Empty, and no tensor, if the clock that was asked for had not come within the time."""
-    clock: int
+    clock: Clock
     """Slowest clock of these shards: all pushes of live replicas up to it are in the values, and a joining
     replica starts there."""
-    behind: tuple[int, ...] = ()
+    behind: Annotated[tuple[ReplicaNumber, ...], msgspec.Meta(max_length=MOST_IN_A_META)] = ()
     """Without values: the replicas that are waited for."""
 
 

