@@ -121,10 +121,10 @@ def test_a_number_among_packed_events_is_refused_with_its_path(value):
     reported = GroupsReported(Replica(0), 1, 0, (Finished(1, 0, 1, 16, math.nan),))
     message = pack(Enter(run="r", term=1), [packed_tensor((reported, asked))])
     with pytest.raises(RemoteProtocolError, match=r"malformed bytes beside Enter: .*wait_s"):
-        read_packed_tensor(message, tuple[Entering, ...])
+        read_packed_tensor(message, tuple[Entering, ...], most_bytes=4096)
     part = LedgerPart(first=0, settled=0, entries=(Entry(value, TimePassed()),))
     with pytest.raises(RemoteProtocolError, match=r"malformed bytes beside Enter: .*entries"):
-        read_packed_tensor(pack(Enter(run="r", term=1), [packed_tensor(part)]), LedgerPart)
+        read_packed_tensor(pack(Enter(run="r", term=1), [packed_tensor(part)]), LedgerPart, most_bytes=4096)
 
 
 @pytest.mark.parametrize("value", NOT_FINITE)
