@@ -110,7 +110,7 @@ PORTS = (
     port("adam_async/sync.py", "loops threads", "the synchronous face: its own thread and event loop"),
     port("dataflow/pool.py", "clock system threads", "the compute pool: threads, their CPUs and trace times"),
     port("transport/buffers.py", "memory", "anonymous memory for what is received"),
-    port("transport/tcp.py", "sockets", "socket options of TCP links"),
+    port("transport/tcp.py", "sockets system", "socket options of TCP links and listeners"),
     port("transport/timekeeper.py", "clock threads", "wakes a loop more finely than its own timers can"),
 )
 

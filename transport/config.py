@@ -2,10 +2,14 @@
 
 from dataclasses import dataclass, fields
 
-__all__ = ["LinkConfig"]
+__all__ = ["PROBES", "LinkConfig"]
 
 KIB = 1 << 10
 MIB = 1 << 20
+
+
+PROBES = 3
+"""Number of unanswered probes after which the kernel ends a connection."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,10 +54,16 @@ class LinkConfig:
     """Unanswered requests of the peer; one more is refused with code ``busy``."""
 
     handshake_s: float = 5.0
-    """From connection to the end of the handshake."""
+    """Seconds from connection to the end of the handshake."""
 
-    max_unauthenticated: int = 64
-    """Peers of one listener that may be in their handshake at the same time."""
+    first_record_s: float = 1.0
+    """Seconds from connection to the end of the client's first record; at most `handshake_s` counts."""
+
+    max_unauthenticated: int = 256
+    """Connections of one listener that may be in their handshake; above it `admission` closes some."""
+
+    backlog: int = 4096
+    """Connections that the kernel accepts for a listener before its loop takes them, if it allows so many."""
 
     ping_every_s: float = 5.0
     """A peer not heard for this long is sent a ping."""
@@ -63,6 +73,15 @@ class LinkConfig:
 
     stalled_after_s: float = 10.0
     """A peer that takes none of the bytes waiting for it for this long is given up."""
+
+    probe_after_s: float = 15.0
+    """Seconds without a byte after which the kernel probes whether the peer's machine answers."""
+
+    probe_every_s: float = 5.0
+    """Seconds between two probes; after `PROBES` unanswered ones the kernel ends the connection."""
+
+    unacknowledged_s: float = 30.0
+    """Seconds after which the kernel ends a connection whose peer acknowledges none of the bytes sent."""
 
     close_s: float = 5.0
     """For the bytes still unsent when a link is closed; what is left is dropped."""

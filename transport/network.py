@@ -19,6 +19,7 @@ from functools import partial
 from transport.buffers import BufferPool
 from transport.config import LinkConfig
 from transport.dial import RetrySchedule
+from transport.entrance import Entrance
 from transport.errors import (
     BindRefused,
     DialFailed,
@@ -34,7 +35,7 @@ from transport.link import Link
 from transport.local import link_ends
 from transport.messages import Identity
 from transport.roles import RoleTable
-from transport.tcp import Greeter, TcpLink, is_loopback, parse_tcp_address
+from transport.tcp import Greeter, TcpLink, deepen_backlog, is_loopback, parse_tcp_address
 
 __all__ = ["Listener", "LocalNetwork", "Network", "OnLink", "TcpNetwork"]
 
@@ -254,12 +255,11 @@ class TcpNetwork(Network):
                 "set the cluster's token, or listen on tcp://127.0.0.1:0"
             )
         check_role(self._token, identity.role)
-        greeters: dict[Greeter, None] = {}
         async with _door(address, identity, on_link) as listener:
 
             def greet() -> Greeter:
                 def done(outcome: TcpLink | TransportError) -> None:
-                    greeters.pop(greeter, None)
+                    entrance.left(greeter)
                     if isinstance(outcome, TcpLink):
                         listener.welcome(outcome)
                     else:
@@ -268,12 +268,11 @@ class TcpNetwork(Network):
                 handshake = ServerHandshake(
                     identity, token=self._token, entropy=self._entropy, rules=self.rules
                 )
-                greeter = self._greeter(
-                    handshake, done, lambda: len(greeters) <= self.config.max_unauthenticated
-                )
-                greeters[greeter] = None
+                greeter = self._greeter(handshake, done, entrance)
+                entrance.accepted(greeter)
                 return greeter
 
+            entrance = Entrance(self.config.max_unauthenticated)
             # Serving starts in a step of its own: cancelled in the middle of both, the loop would lose the
             # server with its socket open.
             server = await asyncio.get_running_loop().create_server(greet, host, port, start_serving=False)
@@ -281,21 +280,21 @@ class TcpNetwork(Network):
                 bound = server.sockets[0].getsockname()
                 listener.address = f"tcp://{f'[{bound[0]}]' if ':' in bound[0] else bound[0]}:{bound[1]}"
                 await server.start_serving()
+                deepen_backlog(server, self.config.backlog)
                 yield listener
             finally:
                 server.close()
-                for greeter in list(greeters):
-                    greeter.abandon()
+                entrance.close()
         await server.wait_closed()
 
     def _greeter(
         self,
         handshake: ClientHandshake | ServerHandshake,
         done: Callable[[TcpLink | TransportError], None],
-        admit: Callable[[], bool] = lambda: True,
+        entrance: Entrance | None = None,
     ) -> Greeter:
         return Greeter(
-            handshake, config=self.config, rules=self.rules, memory=self.pool, done=done, admit=admit
+            handshake, config=self.config, rules=self.rules, memory=self.pool, done=done, entrance=entrance
         )
 
     async def dial(

@@ -12,12 +12,13 @@ Reading. The decoder says where the next bytes belong, so that nearly all of the
 
 import asyncio
 import ipaddress
+import os
 import socket
 import sys
 from collections.abc import Callable
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
-from transport.config import LinkConfig
+from transport.config import PROBES, LinkConfig
 from transport.endpoint import Endpoint
 from transport.errors import (
     HandshakeRejected,
@@ -33,7 +34,10 @@ from transport.protocol import Buffer, Conversation, GiveUp
 from transport.release import Release
 from transport.roles import RoleTable
 
-__all__ = ["Greeter", "TcpLink", "is_loopback", "parse_tcp_address"]
+if TYPE_CHECKING:
+    from transport.entrance import Entrance
+
+__all__ = ["Greeter", "TcpLink", "deepen_backlog", "is_loopback", "parse_tcp_address"]
 
 TURN_BYTES = 64 << 10
 """So much in small frames is written at once, even within a turn of the loop."""
@@ -65,17 +69,45 @@ def is_loopback(host: str) -> bool:
 
 
 def tune(transport: asyncio.Transport, config: LinkConfig) -> None:
-    """Set the socket options of a new connection."""
+    """Set the socket options of a new link.
+
+    The kernel's own probes end the connection to a machine that is gone even while this side does not read
+    and so expects nothing from its peer.
+    """
     sock = transport.get_extra_info("socket")
-    if sock is not None and config.socket_buffer_bytes:
+    if sock is None:
+        return
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (
+        ("TCP_KEEPIDLE", config.probe_after_s),
+        ("TCP_KEEPINTVL", config.probe_every_s),
+        ("TCP_KEEPCNT", PROBES),
+        ("TCP_USER_TIMEOUT", config.unacknowledged_s * 1000),
+    ):
+        option = getattr(socket, name, None)
+        if option is not None:  # not every platform has all of them
+            sock.setsockopt(socket.IPPROTO_TCP, option, max(1, round(value)))
+    if config.socket_buffer_bytes:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, config.socket_buffer_bytes)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, config.socket_buffer_bytes)
+
+
+def deepen_backlog(server: asyncio.AbstractServer, backlog: int) -> None:
+    """Let the kernel accept ``backlog`` connections for a serving server before its loop takes them.
+
+    asyncio takes the backlog that it knows of in one round; this one is the kernel's alone.
+    """
+    for sock in server.sockets:  # type: ignore[attr-defined]
+        if hasattr(sock, "fileno"):  # not on a simulated network
+            with socket.socket(fileno=os.dup(sock.fileno())) as same:
+                same.listen(backlog)
 
 
 class Greeter(asyncio.BufferedProtocol):
     """Carries out the handshake on a new connection, then hands the connection to a `TcpLink`.
 
-    ``done`` is called once, with the link or with the error that ended the handshake.
+    ``done`` is called once, with the link or with the error that ended the handshake. The greeters of a
+    listener tell its ``entrance`` how far they are, which calls `crowd_out` if one has to make room.
     """
 
     def __init__(
@@ -86,32 +118,40 @@ class Greeter(asyncio.BufferedProtocol):
         rules: RoleTable,
         memory: Memory,
         done: "Callable[[TcpLink | TransportError], None]",
-        admit: Callable[[], bool] = lambda: True,
+        entrance: "Entrance | None" = None,
     ) -> None:
         self._handshake = handshake
         self._config = config
         self._rules = rules
         self._memory = memory
         self._done: Callable[[TcpLink | TransportError], None] | None = done
-        self._admit = admit
+        self._entrance = entrance
         self._record = bytearray(RECORD_BYTES)
         self._filled = 0
         self._transport: asyncio.Transport | None = None
         self._deadline: asyncio.TimerHandle | None = None
+        self._connected_at = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # Not an isinstance check: uvloop's transports do not derive from asyncio's.
         self._transport = transport = cast(asyncio.Transport, transport)
-        tune(transport, self._config)
-        if not self._admit():
-            self._fail(
-                HandshakeRejected("crowded", "too many peers are in their handshake: try again"), tell=True
-            )
-            return
-        loop = asyncio.get_running_loop()
-        self._deadline = loop.call_later(self._config.handshake_s, self._late)
+        self._connected_at = asyncio.get_running_loop().time()
         if isinstance(self._handshake, ClientHandshake):
+            self._wait_for("handshake", self._config.handshake_s)
             transport.write(self._handshake.hello())
+        else:
+            self._wait_for("first record", min(self._config.first_record_s, self._config.handshake_s))
+        if self._entrance is not None:
+            # A peer that has hung up already has no name any more.
+            host, *_ = transport.get_extra_info("peername") or ("",)
+            self._entrance.connected(self, host)
+
+    def _wait_for(self, goal: str, limit_s: float) -> None:
+        """Refuse the connection ``limit_s`` after it was made, unless something cancels that."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+        loop = asyncio.get_running_loop()
+        self._deadline = loop.call_at(self._connected_at + limit_s, self._late, goal, limit_s)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return memoryview(self._record)[self._filled :]
@@ -137,6 +177,9 @@ class Greeter(asyncio.BufferedProtocol):
             self._transport.write(answer)
         if self._handshake.peer is not None:
             self._hand_over(self._handshake.peer)
+        elif self._entrance is not None:
+            self._wait_for("handshake", self._config.handshake_s)
+            self._entrance.introduced(self)
 
     def _defect(self, error: Exception) -> None:
         """Let the peer go after an unexpected error of ours, and report the error."""
@@ -150,6 +193,8 @@ class Greeter(asyncio.BufferedProtocol):
         assert self._done is not None
         if self._deadline is not None:
             self._deadline.cancel()
+        # Only now: thousands of connections that never get here cost no system calls for their options.
+        tune(self._transport, self._config)
         link = TcpLink(
             self._handshake.identity, peer, self._transport,
             config=self._config, rules=self._rules, memory=self._memory,
@@ -164,10 +209,13 @@ class Greeter(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._fail(LinkBroken(f"connection lost during the handshake: {exc or 'the peer hung up'}"))
 
-    def _late(self) -> None:
-        self._fail(
-            HandshakeRejected("late", f"no handshake within {self._config.handshake_s:g} s"), tell=True
-        )
+    def _late(self, goal: str, limit_s: float) -> None:
+        self._fail(HandshakeRejected("late", f"no {goal} within {limit_s:g} s"), tell=True)
+
+    def crowd_out(self) -> None:
+        """Refuse the connection, so that others have room for their handshakes."""
+        text = "too many connections are in their handshake: try again"
+        self._fail(HandshakeRejected("crowded", text), tell=True)
 
     def abandon(self) -> None:
         """Give up, because nobody waits for the link any more."""

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
@@ -131,11 +132,29 @@ async def test_who_is_too_busy_for_a_handshake_is_dialled_again() -> None:
     assert len(knocks) > 1
 
 
-async def test_too_many_strangers_are_turned_away() -> None:
-    async with door(network(max_unauthenticated=2)) as (listener, _):
+async def test_the_oldest_of_too_many_silent_connections_makes_room() -> None:
+    net = network(max_unauthenticated=2, first_record_s=30, handshake_s=30)
+    async with door(net) as (listener, _), raw_peer(listener.address) as (reader, _):
         async with raw_peer(listener.address), raw_peer(listener.address):
-            async with raw_peer(listener.address) as (reader, _):
-                assert b"crowded" in await reader.read()
+            assert b"crowded" in await reader.read()
+            async with network().connect(listener.address, NEAR, retry=ONCE):
+                pass
+
+
+async def test_who_has_said_the_first_record_has_longer_than_who_has_not() -> None:
+    net = network(first_record_s=0.02, handshake_s=0.04)
+    client = ClientHandshake(NEAR, token=TOKEN, entropy=os.urandom, rules=open_rules())
+    async with door(net) as (listener, _):
+        async with raw_peer(listener.address) as (silent, _), raw_peer(listener.address) as (reader, writer):
+            writer.write(client.hello())
+            assert b"no first record within 0.02 s" in await silent.read()
+            await reader.readexactly(256)
+            assert b"no handshake within 0.04 s" in await reader.read()
+
+
+def test_a_dial_that_was_crowded_out_is_repeated_within_two_seconds() -> None:
+    waits = RetrySchedule().waits()
+    assert sum(next(waits) for _ in range(5)) < 2.0
 
 
 async def test_a_wrong_token_is_rejected_with_advice() -> None:
@@ -328,6 +347,21 @@ async def test_requests_wait_while_answers_are_not_taken() -> None:
             call.cancel()
         near.abort()
         await far.wait_closed()
+
+
+async def test_the_kernel_looks_after_the_machine_of_a_peer() -> None:
+    net = network(probe_after_s=7, probe_every_s=2, unacknowledged_s=0.5)
+    async with link_pair(net) as links:
+        for link in links:
+            assert isinstance(link, TcpLink)
+            sock = link._transport.get_extra_info("socket")
+            assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+            kept = [
+                sock.getsockopt(socket.IPPROTO_TCP, option)
+                for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+            ]
+            assert kept == [7, 2, 3]
+            assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 500
 
 
 async def test_the_listener_knows_its_links() -> None:

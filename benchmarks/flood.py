@@ -1,0 +1,257 @@
+"""Seconds until a member joins a listener that attackers without the token flood with connections.
+
+A listener runs in a process of its own, attackers in another: 500 connections that say nothing, 500 that say
+one byte at a time, 500 that send noise, 500 that send a valid first record and no second; each connects again
+as soon as it is closed. A member with the token dials beside them, again and again, and the longest of its
+joins counts. The attackers have the member's address, or 127.0.0.2. The first row is a listener without
+attackers.
+
+    python -m benchmarks.flood --json FILE [--attackers 500] [--joins 10] [--loop uvloop] [--limit 256]
+"""
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection
+from typing import Any
+
+from transport import Identity, LinkConfig, RoleTable, TcpNetwork, TransportError
+from transport.handshake import RECORD_BYTES, ClientHandshake
+from transport.tcp import parse_tcp_address
+
+RULES = RoleTable({"push": {("worker", "ps")}})
+WORKER = Identity(role="worker", node="worker-1", incarnation=1)
+SERVER = Identity(role="ps", node="ps-1", incarnation=1)
+TOKEN = b"a token for measuring"
+
+OWN, OTHER = "127.0.0.1", "127.0.0.2"
+"""Address of the member, and another one of this machine."""
+
+FLOODS: dict[str, tuple[str, ...]] = {
+    "none": (),
+    "silent": ("silent",),
+    "slow": ("slow",),
+    "noise": ("noise",),
+    "first records": ("hello",),
+    "all kinds": ("silent", "slow", "noise", "hello"),
+}
+
+BYTE_EVERY_S = 0.02
+"""Seconds between two bytes of a slow attacker: its first record would take 5 s."""
+
+MOST = 1_000_000
+"""Connections that an attacker makes one after the other, at most."""
+
+SETTLE_S = 1.0
+"""Seconds from the first connection of an attacker to the first join."""
+
+JOIN_LIMIT_S = 10.0
+"""Seconds after which a join counts as failed."""
+
+
+def entropy(count: int) -> bytes:
+    return os.urandom(count)
+
+
+def hello() -> bytes:
+    """Return a first record that is in order; no token is needed to say it."""
+    return ClientHandshake(WORKER, token=b"x" * 16, entropy=entropy, rules=RULES).hello()
+
+
+class Attacker(asyncio.Protocol):
+    """One connection of an attacker; ``again`` is called when it is closed."""
+
+    def __init__(self, kind: str, again: "asyncio.Future[None]") -> None:
+        self._kind = kind
+        self._again = again
+        self._record = hello()
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+        if self._kind == "slow":
+            self._drip(0)
+        elif self._kind == "noise":
+            transport.write(os.urandom(RECORD_BYTES))
+        elif self._kind == "hello":
+            transport.write(self._record)
+
+    def _drip(self, number: int) -> None:
+        if self._transport is not None and number < RECORD_BYTES - 1:
+            self._transport.write(self._record[number : number + 1])
+            asyncio.get_running_loop().call_later(BYTE_EVERY_S, self._drip, number + 1)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        if not self._again.done():
+            self._again.set_result(None)
+
+
+async def attack(address: str, source: str, kind: str, most: int, made: Callable[[], object]) -> None:
+    """Connect, and connect again at once when closed, ``most`` times; call ``made`` for each connection."""
+    loop = asyncio.get_running_loop()
+    host, port = parse_tcp_address(address)
+    for _ in range(most):
+        again = loop.create_future()
+        with suppress(OSError):
+            transport, _ = await loop.create_connection(
+                lambda again=again: Attacker(kind, again), host, port, local_addr=(source, 0)
+            )
+            made()
+            try:
+                await again
+            finally:
+                transport.abort()
+
+
+async def flood(
+    address: str,
+    source: str,
+    kinds: tuple[str, ...],
+    *,
+    attackers: int,
+    most: int,
+    made: Callable[[], object] = lambda: None,
+) -> None:
+    """Run so many attackers of each kind, until all have connected ``most`` times or this is cancelled."""
+    async with asyncio.TaskGroup() as group:
+        for number in range(attackers):
+            for kind in kinds:
+                group.create_task(attack(address, source, kind, most, made), name=f"{kind}-{number}")
+
+
+def flood_process(address: str, source: str, kinds: tuple[str, ...], attackers: int, made: Any) -> None:
+    import uvloop
+
+    def count() -> None:
+        made.value += 1
+
+    async def main() -> None:
+        await flood(address, source, kinds, attackers=attackers, most=MOST, made=count)
+
+    uvloop.run(main())
+
+
+def listener_process(channel: Connection, loop: str, config: LinkConfig) -> None:
+    import uvloop
+
+    async def main() -> None:
+        network = TcpNetwork(token=TOKEN, entropy=entropy, rules=RULES, config=config)
+        async with network.listen(f"tcp://{OWN}:0", SERVER, lambda link: link.wait_closed()) as listener:
+            channel.send(listener.address)
+            longest_s = 0.0
+            while not channel.poll():
+                begun = time.perf_counter()
+                await asyncio.sleep(0.001)
+                longest_s = max(longest_s, time.perf_counter() - begun)
+            channel.send(longest_s)
+
+    factory = uvloop.new_event_loop if loop == "uvloop" else asyncio.SelectorEventLoop
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(main())
+
+
+async def join(address: str, joins: int) -> list[float]:
+    """Dial so many times, one after the other; return the seconds of each, infinite where it failed."""
+    network = TcpNetwork(token=TOKEN, entropy=entropy, rules=RULES)
+    times = []
+    for _ in range(joins):
+        begun = time.perf_counter()
+        try:
+            link = await network.dial(address, WORKER, timeout_s=JOIN_LIMIT_S)
+        except TransportError:
+            times.append(float("inf"))
+            continue
+        times.append(time.perf_counter() - begun)
+        await link.aclose()
+        await asyncio.sleep(0.1)
+    return times
+
+
+@contextmanager
+def started(target: Any, *args: Any) -> Iterator[multiprocessing.Process]:
+    process = multiprocessing.get_context("spawn").Process(target=target, args=args, daemon=True)
+    process.start()
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.join()
+
+
+def measure(
+    kinds: tuple[str, ...], source: str, attackers: int, joins: int, loop: str, config: LinkConfig
+) -> tuple[list[float], float, float]:
+    """Return the seconds of each join, the longest stall of the listener's loop, and attackers' connections
+    per second while members joined."""
+    ours, theirs = multiprocessing.Pipe()
+    made = multiprocessing.get_context("spawn").Value("Q", 0)
+    with started(listener_process, theirs, loop, config):
+        address = ours.recv()
+        with started(flood_process, address, source, kinds, attackers, made):
+            while kinds and not made.value:
+                time.sleep(0.01)
+            time.sleep(SETTLE_S)
+            before, begun = made.value, time.perf_counter()
+            times = asyncio.run(join(address, joins))
+            rate = (made.value - before) / (time.perf_counter() - begun)
+        ours.send("end")
+        return times, ours.recv(), rate
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", metavar="FILE", help="write the rows here")
+    parser.add_argument("--attackers", type=int, default=500, help="connections of each kind")
+    parser.add_argument("--joins", type=int, default=10)
+    parser.add_argument("--loop", choices=["asyncio", "uvloop"], default="uvloop")
+    parser.add_argument("--limit", type=int, default=LinkConfig().max_unauthenticated)
+    parser.add_argument("--floods", nargs="+", choices=FLOODS, default=list(FLOODS))
+    args = parser.parse_args()
+    config = LinkConfig(max_unauthenticated=args.limit)
+    rows = []
+    for flood_name in args.floods:
+        kinds = FLOODS[flood_name]
+        for source in (OWN, OTHER) if kinds else (OWN,):
+            times, stall_s, rate = measure(kinds, source, args.attackers, args.joins, args.loop, config)
+            whose = "the member's address" if source == OWN else "another address"
+            row = {
+                "case": f"join beside {args.attackers} x {flood_name} from {whose}",
+                "median_ms": round(statistics.median(times) * 1e3, 1),
+                "longest_ms": round(max(times) * 1e3, 1),
+                "failed": times.count(float("inf")),
+                "joins": len(times),
+                "longest_stall_ms": round(stall_s * 1e3, 1),
+                "connections_per_s": round(rate),
+            }
+            rows.append(row)
+            print(
+                f"{row['case']:62s} median {row['median_ms']:8} ms  longest {row['longest_ms']:8} ms  "
+                f"failed {row['failed']}  stall {row['longest_stall_ms']:7} ms  "
+                f"{row['connections_per_s']:6} connections/s",
+                flush=True,
+            )
+    if args.json:
+        report = {
+            "python": sys.version.split()[0],
+            "machine": platform.platform(),
+            "loop": args.loop,
+            "limit": args.limit,
+            "rows": rows,
+        }
+        with open(args.json, "w") as file:
+            json.dump(report, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""The unauthenticated connections of one listener, and room for new ones; `admission` chooses what to close.
+
+A connection above the limit is closed only in a later round of the loop: all that was accepted at once is
+read once before the choice, so that a client whose first record came with its connection counts as proving.
+"""
+
+import asyncio
+import logging
+
+from transport.admission import Admission, source_of
+from transport.tcp import Greeter
+
+__all__ = ["Entrance"]
+
+logger = logging.getLogger(__name__)
+
+ROUND_S = 0.005
+"""Seconds from the first connection above the limit to the choice of those to close."""
+
+NEWS_EVERY_S = 10.0
+"""Least seconds between two log lines about closed connections."""
+
+
+class Entrance:
+    """Knows the greeters of one listener.
+
+    Args:
+        limit: Connections that may be in their handshake; more are closed after `ROUND_S`.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._admission = Admission[Greeter](limit)
+        self._greeters: dict[Greeter, None] = {}
+        self._round: asyncio.TimerHandle | None = None
+        self._crowded_out = 0
+        self._news_at = 0.0
+
+    def accepted(self, greeter: Greeter) -> None:
+        """Note the greeter of a connection that is about to be made."""
+        self._greeters[greeter] = None
+
+    def connected(self, greeter: Greeter, host: str) -> None:
+        """Note that the connection of a greeter is made, from a remote ``host``."""
+        self._admission.arrived(greeter, source_of(host))
+        if self._admission.over_limit and self._round is None:
+            self._round = asyncio.get_running_loop().call_later(ROUND_S, self._make_room)
+
+    def introduced(self, greeter: Greeter) -> None:
+        """Note that the first record of a greeter's client is complete and in order."""
+        self._admission.introduced(greeter)
+
+    def left(self, greeter: Greeter) -> None:
+        """Note that a handshake is over."""
+        self._greeters.pop(greeter, None)
+        self._admission.left(greeter)
+
+    def close(self) -> None:
+        """Give up all handshakes."""
+        if self._round is not None:
+            self._round.cancel()
+        for greeter in list(self._greeters):
+            greeter.abandon()
+
+    def _make_room(self) -> None:
+        self._round = None
+        victims = self._admission.take_excess()
+        for greeter in victims:
+            greeter.crowd_out()
+        self._crowded_out += len(victims)
+        now = asyncio.get_running_loop().time()
+        if victims and now >= self._news_at:
+            self._news_at = now + NEWS_EVERY_S
+            logger.warning(
+                "too many connections are in their handshake: %d were closed so far, "
+                "those of the source with the most first",
+                self._crowded_out,
+            )
