@@ -87,7 +87,7 @@ async def serve_controller(options: ControllerOptions, environment: Mapping[str,
     async with AsyncExitStack() as stack:
         file = None
         if options.dir is not None:
-            disk = await stack.enter_async_context(Disk(name="controller"))
+            disk = await stack.enter_async_context(Disk(name="controller", private=True))
             file = LogFile(disk, options.dir)
         return await _serve(
             "controller",
@@ -143,15 +143,15 @@ async def read_token(file: Path | None, environment: Mapping[str, str]) -> str |
     """The cluster's token: what the file holds, else ADAM_TOKEN, else none.
 
     Raises:
-        ConfigError: The file cannot be read or is empty.
+        ConfigError: The file cannot be read, is empty, or is not private; see `Disk.read_secret`.
     """
     if file is None:
         return environment.get("ADAM_TOKEN", "").strip() or None
     async with Disk() as disk:
         try:
-            token = (await disk.read_bytes(file)).decode().strip()
+            token = (await disk.read_secret(file)).decode().strip()
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"--token-file {file} cannot be read: {error}") from None
+            raise ConfigError(f"--token-file {file} cannot be used: {error}") from None
     if not token:
         raise ConfigError(f"--token-file {file} is empty")
     return token

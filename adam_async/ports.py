@@ -21,6 +21,7 @@ import logging
 import os
 import re
 import shutil
+import stat
 import threading
 import time
 import urllib.error
@@ -42,11 +43,20 @@ Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
 Part = bytes | bytearray | memoryview
 
+Opener = Callable[[str, int], int]
+"""Opens a file by its path and flags, and returns its descriptor."""
+
 Clock = Callable[[], float]
 """Seconds from an arbitrary start; only differences mean something. In a loop this is ``loop.time``."""
 
 Entropy = Callable[[int], bytes]
 """Return that many unpredictable bytes: nonces, session ids, incarnations. Never used for training."""
+
+SECRET_BYTES = 65536
+"""Bytes of a secret at most; a file with more holds something else."""
+
+OTHERS = stat.S_IRWXG | stat.S_IRWXO
+"""Permission bits of a file that concern everyone but its owner."""
 
 FETCH_CHUNK_BYTES = 1 << 18
 
@@ -95,9 +105,13 @@ class Disk:
     Args:
         name: What the thread and the repr are called.
         close_timeout_s: How long `aclose` waits for work that was asked for before it.
+        private: Files and folders that this disk makes are for their owner alone (0600 and 0700). Without
+            it the process's umask decides.
     """
 
-    def __init__(self, *, name: str = "disk", close_timeout_s: float = 10.0) -> None:
+    def __init__(self, *, name: str = "disk", close_timeout_s: float = 10.0, private: bool = False) -> None:
+        self._opener = _open_private if private else None
+        self._folder_mode = 0o700 if private else 0o777
         self._name = name
         self._close_timeout_s = close_timeout_s
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
@@ -153,6 +167,30 @@ class Disk:
         self._read_bytes += len(data)
         return data
 
+    async def read_secret(self, path: Path) -> bytes:
+        """Return what a file, or a pipe such as that of ``<(command)``, holds that others must not know.
+
+        Raises:
+            PermissionError: Others may read or change it, or its owner is neither this user nor root; says
+                what to do.
+            OSError: It holds more than `SECRET_BYTES`, or the system's own reasons.
+        """
+        data = await self.run(_read_secret, path)
+        self._reads += 1
+        self._read_bytes += len(data)
+        return data
+
+    async def keep_private(self, path: Path) -> str:
+        """Take a file away from everyone but its owner.
+
+        Returns:
+            The mode that it had, such as ``0644``; empty if others had no access.
+
+        Raises:
+            OSError: It is not there, or not this user's.
+        """
+        return await self.run(_keep_private, path)
+
     async def read_part(self, path: Path, start: int, stop: int) -> bytes:
         """Return the bytes from `start` to `stop` of a file, or fewer if it ends before."""
         async with self._open(path, "rb") as file:
@@ -178,11 +216,15 @@ class Disk:
         for `close` may never begin it. So closing is queued on the thread and not waited for; writers
         flush before they leave, so that nothing can fail in it.
         """
-        opening: Future[IO[bytes]] = self._executor.submit(open, path, mode)
+        opening: Future[IO[bytes]] = self._executor.submit(self._open_now, path, mode)
         try:
             yield aiofiles.threadpool.wrap(await asyncio.wrap_future(opening), executor=self._executor)
         finally:
             opening.add_done_callback(self._close_later)
+
+    def _open_now(self, path: Path, mode: str) -> IO[bytes]:
+        file: IO[bytes] = open(path, mode, opener=self._opener)
+        return file
 
     def _close_later(self, opening: "Future[IO[bytes]]") -> None:
         if not opening.cancelled() and opening.exception() is None:
@@ -218,7 +260,7 @@ class Disk:
         Raises:
             OSError: One cannot be made, or is a file.
         """
-        await self.run(_make_folder, folder)
+        await self.run(_make_folder, folder, self._folder_mode)
 
     async def rename(self, path: Path, target: Path) -> None:
         """Rename a file or folder, durably. It replaces a file and an empty folder, and nothing else."""
@@ -246,7 +288,7 @@ class Disk:
         Raises:
             OSError: It holds more or fewer bytes than that: somebody else writes it too.
         """
-        await self.run(_write_from, path, offset, data)
+        await self.run(_write_from, path, offset, data, self._opener)
         self._writes += 1
         self._written_bytes += memoryview(data).nbytes
 
@@ -260,7 +302,7 @@ class Disk:
         Raises:
             OSError: It holds more or fewer bytes than that, is not there, or the system's own reasons.
         """
-        await self.run(_append_durably, path, offset, data)
+        await self.run(_append_durably, path, offset, data, self._opener)
         self._writes += 1
         self._written_bytes += memoryview(data).nbytes
 
@@ -287,7 +329,7 @@ class Disk:
         """
         aside = path.with_name(f"{path.name}.{os.getpid()}.aside")
         async with self._writing:
-            await self.run(_make_folder, path.parent)
+            await self.run(_make_folder, path.parent, self._folder_mode)
             try:
                 written = await self._write(aside, parts)
                 await self.run(_rename_durably, aside, path)
@@ -323,11 +365,42 @@ def _force_file(path: Path) -> None:
         _force_data(file.fileno())
 
 
-def _make_folder(folder: Path) -> None:
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _read_secret(path: Path) -> bytes:
+    with open(path, "rb") as file:
+        found = os.fstat(file.fileno())
+        # The terminal's own device, where a person types the secret, is open to its group.
+        if not stat.S_ISCHR(found.st_mode) and found.st_mode & OTHERS:
+            mode = f"{stat.S_IMODE(found.st_mode):04o}"
+            raise PermissionError(
+                f"others can read or change {path}, its mode is {mode}: run chmod 600 {path}"
+            )
+        if stat.S_ISREG(found.st_mode) and found.st_uid not in (0, os.geteuid()):
+            raise PermissionError(
+                f"{path} belongs to user {found.st_uid}, who can change it: copy it to a file of your own"
+            )
+        data = file.read(SECRET_BYTES + 1)
+    if len(data) > SECRET_BYTES:
+        raise OSError(f"{path} holds more than {SECRET_BYTES} bytes")
+    return data
+
+
+def _keep_private(path: Path) -> str:
+    mode = stat.S_IMODE(os.stat(path).st_mode)
+    if not mode & OTHERS:
+        return ""
+    os.chmod(path, mode & ~OTHERS)
+    return f"{mode:04o}"
+
+
+def _make_folder(folder: Path, mode: int) -> None:
     if folder != folder.parent and not os.path.exists(folder.parent):
-        _make_folder(folder.parent)
+        _make_folder(folder.parent, mode)
     try:
-        os.mkdir(folder)
+        os.mkdir(folder, mode)
     except OSError:  # some systems name another reason for a folder that is there
         if not os.path.isdir(folder):
             raise
@@ -348,8 +421,8 @@ def _force_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _write_from(path: Path, offset: int, data: Part) -> None:
-    with open(path, "ab") as file:
+def _write_from(path: Path, offset: int, data: Part, opener: Opener | None) -> None:
+    with open(path, "ab", opener=opener) as file:
         if offset == 0:
             file.truncate(0)
         held = file.seek(0, os.SEEK_END)
@@ -358,8 +431,8 @@ def _write_from(path: Path, offset: int, data: Part) -> None:
         file.write(data)
 
 
-def _append_durably(path: Path, offset: int, data: Part) -> None:
-    with open(path, "r+b" if offset else "wb") as file:
+def _append_durably(path: Path, offset: int, data: Part, opener: Opener | None) -> None:
+    with open(path, "r+b" if offset else "wb", opener=opener) as file:
         held = file.seek(0, os.SEEK_END)
         if held != offset:
             raise OSError(f"{path} holds {held} bytes instead of {offset}; does another program write it?")

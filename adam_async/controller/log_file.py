@@ -9,6 +9,7 @@ unknown.
 """
 
 import asyncio
+import logging
 import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -18,6 +19,8 @@ from adam_async.consensus import DamagedLog, Saved, Writer, recover
 from adam_async.consensus.records import WHAT_TO_DO, Record
 from adam_async.errors import ConfigError
 from adam_async.ports import Disk
+
+logger = logging.getLogger(__name__)
 
 NAME = "controller.log"
 
@@ -32,7 +35,7 @@ class LogFile:
     """The file in one folder.
 
     Args:
-        disk: Where.
+        disk: Where; a private one, see `Disk`.
         folder: Made if it is not there; of one controller alone.
 
     Attributes:
@@ -98,12 +101,23 @@ class LogFile:
                 f"of a controller; {WHAT_TO_DO}"
             )
         if data:
+            await self._keep_private()
             # What was found may be in the page cache alone, its name as well; and what is behind it must not
             # come back.
             await self._disk.truncate_durably(self._path, end)
             await self._disk.sync_folder(self._folder)
         self._writer = Writer(end)
         return saved
+
+    async def _keep_private(self) -> None:
+        """Take a log that others can read away from them: it holds all that its cluster knows."""
+        try:
+            mode = await self._disk.keep_private(self._path)
+        except PermissionError:
+            logger.warning("others can read %s, and its owner is another user", self._path)
+        else:
+            if mode:
+                logger.warning("others could read %s, its mode was %s; it is 0600 now", self._path, mode)
 
     async def append(self, batches: Sequence[tuple[Record, ...]]) -> None:
         """Write these down, each in a frame of its own; they are durable on return.

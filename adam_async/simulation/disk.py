@@ -293,6 +293,9 @@ class SimulatedDisk(Disk):
         self._writes += 1
         self._written_bytes += len(content)
 
+    async def keep_private(self, path: Path) -> str:
+        return ""  # a simulated machine has one user
+
     async def truncate_durably(self, path: Path, size: int) -> None:
         def cut() -> list[Inode]:
             inode = self._drive.file(path)

@@ -5,6 +5,7 @@ import contextlib
 import http.server
 import os
 import socket
+import stat
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -208,6 +209,84 @@ async def test_a_missing_file_is_the_systems_own_error(tmp_path: Path) -> None:
     async with Disk() as disk:
         with pytest.raises(FileNotFoundError):
             await disk.read_bytes(tmp_path / "absent")
+
+
+def mode_of(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+async def test_what_a_private_disk_makes_is_for_its_owner_alone(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    before = os.umask(0)
+    try:
+        async with Disk(private=True) as disk:
+            await disk.write_atomic(home / "deeper" / "log", [b"1"])
+            await disk.append_durably(home / "appended", 0, b"1")
+            await disk.write_from(home / "part", 0, b"1")
+            async with disk.hold(home / "lock"):
+                pass
+        async with Disk() as disk:
+            await disk.write_atomic(home / "shared", [b"1"])
+    finally:
+        os.umask(before)
+
+    assert [mode_of(home / name) for name in ("deeper/log", "appended", "part", "lock")] == [0o600] * 4
+    assert [mode_of(home), mode_of(home / "deeper")] == [0o700] * 2
+    assert mode_of(home / "shared") == 0o666
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o602])
+async def test_a_secret_that_others_can_read_or_change_is_refused(mode: int, tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_bytes(b"secret")
+    file.chmod(mode)
+
+    async with Disk() as disk:
+        with pytest.raises(PermissionError, match=f"its mode is {mode:04o}: run chmod 600 .*token"):
+            await disk.read_secret(file)
+        assert await disk.keep_private(file) == f"{mode:04o}"
+        assert await disk.read_secret(file) == b"secret"
+        assert await disk.keep_private(file) == ""
+
+
+async def test_a_secret_of_another_user_is_refused_unless_that_is_root(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "token"
+    file.write_bytes(b"secret")
+    file.chmod(0o600)
+    owner = file.stat().st_uid
+    fstat = os.fstat
+
+    def owned_by(user: int) -> None:
+        monkeypatch.setattr(os, "fstat", lambda fd: os.stat_result((*fstat(fd)[:4], user, *fstat(fd)[5:10])))
+
+    async with Disk() as disk:
+        owned_by(owner + 1)
+        with pytest.raises(PermissionError, match=f"belongs to user {owner + 1}"):
+            await disk.read_secret(file)
+        owned_by(0)
+        assert await disk.read_secret(file) == b"secret"
+
+
+async def test_a_secret_may_come_through_a_pipe(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.write(writing, b"secret")
+    os.close(writing)
+    try:
+        async with Disk() as disk:
+            assert await disk.read_secret(Path(f"/dev/fd/{reading}")) == b"secret"
+    finally:
+        os.close(reading)
+
+
+async def test_a_secret_is_small(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_bytes(bytes(65537))
+    file.chmod(0o600)
+    async with Disk() as disk:
+        with pytest.raises(OSError, match="holds more than 65536 bytes"):
+            await disk.read_secret(file)
 
 
 async def test_the_loop_goes_on_while_the_disk_is_busy() -> None:

@@ -54,6 +54,7 @@ def test_a_host_serves_trainings_one_after_the_other_and_two_at_a_time_and_survi
 def test_processes_train_with_the_token_of_two_hosts(tmp_path: Path) -> None:
     token_file = tmp_path / "token"
     token_file.write_text(f"{TOKEN}\n")
+    token_file.chmod(0o600)
     with ExitStack() as stack:
         _, one = host_of(stack, environment={"ADAM_TOKEN": TOKEN})
         _, two = host_of(stack, environment={"ADAM_TOKEN": TOKEN})

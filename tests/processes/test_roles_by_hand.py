@@ -22,6 +22,7 @@ def address_of(role: Command) -> str:
 def test_roles_started_by_hand_serve_run_after_run(tmp_path: Path) -> None:
     token_file = tmp_path / "token"
     token_file.write_text(f"{TOKEN}\n")
+    token_file.chmod(0o600)
     shared = ("--token-file", str(token_file))
     with ExitStack() as stack:
         controller = stack.enter_context(Command("controller", "--bind", "tcp://127.0.0.1:0", *shared))

@@ -287,6 +287,17 @@ async def test_a_file_that_somebody_else_wrote_to_is_not_written_over(on_disk, t
     await on_disk(use, tmp_path)
 
 
+async def test_a_log_that_others_can_read_is_taken_from_them(tmp_path, caplog):
+    async with Disk() as disk:
+        await written(disk, tmp_path, BORN)
+        (tmp_path / NAME).chmod(0o644)
+
+        assert (await found_in(disk, tmp_path)).me == "a"
+
+    assert (tmp_path / NAME).stat().st_mode & 0o777 == 0o600
+    assert "its mode was 0644; it is 0600 now" in caplog.text
+
+
 def test_what_was_not_forced_down_is_there_whole_or_in_part_or_not_but_what_was_is_there():
     """A power cut while several batches are on their way: the first of them, or none, and never one alone."""
     seen = set()
