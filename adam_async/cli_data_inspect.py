@@ -66,7 +66,8 @@ async def run_inspection(
             data = await disk.run(_draw, dataset, found["transforms"], options)
             await _write(options.png, data, disk)
     if options.json:
-        terminal.say(json.dumps(found, indent=2))
+        for line in json.dumps(found, indent=2).splitlines():
+            terminal.say(line)
         return 0
     for line in lines(found, classes=options.classes):
         terminal.say(line)

@@ -17,6 +17,7 @@ from adam_async.cli_plan_narrow import (
     short_workers,
 )
 from adam_async.cli_terminal import Terminal
+from adam_async.escaping_console import EscapingConsole
 from adam_async.plan_report import BlockReport, CutReport, PlannedWorker, PlanReport, block_words
 
 WIDE = 1000
@@ -30,7 +31,7 @@ def show(report: PlanReport, terminal: Terminal) -> None:
     """Print a report, the recommendation last."""
     out = terminal.out
     if not out.is_terminal:
-        out = Console(file=out.file, width=WIDE, highlight=False, markup=False, emoji=False)
+        out = EscapingConsole(file=out.file, width=WIDE)
     _say(out, _conditions(report))
     if len(report.candidates) > 1:
         wide = Sheet(_CANDIDATES, list(_candidates(report)))

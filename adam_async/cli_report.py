@@ -3,13 +3,13 @@
 from pathlib import Path
 
 import msgspec
-from rich.console import Console
 from rich.table import Table
 
 from adam_async.cli_terminal import Terminal
 from adam_async.cli_train import check_no_folder, make_folder
 from adam_async.compare_reports import compare
 from adam_async.errors import ConfigError
+from adam_async.escaping_console import EscapingConsole
 from adam_async.ports import Disk
 from adam_async.report import SCHEMA, Report
 from adam_async.report_plot import draw, png
@@ -36,7 +36,7 @@ async def run_report(files: tuple[Path, ...], plot: Path | None, terminal: Termi
                 raise ConfigError(f"--plot {plot} cannot be written: {error.strerror or error}") from None
     out = terminal.out
     if not out.is_terminal:
-        out = Console(file=out.file, width=WIDE, highlight=False, markup=False, emoji=False)
+        out = EscapingConsole(file=out.file, width=WIDE)
     out.print(_table(runs), soft_wrap=False)
     return 0
 

@@ -49,6 +49,7 @@ from adam_async.entrypoints import (
 from adam_async.errors import ConfigError
 from adam_async.machine import available_bytes, usable_cores
 from adam_async.ports import Disk, system_entropy
+from adam_async.printable import printable
 from adam_async.slow import check_own, pace_of
 from adam_async.timeline import Timeline
 from transport import BufferPool
@@ -235,6 +236,7 @@ async def _stay(
             join += ["--token-file", str(options.token_file)]
         if isinstance(running, Controller) and running.group.is_cut_off:
             join = []  # whoever joined it would wait as long as it does
-        sys.stdout.write(f"{address_line(place.node, running.address, shlex.join(join))}\n")
+        line = address_line(place.node, running.address, shlex.join(join))
+        sys.stdout.write(f"{printable(line)}\n")
         sys.stdout.flush()
         await asyncio.Event().wait()

@@ -6,8 +6,10 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TextIO
 
-from rich.console import Console
 from rich.text import Text
+
+from adam_async.escaping_console import EscapingConsole
+from adam_async.printable import printable, printable_lines
 
 Aside = Callable[[], AbstractContextManager[None]]
 """Makes room on the terminal within a block, see `LiveTable.aside`."""
@@ -16,13 +18,15 @@ Aside = Callable[[], AbstractContextManager[None]]
 class Terminal:
     """Plain lines, in colour where a person reads them.
 
+    What is printed may hold words of peers and files: controls in it are escaped, ends of lines too.
+
     Args:
         quiet: Drop what `say` is told; errors and news of deaths still show.
     """
 
     def __init__(self, *, quiet: bool = False) -> None:
-        self.out = Console(soft_wrap=True, highlight=False, markup=False, emoji=False)
-        self.err = Console(stderr=True, soft_wrap=True, highlight=False, markup=False, emoji=False)
+        self.out = EscapingConsole(soft_wrap=True)
+        self.err = EscapingConsole(stderr=True, soft_wrap=True)
         self._quiet = quiet
         self._aside: Aside = nullcontext
 
@@ -37,17 +41,17 @@ class Terminal:
         """Print a line of the result, unless quiet."""
         if not self._quiet:
             with self._aside():
-                self.out.print(text)
+                self.out.print(printable(text))
 
     def news(self, text: str) -> None:
         """Print a line on stderr, at once."""
         with self._aside():
-            self.err.print(text)
+            self.err.print(printable(text))
 
     def error(self, text: str) -> None:
         """Print the one line that an error comes to."""
         with self._aside():
-            self.err.print(Text(f"adam-async: {' '.join(text.split())}", style="red"))
+            self.err.print(Text(f"adam-async: {printable(' '.join(text.split()))}", style="red"))
 
 
 class _LogLines(logging.StreamHandler[TextIO]):
@@ -59,6 +63,17 @@ class _LogLines(logging.StreamHandler[TextIO]):
         """Write one record as a line."""
         with self.aside():
             super().emit(record)
+
+
+class _OneLine(logging.Formatter):
+    """Writes a record as one line, whatever peers put into it; a traceback after it has lines of its own."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line, and the traceback if there is one."""
+        line = printable(record.getMessage())
+        if record.exc_info is None:
+            return line
+        return f"{line}\n{printable_lines(self.formatException(record.exc_info))}"
 
 
 def reader_left(stream: TextIO) -> bool:
@@ -74,6 +89,8 @@ def reader_left(stream: TextIO) -> bool:
 def log_to_stderr(*, verbose: bool) -> None:
     """Let the libraries' loggers speak: warnings, or with `verbose` what the roles do."""
     level = logging.INFO if verbose else logging.WARNING
-    logging.basicConfig(level=level, format="%(message)s", handlers=[_LogLines()], force=True)
+    handler = _LogLines()
+    handler.setFormatter(_OneLine())
+    logging.basicConfig(level=level, handlers=[handler], force=True)
     # Errors in callbacks reach `ending_on_errors`; asyncio's own warnings are about sockets that closed.
     logging.getLogger("asyncio").setLevel(logging.ERROR)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self, TextIO
 from adam_async.model.network import Network
 from adam_async.model.plan import Layout, PartitionPlan
 from adam_async.model.prediction import crossing_bytes
+from adam_async.printable import printable
 from adam_async.progress import Progress
 from adam_async.report import Report
 from adam_async.run_result import EpochResult
@@ -173,9 +174,9 @@ class LiveTable:
 
     def _write(self, line: str) -> None:
         if self._live is not None:
-            self._live.console.print(line, markup=False, highlight=False, soft_wrap=True)
+            self._live.console.print(printable(line), soft_wrap=True)
         else:
-            self._stream.write(f"{line}\n")
+            self._stream.write(f"{printable(line)}\n")
             self._stream.flush()
 
     def __repr__(self) -> str:
@@ -280,10 +281,11 @@ def busy_share(report: Report) -> float:
 
 def _new_live(stream: TextIO) -> "Live":
     """A table that only we redraw: no thread of its own."""
-    from rich.console import Console
     from rich.live import Live
 
-    console = Console(file=stream, force_terminal=True)
+    from adam_async.escaping_console import EscapingConsole
+
+    console = EscapingConsole(file=stream, force_terminal=True)
     return Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False)
 
 
