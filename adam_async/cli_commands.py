@@ -46,6 +46,9 @@ app = App(
 data_commands = App(name="data")
 app.command(data_commands)
 
+token_commands = App(name="token", help="Make a cluster's token, or derive the keys of one role from it.")
+app.command(token_commands)
+
 
 def run_command(arguments: list[str]) -> int:
     """Parse and run one command; every error becomes one line and an exit code."""
@@ -81,14 +84,14 @@ def check_words(arguments: list[str]) -> None:
         ConfigError: It does; names the commands there are, and the nearest.
     """
     path, _, rest = app.parse_commands(arguments)
-    group = {(): app, ("data",): data_commands}.get(path)
+    group = {(): app, ("data",): data_commands, ("token",): token_commands}.get(path)
     if group is None or not rest or (path and rest[0].startswith("-")):
         return
     whole = {name: " ".join((*path, name)) for name in group}
     near = difflib.get_close_matches(rest[0], list(group), n=1)
     meant = f", did you mean {whole[near[0]]!r}?" if near else ";"
     known = ", ".join(words for name, words in whole.items() if not name.startswith("-"))
-    itself = f", or {path[0]} with options, which begin with --" if path else ""
+    itself = f", or {path[0]} with options, which begin with --" if path == ("data",) else ""
     raise ConfigError(f"{' '.join((*path, rest[0]))!r} is no command{meant} known: {known}{itself}")
 
 
@@ -296,3 +299,41 @@ def worker(options: WorkerOptions, *, threads: int = 0, in_flight: int = 0) -> i
         loop=options.loop,
         verbose=options.verbose,
     )
+
+
+@token_commands.command(name="new")
+def token_new(*, out: Path | None = None, loop: LoopName = "uvloop") -> int:
+    """Write a random token for a cluster.
+
+    Parameters
+    ----------
+    out
+        Write it to this new file, which only its owner can read; without it to stdout.
+    loop
+        The event loop.
+    """
+    from adam_async.cli_token import new_token
+
+    return _run(lambda _: new_token(out), loop=loop, verbose=False)
+
+
+@token_commands.command(name="derive")
+def token_derive(
+    *, role: str, token_file: Path | None = None, out: Path | None = None, loop: LoopName = "uvloop"
+) -> int:
+    """Write the keys of one role, for hosts that are to join as that role and as no other.
+
+    Parameters
+    ----------
+    role
+        controller, ps, data, worker or driver (`train`).
+    token_file
+        File with the cluster's token; without it ADAM_TOKEN.
+    out
+        Write them to this new file, which only its owner can read; without it to stdout.
+    loop
+        The event loop.
+    """
+    from adam_async.cli_token import derive_token
+
+    return _run(lambda _: derive_token(role, token_file, out, os.environ), loop=loop, verbose=False)

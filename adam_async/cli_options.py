@@ -159,7 +159,8 @@ class TrainOptions:
     """tcp://HOST:PORT of a cluster whose roles were started by hand; of several controllers all, with commas
     between them; starts none."""
     token_file: Path | None = None
-    """File with the token of that cluster, or of the data servers at --data; without it ADAM_TOKEN."""
+    """File with the token of that cluster (or its keys for role driver), or of the data servers at --data;
+    without it ADAM_TOKEN."""
     quiet: Annotated[bool, _OnlyOn] = False
     """Print only the last line, and errors."""
     verbose: Annotated[bool, _OnlyOn] = False
@@ -181,7 +182,7 @@ class RoleOptions:
     id: str | None = None
     """Name of this node, unique in its cluster; by default role, host and process id."""
     token_file: Path | None = None
-    """File with the cluster's token; without it ADAM_TOKEN."""
+    """File with the cluster's token, or the keys of this role (`token derive`); without it ADAM_TOKEN."""
     slow: Annotated[tuple[str, ...], _OnlyOn] = ()
     """Be slow on purpose: NODE:SHARE of its cores, or NODE~NODE:DELAY of what it says to another; repeat."""
     verbose: Annotated[bool, _OnlyOn] = False

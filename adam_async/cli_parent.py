@@ -1,9 +1,9 @@
 """A child process's tie to the process that started it: orders come in by stdin, and its end means ours.
 
 The parent writes one line, the `Orders`, and then keeps the pipe open and silent. End of file says both
-"you may go" and "I am gone": the system closes the pipe of a parent that was killed, too. The shared
-token travels this way because arguments and environments can be read by others. Where the system has it
-(Linux), the kernel is also asked to kill the child when its parent dies, for a child that is too busy to
+"you may go" and "I am gone": the system closes the pipe of a parent that was killed, too. The keys of the
+child's role travel this way because arguments and environments can be read by others. Where the system has
+it (Linux), the kernel is also asked to kill the child when its parent dies, for a child that is too busy to
 read; `prctl` is asked by the child itself, so that nothing runs between fork and exec.
 
 A child runs in a session of its own: the terminal's Ctrl-C reaches the parent alone, which then ends its
@@ -31,6 +31,7 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
     """What a child must know and its command line must not show."""
 
     token: str
+    """Keys of the child's role, as `token_text` reads them; empty if the cluster has no token."""
     waits: Waits
     profile_events: int = 0
     """Events of a profile to note at most; 0 for no profile."""

@@ -52,6 +52,7 @@ from adam_async.ports import Disk, system_entropy
 from adam_async.printable import printable
 from adam_async.slow import check_own, pace_of
 from adam_async.timeline import Timeline
+from adam_async.token_text import check_token_is_for
 from transport import BufferPool
 
 NEXT = {
@@ -140,12 +141,25 @@ async def serve_worker(
     )
 
 
-async def read_token(file: Path | None, environment: Mapping[str, str]) -> str | None:
-    """The cluster's token: what the file holds, else ADAM_TOKEN, else none.
+async def read_token(file: Path | None, environment: Mapping[str, str], *, role: str = "") -> str | None:
+    """The cluster's token, or the keys of a role: what the file holds, else ADAM_TOKEN, else none.
+
+    Args:
+        file: What ``--token-file`` names.
+        environment: Of the command.
+        role: Of the command; keys of another role are refused. Empty if it has none, or several.
 
     Raises:
-        ConfigError: The file cannot be read, is empty, or is not private; see `Disk.read_secret`.
+        ConfigError: The file cannot be read, is empty, is not private (see `Disk.read_secret`), or holds
+            what this command cannot use.
     """
+    token = await _token_text(file, environment)
+    if token and role:
+        check_token_is_for(token, role, origin=f"--token-file {file}" if file else "ADAM_TOKEN")
+    return token
+
+
+async def _token_text(file: Path | None, environment: Mapping[str, str]) -> str | None:
     if file is None:
         return environment.get("ADAM_TOKEN", "").strip() or None
     async with Disk() as disk:
@@ -180,7 +194,7 @@ async def _serve(
 ) -> int:
     check_address(bind, "--bind")
     if not options.supervised:
-        token = await read_token(options.token_file, environment)
+        token = await read_token(options.token_file, environment, role=role.removesuffix("-host"))
         await _stay(role, options, meet, bind, token, Waits(), open_role)
         return 0
     die_with_parent()

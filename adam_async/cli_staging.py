@@ -41,7 +41,7 @@ async def serve_staged(
     peers = _checked(stage, data)
     if stage.stage is None:
         return await serve_data(options, data, damaged, environment)
-    token = await read_token(options.token_file, environment)
+    token = await read_token(options.token_file, environment, role="data")
     identity = Identity(
         role="data",
         node=options.id or f"data-{platform.node()[:40]}-{os.getpid()}",

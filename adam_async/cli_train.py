@@ -358,7 +358,8 @@ async def open_cluster(
     timeline: Timeline | None = None,
 ) -> AsyncIterator[Trainable]:
     """Start the roles that the configuration asks for, or join those that run."""
-    token = await read_token(options.token_file, environment)
+    role = "driver" if options.controller is not None else ""
+    token = await read_token(options.token_file, environment, role=role)
     if options.controller is not None:
         async with _join(options, config, contents, token) as driver:
             yield Remote(driver)

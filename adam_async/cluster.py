@@ -38,6 +38,7 @@ from adam_async.scheme_networks import SchemeNetworks
 from adam_async.shard_storage import StorageShelf
 from adam_async.slow import check_names, pace_of
 from adam_async.timeline import Timeline
+from adam_async.token_text import root_token
 from dataflow import ComputePool, MakePool
 from transport import BufferPool, Identity, LocalNetwork, Network
 
@@ -121,6 +122,8 @@ class LocalCluster:
         self.network = network or LocalNetwork(rules=role_table())
         self._address = address or ("local://" if one_process else LOOPBACK)
         if self._hosts and one_process:
+            if token:
+                root_token(token)  # each role that is started here needs keys of its own
             tcp = cluster_network(token, entropy=entropy, buffers=self.buffers)
             self.network = SchemeNetworks(local=self.network, tcp=tcp)
         self._spec = spec

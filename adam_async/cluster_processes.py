@@ -26,7 +26,7 @@ from adam_async.cache_limits import one_of
 from adam_async.checkpoint_files import open_checkpoints
 from adam_async.child_process import ChildProcess, how_it_ended
 from adam_async.cli_parent import Orders
-from adam_async.config import Config
+from adam_async.config import Config, Waits
 from adam_async.data_hosts import DataHosts, address_for, hosts_of
 from adam_async.driver import Driver
 from adam_async.entrypoints import LOOPBACK, cluster_network, slowed
@@ -39,6 +39,7 @@ from adam_async.ports import Disk, system_entropy
 from adam_async.run_result import EpochResult, RunResult
 from adam_async.slow import check_names, texts_for
 from adam_async.timeline import Timeline
+from adam_async.token_text import derived_text
 from dataflow import ComputePool
 from transport import BufferPool, Identity, Link, Network
 
@@ -62,6 +63,9 @@ KEPT = "adam-async-controllers-"
 
 LOCK = "lock"
 """A file in it whose lock is held for as long as the cluster is there."""
+
+CHILDREN = ("controller", "data", "ps", "worker")
+"""Roles that child processes have."""
 
 CHOICES = 3
 """How often ports are chosen for controllers, should somebody take one before they listen."""
@@ -120,6 +124,7 @@ class ProcessCluster:
         self.config = config
         self._controllers = controller_names(config.controllers)
         self._given_up: set[ChildProcess] = set()
+        self._orders: dict[str, bytes] = {}
         self._token = token
         self.children: dict[str, ChildProcess] = {}
         self._spec = spec
@@ -157,8 +162,7 @@ class ProcessCluster:
         # Data servers that stand alone let in only who has their token, or none if they have none.
         token = self._token if self._hosts else self._entropy(32).hex()
         room = self.timeline.limit_events if self.timeline is not None else 0
-        orders = Orders(token=token or "", waits=config.waits, profile_events=room)
-        self._orders = msgspec.json.encode(orders) + b"\n"
+        self._orders = orders_for(token or "", config.waits, profile_events=room)
         self._death = asyncio.get_running_loop().create_future()
         await self._warm_up()
         async with AsyncExitStack() as stack:
@@ -324,12 +328,13 @@ class ProcessCluster:
     def _start(self, role: str, node: str, *arguments: str) -> ChildProcess:
         slow = (word for text in texts_for(self.config.slow, node) for word in ("--slow", text))
         words = (role, "--id", node, "--supervised", *arguments, *slow)
-        child = self._child(node, words)
+        child = self._child(role, node, words)
         self._group.create_task(self._keep(role, node, words, child), name=f"processes/{node}")
         return child
 
-    def _child(self, node: str, words: tuple[str, ...]) -> ChildProcess:
-        child = ChildProcess(node, words, orders=self._orders, environment=self._environment, say=self._say)
+    def _child(self, role: str, node: str, words: tuple[str, ...]) -> ChildProcess:
+        orders = self._orders[role]
+        child = ChildProcess(node, words, orders=orders, environment=self._environment, say=self._say)
         self.children[node] = child
         return child
 
@@ -365,7 +370,7 @@ class ProcessCluster:
                 await self._driver.report_death(node)
                 if self._stopping.is_set():
                     return
-            child = self._child(node, words)
+            child = self._child(role, node, words)
 
     def _goes_on_without(self, role: str, node: str) -> bool:
         """Whether nothing is lost with a role, so that it can be started again."""
@@ -417,6 +422,20 @@ class ProcessCluster:
 
     def __repr__(self) -> str:
         return f"<ProcessCluster {', '.join(self.children) or 'not started'}>"
+
+
+def orders_for(token: str, waits: Waits, *, profile_events: int) -> dict[str, bytes]:
+    """The first line on the stdin of each role's child: it has the keys of that role, and no others.
+
+    Raises:
+        ConfigError: The token is the keys of one role, or can be guessed.
+    """
+    lines = {}
+    for role in CHILDREN:
+        keys = derived_text(token, role) if token else ""
+        orders = Orders(token=keys, waits=waits, profile_events=profile_events)
+        lines[role] = msgspec.json.encode(orders) + b"\n"
+    return lines
 
 
 async def _result_of(future: asyncio.Future[None]) -> None:

@@ -22,6 +22,7 @@ from adam_async.model_worker.service import ModelWorker
 from adam_async.parameter_server.service import ParameterServer
 from adam_async.slow import slow_links
 from adam_async.timeline import Timeline
+from adam_async.token_text import read_token_text
 from transport import BufferPool, Identity, Network, TcpNetwork
 from transport.slow import SlowNetwork
 from transport.tcp import is_loopback, parse_tcp_address
@@ -75,10 +76,15 @@ class Place:
 def cluster_network(token: str | None, *, entropy: Callable[[int], bytes], buffers: BufferPool) -> TcpNetwork:
     """Links over TCP for one process.
 
+    Args:
+        token: The text of a token file; see `token_text`.
+        entropy: Returns that many unpredictable bytes.
+        buffers: Where its links receive.
+
     Raises:
-        ConfigError: The token is too short to keep anybody out.
+        ConfigError: The token can be guessed, or is a line of keys that is damaged.
     """
-    secret = token.encode() if token else None
+    secret = read_token_text(token) if token else None
     try:
         return TcpNetwork(token=secret, entropy=entropy, rules=role_table(), pool=buffers)
     except ValueError as error:

@@ -340,6 +340,15 @@ class Disk:
         self._writes += 1
         self._written_bytes += written
 
+    async def write_private(self, path: Path, data: bytes) -> None:
+        """Write a new file that only its owner can read (mode 0600).
+
+        Raises:
+            FileExistsError: There is one of this name.
+            OSError: It cannot be written.
+        """
+        await self.run(_write_private, path, data)
+
     async def _write(self, path: Path, parts: Iterable[Part]) -> int:
         """Write a file and force its bytes down. Returns how many they are."""
         written = 0
@@ -394,6 +403,12 @@ def _keep_private(path: Path) -> str:
         return ""
     os.chmod(path, mode & ~OTHERS)
     return f"{mode:04o}"
+
+
+def _write_private(path: Path, data: bytes) -> None:
+    # The mode is given when the file is made: there is no moment at which others could open it.
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(data)
 
 
 def _make_folder(folder: Path, mode: int) -> None:

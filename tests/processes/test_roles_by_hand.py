@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from adam_async.token_text import derived_text
 from tests.processes.commands import Command, run
 
 pytestmark = pytest.mark.processes
@@ -20,15 +21,20 @@ def address_of(role: Command) -> str:
 
 
 def test_roles_started_by_hand_serve_run_after_run(tmp_path: Path) -> None:
-    token_file = tmp_path / "token"
-    token_file.write_text(f"{TOKEN}\n")
-    token_file.chmod(0o600)
-    shared = ("--token-file", str(token_file))
+    def keys(role: str) -> tuple[str, str]:
+        """Each role has the keys of its own pairs alone."""
+        file = tmp_path / f"{role}.keys"
+        file.write_text(f"{derived_text(TOKEN, role)}\n")
+        file.chmod(0o600)
+        return ("--token-file", str(file))
+
     with ExitStack() as stack:
-        controller = stack.enter_context(Command("controller", "--bind", "tcp://127.0.0.1:0", *shared))
-        join = ("--controller", address_of(controller), *shared)
+        meet = ("controller", "--bind", "tcp://127.0.0.1:0", *keys("controller"))
+        controller = stack.enter_context(Command(*meet))
+        where = ("--controller", address_of(controller))
+        join = (*where, *keys("driver"))
         roles = [
-            stack.enter_context(Command(*words, *join))
+            stack.enter_context(Command(*words, *where, *keys(words[0])))
             for words in (("ps",), ("data", "--data", "digits"), ("worker", "--threads", "1"))
         ]
         for role in roles:

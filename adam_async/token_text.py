@@ -1,0 +1,117 @@
+"""Pure: the text of a token file: the cluster's root token, or the keys of one role.
+
+A root token is any text of 16 bytes or more. Keys of a role are one line that names its format, the role, and
+each other role with a key in base64:
+
+    adam-async-keys/1 worker controller=K3Zx... data=9sQp... ps=Ty2m...
+
+A process that is given such a line can join as that role and as no other (`transport/keys.py`).
+"""
+
+import binascii
+from base64 import b64decode, b64encode
+
+from adam_async.errors import ConfigError
+from adam_async.messages import role_table
+from adam_async.messages.body import ROLES
+from transport import RoleKeys, Secret
+from transport.keys import derive
+
+PREFIX = "adam-async-keys/"
+"""Beginning of a line of keys; a version follows it."""
+
+VERSION = "1"
+"""Version of the format."""
+
+AGAIN = "write it again with: adam-async token derive --role"
+
+
+def read_token_text(text: str, *, origin: str = "the token") -> Secret:
+    """Read a root token, or the keys of a role.
+
+    Args:
+        text: What a token file holds, or ADAM_TOKEN.
+        origin: What to call it in an error.
+
+    Raises:
+        ConfigError: It is a line of keys that is cut, altered, or of another version.
+    """
+    if not text.startswith(PREFIX):
+        return text.encode()
+    version, *words = text.removeprefix(PREFIX).split(" ")
+    if version != VERSION:
+        raise ConfigError(
+            f"{origin} holds keys in format {version[:16]!r}, and this release reads {VERSION!r}: "
+            f"{AGAIN} ROLE"
+        )
+    role, *pairs = words or [""]
+    if role not in ROLES:
+        raise ConfigError(f"{origin} holds keys of role {role[:32]!r}; roles are {', '.join(ROLES)}")
+    keys: dict[str, bytes] = {}
+    for pair in pairs:
+        other, _, key = pair.partition("=")
+        if other not in ROLES or other in keys:
+            raise ConfigError(
+                f"{origin} holds a key for role {other[:32]!r}, unknown or twice: {AGAIN} {role}"
+            )
+        keys[other] = _key(key, f"{origin}: the key for role {other}", role)
+    try:
+        return RoleKeys(role, keys)
+    except ValueError as error:
+        raise ConfigError(f"{origin}: {error}: {AGAIN} {role}") from None
+
+
+def _key(text: str, what: str, role: str) -> bytes:
+    try:
+        return b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise ConfigError(f"{what} is not base64: {AGAIN} {role}") from None
+
+
+def keys_text(keys: RoleKeys) -> str:
+    """Write the keys of a role as one line, without its end."""
+    pairs = [f"{other}={b64encode(key).decode()}" for other, key in sorted(keys.keys.items())]
+    return " ".join((PREFIX + VERSION, keys.role, *pairs))
+
+
+def derived_text(token: str, role: str, *, origin: str = "the token") -> str:
+    """Derive the keys of a role from a root token, as one line.
+
+    Raises:
+        ConfigError: The token can be guessed, or is itself a line of keys; or there is no such role.
+    """
+    if role not in ROLES:
+        raise ConfigError(f"there is no role {role!r}; roles are {', '.join(ROLES)}")
+    try:
+        return keys_text(derive(root_token(token, origin=origin), role, ROLES, role_table()))
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
+def root_token(token: str, *, origin: str = "the token") -> bytes:
+    """Read what has to be a root token.
+
+    Raises:
+        ConfigError: It is the keys of a role.
+    """
+    secret = read_token_text(token, origin=origin)
+    if isinstance(secret, RoleKeys):
+        raise ConfigError(
+            f"{origin} holds the keys of role {secret.role} alone, from which no others follow: "
+            "give the token"
+        )
+    return secret
+
+
+def check_token_is_for(token: str, role: str, *, origin: str) -> None:
+    """Refuse the keys of another role than that of the command.
+
+    Raises:
+        ConfigError: They are, or `read_token_text` refuses them.
+    """
+    secret = read_token_text(token, origin=origin)
+    if isinstance(secret, RoleKeys) and secret.role != role:
+        raise ConfigError(
+            f"{origin} holds the keys of role {secret.role}, and this is a {role}: give it those that "
+            f"`adam-async token derive --role {role}` writes, or the token"
+        )
