@@ -10,8 +10,6 @@ meet: those that are behind are waited for and read again.
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
-import msgspec
-
 from adam_async.cluster_map import ClusterMap
 from adam_async.config import Waits
 from adam_async.errors import DeadlineExceeded, first_cause
@@ -24,6 +22,8 @@ from adam_async.messages import (
     ShardStates,
     Values,
     pack,
+    read_state_tables,
+    state_tables,
     unpack,
 )
 from adam_async.placement import ShardSpec, ShardTable, holders
@@ -35,7 +35,10 @@ MESSAGE_BYTES = 8 << 20
 """Tensors of one message at most, or one shard."""
 
 META_BYTES = 12 << 10
-"""What describes the shards of one message; a frame's meta may hold a little more."""
+"""What describes the tensors of one message; a frame's meta may hold a little more."""
+
+TENSOR_META_BYTES = 16
+"""Bytes that describe one flat tensor in a frame's meta, at most."""
 
 PAUSES = RetrySchedule(first_s=0.005, longest_s=0.2)
 """Between two questions to a server that has not taken up the run."""
@@ -88,7 +91,7 @@ class ShardCopies:
             while left:
                 behind: list[ShardSpec] = []
                 held = "replicas are behind"
-                for some in self._chunks(cluster, tensors, left):
+                for some in self._chunks(tensors, left):
                     try:
                         states = await self._read(link, cluster, some, tensors)
                     except RemoteError as error:
@@ -104,7 +107,7 @@ class ShardCopies:
                     raise DeadlineExceeded(
                         f"{link.peer.node} to show its shards: {held}", self._waits.clock_s
                     )
-                for some in self._chunks(cluster, tensors, left):
+                for some in self._chunks(tensors, left):
                     clock = max(clocks.get(s.id, 0) for s in some)
                     await self._wait_clock(link, cluster, some, clock, ends_at)
 
@@ -120,10 +123,11 @@ class ShardCopies:
         ask = ReadShards(run=cluster.run.id, generation=cluster.generation, shards=numbers)
         reply = await link.call(pack(ask), timeout_s=self._waits.call_s)
         answer = unpack(reply, ShardStates)
-        if tuple(state.shard for state in answer.states) != numbers:
+        states, arrays = read_state_tables(reply.tensors)
+        if tuple(state.shard for state in states) != numbers:
             raise RemoteProtocolError("shards", f"asked for shards {numbers}, got others")
-        tensors.put(numbers, answer.arrays, reply.tensors)
-        return answer.states
+        tensors.put(numbers, answer.arrays, arrays)
+        return states
 
     async def _wait_clock(
         self, link: Link, cluster: ClusterMap, shards: Sequence[ShardSpec], clock: int, ends_at: float
@@ -162,18 +166,13 @@ class ShardCopies:
         """
         assert cluster.run is not None
         run = cluster.run.id
-        # The sessions of the run before never push again.
-        states = [msgspec.structs.replace(state, numbers=()) for state in states]
 
         async def load_server(link: Link, shards: Sequence[ShardSpec]) -> None:
-            for some in self._chunks(cluster, tensors, shards):
-                body = LoadShards(
-                    run=run,
-                    generation=cluster.generation,
-                    states=tuple(states[shard.id] for shard in some),
-                    arrays=tensors.arrays,
-                )
-                await self._load(link, pack(body, [array for s in some for array in tensors.cut(s.id)]))
+            for some in self._chunks(tensors, shards):
+                body = LoadShards(run=run, generation=cluster.generation, arrays=tensors.arrays)
+                tables = state_tables([states[shard.id] for shard in some])
+                arrays = [array for shard in some for array in tensors.cut(shard.id)]
+                await self._load(link, pack(body, [*tables, *arrays]))
 
         await self._with_servers(cluster, table, load_server)
 
@@ -215,11 +214,9 @@ class ShardCopies:
             raise first_cause(errors) from None
 
     @staticmethod
-    def _chunks(
-        cluster: ClusterMap, tensors: RunTensors, shards: Sequence[ShardSpec]
-    ) -> Iterator[list[ShardSpec]]:
+    def _chunks(tensors: RunTensors, shards: Sequence[ShardSpec]) -> Iterator[list[ShardSpec]]:
         """Cut shards into those of one message."""
-        most = META_BYTES // (48 * (1 + len(cluster.live_replicas())))
+        most = META_BYTES // (TENSOR_META_BYTES * (1 + len(tensors.arrays)))
         some: list[ShardSpec] = []
         room = MESSAGE_BYTES
         for shard in shards:

@@ -23,7 +23,7 @@ are in brackets:
     parameters     worker - parameter server  Push [deltas or factors] -> Pushed [values], Tick -> Ticked
                    worker - same, in place    Record -> Recorded
                    worker, driver - same      Pull -> Values [values]
-    shard_states   driver - parameter server  ReadShards -> ShardStates [values, rule state]
+    shard_states   driver - parameter server  ReadShards -> ShardStates [tables, values, rule state]
                                               LoadShards [same] -> Loaded
     notes          driver - server, worker    GetRecord -> RecordPart [bytes]
                    driver - any role          GetStatistics -> Statistics [values]
@@ -107,6 +107,8 @@ from adam_async.messages.shard_states import (
     ReadShards,
     ShardState,
     ShardStates,
+    read_state_tables,
+    state_tables,
 )
 from adam_async.messages.staging import (
     FilePart,
@@ -203,8 +205,10 @@ __all__ = [
     "read_number",
     "read_packed",
     "read_packed_tensor",
+    "read_state_tables",
     "read_text_tensor",
     "role_table",
+    "state_tables",
     "text_tensor",
     "unpack",
     "unpack_any",

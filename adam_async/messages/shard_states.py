@@ -1,8 +1,21 @@
-"""Pure: driver and parameter server: shards with all that travels with them."""
+"""Pure: driver and parameter server: shards with all that travels with them.
 
-from typing import Annotated
+The tables of versions and clocks ride as two tensors of int64 in front of the values, for a frame's meta
+holds 16 KiB:
+
+    (shards, 2)  number of the shard, version
+    (rows, 3)    number of the shard, replica, step that the replica has finished
+
+Push numbers do not travel: the sessions of a run push into that run only, and no run continues another
+one's sessions.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from adam_async.messages.body import Body, Rows
 from adam_async.messages.bounds import (
@@ -12,16 +25,18 @@ from adam_async.messages.bounds import (
     DrawnId,
     Names,
     PushNumber,
+    ReplicaNumber,
     ReplicaText,
     RunId,
     ShardNumber,
     Shards,
     Version,
 )
+from transport import RemoteProtocolError
 
 
 class ShardState(msgspec.Struct, frozen=True, array_like=True):
-    """Everything that travels with a shard, beside its values and its rule state."""
+    """The tables of a shard, beside its values and its rule state."""
 
     shard: ShardNumber
     version: Version
@@ -29,8 +44,8 @@ class ShardState(msgspec.Struct, frozen=True, array_like=True):
     """Replica (as text) to the step that it has finished."""
     numbers: Annotated[
         tuple[tuple[DrawnId, DrawnId, PushNumber], ...], msgspec.Meta(max_length=MOST_IN_A_META)
-    ]
-    """Dedup table: session, incarnation, number of the last push ordered."""
+    ] = ()
+    """Push numbers of sessions, in manifests of earlier checkpoints; they are not used."""
 
 
 class ReadShards(Body, frozen=True, kw_only=True):
@@ -42,9 +57,8 @@ class ReadShards(Body, frozen=True, kw_only=True):
 
 
 class ShardStates(Body, frozen=True, kw_only=True):
-    """Tensors: for each shard its values (flat), then its rule's arrays in the order of `arrays`."""
+    """Tensors: the two tables, then for each shard its values (flat) and its rule's arrays."""
 
-    states: Annotated[tuple[ShardState, ...], msgspec.Meta(max_length=MOST_IN_A_META)]
     arrays: Names
     """Names of the rule's arrays: elementwise ones, then those of one number per shard."""
 
@@ -54,7 +68,6 @@ class LoadShards(Body, frozen=True, kw_only=True):
 
     run: RunId
     generation: Version
-    states: Annotated[tuple[ShardState, ...], msgspec.Meta(max_length=MOST_IN_A_META)]
     arrays: Names
 
 
@@ -62,6 +75,52 @@ class Loaded(Body, frozen=True, kw_only=True):
     """Acknowledgement of `LoadShards`. `left` counts shards of this server that wait for theirs."""
 
     left: Count
+
+
+TABLES = 2
+"""Tensors that hold the tables, in front of all others."""
+
+
+def state_tables(states: Iterable[ShardState]) -> list[NDArray[np.int64]]:
+    """The two tables of some shards, in their order."""
+    versions: list[tuple[int, int]] = []
+    clocks: list[tuple[int, int, int]] = []
+    for state in states:
+        versions.append((state.shard, state.version))
+        clocks += [(state.shard, int(replica), clock) for replica, clock in state.clocks.items()]
+    return [np.array(versions, np.int64).reshape(-1, 2), np.array(clocks, np.int64).reshape(-1, 3)]
+
+
+def read_state_tables(
+    tensors: Sequence[NDArray[Any]],
+) -> tuple[tuple[ShardState, ...], Sequence[NDArray[Any]]]:
+    """Take the tables off the front of a message's tensors; returns the states and the other tensors.
+
+    Raises:
+        RemoteProtocolError: A table is missing or of another shape or type, a shard is named twice, a clock
+            is of no shard of the message, or a number is out of bounds.
+    """
+    if len(tensors) < TABLES:
+        raise RemoteProtocolError("tensors", f"{TABLES} tables come first, got {len(tensors)} tensors")
+    versions, clocks = tensors[:TABLES]
+    for name, table, columns in (("versions", versions, 2), ("clocks", clocks, 3)):
+        if table.dtype != np.int64 or table.ndim != 2 or table.shape[1] != columns:
+            found = f"{table.dtype}{table.shape}"
+            raise RemoteProtocolError("tensors", f"{name}: expected int64(n, {columns}), got {found}")
+    try:
+        of_shards = msgspec.convert(versions.tolist(), list[tuple[ShardNumber, Version]])
+        of_replicas = msgspec.convert(clocks.tolist(), list[tuple[ShardNumber, ReplicaNumber, Clock]])
+    except msgspec.ValidationError as error:
+        raise RemoteProtocolError("tensors", f"versions or clocks: {error}") from None
+    clocks_of: dict[int, dict[str, int]] = {shard: {} for shard, _ in of_shards}
+    if len(clocks_of) != len(of_shards):
+        raise RemoteProtocolError("tensors", "versions: a shard is named twice")
+    for shard, replica, clock in of_replicas:
+        if shard not in clocks_of:
+            raise RemoteProtocolError("tensors", f"clocks: shard {shard} is not in this message")
+        clocks_of[shard][str(replica)] = clock
+    states = tuple([ShardState(shard, version, clocks_of[shard]) for shard, version in of_shards])
+    return states, tensors[TABLES:]
 
 
 ROWS: Rows = {

@@ -1,7 +1,7 @@
 """Pure: shards with all that travels with them, as one message: written from a server, set in another.
 
-Beside `ShardState` travel, for each shard, its values (flat) and the rule's arrays: the elementwise ones, as
-long as the values, then those of one number per shard. Whoever reads gets copies.
+Behind the tables of versions and clocks travel, for each shard, its values (flat) and the rule's arrays: the
+elementwise ones, as long as the values, then those of one number per shard. A reader gets copies.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.ids import Replica, ShardId, Version
-from adam_async.messages import LoadShards, ShardState, ShardStates, check_tensor
+from adam_async.messages import (
+    LoadShards,
+    ShardState,
+    ShardStates,
+    check_tensor,
+    read_state_tables,
+    state_tables,
+)
 from adam_async.model.rules import Rule
 from adam_async.parameter_server.shard import Shard
 from transport import RemoteProtocolError
@@ -20,19 +27,14 @@ from transport import RemoteProtocolError
 def read_states(shards: Sequence[Shard], rule: Rule) -> tuple[ShardStates, list[NDArray[Any]]]:
     """Copy shards, with the arrays that their rule keeps."""
     names = (*rule.state_names, *rule.scalar_names)
+    states = [
+        ShardState(shard.spec.id, shard.version, {str(r): clock for r, clock in shard.clocks.items()})
+        for shard in shards
+    ]
     tensors = [
         array.copy() for shard in shards for array in (shard.values, *(shard.rule_state[n] for n in names))
     ]
-    states = tuple(
-        ShardState(
-            shard=shard.spec.id,
-            version=shard.version,
-            clocks={str(replica): clock for replica, clock in shard.clocks.items()},
-            numbers=tuple((*session, number) for session, number in shard.last_number.items()),
-        )
-        for shard in shards
-    )
-    return ShardStates(states=states, arrays=names), tensors
+    return ShardStates(arrays=names), [*state_tables(states), *tensors]
 
 
 def load_states(
@@ -42,21 +44,25 @@ def load_states(
 
     Args:
         shards: The shards of this server. Their rule says which arrays must come.
+        body: Names the arrays.
+        tensors: The tables and the arrays, see `ShardStates`.
 
     Returns the numbers of the shards set.
 
     Raises:
-        RemoteProtocolError: A shard is not ours, or an array is missing or of another shape or type.
+        RemoteProtocolError: A shard is not ours, a table is malformed, or an array is missing or of another
+            shape or type.
     """
+    states, tensors = read_state_tables(tensors)
     arrays = len(body.arrays) + 1
-    if len(tensors) != arrays * len(body.states):
+    if len(tensors) != arrays * len(states):
         raise RemoteProtocolError(
             "tensors",
-            f"{len(body.states)} shards of {arrays} arrays each need {arrays * len(body.states)} tensors, "
+            f"{len(states)} shards of {arrays} arrays each need {arrays * len(states)} tensors, "
             f"not {len(tensors)}",
         )
     copies: list[tuple[NDArray[Any], NDArray[Any]]] = []
-    for at, state in enumerate(body.states):
+    for at, state in enumerate(states):
         shard = shards.get(ShardId(state.shard))
         if shard is None:
             raise RemoteProtocolError("shards", f"shard {state.shard} is not held here")
@@ -72,12 +78,11 @@ def load_states(
             copies.append((target, source))
     for target, source in copies:
         np.copyto(target, source)
-    return {_set(shards[ShardId(state.shard)], state) for state in body.states}
+    return {_set(shards[ShardId(state.shard)], state) for state in states}
 
 
 def _set(shard: Shard, state: ShardState) -> ShardId:
     shard.version = shard.loaded = Version(state.version)
-    shard.last_number = {(session, life): number for session, life, number in state.numbers}
     loaded = {Replica(int(replica)): clock for replica, clock in state.clocks.items()}
     slowest = min(loaded.values(), default=0)
     # Replicas that are known to be live take the place of those that were.

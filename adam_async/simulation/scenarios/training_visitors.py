@@ -406,7 +406,7 @@ def _wrong_words(state: ServerState, session: int) -> list[Word]:
 
 def _words_of_a_driver(state: ServerState) -> list[Word]:
     read = ReadShards(run=state.run, generation=state.generation, shards=(_first(state).spec.id,))
-    load = LoadShards(run=OTHER, generation=state.generation, states=(), arrays=())
+    load = LoadShards(run=OTHER, generation=state.generation, arrays=())
     return [
         Word("driver", change(read, generation=state.generation - 1), "wrong-run"),
         Word("driver", change(read, shards=(_unknown(state),)), "not-primary"),

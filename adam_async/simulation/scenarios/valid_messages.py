@@ -345,13 +345,13 @@ def _with_a_parameter_server(facts: Facts) -> list[Example]:
 def _shard_states(facts: Facts) -> list[Example]:
     shard = facts.shards[0]
     zeros = np.zeros(facts.sizes[0], facts.dtype)
-    state = m.ShardState(shard=shard, version=1, clocks={"0": 1}, numbers=((facts.session, 1, 1),))
+    tables = m.state_tables([m.ShardState(shard=shard, version=1, clocks={"0": 1})])
     here: dict[str, Any] = {"run": facts.run, "generation": facts.generation}
-    tensors = (zeros, *(np.zeros_like(zeros) for _ in facts.rule_arrays))
+    tensors = (*tables, zeros, *(np.zeros_like(zeros) for _ in facts.rule_arrays))
     return [
         Example(body=m.ReadShards(**here, shards=facts.shards[:1])),
-        Example(body=m.ShardStates(states=(state,), arrays=facts.rule_arrays), tensors=tensors),
-        Example(body=m.LoadShards(**here, states=(state,), arrays=facts.rule_arrays), tensors=tensors),
+        Example(body=m.ShardStates(arrays=facts.rule_arrays), tensors=tensors),
+        Example(body=m.LoadShards(**here, arrays=facts.rule_arrays), tensors=tensors),
         Example(body=m.Loaded(left=0)),
     ]
 

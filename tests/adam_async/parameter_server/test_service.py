@@ -30,8 +30,10 @@ from adam_async.messages import (
     Tick,
     Values,
     pack,
+    read_state_tables,
     read_text_tensor,
     role_table,
+    state_tables,
     unpack,
 )
 from adam_async.parameter_server.events import ReplicasChanged
@@ -456,9 +458,11 @@ async def test_a_resumed_run_is_ready_when_all_shards_are_set_and_then_is_what_w
             await refused(worker, pull, "not-ready", waits)
             assert member.map.nodes["ps-0"].ready != "again"
             arrays = 1 + len(states.arrays)
-            for at, state in enumerate(states.states):
-                load = LoadShards(run="again", generation=generation, states=(state,), arrays=states.arrays)
-                message = pack(load, kept[at * arrays : (at + 1) * arrays])
+            found, values = read_state_tables(kept)
+            for at, state in enumerate(found):
+                load = LoadShards(run="again", generation=generation, arrays=states.arrays)
+                tensors = [*state_tables([state]), *values[at * arrays : (at + 1) * arrays]]
+                message = pack(load, tensors)
                 for _ in range(2):  # the second time as if the answer had been lost
                     told = unpack(await link.call(message, timeout_s=50.0), Loaded)
                     assert told.left == len(every) - at - 1
@@ -476,7 +480,7 @@ async def test_shards_of_a_run_that_is_not_resumed_cannot_be_set():
     async with servers_of(NETWORKS["local"](), servers=1) as servers:
         address = servers.map.nodes["ps-0"].address
         async with servers.network.connect(address, servers.identity("driver", 1), timeout_s=50.0) as link:
-            load = LoadShards(run="run", generation=servers.map.generation, states=(), arrays=())
+            load = LoadShards(run="run", generation=servers.map.generation, arrays=())
             await refused(link, pack(load), "not-resumed", "run run began anew")
             load = msgspec.structs.replace(load, run="old")
             await refused(link, pack(load), "wrong-run", "ps-0 is not preparing run old")

@@ -5,13 +5,16 @@ import pytest
 
 from adam_async.dice import Dice
 from adam_async.ids import BucketId, Replica, ShardId, Version
-from adam_async.messages import LoadShards
+from adam_async.messages import LoadShards, pack
+from adam_async.messages.shard_states import TABLES
 from adam_async.model.rules import Adagrad, Adam, Sgd
 from adam_async.parameter_server.barrier import Held
 from adam_async.parameter_server.shard import Shard
 from adam_async.parameter_server.shard_states import load_states, read_states
 from adam_async.placement import ShardSpec
-from transport import RemoteProtocolError
+from transport import LinkConfig, RemoteProtocolError
+from transport.frames import FrameEncoder
+from transport.tensors import lay_out
 
 RULES = [Sgd(), Sgd(momentum=0.9), Adagrad(), Adam()]
 
@@ -30,7 +33,7 @@ def shards_of(rule, *, seed=1, numbers=(3, 5), size=4):
 
 def said(shards, rule):
     told, tensors = read_states(list(shards.values()), rule)
-    return LoadShards(run="run", generation=1, states=told.states, arrays=told.arrays), tensors
+    return LoadShards(run="run", generation=1, arrays=told.arrays), tensors
 
 
 @pytest.mark.parametrize("rule", RULES, ids=repr)
@@ -39,13 +42,12 @@ def test_shards_are_set_as_they_were_read(rule):
     for shard in source.values():
         shard.version = Version(7)
         shard.clocks = {Replica(0): 4, Replica(2): 3}
-        shard.last_number = {(1, 2**60): 9, (2, 1): 4}
     body, tensors = said(source, rule)
     assert body.arrays == (*rule.state_names, *rule.scalar_names)
     assert load_states(target, body, tensors) == {3, 5}
     for number, shard in source.items():
         other = target[number]
-        assert (other.version, other.clocks, other.last_number) == (7, shard.clocks, shard.last_number)
+        assert (other.version, other.clocks) == (7, shard.clocks)
         assert other.values.tobytes() == shard.values.tobytes()
         for name, array in shard.rule_state.items():
             assert other.rule_state[name].tobytes() == array.tobytes()
@@ -56,7 +58,7 @@ def test_what_is_read_are_copies_and_what_is_set_is_the_memory_that_was_there():
     source, target = shards_of(Sgd()), shards_of(Sgd(), seed=2)
     memory = {number: shard.values for number, shard in target.items()}
     body, tensors = said(source, Sgd())
-    kept = [tensor.copy() for tensor in tensors]
+    kept = [tensor.copy() for tensor in tensors[TABLES:]]
     for shard in source.values():
         shard.values += 1
     load_states(target, body, tensors)
@@ -82,14 +84,28 @@ def test_who_is_live_takes_the_place_of_those_who_were():
     ("change", "message"),
     [
         (lambda body, tensors: (body, tensors[:-1]), "2 shards of 2 arrays each need 4 tensors, not 3"),
-        (lambda body, tensors: (body, [tensors[0][:3], *tensors[1:]]), "values of shard 3: expected float32"),
         (
-            lambda body, tensors: (body, [*tensors[:3], tensors[3][:3]]),
+            lambda body, tensors: (body, [*tensors[:2], tensors[2][:3], *tensors[3:]]),
+            "values of shard 3: expected",
+        ),
+        (
+            lambda body, tensors: (body, [*tensors[:5], tensors[5][:3]]),
             "momentum of shard 5: expected float32",
         ),
         (
-            lambda body, tensors: (body, [tensors[0].astype(np.float64), *tensors[1:]]),
+            lambda body, tensors: (body, [*tensors[:2], tensors[2].astype(np.float64), *tensors[3:]]),
             r"expected float32\(4,\), got float64",
+        ),
+        (lambda body, tensors: (body, tensors[:1]), "2 tables come first, got 1 tensors"),
+        (lambda body, tensors: (body, tensors[1:]), r"versions: expected int64\(n, 2\), got int64\(0, 3\)"),
+        (
+            lambda body, tensors: (body, [-tensors[0], *tensors[1:]]),
+            "versions or clocks: Expected `int` >= 0",
+        ),
+        (lambda body, tensors: (body, [tensors[0][[0, 0]], *tensors[1:]]), "a shard is named twice"),
+        (
+            lambda body, tensors: (body, [tensors[0], np.array([[4, 0, 1]]), *tensors[2:]]),
+            "clocks: shard 4 is not in this message",
         ),
     ],
 )
@@ -110,3 +126,15 @@ def test_shards_of_another_server_and_of_another_rule_are_refused_by_name():
     with pytest.raises(RemoteProtocolError, match=r"rule keeps \['squares'\], not \['momentum'\]"):
         rule = Sgd(momentum=0.5)
         load_states(shards_of(Adagrad()), *said(shards_of(rule), rule))
+
+
+def test_the_states_of_many_shards_fit_a_frame_however_many_sessions_pushed():
+    rule = Adam()
+    shards = shards_of(rule, numbers=range(138))
+    for shard in shards.values():
+        shard.clocks = {Replica(0): 2**40}
+        shard.last_number = {(2**55 + life, 2**54 + life): 2**40 for life in range(100)}
+    body, tensors = read_states(list(shards.values()), rule)
+    layout = lay_out(tuple(tensors), 1 << 30)
+    config = LinkConfig()
+    assert len(FrameEncoder(config).pack(pack(body, tensors), layout.packed)) <= config.max_meta_bytes
