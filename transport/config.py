@@ -1,12 +1,15 @@
 """Pure: every limit and every waiting time of a link, in one frozen record."""
 
 from dataclasses import dataclass, fields
+from typing import Literal, get_args
 
-__all__ = ["PROBES", "LinkConfig"]
+__all__ = ["PROBES", "Checksum", "LinkConfig"]
 
 KIB = 1 << 10
 MIB = 1 << 20
 
+Checksum = Literal["auto", "on", "off"]
+"""Values of `LinkConfig.checksum`."""
 
 PROBES = 3
 """Number of unanswered probes after which the kernel ends a connection."""
@@ -83,6 +86,10 @@ class LinkConfig:
     unacknowledged_s: float = 30.0
     """Seconds after which the kernel ends a connection whose peer acknowledges none of the bytes sent."""
 
+    checksum: Checksum = "auto"
+    """Whether payloads that leave carry a CRC-32C; ``auto``: unless the peer is on the same host. A payload
+    that arrives with one is always checked."""
+
     close_s: float = 5.0
     """For the bytes still unsent when a link is closed; what is left is dropped."""
 
@@ -92,7 +99,12 @@ class LinkConfig:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if value <= 0 and field.name != "socket_buffer_bytes":
+            if field.name == "checksum":
+                if value not in get_args(Checksum):
+                    raise ValueError(
+                        f"checksum must be one of {', '.join(get_args(Checksum))}, not {value!r}"
+                    )
+            elif value <= 0 and field.name != "socket_buffer_bytes":
                 raise ValueError(f"{field.name} must be positive, not {value}")
         if not 0 < self.max_meta_bytes <= 16 * KIB:
             raise ValueError(f"max_meta_bytes must be at most {16 * KIB}, not {self.max_meta_bytes}")

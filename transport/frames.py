@@ -7,6 +7,9 @@ A frame is a prelude of 32 bytes, a meta of at most 16 KiB, and a payload of at 
             TLNK   1        u8     u16     u64          length   length     before it and the meta
                                                         u32      u64        u32        (little endian)
 
+A frame with the flag CHECKED has the CRC-32C of its payload in the last 4 bytes of its meta, where the CRC-32
+of the prelude covers it. The sender decides for each frame; a receiver checks each frame with the flag.
+
 Meta is msgpack: ``[type, meta]`` or ``[type, meta, descriptions of the tensors]``. Tensors never pass
 through msgpack: it would copy them, and what a packed byte can expand to would no longer be bounded. A
 payload is the tensors' bytes, each padded to start at a multiple of 64.
@@ -38,12 +41,14 @@ from zlib import crc32
 import msgpack
 import numpy as np
 
+from transport.checksum import CHECKSUM_BYTES, checksum
 from transport.config import LinkConfig
 from transport.errors import LocalProtocolError, RemoteProtocolError
 from transport.messages import Message
 from transport.tensors import Layout, Tensor, lay_out, raw_bytes, read_layout
 
 __all__ = [
+    "CHECKED",
     "CHUNK",
     "CLOSE",
     "ERROR",
@@ -87,6 +92,11 @@ _LAST_WITH_META: Final = CLOSE
 
 MORE: Final = 1
 """Flag: the payload goes on in CHUNK frames."""
+
+CHECKED: Final = 2
+"""Flag: the last 4 bytes of the meta are the CRC-32C of the frame's payload."""
+
+_FLAGS: Final = MORE | CHECKED
 
 
 def kind_name(kind: int) -> str:
@@ -325,7 +335,9 @@ class FrameDecoder:
         self.bytes_moved = 0
         self._config = config
         self._memory = memory
-        self._scratch = bytearray(PRELUDE_BYTES + config.max_meta_bytes + config.scratch_bytes)
+        self._scratch = bytearray(
+            PRELUDE_BYTES + config.max_meta_bytes + CHECKSUM_BYTES + config.scratch_bytes
+        )
         self._view = memoryview(self._scratch)
         self._offer = self._view[: config.scratch_bytes]
         self._prelude = self._view[:PRELUDE_BYTES]
@@ -333,6 +345,8 @@ class FrameDecoder:
         self._current: _Arrival | None = None
         self._large: _Arrival | None = None
         self._need = 0
+        self._expected: int | None = None  # checksum of the payload that is arriving, if it has one
+        self._computed = 0  # checksum of the part of it that has arrived
 
     def get_buffer(self) -> memoryview:
         """Return where the next received bytes belong; never empty."""
@@ -355,11 +369,15 @@ class FrameDecoder:
             return self._parse()
         arrival = self._current
         assert arrival is not None
+        if self._expected is not None:
+            self._computed = checksum((arrival.scatter.piece[:count],), self._computed)
         arrival.scatter.advance(count)
         self._need -= count
         if self._need:
             return []
         self._current = None
+        if self._expected is not None:
+            self._compare()
         return self._finished(arrival)
 
     def forget(self, request_id: int) -> None:
@@ -391,7 +409,7 @@ class FrameDecoder:
             if (
                 magic != MAGIC
                 or version != VERSION
-                or flags > MORE
+                or flags > _FLAGS
                 or not 0 < kind <= _LAST_WITH_PAYLOAD
                 or meta_length > self._config.max_meta_bytes
                 or payload_length > MAX_CHUNK_BYTES
@@ -405,18 +423,24 @@ class FrameDecoder:
                 raise RemoteProtocolError("checksum", f"prelude and meta of a {kind_name(kind)} are damaged")
             head_bytes = position - start
             start = position
+            if flags >= CHECKED:
+                packed = self._open_checked(packed, payload_length)
             if kind <= _LAST_WITH_META:
                 frame, arrival = self._message(kind, flags, request_id, packed, payload_length, start)
             elif kind == CHUNK:
                 frame, arrival = None, self._chunk(flags, payload_length, head_bytes)
             else:
                 frame, arrival = _make_frame((kind, request_id, None, 0, head_bytes)), None
+            moved = min(end - start, payload_length)
+            if self._expected is not None:
+                self._computed = checksum((view[start : start + moved],))
+                if moved == payload_length:
+                    self._compare()
             if frame is not None:
                 start += payload_length
                 frames.append(frame)
                 continue
             assert arrival is not None
-            moved = min(end - start, payload_length)
             arrival.scatter.fill(view[start : start + moved])
             self.bytes_moved += moved
             start += moved
@@ -441,13 +465,12 @@ class FrameDecoder:
             raise RemoteProtocolError("version", f"a frame of version {version}; this side speaks {VERSION}")
         if not 0 < kind < len(_NAMES):
             raise RemoteProtocolError("kind", f"frame kind {kind} is unknown here")
-        if flags > MORE:
-            raise RemoteProtocolError("flags", f"a {kind_name(kind)} has flags {flags:#x}, unknown here")
-        if meta_length > (self._config.max_meta_bytes if kind <= _LAST_WITH_META else 0):
-            raise RemoteProtocolError(
-                "meta-length", f"{kind_name(kind)} claims {meta_length}, over {self._config.max_meta_bytes}"
-            )
         carries = kind <= _LAST_WITH_PAYLOAD or kind == CHUNK
+        if flags > (_FLAGS if carries else MORE):
+            raise RemoteProtocolError("flags", f"a {kind_name(kind)} has flags {flags:#x}, unknown here")
+        most = self._config.max_meta_bytes if kind <= _LAST_WITH_META else 0
+        if meta_length > most + (CHECKSUM_BYTES if flags & CHECKED else 0):
+            raise RemoteProtocolError("meta-length", f"{kind_name(kind)} claims {meta_length}, over {most}")
         if payload_length > (MAX_CHUNK_BYTES if carries else 0):
             raise RemoteProtocolError(
                 "payload-length",
@@ -455,12 +478,28 @@ class FrameDecoder:
                 f"{MAX_CHUNK_BYTES if carries else 0} are allowed",
             )
 
+    def _open_checked(self, packed: bytearray, payload_length: int) -> bytearray:
+        """Keep the checksum at the end of a meta for the coming payload; return the meta without it."""
+        if len(packed) < CHECKSUM_BYTES or not payload_length:
+            raise RemoteProtocolError("flags", "a frame is flagged to have a checksum and has none")
+        self._expected = int.from_bytes(packed[-CHECKSUM_BYTES:], "little")
+        return packed[:-CHECKSUM_BYTES]
+
+    def _compare(self) -> None:
+        """Compare the checksum of a payload that is complete."""
+        expected, self._expected = self._expected, None
+        if self._computed != expected:
+            raise RemoteProtocolError(
+                "payload-checksum",
+                f"a payload is damaged: CRC-32C {self._computed:08x}, its frame says {expected:08x}",
+            )
+
     def _chunk(self, flags: int, payload_length: int, head_bytes: int) -> _Arrival:
         arrival = self._large
         if arrival is None:
             raise RemoteProtocolError("chunk", "a chunk without a message it belongs to")
         rest = arrival.lacking - payload_length
-        if payload_length == 0 or rest < 0 or (rest > 0) != (flags == MORE):
+        if payload_length == 0 or rest < 0 or (rest > 0) != (flags & MORE):
             raise RemoteProtocolError(
                 "chunk",
                 f"a chunk of {payload_length} bytes, flags {flags}, where {arrival.lacking} are lacking",
@@ -477,13 +516,14 @@ class FrameDecoder:
         Returns it whole if its payload is there entirely, else what is to be filled.
         """
         name, meta, described = _unpack(packed)
-        head_bytes = PRELUDE_BYTES + len(packed)
-        if not described and not payload_length and not flags:
+        head_bytes = PRELUDE_BYTES + len(packed) + (CHECKSUM_BYTES if flags & CHECKED else 0)
+        more = flags & MORE
+        if not described and not payload_length and not more:
             message = Message(type=name, meta=meta)
             return _make_frame((kind, request_id, message, 0, head_bytes)), None
         layout = read_layout(described, self._config.max_message_bytes)
         _, specs, total, tensor_bytes, _ = layout
-        if flags:
+        if more:
             self._check_first(name, payload_length, total)
         elif payload_length != total:
             raise RemoteProtocolError(
@@ -511,7 +551,7 @@ class FrameDecoder:
                 tensors = tuple(
                     [np.ndarray(shape, dtype, whole, offset) for dtype, shape, offset, _ in specs]
                 )
-            if not flags and start + total <= self._end:
+            if not more and start + total <= self._end:
                 memory[:total] = self._view[start : start + total]
                 self.bytes_moved += total
                 message = Message(type=name, meta=meta, tensors=tensors)
@@ -521,9 +561,11 @@ class FrameDecoder:
             tensors = registered.tensors
             scatter = _Scatter(_pieces(layout, tensors))
         arrival = _Arrival(kind, request_id, name, meta, tensors, scatter, tensor_bytes, frame_bytes)
-        if flags:
+        if more:
             arrival.lacking = total - payload_length
             self._large = arrival
+            # A chunk's head is all that is asked for between chunks, so that nothing of a chunk is moved.
+            self._prelude = self._view[: PRELUDE_BYTES + (CHECKSUM_BYTES if flags & CHECKED else 0)]
         return None, arrival
 
     def _check_first(self, name: str, payload_length: int, total: int) -> None:

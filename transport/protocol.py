@@ -11,12 +11,13 @@ with every byte: it is when something *may* be due.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from transport.checksum import CHECKSUM_BYTES, checksum
 from transport.config import LinkConfig
 from transport.errors import LinkBroken
-from transport.frames import CHUNK, MORE, PING, PRELUDE_BYTES, FrameDecoder, FrameEncoder, Memory
+from transport.frames import CHECKED, CHUNK, MORE, PING, PRELUDE_BYTES, FrameDecoder, FrameEncoder, Memory
 from transport.messages import Message
 from transport.release import watched
 from transport.tensors import ALIGNMENT, Tensor, TensorSpec, lay_out, raw_bytes
@@ -67,10 +68,18 @@ class Outgoing:
 
 
 class Conversation:
-    """State of one established conversation. See the module's text."""
+    """State of one established conversation. See the module's text.
 
-    def __init__(self, config: LinkConfig, memory: Memory, *, now: float) -> None:
+    Args:
+        config: Limits and waiting times.
+        memory: Lends memory for received payloads.
+        now: Time at which it begins, in seconds.
+        checked: Whether payloads that leave carry a checksum.
+    """
+
+    def __init__(self, config: LinkConfig, memory: Memory, *, now: float, checked: bool = False) -> None:
         self.config = config
+        self._checked = checked
         self.decoder = FrameDecoder(config, memory)
         self.queued_bytes = 0
         """Bytes in the queue of large messages; what the stream itself holds comes on top."""
@@ -101,9 +110,10 @@ class Conversation:
         if total > self.config.gather_bytes:
             return None
         payload = tensors if plain else payload_parts(specs, tensors)
-        return encoder.head(
-            kind, request_id, encoder.pack(message, described), total, 0, payload
-        ), tensor_bytes
+        meta, flags = encoder.pack(message, described), 0
+        if self._checked and total:
+            meta, flags = _with_checksum(meta, 0, payload)
+        return encoder.head(kind, request_id, meta, total, flags, payload), tensor_bytes
 
     def encode(
         self, kind: int, request_id: int, message: Message, release: Callable[[], object] | None = None
@@ -128,27 +138,29 @@ class Conversation:
         meta = encoder.pack(message, described)
         if release is not None:
             tensors = watched(tensors, release)
-        parts = payload_parts(specs, tensors)
-        overhead = PRELUDE_BYTES + len(meta) + total - tensor_bytes
-        if total <= self.config.chunk_bytes:
-            head = encoder.head(kind, request_id, meta, total)
-            return Outgoing([head, *parts], len(head) + total, tensor_bytes, overhead)
-        head = encoder.head(kind, request_id, meta, self.config.chunk_bytes, MORE)
-        return self._split(head, deque(parts), total, tensor_bytes, overhead)
-
-    def _split(
-        self, head: bytes, payload: deque[Buffer], total: int, tensor_bytes: int, overhead: int
-    ) -> Outgoing:
-        """Cut a large payload: the first frame now, the rest to follow."""
-        first: list[Buffer] = [head]
-        _take(payload, self.config.chunk_bytes, first)
-        chunks = -(-total // self.config.chunk_bytes) - 1
-        outgoing = Outgoing(
-            first, len(head) + self.config.chunk_bytes, tensor_bytes, overhead + PRELUDE_BYTES * chunks
-        )
-        outgoing.rest = payload
-        outgoing.rest_bytes = total - self.config.chunk_bytes
+        payload = deque(payload_parts(specs, tensors))
+        first_bytes = min(total, self.config.chunk_bytes)
+        rest_bytes = total - first_bytes
+        buffers = self._frame(kind, request_id, meta, payload, first_bytes, MORE if rest_bytes else 0)
+        head_bytes = len(buffers[0])
+        chunk_head_bytes = PRELUDE_BYTES + (CHECKSUM_BYTES if self._checked else 0)
+        overhead = head_bytes + total - tensor_bytes
+        overhead += -(-rest_bytes // self.config.chunk_bytes) * chunk_head_bytes
+        outgoing = Outgoing(buffers, head_bytes + first_bytes, tensor_bytes, overhead)
+        if rest_bytes:
+            outgoing.rest = payload
+            outgoing.rest_bytes = rest_bytes
         return outgoing
+
+    def _frame(
+        self, kind: int, request_id: int, meta: bytes, payload: deque[Buffer], size: int, flags: int
+    ) -> list[Buffer]:
+        """Take ``size`` bytes off the front of a payload, and return the buffers of a frame of them."""
+        taken: list[Buffer] = []
+        _take(payload, size, taken)
+        if self._checked:
+            meta, flags = _with_checksum(meta, flags, taken)
+        return [FrameEncoder.head(kind, request_id, meta, size, flags), *taken]
 
     def queue(self, outgoing: Outgoing) -> None:
         """Line up a message that is large or must not overtake a large one."""
@@ -166,10 +178,9 @@ class Conversation:
             left = outgoing.rest_bytes
             size = min(left, self.config.chunk_bytes)
             outgoing.rest_bytes = left - size
-            head = FrameEncoder.head(CHUNK, 0, b"", size, MORE if left > size else 0)
-            outgoing.buffers = [head]
+            more = MORE if left > size else 0
+            outgoing.buffers = self._frame(CHUNK, 0, b"", outgoing.rest, size, more)
             outgoing.size_bytes = size
-            _take(outgoing.rest, size, outgoing.buffers)
         else:
             self._queue.popleft()
         return buffers
@@ -252,6 +263,13 @@ def payload_parts(specs: Sequence[TensorSpec], tensors: Sequence[Tensor]) -> lis
             parts.append(raw_bytes(tensor))
         end = spec.offset + spec.nbytes
     return parts
+
+
+def _with_checksum(
+    meta: bytes, flags: int, payload: Iterable[bytes | memoryview | Tensor]
+) -> tuple[bytes, int]:
+    """Add the checksum of a frame's payload to its meta and flags."""
+    return meta + checksum(payload).to_bytes(CHECKSUM_BYTES, "little"), flags | CHECKED
 
 
 def _take(payload: deque[Buffer], size: int, into: list[Buffer]) -> None:

@@ -37,7 +37,7 @@ from transport.roles import RoleTable
 if TYPE_CHECKING:
     from transport.entrance import Entrance
 
-__all__ = ["Greeter", "TcpLink", "deepen_backlog", "is_loopback", "parse_tcp_address"]
+__all__ = ["Greeter", "TcpLink", "checks_payloads", "deepen_backlog", "is_loopback", "parse_tcp_address"]
 
 TURN_BYTES = 64 << 10
 """So much in small frames is written at once, even within a turn of the loop."""
@@ -90,6 +90,15 @@ def tune(transport: asyncio.Transport, config: LinkConfig) -> None:
     if config.socket_buffer_bytes:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, config.socket_buffer_bytes)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, config.socket_buffer_bytes)
+
+
+def checks_payloads(config: LinkConfig, transport: asyncio.Transport) -> bool:
+    """Whether the payloads sent on a connection carry a checksum."""
+    if config.checksum != "auto":
+        return config.checksum == "on"
+    ours, theirs = (transport.get_extra_info(name) for name in ("sockname", "peername"))
+    # Bytes that stay within a host pass no wire; a peer that has hung up already has no name any more.
+    return not (ours and theirs and (ours[0] == theirs[0] or is_loopback(theirs[0])))
 
 
 def deepen_backlog(server: asyncio.AbstractServer, backlog: int) -> None:
@@ -267,7 +276,9 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
         loop = asyncio.get_running_loop()
         super().__init__(identity, peer, config=config, rules=rules, loop=loop)
         self._transport = transport
-        self._conversation = Conversation(config, memory, now=loop.time())
+        self._conversation = Conversation(
+            config, memory, now=loop.time(), checked=checks_payloads(config, transport)
+        )
         self._decoder = self._conversation.decoder
         self._into = self._decoder.registered
         self._writing = True

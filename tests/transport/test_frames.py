@@ -14,6 +14,7 @@ from transport.buffers import BufferPool
 from transport.config import LinkConfig
 from transport.errors import LocalProtocolError, ProtocolError, RemoteProtocolError
 from transport.frames import (
+    CHECKED,
     CHUNK,
     MESSAGE,
     MORE,
@@ -34,9 +35,16 @@ CONFIG = LinkConfig(chunk_bytes=4096, gather_bytes=1024, max_message_bytes=1 << 
 HOSTILE_LIMIT_BYTES = 4 << 20
 
 
-def encode(message: Message, kind: int = REQUEST, request_id: int = 1, config: LinkConfig = CONFIG) -> bytes:
+def encode(
+    message: Message,
+    kind: int = REQUEST,
+    request_id: int = 1,
+    config: LinkConfig = CONFIG,
+    *,
+    checked: bool = False,
+) -> bytes:
     """Return all frames of a message, as one string of bytes."""
-    conversation = Conversation(config, BufferPool(), now=0.0)
+    conversation = Conversation(config, BufferPool(), now=0.0, checked=checked)
     conversation.queue(conversation.encode(kind, request_id, message))
     wire = b""
     while buffers := conversation.next_frame():
@@ -94,9 +102,13 @@ def messages(draw: st.DrawFn) -> Message:
 
 
 @settings(max_examples=60)
-@given(st.lists(messages(), min_size=1, max_size=3), st.sampled_from([None, 1, 7, 33, 1000]))
-def test_messages_survive_however_they_arrive(sent: list[Message], step: int | None) -> None:
-    wire = b"".join(encode(message) for message in sent)
+@given(
+    st.lists(st.tuples(messages(), st.booleans()), min_size=1, max_size=3),
+    st.sampled_from([None, 1, 7, 33, 1000]),
+)
+def test_messages_survive_however_they_arrive(drawn: list[tuple[Message, bool]], step: int | None) -> None:
+    sent = [message for message, _ in drawn]
+    wire = b"".join(encode(message, checked=checked) for message, checked in drawn)
     tail = FrameEncoder.head(PING, 0, b"", 0)
     frames = feed(new_decoder(), wire + tail, step)
     assert frames[-1].kind == PING
@@ -107,15 +119,18 @@ def test_messages_survive_however_they_arrive(sent: list[Message], step: int | N
 def test_sizes_around_the_chunk_limit_survive() -> None:
     for size in (4095, 4096, 4097, 8192, 8193, 50_000):
         message = Message(type="push", tensors=(np.arange(size).astype(np.uint8), np.ones(3)))
-        for step in (None, 1000):
-            (frame,) = feed(new_decoder(), encode(message), step)
+        for step, checked in ((None, False), (1000, False), (None, True), (1000, True)):
+            wire = encode(message, checked=checked)
+            (frame,) = feed(new_decoder(), wire, step)
             assert_same_message(frame.message, message)
+            assert frame.payload_bytes + frame.frame_bytes == len(wire)
 
 
-def test_bfloat16_travels() -> None:
+@pytest.mark.parametrize("checked", [False, True])
+def test_bfloat16_travels(checked: bool) -> None:
     dtypes = pytest.importorskip("ml_dtypes")
     message = Message(type="push", tensors=(np.arange(5).astype(dtypes.bfloat16),))
-    (frame,) = feed(new_decoder(), encode(message))
+    (frame,) = feed(new_decoder(), encode(message, checked=checked))
     assert_same_message(frame.message, message)
 
 
@@ -143,20 +158,22 @@ def test_other_frames_pass_between_chunks() -> None:
     assert [frame.message.type for frame in frames if frame.message] == ["note", "push"]
 
 
-def test_a_large_payload_is_received_in_place() -> None:
+@pytest.mark.parametrize("checked", [False, True])
+def test_a_large_payload_is_received_in_place(checked: bool) -> None:
     config = LinkConfig()
     decoder = new_decoder(config)
     array = np.arange(1 << 20, dtype=np.float32)
-    (frame,) = feed(decoder, encode(Message(type="push", tensors=(array,)), config=config))
+    (frame,) = feed(decoder, encode(Message(type="push", tensors=(array,)), config=config, checked=checked))
     assert frame.message is not None
     assert np.array_equal(frame.message.tensors[0], array)
     assert decoder.bytes_moved <= config.scratch_bytes
 
 
-def test_a_forgotten_destination_is_not_written_to_any_more() -> None:
+@pytest.mark.parametrize("checked", [False, True])
+def test_a_forgotten_destination_is_not_written_to_any_more(checked: bool) -> None:
     array = np.ones(10_000, np.float32)
     target = np.zeros(10_000, np.float32)
-    wire = encode(Message(type="ack", tensors=(array,)), REPLY, 7)
+    wire = encode(Message(type="ack", tensors=(array,)), REPLY, 7, checked=checked)
     decoder = new_decoder()
     decoder.registered[7] = Registered([target], CONFIG.max_message_bytes)
     feed(decoder, wire[:20_000])
@@ -210,7 +227,11 @@ def packed(meta: object, payload: int) -> bytes:
         (prelude(version=9), "version"),
         (prelude(kind=0), "kind"),
         (prelude(kind=99), "kind"),
-        (prelude(flags=2), "flags"),
+        (prelude(flags=4), "flags"),
+        (FrameEncoder.head(REQUEST, 1, b"meta" + bytes(4), 0, CHECKED), "flags"),
+        (FrameEncoder.head(REQUEST, 1, b"abc", 4, CHECKED), "flags"),
+        (FrameEncoder.head(PING, 0, b"", 0, CHECKED), "flags"),
+        (FrameEncoder.head(CHUNK, 0, bytes(5), 5, CHECKED), "meta-length"),
         (prelude(meta=1 << 31), "meta-length"),
         (prelude(meta=(16 << 10) + 1), "meta-length"),
         (prelude(payload=1 << 60), "payload-length"),
@@ -239,6 +260,30 @@ def test_a_broken_rule_is_named(wire: bytes, rule: str) -> None:
     assert caught.value.rule == rule
 
 
+@pytest.mark.parametrize("size", [9, 2000, 10_000], ids=["one write", "one frame", "several frames"])
+@given(data=st.data())
+@settings(max_examples=60)
+def test_a_flipped_bit_of_a_checked_message_is_found(size: int, data: st.DataObject) -> None:
+    message = Message(type="push", meta={"shard": 1}, tensors=(np.arange(size).astype(np.uint8), np.ones(2)))
+    wire = bytearray(encode(message, checked=True))
+    bit = data.draw(st.integers(0, 8 * len(wire) - 1))
+    wire[bit // 8] ^= 1 << bit % 8
+    try:
+        frames = feed(new_decoder(), bytes(wire), data.draw(st.sampled_from([None, 100])))
+    except RemoteProtocolError:
+        return
+    assert frames == []
+
+
+def test_damage_of_a_payload_is_named() -> None:
+    for size in (9, 2000, 10_000):
+        wire = bytearray(encode(Message(type="push", tensors=(np.ones(size, np.uint8),)), checked=True))
+        wire[-1] ^= 1
+        for step in (None, 100):
+            with pytest.raises(RemoteProtocolError, match="payload-checksum: a payload is damaged: CRC-32C"):
+                feed(new_decoder(), bytes(wire), step)
+
+
 def test_a_second_large_message_may_not_begin_within_the_first() -> None:
     large = encode(Message(type="push", tensors=(np.zeros(10_000, np.uint8),)))
     first = PRELUDE_BYTES + int.from_bytes(large[16:20], "little") + CONFIG.chunk_bytes
@@ -257,6 +302,7 @@ def test_a_chunk_may_not_exceed_its_message() -> None:
 CORPUS = [
     encode(Message(type="push", meta={"a": [1, {"b": None}]}, tensors=(np.arange(9.0), np.ones(2, "i4")))),
     encode(Message(type="push", tensors=(np.arange(9000).astype(np.uint8),))),
+    encode(Message(type="push", tensors=(np.arange(9000).astype(np.uint8),)), checked=True),
     encode(Message(type="ack", meta={"text": "x" * 100}), REPLY) + FrameEncoder.head(PING, 0, b"", 0),
 ]
 
@@ -274,7 +320,7 @@ def test_only_protocol_errors_leave_the_decoder(wire: bytes, data: st.DataObject
             1,
             bytes(damaged[32 : 32 + meta]),
             int.from_bytes(damaged[20:22], "little"),
-            damaged[6] & 1,
+            damaged[6] & (MORE | CHECKED),
         )
         damaged[: len(fixed)] = fixed
     try:

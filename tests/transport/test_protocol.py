@@ -1,5 +1,7 @@
 """One conversation, with moved clocks and no stream."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -149,8 +151,9 @@ def test_dropping_the_queue_releases() -> None:
         ("chunk_bytes", 100_001),
         ("gather_bytes", 1 << 20),
         ("low_water_bytes", 1 << 30),
+        ("checksum", "yes"),
     ],
 )
-def test_a_configuration_that_cannot_work_is_refused(field: str, value: int) -> None:
+def test_a_configuration_that_cannot_work_is_refused(field: str, value: Any) -> None:
     with pytest.raises(ValueError, match=field):
         LinkConfig(**{field: value})

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
 
 import numpy as np
@@ -27,16 +27,19 @@ from transport import (
     RoleTable,
     TcpNetwork,
 )
+from transport.frames import CHECKED
 from transport.handshake import ClientHandshake
 from transport.keys import Secret, derive
-from transport.tcp import TcpLink, is_loopback, parse_tcp_address
+from transport.tcp import TcpLink, checks_payloads, is_loopback, parse_tcp_address
 from transport.testing import FAR, NEAR, link_pair, open_rules
 
 TOKEN = b"a token of tests"
 ONCE = RetrySchedule(attempts=1)
 
 
-def network(token: Secret | None = TOKEN, rules: RoleTable | None = None, **config: float) -> TcpNetwork:
+def network(
+    token: Secret | None = TOKEN, rules: RoleTable | None = None, **config: float | str
+) -> TcpNetwork:
     return TcpNetwork(
         token=token,
         entropy=os.urandom,
@@ -221,10 +224,16 @@ class CountingTransport:
     def __init__(self, inner: asyncio.Transport) -> None:
         self.inner = inner
         self.writes: list[int] = []
+        self.written: list[bytes] = []
 
     def write(self, data: bytes) -> None:
         self.writes.append(len(data))
+        self.written.append(bytes(data))
         self.inner.write(data)
+
+    def writelines(self, buffers: Iterable[bytes]) -> None:
+        for buffer in buffers:
+            self.write(buffer)
 
     def __getattr__(self, name: str) -> object:
         return getattr(self.inner, name)
@@ -347,6 +356,43 @@ async def test_requests_wait_while_answers_are_not_taken() -> None:
             call.cancel()
         near.abort()
         await far.wait_closed()
+
+
+@pytest.mark.parametrize(("checksum", "flags"), [("auto", 0), ("on", CHECKED), ("off", 0)])
+async def test_payloads_have_a_checksum_as_configured_and_on_one_host_none(checksum: str, flags: int) -> None:
+    async with link_pair(network(checksum=checksum)) as (near, far):
+        assert isinstance(near, TcpLink)
+        counting = near._transport = CountingTransport(near._transport)  # type: ignore[assignment]
+        for size in (7, 100_000, 1 << 20):
+            await near.send(Message(type="note", tensors=(np.arange(size).astype(np.uint8),)))
+            (got,) = (await far.receive()).tensors
+            assert np.array_equal(got, np.arange(size).astype(np.uint8))
+        heads = [data for data in counting.written if data[:4] == b"TLNK"]  # type: ignore[attr-defined]
+        assert len(heads) == 4
+        assert {head[6] & CHECKED for head in heads} == {flags}
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "checked"),
+    [
+        ("10.0.0.1", "10.0.0.2", True),
+        ("10.0.0.1", "10.0.0.1", False),
+        ("127.0.0.1", "127.0.0.2", False),
+        ("fe80::1", "fe80::2", True),
+        ("::1", "::1", False),
+        (None, None, True),
+    ],
+)
+def test_payloads_between_hosts_have_a_checksum(ours: str | None, theirs: str | None, checked: bool) -> None:
+    names = {"sockname": ours and (ours, 1), "peername": theirs and (theirs, 2)}
+
+    class Between(asyncio.Transport):
+        def get_extra_info(self, name: str, default: object = None) -> object:
+            return names[name]
+
+    assert checks_payloads(LinkConfig(), Between()) is checked
+    assert checks_payloads(LinkConfig(checksum="on"), Between())
+    assert not checks_payloads(LinkConfig(checksum="off"), Between())
 
 
 async def test_the_kernel_looks_after_the_machine_of_a_peer() -> None:

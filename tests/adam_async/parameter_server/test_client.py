@@ -9,10 +9,21 @@ import pytest
 
 from adam_async.errors import ShardUnavailable
 from adam_async.ids import ShardId
-from adam_async.messages import Part, StepRecord
+from adam_async.messages import Part, StepRecord, role_table
 from adam_async.parameter_server.client import MAX_UNACKNOWLEDGED, StepPush
 from adam_async.parameter_server.events import ReplicasChanged
-from tests.adam_async.runs import IMPATIENT, NETWORKS, PATIENT, SHARDED, Rough, servers_of, turns, until
+from tests.adam_async.runs import (
+    IMPATIENT,
+    NETWORKS,
+    PATIENT,
+    SHARDED,
+    Rough,
+    entropy_of,
+    servers_of,
+    turns,
+    until,
+)
+from transport import LinkConfig, TcpNetwork
 from transport.testing import Faults
 
 SHORT = msgspec.structs.replace(PATIENT, patience_s=0.05, answer_s=0.01)
@@ -129,6 +140,75 @@ async def test_records_count_against_admission_as_pushes_do():
         assert recording.client.may_push
         await recording.client.flush()
         check_counted(servers, MAX_UNACKNOWLEDGED)
+
+
+class DamagingTransport:
+    """Flips one bit of the first large buffer that is written, and passes everything on."""
+
+    def __init__(self, inner):
+        self.inner, self.damaged = inner, False
+
+    def write(self, data):
+        if not self.damaged and len(data) > 1000:
+            self.damaged = True
+            data = bytearray(data)
+            data[-1] ^= 1
+        self.inner.write(data)
+
+    def writelines(self, buffers):
+        for buffer in buffers:
+            self.write(buffer)
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+
+class CheckingNetwork(TcpNetwork):
+    """Checksums also on loopback; remembers the links of its listeners."""
+
+    def __init__(self):
+        config = LinkConfig(checksum="on")
+        super().__init__(token=bytes(16), entropy=entropy_of("tcp"), rules=role_table(), config=config)
+        self.served = []
+
+    def listen(self, address, identity, on_link):
+        async def note(link):
+            self.served.append(link)
+            await on_link(link)
+
+        return super().listen(address, identity, note)
+
+
+@pytest.mark.parametrize("way", ["push", "answer"])
+async def test_a_payload_damaged_on_the_way_is_said_again_and_counts_once(way, caplog):
+    network = CheckingNetwork()
+    async with servers_of(network, waits=PATIENT) as servers:
+        client = servers.client()
+        before = {number: shard.values.copy() for number, shard in servers.shards().items()}
+        client.push(0.5)
+        await client.client.flush()
+        near = client.client.channels["ps-0"]._link
+        (far,) = [
+            link for link in network.served if (link.identity.node, link.peer.role) == ("ps-0", "worker")
+        ]
+        speaker = near if way == "push" else far
+        damaging = speaker._transport = DamagingTransport(speaker._transport)
+
+        client.push(0.25)
+        pulled = await client.pull()
+
+        assert damaging.damaged
+        assert near.closed
+        assert far.closed
+        assert "payload-checksum" in caplog.text
+        for number, shard in servers.shards().items():
+            shard.check_invariants()
+            np.testing.assert_array_equal(shard.values, before[number] - 0.5 - 0.25)
+            assert (shard.version, list(shard.last_number.values())) == (2, [2])
+        assert client.client.channels["ps-0"].reconnects == 1
+        assert client.freed == 2 * len(client.plan.messages)
+        flat = np.concatenate([shard.values for shard in servers.shards().values()])
+        assert sum(array.sum() for array in pulled.values()) == pytest.approx(flat.sum(), rel=1e-5)
 
 
 @pytest.mark.parametrize("network", NETWORKS)
