@@ -56,6 +56,19 @@ def cache_limits(cache: str, spill: str, *, available_bytes: int) -> CacheLimits
     return CacheLimits(int(found[1]) * UNITS[found[2].upper()], spill=folder)
 
 
+def room_for_whole(cache: CacheLimits | None, *, available_bytes: int) -> int:
+    """Bytes that a source may take which is decoded as a whole, whatever fits into the cache later.
+
+    Args:
+        cache: As the options say it. A size that was asked for may raise the room, and does not lower it.
+        available_bytes: Memory that this process could use.
+    """
+    automatic = available_bytes // SHARE_OF_AVAILABLE
+    if cache is None:
+        return automatic
+    return max(cache.size_bytes, automatic) if cache.asked else cache.size_bytes
+
+
 def one_of(cache: str, servers: int) -> str:
     """The option of one of several data servers that are started on one machine together."""
     return f"{AUTO}/{servers}" if cache == AUTO and servers > 1 else cache

@@ -1,6 +1,6 @@
 """Loading data on behalf of a user: where their cache is, what ADAM_DATA_DIR says, how a download goes."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -9,13 +9,14 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
 
-from adam_async.cache_limits import CacheLimits
+from adam_async.cache_limits import CacheLimits, room_for_whole
 from adam_async.cli_terminal import Terminal
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.datasets import load
 from adam_async.data_server.downloads import watched
 from adam_async.data_server.sources.damage import Policy
 from adam_async.errors import DataError
+from adam_async.machine import available_bytes
 from adam_async.ports import Disk, fetch_url
 
 
@@ -26,6 +27,7 @@ async def load_data(
     *,
     damaged: Policy = "error",
     cache: CacheLimits | None = None,
+    available: Callable[[], int] = available_bytes,
 ) -> Dataset:
     """Load a data set as `data_server.datasets.load` does, with downloads kept in the user's cache.
 
@@ -37,9 +39,11 @@ async def load_data(
         environment: Says where data and the user's cache are.
         damaged: What to do with damaged images; ``skip`` leaves out up to one in twenty.
         cache: Memory of a data server for them; without it all images are loaded.
+        available: Bytes of memory that this process could use; a source that is decoded as a whole may take
+            what `room_for_whole` makes of them.
 
     Raises:
-        DataError: The source is missing, or damaged beyond what may be left out.
+        DataError: The source is missing, damaged beyond what may be left out, or too large to be decoded.
     """
     if "://" in source:
         raise DataError(
@@ -55,6 +59,7 @@ async def load_data(
             cache_dir=cache_folder(environment),
             damaged=damaged,
             cache=cache,
+            room_bytes=room_for_whole(cache, available_bytes=available()),
         )
     return replace(dataset, cache=cache)
 

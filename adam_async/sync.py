@@ -23,12 +23,14 @@ from typing import Self
 import uvloop
 
 from adam_async import checkpoint_files, cluster
+from adam_async.cache_limits import room_for_whole
 from adam_async.callbacks import ending_on_errors
 from adam_async.checkpoint import Checkpoint
 from adam_async.config import Config
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.datasets import load
 from adam_async.errors import DeadlineExceeded, RunFailed, first_cause
+from adam_async.machine import available_bytes
 from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.model.spec import ModelSpec
@@ -216,7 +218,12 @@ class LocalCluster:
             dataset = self._dataset
             if dataset is None:
                 async with Disk() as disk:
-                    dataset = await load(self.config.data, disk, damaged=self.config.damaged)
+                    dataset = await load(
+                        self.config.data,
+                        disk,
+                        damaged=self.config.damaged,
+                        room_bytes=room_for_whole(None, available_bytes=available_bytes()),
+                    )
             self._cluster = await stack.enter_async_context(
                 cluster.LocalCluster(
                     self.config,

@@ -18,12 +18,16 @@ says so in `Dataset.source`.
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from adam_async.cache_limits import CacheLimits
 from adam_async.data_server.dataset import Dataset, make_dataset
 from adam_async.data_server.idx import parse_idx
 from adam_async.data_server.mnist import MIRRORS, STEMS, download_mnist
 from adam_async.data_server.npz import KEYS, parse_npz
 from adam_async.data_server.published import PUBLISHED, load_published
+from adam_async.data_server.sources import limits
 from adam_async.data_server.sources.compressed import ENDINGS as COMPRESSED
 from adam_async.data_server.sources.damage import Damage, Policy
 from adam_async.data_server.sources.files import folders_in, read_file
@@ -65,6 +69,7 @@ async def load(
     transfer_timeout_s: float = 120.0,
     damaged: Policy = "error",
     cache: CacheLimits | None = None,
+    room_bytes: int = limits.MAX_TOTAL_BYTES,
 ) -> Dataset:
     """Load a data set. Cancelling leaves no half-written file.
 
@@ -81,6 +86,8 @@ async def load(
             `Dataset.damaged` then lists.
         cache: Memory that there is for training images: of folders, shards and .npy files those that do not
             fit stay where they are until they are needed. Without it all are loaded.
+        room_bytes: Memory for a source that is decoded as a whole; see `cache_limits.room_for_whole`. A
+            source that would take more is refused before it is decoded.
 
     Raises:
         DataError: The source is missing or damaged; names the file, what was found, what was expected
@@ -94,11 +101,11 @@ async def load(
     if source in PUBLISHED:
         return await load_published(source, disk, fetch=fetch, cache_dir=cache_dir)
     if source not in {"auto", "mnist"}:
-        dataset = await _from_path(Path(source), disk, f"{source}, as asked for", damage, cache)
+        dataset = await _from_path(Path(source), disk, f"{source}, as asked for", damage, cache, room_bytes)
         return replace(dataset, cache=cache)
     if data_dir is not None:
         why = f"{data_dir}, because ADAM_DATA_DIR names it"
-        return replace(await _from_path(data_dir, disk, why, damage, cache), cache=cache)
+        return replace(await _from_path(data_dir, disk, why, damage, cache, room_bytes), cache=cache)
     passed_over: list[str] = []
     cached = await _from_cache(cache_dir, disk, passed_over)
     if cached is not None:
@@ -150,16 +157,25 @@ async def _from_cache(cache_dir: Path | None, disk: Disk, passed_over: list[str]
 
 
 async def _from_path(
-    path: Path, disk: Disk, source: str, damage: Damage, cache: CacheLimits | None
+    path: Path, disk: Disk, source: str, damage: Damage, cache: CacheLimits | None, room_bytes: int
 ) -> Dataset:
     """Load from a folder or a file that the user named; every failure is a DataError."""
     try:
         if path.suffix == ".npz":
-            return await _from_archive(path, disk, source)
+            return await _from_archive(path, disk, source, room_bytes)
         kind = kind_of_name(path.name)
         if kind not in LOADERS or await disk.run(path.is_dir):
-            return await _from_folder(path, disk, source, damage, cache)
-        return await _from_files(kind, [(path, None)], disk, path, source=source, damage=damage, cache=cache)
+            return await _from_folder(path, disk, source, damage, cache, room_bytes)
+        return await _from_files(
+            kind,
+            [(path, None)],
+            disk,
+            path,
+            source=source,
+            damage=damage,
+            cache=cache,
+            room_bytes=room_bytes,
+        )
     except FileNotFoundError as error:
         if error.filename is not None and str(error.filename) != str(path):
             raise DataError(f"{error.filename} has gone while {path} was read; load it again") from None
@@ -175,12 +191,12 @@ async def _from_path(
         raise DataError(f"{error.filename or path} cannot be read: {error.strerror or error}") from None
 
 
-async def _from_archive(path: Path, disk: Disk, source: str) -> Dataset:
-    data = await read_file(path, disk)
+async def _from_archive(path: Path, disk: Disk, source: str, room_bytes: int) -> Dataset:
+    data = await read_file(path, disk, room_bytes=room_bytes)
 
     def decode() -> Dataset:
         try:
-            return parse_npz(data, str(path), name=path.stem, source=source)
+            return parse_npz(data, str(path), name=path.stem, source=source, room_bytes=room_bytes)
         except DataError:
             raise
         except Exception as error:  # a damaged archive can make zipfile and numpy raise almost anything
@@ -190,12 +206,12 @@ async def _from_archive(path: Path, disk: Disk, source: str) -> Dataset:
 
 
 async def _from_folder(
-    folder: Path, disk: Disk, source: str, damage: Damage, cache: CacheLimits | None
+    folder: Path, disk: Disk, source: str, damage: Damage, cache: CacheLimits | None, room_bytes: int
 ) -> Dataset:
     """Load the one data set in a folder."""
     names = [name for name in await disk.names(folder) if not name.startswith(".")]
     if any(_file_of(stem, names) for stem in STEMS):
-        return await _from_mnist(folder, names, disk, source)
+        return await _from_mnist(folder, names, disk, source, room_bytes)
     found = {kind: [name for name in names if kind_of_name(name) == kind] for kind in ENDINGS}
     present = [kind for kind in ENDINGS if found[kind]]
     if len(present) > 1:
@@ -206,10 +222,21 @@ async def _from_folder(
     if not present:
         kind, files = await split_folders(folder, disk)
         if files:
-            return await _from_files(kind, files, disk, folder, source=source, damage=damage, cache=cache)
+            return await _from_files(
+                kind,
+                files,
+                disk,
+                folder,
+                source=source,
+                damage=damage,
+                cache=cache,
+                room_bytes=room_bytes,
+            )
         folders = await folders_in(folder, disk)
         if folders:
-            return await load_image_folder(folder, folders, disk, source=source, damage=damage, cache=cache)
+            return await load_image_folder(
+                folder, folders, disk, source=source, damage=damage, cache=cache, room_bytes=room_bytes
+            )
         raise DataError(
             f"{folder} holds no data set: expected {', '.join(STEMS)} (with or without .gz), one .npz, "
             f"{', '.join(f'{key}.npy' for key in KEYS)}, .parquet, .tar or .csv files, or folders of images "
@@ -220,12 +247,21 @@ async def _from_folder(
         return await load_npy(folder, names, disk, source=source, cache=cache)
     if kind != ".npz":
         files = [(folder / name, split) for name, split in split_files(found[kind], str(folder))]
-        return await _from_files(kind, files, disk, folder, source=source, damage=damage, cache=cache)
+        return await _from_files(
+            kind,
+            files,
+            disk,
+            folder,
+            source=source,
+            damage=damage,
+            cache=cache,
+            room_bytes=room_bytes,
+        )
     if len(found[kind]) > 1:
         raise DataError(
             f"{folder} holds {len(found[kind])} archives ({', '.join(found[kind])}); name one of them"
         )
-    return await _from_archive(folder / found[kind][0], disk, source)
+    return await _from_archive(folder / found[kind][0], disk, source, room_bytes)
 
 
 async def _from_files(
@@ -237,15 +273,25 @@ async def _from_files(
     source: str,
     damage: Damage,
     cache: CacheLimits | None,
+    room_bytes: int,
 ) -> Dataset:
     """Load files of one kind, which `path` is or holds."""
     name, origin = name_of(path), str(path)
     if kind == ".tar":
         return await load_shards(
-            files, disk, name=name, origin=origin, source=source, damage=damage, cache=cache
+            files,
+            disk,
+            name=name,
+            origin=origin,
+            source=source,
+            damage=damage,
+            cache=cache,
+            room_bytes=room_bytes,
         )
     load_others = LOADERS[kind]
-    return await load_others(files, disk, name=name, origin=origin, source=source, damage=damage)
+    return await load_others(
+        files, disk, name=name, origin=origin, source=source, damage=damage, room_bytes=room_bytes
+    )
 
 
 def kind_of_name(name: str) -> str:
@@ -280,21 +326,24 @@ async def split_folders(folder: Path, disk: Disk) -> tuple[str, list[tuple[Path,
     return (whole[0], found[whole[0]]) if whole else ("", [])
 
 
-async def _from_mnist(folder: Path, names: list[str], disk: Disk, source: str) -> Dataset:
+async def _from_mnist(
+    folder: Path, names: list[str], disk: Disk, source: str, room_bytes: int = limits.MAX_TOTAL_BYTES
+) -> Dataset:
     """Load the four MNIST files of a folder."""
     found = {stem: _file_of(stem, names) for stem in STEMS}
     missing = [stem for stem, name in found.items() if name is None]
     if missing:
         raise DataError(f"{folder} lacks {', '.join(missing)} (with or without .gz); add what is missing")
     paths = [folder / name for name in found.values() if name is not None]
-    contents = [await read_file(path, disk) for path in paths]
+    contents = [await read_file(path, disk, room_bytes=room_bytes) for path in paths]
     origins = (str(paths[0]), str(paths[1]), str(paths[2]), str(paths[3]))
 
     def decode() -> Dataset:
-        arrays = [
-            parse_idx(content, origin, axes=axes)
-            for content, origin, axes in zip(contents, origins, (3, 1, 3, 1), strict=True)
-        ]
+        arrays: list[NDArray[np.uint8]] = []
+        left = room_bytes
+        for content, origin, axes in zip(contents, origins, (3, 1, 3, 1), strict=True):
+            arrays.append(parse_idx(content, origin, axes=axes, room_bytes=left))
+            left -= arrays[-1].nbytes
         return make_dataset(
             name="mnist",
             source=source,

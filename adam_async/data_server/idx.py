@@ -11,6 +11,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
+from adam_async.data_server.sources import limits
 from adam_async.errors import DataError
 
 GZIP_MAGIC = b"\x1f\x8b"
@@ -28,20 +29,27 @@ TYPE_NAMES = {
 }
 
 
-def gunzip(data: bytes, origin: str) -> bytes:
+def gunzip(data: bytes, origin: str, room_bytes: int = LIMIT_BYTES) -> bytes:
     """Return the content of a gzipped file, or `data` itself when it is not gzipped.
 
+    Args:
+        data: The whole file.
+        origin: What to call it in an error.
+        room_bytes: Memory for the content.
+
     Raises:
-        DataError: The compressed data are damaged, cut short, or hold more than 1 GiB.
+        DataError: The compressed data are damaged, cut short, or hold more than 1 GiB or the room.
     """
     if not data.startswith(GZIP_MAGIC):
         return data
     unpacker = zlib.decompressobj(wbits=GZIP_WINDOW_BITS)
     try:
-        content = unpacker.decompress(data, LIMIT_BYTES)
+        # One byte more than fits tells a content that just fits from one that does not.
+        content = unpacker.decompress(data, min(LIMIT_BYTES, room_bytes) + 1)
     except zlib.error as error:
         raise DataError(f"{origin} is a damaged gzip file ({error}); delete it and fetch it again") from None
-    if unpacker.unconsumed_tail:
+    limits.check_total(len(content), origin, room_bytes)
+    if len(content) > LIMIT_BYTES:
         raise DataError(f"{origin} unpacks to more than {LIMIT_BYTES} bytes; that is no data set for this")
     if not unpacker.eof:
         raise DataError(
@@ -51,18 +59,19 @@ def gunzip(data: bytes, origin: str) -> bytes:
     return content
 
 
-def parse_idx(data: bytes, origin: str, *, axes: int) -> NDArray[np.uint8]:
+def parse_idx(data: bytes, origin: str, *, axes: int, room_bytes: int = LIMIT_BYTES) -> NDArray[np.uint8]:
     """Return the array in an IDX file, gzipped or not.
 
     Args:
         data: The whole file.
         origin: What to call it in an error, usually its path.
         axes: Number of axes it must have: 3 for images, 1 for labels.
+        room_bytes: Memory for its content.
 
     Raises:
         DataError: Not IDX, another type or number of axes, or a size that is not what the header says.
     """
-    content = gunzip(data, origin)
+    content = gunzip(data, origin, room_bytes)
     kind = "images" if axes == 3 else "labels"
     expected = f"expected the magic number 0x{0x0800 + axes:08x} of uint8 {kind}"
     if len(content) < 4:

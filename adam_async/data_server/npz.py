@@ -2,6 +2,8 @@
 
 import io
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from math import prod
 from typing import Any
 
@@ -21,13 +23,23 @@ _READ_HEADER = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.form
 """By version of the format; later ones are for fields with names, which no images have."""
 
 
-def parse_npz(data: bytes, origin: str, *, name: str, source: str) -> Dataset:
+def parse_npz(
+    data: bytes, origin: str, *, name: str, source: str, room_bytes: int = limits.MAX_TOTAL_BYTES
+) -> Dataset:
     """Return the data set in an archive with arrays x_train, y_train, x_test and y_test.
 
     Pickled objects are never loaded.
 
+    Args:
+        data: The whole archive.
+        origin: What to call it in an error.
+        name: Short name of the data set.
+        source: Sentence for the report.
+        room_bytes: Memory for all four arrays; what their headers say is compared before any is unpacked.
+
     Raises:
-        DataError: Not such an archive, an array is missing, or an array has a wrong dtype, shape or count.
+        DataError: Not such an archive, an array is missing, an array has a wrong dtype, shape or count, or
+            the arrays are too large.
     """
     if data.startswith(ARRAY):
         raise DataError(f"{origin} holds one array, expected an .npz archive with {', '.join(KEYS)}")
@@ -46,6 +58,8 @@ def parse_npz(data: bytes, origin: str, *, name: str, source: str) -> Dataset:
             raise DataError(
                 f"{origin} has no array {', '.join(missing)}; it has {', '.join(archive.files) or 'none'}"
             )
+        total = sum(_size(archive, key, origin) for key in KEYS)
+        limits.check_total(total, origin, room_bytes)
         arrays = [_array(archive, key, origin) for key in KEYS]
     return make_dataset(
         name=name,
@@ -57,30 +71,38 @@ def parse_npz(data: bytes, origin: str, *, name: str, source: str) -> Dataset:
 
 
 def _array(archive: Any, key: str, origin: str) -> NDArray[Any]:
-    try:
-        _check_size(archive.zip, key, origin)
+    with _refusing(key, origin):
         array: NDArray[Any] = archive[key]
+    return array
+
+
+@contextmanager
+def _refusing(key: str, origin: str) -> Iterator[None]:
+    """Name the array that numpy or zipfile cannot read."""
+    try:
+        yield
     except ValueError as error:
         raise DataError(
             f"{origin}:{key} cannot be read ({error}); save plain arrays of uint8 images and integer labels"
         ) from None
     except (zipfile.BadZipFile, EOFError, OSError) as error:
         raise DataError(f"{origin}:{key} is damaged ({error}); fetch the file again") from None
-    return array
 
 
-def _check_size(archive: zipfile.ZipFile, key: str, origin: str) -> None:
-    """Check what the header of an array says of its size, before memory is asked for it."""
-    name = f"{key}.npy" if f"{key}.npy" in archive.namelist() else key
-    with archive.open(name) as file:
-        version = np.lib.format.read_magic(file)
-        if version not in _READ_HEADER:
-            raise ValueError(f"version {version[0]}.{version[1]} of the format")
-        shape, _, dtype = _READ_HEADER[version](file)
-    size, there = prod(shape) * dtype.itemsize, archive.getinfo(name).file_size
+def _size(archive: Any, key: str, origin: str) -> int:
+    """Bytes of an array by its header, before memory is asked for it."""
+    with _refusing(key, origin):
+        members: zipfile.ZipFile = archive.zip
+        name = f"{key}.npy" if f"{key}.npy" in members.namelist() else key
+        with members.open(name) as file:
+            version = np.lib.format.read_magic(file)
+            if version not in _READ_HEADER:
+                raise ValueError(f"version {version[0]}.{version[1]} of the format")
+            shape, _, dtype = _READ_HEADER[version](file)
+    size, there = prod(shape) * dtype.itemsize, members.getinfo(name).file_size
     if size > there:
         raise DataError(
             f"{origin}:{key} says that it is {dtype} of {shape}, which are {size} bytes, but it has {there}; "
-            "it was cut short or is damaged, fetch the file again"
+            "it was cut short or is damaged, fetch it again"
         )
-    limits.check_total(size, f"{origin}:{key}")
+    return size

@@ -118,7 +118,7 @@ async def leave_stored(
         class_names: Names of the classes; without `numbers`, only for labels that are numbers.
 
     Returns:
-        None if no size was asked for and all images fit decoded: they are to be loaded as a whole.
+        None if no size was asked for and all images fit, encoded and decoded: they are to be loaded at once.
 
     Raises:
         DataError: As `assemble`, as far as it shows already.
@@ -136,7 +136,7 @@ async def leave_stored(
     size, channels = shapes.size, shapes.channels
     image_shape = (channels, size[1], size[0])
     total = len(kept) * size[0] * size[1] * channels
-    if not cache.asked and total <= cache.size_bytes:
+    if not cache.asked and max(total, catalogue.bytes) <= cache.size_bytes:
         return None
     limits.check_total(total, catalogue.origin)
     train = [entry for entry in kept if entry.split == "train"]

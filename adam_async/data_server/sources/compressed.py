@@ -19,13 +19,14 @@ AT_A_TIME = 1 << 20
 """Bytes that are dropped at once."""
 
 
-def unpack(data: bytes, origin: str, damage: Damage) -> bytes:
+def unpack(data: bytes, origin: str, damage: Damage, room_bytes: int = limits.MAX_FILE_BYTES) -> bytes:
     """Return a plain tar file with what may be of use in a compressed one.
 
     Args:
         data: The whole compressed file.
         origin: What to call it in an error.
         damage: Where members go that are too large. Names are left to who reads the plain file.
+        room_bytes: Memory for the plain file.
 
     Raises:
         DataError: It is not compressed by gzip, no tar file, cut short, damaged, or unpacks to too much.
@@ -45,6 +46,7 @@ def unpack(data: bytes, origin: str, damage: Damage) -> bytes:
                         f"{limits.MAX_IMAGE_BYTES}; it is left where it is"
                     )
                     continue
+                limits.check_total(kept.tell() + max(member.size, 0), origin, room_bytes)
                 plain.addfile(*_copied(member, file))
         file.check_end()
     except DataError:

@@ -9,19 +9,23 @@ from adam_async.errors import DataError
 from adam_async.ports import Disk
 
 
-async def read_file(path: Path, disk: Disk, *, limit: int | None = None) -> bytes:
+async def read_file(
+    path: Path, disk: Disk, *, limit: int | None = None, room_bytes: int = limits.MAX_TOTAL_BYTES
+) -> bytes:
     """Return a whole file.
 
     Args:
         path: Which.
         disk: Who reads.
         limit: Largest size accepted, in bytes; without one, that of a shard or table.
+        room_bytes: Memory for it; see `limits.check_total`.
 
     Raises:
         DataError: It is a folder, a pipe or a device, which might never end, or it is too large.
         OSError: It cannot be read.
     """
-    await disk.run(check_kind, path, limit or limits.MAX_FILE_BYTES)
+    size = await disk.run(check_kind, path, limit or limits.MAX_FILE_BYTES)
+    limits.check_total(size, str(path), room_bytes)
     return await disk.read_bytes(path)
 
 

@@ -30,6 +30,7 @@ async def load_image_folder(
     source: str,
     damage: Damage,
     cache: CacheLimits | None = None,
+    room_bytes: int = limits.MAX_TOTAL_BYTES,
 ) -> Dataset:
     """Load a folder of images by class.
 
@@ -41,6 +42,7 @@ async def load_image_folder(
         damage: Where damaged images go.
         cache: Memory that there is for training images; those that do not fit stay in their files. Without
             it all images are decoded.
+        room_bytes: Memory for images that are all decoded.
 
     Raises:
         DataError: No images, a test class that is not trained, or what `assemble` refuses.
@@ -73,7 +75,7 @@ async def load_image_folder(
         )
         if stored is not None:
             return stored
-    samples = Samples(str(folder), damage)
+    samples = Samples(str(folder), damage, room_bytes)
     for root, split in roots:
         for name in classes[root]:
             await _add_class(samples, root / name, name, split, disk)

@@ -1,7 +1,9 @@
 """Pure: how much a source may hold, checked against what its headers say before anything is decoded.
 
 They are far above every data set that fits this package, which keeps images in memory; they are there so
-that a small damaged or hostile file cannot ask for all memory.
+that a small damaged or hostile file cannot ask for all memory. What is decoded as a whole must also fit the
+machine: its room is what `--cache` says. Images that are decoded one by one, when they are needed, have no
+such limit together.
 """
 
 from adam_async.errors import DataError
@@ -42,14 +44,25 @@ def check_members(members: int, origin: str) -> None:
         raise DataError(f"{origin} holds more than {MAX_MEMBERS} members or rows; cut it into smaller files")
 
 
-def check_total(size: int, origin: str) -> None:
-    """Refuse a data set of more than `MAX_TOTAL_BYTES`.
+def check_total(size: int, origin: str, room_bytes: int = MAX_TOTAL_BYTES) -> None:
+    """Refuse a data set of more than `MAX_TOTAL_BYTES`, or of more than this machine has room for.
+
+    Args:
+        size: Its bytes, decoded.
+        origin: What to call it in an error.
+        room_bytes: Memory for data that are decoded as a whole.
 
     Raises:
-        DataError: It has more.
+        DataError: It has more; says what to do.
     """
     if size > MAX_TOTAL_BYTES:
         raise DataError(
             f"{origin} has {size} bytes of images, expected at most {MAX_TOTAL_BYTES}; "
             "take fewer or smaller ones"
+        )
+    if size > room_bytes:
+        raise DataError(
+            f"{origin} takes {size} bytes in memory, but {room_bytes} are what there is room for: take fewer "
+            "or smaller images, free memory, or raise --cache where the command has it; images of .npy files "
+            "stay on the disk"
         )

@@ -30,7 +30,14 @@ ROWS_AT_A_TIME = 1024
 
 
 async def load_parquet(
-    files: list[tuple[Path, Split | None]], disk: Disk, *, name: str, origin: str, source: str, damage: Damage
+    files: list[tuple[Path, Split | None]],
+    disk: Disk,
+    *,
+    name: str,
+    origin: str,
+    source: str,
+    damage: Damage,
+    room_bytes: int = limits.MAX_TOTAL_BYTES,
 ) -> Dataset:
     """Load all images of some Parquet files.
 
@@ -41,15 +48,16 @@ async def load_parquet(
         origin: What to call it in an error.
         source: Sentence for the report.
         damage: Where damaged images go.
+        room_bytes: Memory for the images, encoded or decoded.
 
     Raises:
         DataError: Not such a file, or what `assemble` refuses.
     """
     require_pillow()
-    samples = Samples(origin, damage)
+    samples = Samples(origin, damage, room_bytes)
     class_names: tuple[str, ...] = ()
     for path, split in files:
-        data = await read_file(path, disk)
+        data = await read_file(path, disk, room_bytes=room_bytes)
         class_names = await disk.run(add_rows, data, str(path), path.name, split, samples) or class_names
         del data
     return await assemble(samples, disk, name=name, source=source, class_names=class_names)
@@ -70,9 +78,9 @@ def add_rows(data: bytes, origin: str, name: str, split: Split | None, samples: 
         ) from None
     try:
         file = pyarrow.parquet.ParquetFile(pyarrow.BufferReader(data))
-        columns = [_check(file, origin), "label"]
+        columns = [_check(file, origin, samples.room_bytes), "label"]
         file = pyarrow.parquet.ParquetFile(pyarrow.BufferReader(data), read_dictionary=columns)
-        for index, (image, label) in enumerate(_rows(file, columns, origin)):
+        for index, (image, label) in enumerate(_rows(file, columns, origin, samples.room_bytes)):
             where = f"{origin}, row {index}"
             if not isinstance(image, bytes) or not isinstance(label, int | str):
                 samples.damage.note(f"{where} lacks its image or its label")
@@ -86,7 +94,7 @@ def add_rows(data: bytes, origin: str, name: str, split: Split | None, samples: 
         raise DataError(f"{origin} is not a Parquet file, or damaged ({error})") from None
 
 
-def _check(file: Any, origin: str) -> str:
+def _check(file: Any, origin: str, room_bytes: int) -> str:
     """Check columns and sizes by what the file says of itself, before any column is unpacked.
 
     Returns:
@@ -109,11 +117,12 @@ def _check(file: Any, origin: str) -> str:
         raise DataError(f"{origin} has labels of {label}, expected integers or text")
     limits.check_members(file.metadata.num_rows, origin)
     groups = range(file.metadata.num_row_groups)
-    limits.check_total(sum(file.metadata.row_group(group).total_byte_size for group in groups), origin)
+    total = sum(file.metadata.row_group(group).total_byte_size for group in groups)
+    limits.check_total(total, origin, room_bytes)
     return column
 
 
-def _rows(file: Any, columns: list[str], origin: str) -> Iterator[tuple[Any, Any]]:
+def _rows(file: Any, columns: list[str], origin: str, room_bytes: int) -> Iterator[tuple[Any, Any]]:
     """Yield image and label of each row."""
     from pyarrow import types
 
@@ -123,7 +132,7 @@ def _rows(file: Any, columns: list[str], origin: str) -> Iterator[tuple[Any, Any
         if types.is_struct(images.type):
             images = images.flatten()[0]
         total += _written_out(images)
-        limits.check_total(total, origin)
+        limits.check_total(total, origin, room_bytes)
         yield from zip(_values(images, known), _values(labels, known), strict=True)
 
 

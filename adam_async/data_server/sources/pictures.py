@@ -47,6 +47,11 @@ class Header:
     """Columns and rows, of the image as it is shown."""
     is_grey: bool
 
+    @property
+    def pixels(self) -> int:
+        """Columns times rows."""
+        return self.size[0] * self.size[1]
+
 
 def require_pillow() -> None:
     """Check that images can be decoded at all.

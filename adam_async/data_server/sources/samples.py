@@ -25,6 +25,9 @@ from adam_async.ports import Disk
 
 T = TypeVar("T")
 
+BYTES_OF_PIXEL = 4
+"""Bytes of one pixel while its image is decoded, at most."""
+
 AT_A_TIME = 256
 """Images that one job on the disk's thread decodes."""
 
@@ -46,11 +49,13 @@ class Samples:
     Args:
         origin: What to call the data set in an error, usually its path.
         damage: Where damaged images go.
+        room_bytes: Memory for its images, encoded or decoded.
     """
 
-    def __init__(self, origin: str, damage: Damage) -> None:
+    def __init__(self, origin: str, damage: Damage, room_bytes: int = limits.MAX_TOTAL_BYTES) -> None:
         self.origin = origin
         self.damage = damage
+        self.room_bytes = room_bytes
         self.all: list[Sample] = []
         self._bytes = 0
 
@@ -66,7 +71,7 @@ class Samples:
             self.damage.note(str(error))
             return
         self._bytes += len(sample.data)
-        limits.check_total(self._bytes, self.origin)
+        limits.check_total(self._bytes, self.origin, self.room_bytes)
         self.all.append(sample)
 
 
@@ -103,7 +108,9 @@ async def assemble(
     sizes = Counter(header.size for _, header in headers)
     size = max(sizes, key=lambda size: (sizes[size], size))
     channels = 1 if all(header.is_grey for _, header in headers) else 3
-    limits.check_total(len(headers) * size[0] * size[1] * channels, samples.origin)
+    limits.check_total(len(headers) * size[0] * size[1] * channels, samples.origin, samples.room_bytes)
+    sample, largest = max(headers, key=lambda found: found[1].pixels)
+    limits.check_total(BYTES_OF_PIXEL * largest.pixels, sample.origin, samples.room_bytes)
     arrays = []
     for split in SPLITS:
         chosen = [sample for sample, _ in headers if sample.split == split]

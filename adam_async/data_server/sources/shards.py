@@ -43,6 +43,7 @@ async def load_shards(
     source: str,
     damage: Damage,
     cache: CacheLimits | None = None,
+    room_bytes: int = limits.MAX_TOTAL_BYTES,
 ) -> Dataset:
     """Load all images of some tar shards.
 
@@ -55,6 +56,7 @@ async def load_shards(
         damage: Where damaged images go.
         cache: Memory that there is for training images; those that do not fit stay in their shards. Without
             it, or where a shard is compressed, all images are decoded.
+        room_bytes: Memory for images that are all decoded, and for a shard that is read whole.
 
     Raises:
         DataError: A shard is no tar file or cut short, or what `assemble` refuses.
@@ -67,11 +69,11 @@ async def load_shards(
         stored = await leave_stored(catalogue, disk, name=name, source=source, cache=cache)
         if stored is not None:
             return stored
-    samples = Samples(origin, damage)
+    samples = Samples(origin, damage, room_bytes)
     for path, split in files:
-        data = await read_file(path, disk)
+        data = await read_file(path, disk, room_bytes=room_bytes)
         if path.name.endswith(ENDINGS):
-            data = await disk.run(unpack, data, str(path), damage)
+            data = await disk.run(unpack, data, str(path), damage, room_bytes)
         await disk.run(add_shard, data, str(path), path.name, split, samples)
         del data
     return await assemble(samples, disk, name=name, source=source)

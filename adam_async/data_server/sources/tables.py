@@ -50,7 +50,14 @@ class Table:
 
 
 async def load_tables(
-    files: list[tuple[Path, Split | None]], disk: Disk, *, name: str, origin: str, source: str, damage: Damage
+    files: list[tuple[Path, Split | None]],
+    disk: Disk,
+    *,
+    name: str,
+    origin: str,
+    source: str,
+    damage: Damage,
+    room_bytes: int = limits.MAX_TOTAL_BYTES,
 ) -> Dataset:
     """Load one or more tables.
 
@@ -61,22 +68,28 @@ async def load_tables(
         origin: What to call it in an error.
         source: Sentence for the report.
         damage: Where damaged rows go.
+        room_bytes: Memory for tables and for images.
 
     Raises:
         DataError: A header that is not understood, tables that do not fit each other, or too much damage.
     """
-    tables = [
-        await disk.run(parse_header, await read_file(path, disk), str(path), split) for path, split in files
-    ]
+    tables: list[Table] = []
+    left = room_bytes
+    for path, split in files:
+        data = await read_file(path, disk, room_bytes=left)
+        left -= len(data)
+        tables.append(await disk.run(parse_header, data, str(path), split))
     if len({table.shape for table in tables}) > 1:
         raise DataError(
             f"{tables[0].origin} has images of {tables[0].shape or 'files'}, {tables[1].origin} of "
             f"{tables[1].shape or 'files'}; all tables must be of one kind and shape"
         )
     if tables[0].shape:
+        rows = sum(len(table.lines) for table in tables)
+        limits.check_total(rows * prod(tables[0].shape), origin, room_bytes)
         return await _from_pixels(tables, disk, name=name, origin=origin, source=source, damage=damage)
     require_pillow()
-    samples = Samples(origin, damage)
+    samples = Samples(origin, damage, room_bytes)
     for (path, _), table in zip(files, tables, strict=True):
         await _add_files(samples, table, path.parent, disk)
     return await assemble(samples, disk, name=name, source=source)
@@ -129,7 +142,6 @@ async def _from_pixels(
 ) -> Dataset:
     shape = tables[0].shape
     rows = sum(len(table.lines) for table in tables)
-    limits.check_total(rows * prod(shape), origin)
     images = np.empty((rows, prod(shape)), np.uint8)
     found: list[tuple[str, str, Split]] = []
 

@@ -120,7 +120,7 @@ def test_a_header_that_promises_more_than_there_is_asks_for_no_memory(images: in
 def test_an_array_larger_than_a_data_set_may_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MAX_TOTAL_BYTES", 95)
 
-    with pytest.raises(DataError, match=r"a\.npz:x_train has 96 bytes of images, expected at most 95"):
+    with pytest.raises(DataError, match=r"a\.npz has 142 bytes of images, expected at most 95"):
         parse_npz(npz(), "a.npz", name="a", source="")
 
 
