@@ -30,10 +30,12 @@ from adam_async.consensus.messages import Entry, Message, Snapshot
 from adam_async.consensus.records import DamagedLog, Saved, Writer, found, recover
 from adam_async.consensus.roles import Role
 from adam_async.consensus.settings import Settings
+from adam_async.consensus.violations import Contents, Violation
 
 __all__ = [
     "Apply",
     "Change",
+    "Contents",
     "Core",
     "DamagedLog",
     "Done",
@@ -62,6 +64,7 @@ __all__ = [
     "Tick",
     "Transfer",
     "Unknown",
+    "Violation",
     "Writer",
     "found",
     "identity",

@@ -41,7 +41,6 @@ for safety, and no clock is."""
 
 from collections.abc import Callable
 from typing import Any
-from zlib import crc32
 
 from adam_async.consensus.events import (
     Apply,
@@ -63,6 +62,7 @@ from adam_async.consensus.events import (
     Transfer,
     Unknown,
 )
+from adam_async.consensus.incoming import Incoming
 from adam_async.consensus.leading import Handover, Leading, Progress, WaitingRead
 from adam_async.consensus.log import Log
 from adam_async.consensus.membership import Members, MembershipError
@@ -80,8 +80,9 @@ from adam_async.consensus.messages import (
 )
 from adam_async.consensus.outbox import Outbox
 from adam_async.consensus.records import Ballot, Entries, Saved
-from adam_async.consensus.roles import TRANSITIONS, Cause, Role
+from adam_async.consensus.roles import TRANSITIONS, Cause, Role, always, by_role, if_leading
 from adam_async.consensus.settings import Settings
+from adam_async.consensus.violations import ANY_CONTENTS, Contents, Guard
 
 
 class Core:
@@ -93,9 +94,18 @@ class Core:
         settings: Times and sizes.
         draw: Returns a number from 0 to 1, another one each time: it spreads the election time-outs.
         now: The time, in seconds of the caller's clock.
+        contents: Says of commands and states of others whether the state machine can read them.
     """
 
-    def __init__(self, saved: Saved, settings: Settings, *, draw: Callable[[], float], now: float) -> None:
+    def __init__(
+        self,
+        saved: Saved,
+        settings: Settings,
+        *,
+        draw: Callable[[], float],
+        now: float,
+        contents: Contents = ANY_CONTENTS,
+    ) -> None:
         self.me = saved.me
         self.term = saved.term
         self.vote = saved.vote
@@ -111,8 +121,8 @@ class Core:
         """When `leader` was last heard."""
         self._votes: set[str] = set()
         self._leading: Leading | None = None
-        self._incoming: tuple[tuple[int, int, int, int], bytearray] | None = None
-        """Which snapshot is being received, and what there is of it."""
+        self._incoming = Incoming()
+        self._guard = Guard(self.me, settings, contents, self._incoming)
         self._effects: list[Effect] = []
         self._outbox = Outbox()
         self._told: tuple[int, str | None] = (self.term, None)
@@ -144,7 +154,13 @@ class Core:
         return self._deadline
 
     def handle(self, event: Event, *, now: float) -> list[Effect]:
-        """Take one event. The effects are to be carried out in their order."""
+        """Take one event. The effects are to be carried out in their order.
+
+        Raises:
+            Violation: No sound node sends the message that was received; nothing has changed.
+        """
+        if isinstance(event, Received):
+            self._guard.check(event.message, self.log, self.commit, self._leading, self.term, self.leader)
         self._now = now
         if isinstance(event, Received):
             self._receive(event.message)
@@ -277,11 +293,11 @@ class Core:
         self._outbox.hold(Vote(sender=self.me, to=ask.sender, term=self.term, pre=ask.pre, granted=granted))
 
     def _count(self, vote: Vote) -> None:
-        if vote.pre != (self.role is Role.PROBER) or not vote.granted:
+        members = self.members
+        if vote.pre != (self.role is Role.PROBER) or not vote.granted or vote.sender not in members.voters:
             return
         self._votes.add(vote.sender)
-        members = self.members
-        if len(self._votes.intersection(members.voters)) < members.quorum:
+        if len(self._votes) < members.quorum:
             return
         if vote.pre:
             self._campaign(Cause.ENCOURAGED)
@@ -350,25 +366,18 @@ class Core:
         if chunk.index <= self.commit:
             self._answer(chunk, ok=True, match=self.commit)
             return
-        which = (chunk.index, chunk.index_term, chunk.size, chunk.crc)
-        if self._incoming is None or self._incoming[0] != which:
-            self._incoming = (which, bytearray())
-        state = self._incoming[1]
-        if chunk.offset == len(state):
-            state += chunk.data
-        if len(state) >= chunk.size:
-            self._incoming = None
-            if crc32(state) == chunk.crc:
-                self._install(chunk, bytes(state))
-                return
-            state.clear()
+        state = self._incoming.whole(chunk)
+        if state is not None:
+            self._incoming.forget()
+            self._install(chunk, state)
+            return
         self._outbox.hold(
             Taken(
                 sender=self.me,
                 to=chunk.sender,
                 term=self.term,
                 index=chunk.index,
-                offset=len(state),
+                offset=self._incoming.take(chunk),
                 round=chunk.round,
             )
         )
@@ -610,31 +619,19 @@ class Core:
 _Handler = Callable[[Core, Any], None]
 
 
-def _row(follower: _Handler, prober: _Handler, candidate: _Handler, leader: _Handler) -> dict[Role, _Handler]:
-    return dict(zip(Role, (follower, prober, candidate, leader), strict=True))
-
-
-def _always(handler: _Handler) -> dict[Role, _Handler]:
-    return _row(handler, handler, handler, handler)
-
-
-def _leading(handler: _Handler, otherwise: _Handler) -> dict[Role, _Handler]:
-    return _row(otherwise, otherwise, otherwise, handler)
-
-
 HANDLERS: dict[type, dict[Role, _Handler]] = {
-    AskVote: _always(Core._consider),
-    Vote: _row(Core._ignore, Core._count, Core._count, Core._ignore),
-    Append: _leading(Core._refuse_rival, otherwise=Core._follow),
-    Appended: _leading(Core._count_entries, otherwise=Core._ignore),
-    Chunk: _leading(Core._refuse_rival, otherwise=Core._receive_chunk),
-    Taken: _leading(Core._continue_snapshot, otherwise=Core._ignore),
-    TakeOver: _row(Core._take_over, Core._take_over, Core._ignore, Core._ignore),
-    Tick: _leading(Core._beat, otherwise=Core._seek),
-    Propose: _leading(Core._propose, otherwise=Core._refer),
-    Change: _leading(Core._change, otherwise=Core._refer),
-    Read: _leading(Core._read, otherwise=Core._refer),
-    Transfer: _leading(Core._transfer, otherwise=Core._refer),
-    Snapshotted: _always(Core._keep_snapshot),
+    AskVote: always(Core._consider),
+    Vote: by_role(Core._ignore, Core._count, Core._count, Core._ignore),
+    Append: if_leading(Core._refuse_rival, otherwise=Core._follow),
+    Appended: if_leading(Core._count_entries, otherwise=Core._ignore),
+    Chunk: if_leading(Core._refuse_rival, otherwise=Core._receive_chunk),
+    Taken: if_leading(Core._continue_snapshot, otherwise=Core._ignore),
+    TakeOver: by_role(Core._take_over, Core._take_over, Core._ignore, Core._ignore),
+    Tick: if_leading(Core._beat, otherwise=Core._seek),
+    Propose: if_leading(Core._propose, otherwise=Core._refer),
+    Change: if_leading(Core._change, otherwise=Core._refer),
+    Read: if_leading(Core._read, otherwise=Core._refer),
+    Transfer: if_leading(Core._transfer, otherwise=Core._refer),
+    Snapshotted: always(Core._keep_snapshot),
 }
 """What a node does with an event, or with a message of its own term, in each role."""

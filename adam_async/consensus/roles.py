@@ -1,6 +1,9 @@
 """Pure: the roles of a node, and what moves it from one to another."""
 
 from enum import Enum
+from typing import TypeVar
+
+_Handler = TypeVar("_Handler")
 
 
 class Role(Enum):
@@ -51,3 +54,20 @@ def diagram() -> str:
     for (role, cause), new in TRANSITIONS.items():
         lines.append(f"    {role.value} --> {new.value}: {cause.value.partition(':')[0]}")
     return "\n".join(lines)
+
+
+def by_role(
+    follower: _Handler, prober: _Handler, candidate: _Handler, leader: _Handler
+) -> dict[Role, _Handler]:
+    """What handles an event in each role."""
+    return dict(zip(Role, (follower, prober, candidate, leader), strict=True))
+
+
+def always(handler: _Handler) -> dict[Role, _Handler]:
+    """One handler for an event, whatever the role."""
+    return by_role(handler, handler, handler, handler)
+
+
+def if_leading(handler: _Handler, otherwise: _Handler) -> dict[Role, _Handler]:
+    """One handler for the leader, and another for all other roles."""
+    return by_role(otherwise, otherwise, otherwise, handler)

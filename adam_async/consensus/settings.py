@@ -15,6 +15,8 @@ class Settings:
     """Largest command that is taken."""
     message_bytes: int = 1 << 20
     """Entries in one message, unless the first alone is larger."""
+    state_bytes: int = 64 << 20
+    """Largest state of a snapshot that is taken from another node."""
     chunk_bytes: int = 256 << 10
     """Piece of a snapshot in one message."""
     window: int = 64

@@ -46,11 +46,13 @@ from adam_async.consensus import (
     Tick,
     Transfer,
     Unknown,
+    Violation,
     found,
     identity,
 )
 from adam_async.consensus.messages import Snapshot, TakeOver
-from adam_async.consensus.records import Ballot, Born, Record
+from adam_async.consensus.records import WHAT_TO_DO, Ballot, Born, DamagedLog, Record
+from adam_async.controller.contents import CONTENTS, log_problem
 from adam_async.controller.core_clock import CoreClock
 from adam_async.controller.founding import group_name, name_of
 from adam_async.controller.herald import Herald
@@ -63,7 +65,7 @@ from adam_async.messages.sizes import MOST_VALUE_BYTES
 from adam_async.simulation import buggify
 from adam_async.timer import Timer
 from adam_async.traffic import Traffic
-from transport import Identity, Network
+from transport import Identity, Network, RemoteProtocolError
 
 logger = logging.getLogger(__name__)
 
@@ -231,15 +233,21 @@ class Group:
     def receive(self, name: str, group: str, message: Message) -> None:
         """Another controller's core says something, as one of a group; empty where it knows of none.
 
-        Who is not one of the controllers that we were told of is not listened to, whatever it says it is.
+        A controller that `meet` did not name is ignored, whatever its messages say.
+
+        Raises:
+            RemoteProtocolError: No sound controller sends this; nothing has changed. Close its link.
         """
         if self._core is None or not self._peers.listens_to(name, message):
             return
         if group and self._machine.group and group != self._machine.group:
             self._herald.of_another_group(name, theirs=group, ours=self._machine.group)
             return
+        try:
+            self._take(Received(message))
+        except Violation as error:
+            raise RemoteProtocolError(error.rule, f"{name}: {error.detail}") from None
         self._herald.heard(name)
-        self._take(Received(message))
 
     def statistics(self) -> dict[str, Any]:
         """Where this controller stands in its group."""
@@ -286,7 +294,7 @@ class Group:
 
         Raises:
             ConfigError: The file is another process's, or another controller's; or it could not be written.
-            DamagedLog: What is in it was damaged.
+            DamagedLog: What is in it was damaged, or is not for this release.
         """
         self._clock = CoreClock(asyncio.get_running_loop().time)
         await self._met.wait()
@@ -300,6 +308,9 @@ class Group:
                     f"{self._file.folder} is that of {name_of(saved.me)}, and this is {self._identity.node}: "
                     f"give the --id, and --peers, that {name_of(saved.me)} was started with, or another --dir"
                 )
+            problem = log_problem(saved)
+            if problem and self._file is not None:
+                raise DamagedLog(f"the log in {self._file.folder} cannot be used, {problem}; {WHAT_TO_DO}")
             group = await stack.enter_async_context(asyncio.TaskGroup())
             self._peers.begin(group, saved.me)
             await self._begin(saved)
@@ -317,7 +328,9 @@ class Group:
                 await self._write_down((Ballot(saved.term, saved.vote), saved.snapshot))
         if saved.snapshot.index:
             self._machine.restore(saved.snapshot.state)
-        core = self._core = Core(saved, self._settings, draw=self._draw, now=self._clock.now())
+        core = self._core = Core(
+            saved, self._settings, draw=self._draw, now=self._clock.now(), contents=CONTENTS
+        )
         self._warn_of_unknown()
         self._herald = Herald(
             self._identity.node,

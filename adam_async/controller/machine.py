@@ -64,7 +64,7 @@ class Lost(msgspec.Struct, frozen=True, tag="lost"):
 Command = Open | Set | Lost
 
 _ENCODER = msgspec.msgpack.Encoder()
-_DECODER = msgspec.msgpack.Decoder(Command)
+_DECODER: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +107,24 @@ _STATES = msgspec.msgpack.Decoder(_State)
 def command_bytes(command: Command) -> bytes:
     """Write a command down for the log."""
     return _ENCODER.encode(command)
+
+
+def read_command(command: bytes) -> Command:
+    """Read a command of the log.
+
+    Raises:
+        DecodeError: It is none of this release.
+    """
+    return _DECODER.decode(command)
+
+
+def read_state(state: bytes) -> _State:
+    """Read a whole state, as `Machine.snapshot` writes it.
+
+    Raises:
+        DecodeError: It is none of this release.
+    """
+    return _STATES.decode(state)
 
 
 def nests_too_deep(value: Any, left: int = MAX_DEPTH) -> bool:
@@ -156,7 +174,7 @@ class Machine:
 
     def apply(self, index: int, command: bytes) -> Outcome:
         """Apply the command at one place of the log. The same commands give the same state."""
-        match _DECODER.decode(command):
+        match read_command(command):
             case Open():
                 self._sessions[index] = _Session()
                 while len(self._sessions) > self._most_sessions:
@@ -227,7 +245,7 @@ class Machine:
 
     def restore(self, state: bytes) -> None:
         """Take what another controller, or this one in an earlier life, wrote down."""
-        saved = _STATES.decode(state)
+        saved = read_state(state)
         self.group = saved.group
         self.state.map = saved.map
         self._sessions = dict(saved.sessions)

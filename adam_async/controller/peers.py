@@ -21,6 +21,7 @@ import logging
 from collections.abc import Callable, Mapping
 
 from adam_async.consensus import Core, Message, Step
+from adam_async.consensus.violations import NAME_BYTES
 from adam_async.controller.founding import Founding, name_of
 from adam_async.messages import (
     Agree,
@@ -179,12 +180,14 @@ class Peers:
 
     def introduced(self, name: str, identity: str) -> None:
         """Another controller said who it is."""
+        if len(identity.encode()) > NAME_BYTES:
+            return  # no member may be called so: its step of the membership would be a violation
         if name_of(identity) == name and name in self._addresses and name != self._identity.node:
             self._known[name] = identity
 
     def listens_to(self, name: str, message: Message) -> bool:
-        """Whether `name` is one of the controllers that we were told of, and speaks for itself."""
-        return name in self._addresses and name_of(message.sender) == name
+        """Whether `name` is another one of the controllers that we were told of, and speaks for itself."""
+        return name in self._addresses and name != self._identity.node and name_of(message.sender) == name
 
     def next_step(self, core: Core, *, silent_s: float, now: float) -> Step | None:
         """The next change by which somebody is taken in; None if all whom we know are.

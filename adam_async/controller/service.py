@@ -217,7 +217,13 @@ class Controller(Role):
                 message = await link.receive()
                 self.group.receive(link.peer.node, *hear(message))
         except ProtocolError as error:
-            logger.warning("%s: %s says what is no message: %s", self._identity.node, link.peer.node, error)
+            # A peer that breaks a rule loses its link, and this controller stays as it was.
+            logger.warning(
+                "%s: %s sent an invalid message: %s; its link is closed",
+                self._identity.node,
+                link.peer.node,
+                error,
+            )
         except TransportError:
             pass  # the link is over: the other one dials again
         finally:

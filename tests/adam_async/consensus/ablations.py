@@ -25,6 +25,8 @@ MODULES = (
     "events",
     "outbox",
     "leading",
+    "incoming",
+    "violations",
     "core",
 )
 """In the order in which they import each other."""
@@ -146,9 +148,9 @@ ABLATIONS = (
     ),
     Ablation(
         "a snapshot is put together in any order",
-        "core",
-        "if chunk.offset == len(state):",
-        "if True:",
+        "incoming",
+        "return chunk.offset == (len(self._state) if _which(chunk) == self._which else 0)",
+        "return True",
     ),
     Ablation(
         "messages of old terms are taken",

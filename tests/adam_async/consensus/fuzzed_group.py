@@ -15,7 +15,7 @@ from zlib import crc32
 
 import msgspec
 
-from adam_async.consensus import core, events, membership, messages, records, roles, settings
+from adam_async.consensus import core, events, membership, messages, records, roles, settings, violations
 
 PRODUCT = SimpleNamespace(
     core=core,
@@ -25,6 +25,7 @@ PRODUCT = SimpleNamespace(
     records=records,
     roles=roles,
     settings=settings,
+    violations=violations,
 )
 """The code under test; the ablations bring their own."""
 
@@ -287,7 +288,10 @@ class FuzzedGroup:
     def give(self, node, event):
         core, events = node.core, self.code.events
         before = core.log.last_index
-        effects = core.handle(event, now=node.local(self.now))
+        try:
+            effects = core.handle(event, now=node.local(self.now))
+        except self.code.violations.Violation as error:
+            raise Wrong(f"{node.name} was told what no sound node says: {error}") from error
         if core.log.last_index < before:
             self.marks["cut off"] += 1
         for effect in effects:

@@ -24,6 +24,7 @@ from adam_async.consensus import (
     Tick,
     Transfer,
     Unknown,
+    Violation,
     found,
 )
 from adam_async.consensus.messages import Append, Appended, AskVote, Chunk, TakeOver, Vote
@@ -559,7 +560,7 @@ def test_two_leaders_of_one_term_are_an_error_and_not_a_case():
     group = SmallGroup("abc")
     group.elect("a")
     rival = Append(sender="b", to="a", term=2, prev_index=1, prev_term=1, entries=(), commit=1, round=0)
-    with pytest.raises(AssertionError, match="b leads in term 2 as well as a"):
+    with pytest.raises(Violation, match="b leads in term 2 as well as a"):
         group["a"].handle(Received(rival), now=group.now)
 
 

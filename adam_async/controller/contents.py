@@ -1,0 +1,65 @@
+"""Pure: whether the state machine can read a command, a state or a whole log that it did not make itself.
+
+Other controllers send commands and states, and a file holds those of an earlier life. Bytes that the machine
+could not read would end this controller when they are applied, and again at every start; so they are looked
+at before they enter the log, and once more when a file is read.
+"""
+
+from typing import Any
+
+import msgspec
+
+from adam_async.consensus import Contents, Saved
+from adam_async.controller.machine import MAX_DEPTH, Set, nests_too_deep, read_command, read_state
+from adam_async.messages.sizes import MOST_VALUE_BYTES
+
+MAP_DEPTH = MAX_DEPTH + 4
+"""Containers of a state that may lie in each other: the map, its nodes, a record and the values in it."""
+
+MOST_VERSION = 1 << 53
+"""Largest version of a cluster map."""
+
+UNREADABLE = (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError)
+"""Errors that bytes of a peer or a file may raise while they are read, or written again as text."""
+
+
+def command_problem(command: bytes) -> str:
+    """Say why the machine cannot read a command; empty if it can."""
+    try:
+        read = read_command(command)
+        if not isinstance(read, Set):
+            return ""
+        if len(read.value) > MOST_VALUE_BYTES:
+            return f"{read.key[:80]!r} of {len(read.value)} bytes is above the limit of {MOST_VALUE_BYTES}"
+        value = msgspec.json.decode(read.value, type=dict[str, Any])
+    except UNREADABLE as error:
+        return f"this release cannot read it: {error}"
+    return f"{read.key[:80]!r} nests over {MAX_DEPTH} deep" if nests_too_deep(value) else ""
+
+
+def state_problem(state: bytes) -> str:
+    """Say why the machine cannot take up a state, or could not tell others of it; empty if it can."""
+    try:
+        cluster = read_state(state).map
+        if not 0 <= cluster.version <= MOST_VERSION:
+            return f"version {cluster.version} is not within 0 and {MOST_VERSION}"
+        text = msgspec.json.decode(msgspec.json.encode(cluster))
+    except UNREADABLE as error:
+        return f"this release cannot read it: {error}"
+    return f"it nests over {MAP_DEPTH} deep" if nests_too_deep(text, MAP_DEPTH) else ""
+
+
+CONTENTS = Contents(command=command_problem, state=state_problem)
+"""What the controllers' machine reads."""
+
+
+def log_problem(saved: Saved) -> str:
+    """Name the first thing in a log that the machine cannot read; empty if it can read all."""
+    problem = state_problem(saved.snapshot.state) if saved.snapshot.index else ""
+    if problem:
+        return f"the state at entry {saved.snapshot.index}: {problem}"
+    for entry in saved.entries:
+        problem = command_problem(entry.command) if entry.command is not None else ""
+        if problem:
+            return f"entry {entry.index} of term {entry.term}: {problem}"
+    return ""
