@@ -118,10 +118,8 @@ def test_a_controller_outlives_the_lies_of_another_and_ends_its_links() -> None:
             async with asyncio.timeout(1.0):
                 await false.link.wait_closed()
             assert group.statistics() == where
-        trio.node(liar).kill()
-        await trio.restart(liar)
-        await trio.settled()
-        assert (trio.leaders, set(trio.running)) == ([leader], {leader, liar, other})
+        assert (await client.set("nodes/w", at, record(99, incarnation=1))).done
+        assert (trio.leaders, set(trio.running)) == ([leader], {leader, other})
 
     simulated(scenario)
 
