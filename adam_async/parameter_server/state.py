@@ -24,6 +24,12 @@ What a *life* of a replica pushes and ticks when it has left the live ones is re
 others. Its worker says it again, at growing intervals, until the map tells it to begin another life; as it is
 not acknowledged, no group of it is reported. What came before stays, and is answered again.
 
+Lives come and go for as long as a run lasts, and their memory is bounded (`lives.py`). The server forgets the
+push numbers of a life when `REMEMBERED` later lives of its replica are over. From then on every push of that
+life is refused, also one that was applied, so none is applied twice. The server knows the newest `OVER_KEPT`
+lives to be over. A client sends an open push again for `patience_s` only and then fails, so no push comes
+from an older life.
+
 Staleness of a push on a shard is the number of pushes applied since the oldest version that its
 groups read, less the client's own ones that a local step had already put into the copy they read.
 
@@ -32,7 +38,7 @@ absolute seconds on the caller's clock.
 """
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, assert_never
 
 from adam_async.ids import Replica, ShardId, Version
@@ -75,6 +81,7 @@ from adam_async.parameter_server.events import (
     SumApplied,
     TickArrived,
 )
+from adam_async.parameter_server.lives import LivesOver, keep_newest
 from adam_async.parameter_server.order_log import JOINED, NOT_APPLIED, SUMMED, OrderLog
 from adam_async.parameter_server.parked import Parked
 from adam_async.parameter_server.shard import Session, Shard
@@ -82,8 +89,9 @@ from adam_async.parameter_server.shard import Session, Shard
 MAX_BATCH = 32
 """Pushes applied together at most, so that the first of them is not acknowledged too late."""
 
-REMEMBERED = 8
-"""Lives of one replica that are over and known to be."""
+
+EARLY_KEPT = 256
+"""Maximum number of lives whose clocks are kept until the map names them."""
 
 
 class ServerState:
@@ -124,7 +132,7 @@ class ServerState:
         self._first_clock = 0
         self._live: Mapping[Replica, int] = {}
         self._known: Mapping[Replica, int] = {}
-        self._over: dict[Replica, deque[int]] = {}
+        self._over = LivesOver()
         self._early: dict[tuple[Replica, int], dict[ShardId, int]] = {}
         self.batches = 0
         self.batched_pushes = 0
@@ -364,6 +372,8 @@ class ServerState:
         ours = [shard for shard in shards if shard is not None]
         if len(ours) < len(shards) or not ours:
             return [Refuse(event.request, "not-primary", f"not the primary of all of {record.shards[:8]}")]
+        if self._over.is_forgotten(Replica(record.replica), record.incarnation):
+            return [_refuse_over(event.request, record)]  # its number 1 may have been counted
         seen = [shard.last_number.get(session, 0) for shard in ours]
         if min(seen) >= last_step:
             for shard in ours:
@@ -391,8 +401,8 @@ class ServerState:
                 clocks = shard.clocks
                 if clocks.get(replica, 0) < clock:
                     clocks[replica] = clock
-        elif self._clocked and incarnation not in self._over.get(replica, ()):
-            early = self._early.setdefault((replica, incarnation), {})
+        elif self._clocked and (replica, incarnation) not in self._over:
+            early = keep_newest(self._early, (replica, incarnation), EARLY_KEPT)
             for shard in shards:
                 early[shard.spec.id] = max(early.get(shard.spec.id, 0), clock)
 
@@ -426,10 +436,10 @@ class ServerState:
         return [AcknowledgeTick(request), *self.parked.answer()]
 
     def _replicas_changed(self, event: ReplicasChanged) -> list[Effect]:
-        for replica, life in self._live.items():
-            if event.live.get(replica) != life:
-                self._over.setdefault(replica, deque(maxlen=REMEMBERED)).append(life)
+        ended = [(r, life) for r, life in self._live.items() if event.live.get(r) != life]
         self._live = live = dict(event.live)
+        self._over.begin(live)
+        self._forget({self._over.end(replica, life) for replica, life in ended} - {*live.values()})
         if not live:
             return []  # the tables stay, for whoever joins next starts where the last ones were
         reborn = {replica for replica, life in live.items() if self._known.get(replica, life) != life}
@@ -446,7 +456,18 @@ class ServerState:
     def _is_over(self, said: Push | Tick) -> bool:
         """Whether it is of a life that was live; one that nobody has named yet is about to begin."""
         replica, life = Replica(said.replica), said.incarnation
-        return self._live.get(replica) != life and life in self._over.get(replica, ())
+        return self._live.get(replica) != life and (replica, life) in self._over
+
+    def _forget(self, lives: Set[int | None]) -> None:
+        """Drop the push numbers of lives. Their pushes are refused from now on."""
+        for shard in self.shards.values() if lives - {None} else ():
+            for session in [session for session in shard.last_number if session[1] in lives]:
+                del shard.last_number[session]
+
+    @property
+    def lives_forgotten(self) -> int:
+        """Number of lives whose push numbers were dropped."""
+        return self._over.forgotten
 
     def _epoch_began(self, event: EpochBegan) -> list[Effect]:
         """All groups of the epoch before are trained and acknowledged: no clock is behind any more."""
@@ -531,7 +552,7 @@ def _says_news(push: Push, shards: Sequence[Shard | None], session: Session) -> 
     return any(shard is not None and shard.last_number.get(session, 0) < number for shard, number in numbered)
 
 
-def _refuse_over(request: Request, said: Push | Tick) -> Refuse:
+def _refuse_over(request: Request, said: Push | Tick | Record) -> Refuse:
     text = f"life {said.incarnation} of replica {said.replica} is over: others train what it was given"
     return Refuse(request, "life-over", text)
 

@@ -304,6 +304,11 @@ class TrainingCluster:
         """What a worker was told is in the shards."""
         ordered = self.ordered()
         for session, told in self.acknowledged.items():
+            # Servers drop the numbers of lives that were over long ago.
+            if session not in ordered and any(
+                s.state and s.state.lives_forgotten for s in self.servers.values()
+            ):
+                continue
             if session not in self._over and told > ordered.get(session, 0):
                 text = (
                     f"session {session:x} was told of {told} pushes; servers have {ordered.get(session, 0)}"

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from adam_async.ids import BucketId, Replica, ShardId
 from adam_async.messages import DUPLICATE, GAP, REFUSED, Part, Problem, Pull, Push, ReadShards, Tick
+from adam_async.parameter_server import lives
 from adam_async.parameter_server.apply import PushGradients
 from adam_async.parameter_server.events import (
     Acknowledge,
@@ -758,7 +759,33 @@ class SynchronousReplicas(Replicas):
     synchronous = True
 
 
-for machine in (Replicas, SynchronousReplicas):
+class ForgetfulReplicas(Replicas):
+    """Lives come and go, and the server remembers one life of a replica that is over."""
+
+    def __init__(self):
+        super().__init__()
+        self.kept, lives.REMEMBERED = lives.REMEMBERED, 1
+        self.workers = {replica: Worker(replica, 1000 * (replica + 1), 0) for replica in range(3)}
+        self.tell_lives()
+
+    def teardown(self):
+        lives.REMEMBERED = self.kept
+        super().teardown()
+
+    @invariant()
+    def nothing_is_heard_of_a_life_that_is_over(self):
+        for worker in (*self.workers.values(), *self.dead):
+            forgotten = dict.fromkeys(self.SHARDS, 0)
+            assert worker.live or self.last_numbers(worker) in (worker.heard, forgotten)
+
+    @invariant()
+    def sessions_are_bounded(self):
+        for number in self.SHARDS:
+            assert len(self.server.shard(number).last_number) <= 2 * len(self.workers)
+
+
+for machine in (Replicas, SynchronousReplicas, ForgetfulReplicas):
     machine.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
 TestReplicas = Replicas.TestCase
 TestSynchronousReplicas = SynchronousReplicas.TestCase
+TestForgetfulReplicas = ForgetfulReplicas.TestCase

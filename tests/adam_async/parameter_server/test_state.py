@@ -34,8 +34,9 @@ from adam_async.parameter_server.events import (
     SendValues,
     TickArrived,
 )
+from adam_async.parameter_server.lives import REMEMBERED
 from adam_async.parameter_server.shard import Shard
-from adam_async.parameter_server.state import MAX_BATCH, REMEMBERED, ServerState
+from adam_async.parameter_server.state import MAX_BATCH, ServerState
 from adam_async.placement import ShardSpec
 
 ZERO, ONE, TWO = Replica(0), Replica(1), Replica(2)
@@ -415,6 +416,21 @@ def test_a_life_that_is_live_again_is_heard_again():
     assert [effect.body.problems for effect in server.drain()] == [()]
 
 
+def test_a_push_of_a_forgotten_life_is_refused_also_if_it_was_applied():
+    server = Server(live=(ZERO,))
+    server.push("a", (0,), (1,))
+    server.record("in place", 1, [(1, 0)], incarnation=1, shards=(1,))
+    server.drain()
+    for life in range(2, REMEMBERED + 3):
+        server.tell(lives(ZERO, of_0=life))
+    assert (1, 1) not in server.shard().last_number
+    (refusal,) = server.push("a again", (0,), (1,))
+    assert refusal.code == "life-over"
+    (refusal,) = server.record("in place again", 1, [(1, 0)], incarnation=1, shards=(1,))
+    assert refusal.code == "life-over"
+    assert (server.shard(0).version, server.shard(1).version) == (1, 1)
+
+
 def test_the_newest_lives_that_are_over_are_remembered_and_no_more():
     server = Server(live=(ZERO, ONE))
     newest = 3 * REMEMBERED
@@ -423,7 +439,7 @@ def test_the_newest_lives_that_are_over_are_remembered_and_no_more():
     for life in range(newest - REMEMBERED, newest):
         (refusal,) = server.tick("late", (0,), 9, incarnation=life)
         assert refusal.code == "life-over"
-    assert max(map(len, server.state._over.values())) == REMEMBERED
+    assert server.state.lives_forgotten == newest - 1 - REMEMBERED
 
 
 def counted(server, number=0):
