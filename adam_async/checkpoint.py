@@ -73,6 +73,7 @@ MAY_CHANGE = frozenset(
         "evaluation",
         "until_accuracy",
         "checkpoint_every",
+        "checkpoint_misses",
         "record",
         "read_ahead",
         "waits",

@@ -1,8 +1,9 @@
 """Takes the checkpoints of one run: reads all shards while training pauses, writes them while it goes on.
 
-One is written at a time. Whoever wants to take the next one waits until it is written, and no longer than
-`checkpoint_s`; a note of progress is given up after as long. So a disk that is too slow, full or gone costs
-checkpoints, never the run. What was there before stays, and the run's events say what happened.
+One is written at a time. The next one waits until it is written, for `checkpoint_s` at most; a note of
+progress is given up after as long. A checkpoint that fails is a *miss*: it is logged at once and is an event
+of the run, and the checkpoint before stays. `checkpoint_misses` in a row end the run, for a crash would cost
+all that was trained since the newest checkpoint.
 """
 
 import asyncio
@@ -18,11 +19,12 @@ from adam_async.checkpoint import Checkpoint, Manifest, ProgressNote, epoch_valu
 from adam_async.checkpoint_files import CheckpointFolder
 from adam_async.cluster_map import ClusterMap, ResumeRecord, RunRecord
 from adam_async.config import Config
-from adam_async.errors import DeadlineExceeded
+from adam_async.errors import DeadlineExceeded, RunFailed
 from adam_async.messages import ShardState, read_number
 from adam_async.model.network import Network as Model
 from adam_async.model.rules import make_rule
 from adam_async.partitioning import table_of
+from adam_async.progress import Progress
 from adam_async.run_result import CheckpointResult, EpochResult
 from adam_async.run_tensors import RunTensors
 from adam_async.shard_copies import ShardCopies
@@ -57,6 +59,7 @@ class Checkpointer:
         common: A manifest with what is the same in all of them.
         spawn: Starts what goes on beside training.
         note: Adds an incident to the run's events.
+        progress: Shows the newest checkpoint.
     """
 
     def __init__(
@@ -69,11 +72,14 @@ class Checkpointer:
         common: Manifest,
         spawn: Spawn,
         note: Callable[[str], None],
+        progress: Progress,
     ) -> None:
         self._folder = folder
         self._copies = copies
         self._spawn = spawn
         self._note = note
+        self._progress = progress
+        self._misses = 0
         self._common = common
         self._config = config
         self._model = model
@@ -84,6 +90,9 @@ class Checkpointer:
         self._noted: ProgressNote | None = None
         self._noting_failed = False
         self.written: list[CheckpointResult] = []
+        progress.takes_checkpoints = True
+        if folder.latest:  # the run continues this one
+            progress.written(folder.latest, now=asyncio.get_running_loop().time())
 
     async def read(self, cluster: ClusterMap, clock: int) -> Reading | None:
         """Copy all shards, once the checkpoint before is written.
@@ -94,7 +103,10 @@ class Checkpointer:
                 reached.
 
         Returns:
-            None if they could not be read, which the events then say.
+            None if they could not be read, which is a miss.
+
+        Raises:
+            RunFailed: See `miss`.
         """
         await self.settle()
         loop = asyncio.get_running_loop()
@@ -106,7 +118,7 @@ class Checkpointer:
         try:
             states = await self._copies.read(cluster, table, tensors, clocks=bound)
         except (TransportError, DeadlineExceeded) as error:
-            self._note(f"no checkpoint was taken, the servers could not be read: {error}")
+            self.miss(f"no checkpoint was taken, the servers could not be read: {error}")
             return None
         return Reading(tensors=tensors, states=states, read_s=loop.time() - begin)
 
@@ -190,20 +202,27 @@ class Checkpointer:
         try:
             size = await self._folder.write(checkpoint)
         except OSError as error:
-            self._note(f"{name} could not be written: {error.strerror or error}; training goes on without it")
+            self.miss(f"{name} could not be written: {error.strerror or error}")
             return
+        self._misses = 0
         result = CheckpointResult(
             name=name,
+            epoch=checkpoint.manifest.epoch,
             paused_s=round(paused_s, 6),
             written_s=round(loop.time() - begin, 6),
             bytes=size,
         )
         self.written.append(result)
+        self._progress.written(name, now=loop.time())
         self._begin_note()
         logger.info("%s: paused %.3f s, %d bytes in %.3f s", name, paused_s, size, result.written_s)
 
     async def settle(self) -> None:
-        """Wait until what was begun is written; after `checkpoint_s` give it up, which the events say."""
+        """Wait until the checkpoint that was begun is written; after `checkpoint_s` it is a miss.
+
+        Raises:
+            RunFailed: See `miss`.
+        """
         writing = self._writing
         if writing is None:
             return
@@ -211,9 +230,25 @@ class Checkpointer:
         self._writing = None
         if not writing.done():
             writing.cancel()
-            self._note(
-                f"a checkpoint was not written within {self._timeout_s:g} s and is given up; "
-                "training goes on without it"
+            self.miss(f"a checkpoint was not written within {self._timeout_s:g} s and is given up")
+
+    def miss(self, what: str) -> None:
+        """Report a checkpoint that failed; the run goes on, unless this was one too many in a row.
+
+        Args:
+            what: Which checkpoint, and why it failed.
+
+        Raises:
+            RunFailed: `checkpoint_misses` in a row have failed; names the newest one.
+        """
+        self._misses += 1
+        self._note(f"{what}; training goes on without it")
+        logger.warning("%s; training goes on without it", what)
+        if self._misses == self._config.checkpoint_misses:
+            newest = self._folder.latest or "none was written"
+            raise RunFailed(
+                f"{self._misses} checkpoints in a row failed, the last one thus: {what}; the newest: "
+                f"{newest}; checkpoint_misses=0 trains on without checkpoints"
             )
 
     def look(self, data: Mapping[str, Any]) -> None:

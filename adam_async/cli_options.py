@@ -127,6 +127,8 @@ class TrainOptions:
     """Divide a push's rate by 1 + its staleness."""
     checkpoint_every: int | None = None
     """Groups between two checkpoints in an epoch; 0: at epoch ends only."""
+    checkpoint_misses: int | None = None
+    """End the run after this many failed checkpoints in a row; 0: train on without checkpoints."""
     weights: Literal["auto", "copy", "aliased"] | None = None
     """Train on a copy, or in place on the servers' memory; auto does that in one process where it can."""
     protocol: Literal["auto", "delta", "factors"] | None = None

@@ -148,6 +148,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     computes; 0 or 1."""
     checkpoint_every: int = 0
     """Groups between two checkpoints in an epoch, if there is a folder for them; 0: at epoch ends only."""
+    checkpoint_misses: int = 3
+    """Failed checkpoints in a row that end the run; 0: the run goes on without checkpoints."""
     record: bool = False
     """Whether roles keep what a replay needs: order, read versions and batch boundaries."""
     protocol: Literal["auto", "delta", "factors"] = "auto"
@@ -477,6 +479,7 @@ _LEAST = {
     "layer_rate": 0.0,
     "lag": 0,
     "checkpoint_every": 0,
+    "checkpoint_misses": 0,
 }
 
 MOST = {

@@ -355,6 +355,7 @@ class Driver:
                     common=common_manifest(run, self._asked, data, trained_again=again),
                     spawn=spawn,
                     note=self.note,
+                    progress=self.progress,
                 )
             weights: Mapping[str, NDArray[Any]] = {}
             for epoch in range(first, self.config.epochs + 1):
@@ -501,7 +502,7 @@ class Driver:
                 data = await self._ask_lender()
                 reading = await taken.read(cluster, int(data["clock"]))
             except (TransportError, TimeoutError) as error:
-                self.note(f"no checkpoint was taken, the data server could not be asked: {error!r}")
+                taken.miss(f"no checkpoint was taken, the data server could not be asked: {error!r}")
         await self._membership.update_epoch(go_on)
         self.progress.phase = "training"
         if taken is not None and reading is not None:

@@ -113,7 +113,8 @@ class LiveTable:
         if not self._draws:
             self._mind_waiting(progress.missing)
         if self._live is not None:
-            self._live.update(_table(progress, self._epochs), refresh=True)
+            now = asyncio.get_running_loop().time()
+            self._live.update(_table(progress, self._epochs, now=now), refresh=True)
 
     def _mind_waiting(self, missing: str) -> None:
         """Say once what is missing, when it has been waited for long: a table would show it."""
@@ -289,7 +290,7 @@ def _new_live(stream: TextIO) -> "Live":
     return Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False)
 
 
-def _table(progress: Progress, epochs: int) -> "Table":
+def _table(progress: Progress, epochs: int, *, now: float) -> "Table":
     from rich.table import Table
     from rich.text import Text
 
@@ -305,11 +306,20 @@ def _table(progress: Progress, epochs: int) -> "Table":
         "waited": f"{progress.waited_s:.1f} s",
         "replicas": str(progress.replicas),
     }
+    if progress.takes_checkpoints:
+        cells["checkpoint"] = checkpoint_age(progress, now=now)
     for name in cells:
         table.add_column(name, justify="right" if name != "phase" else "left")
     table.add_row(*cells.values())
     table.caption, table.caption_justify = Text(consistency_line(progress)), "left"
     return table
+
+
+def checkpoint_age(progress: Progress, *, now: float) -> str:
+    """How old the newest checkpoint is; `now` is in seconds of the loop's clock."""
+    if not progress.checkpoint:
+        return "none yet"
+    return f"{_count(max(now - progress.checkpointed_at, 0.0))} s old"
 
 
 def consistency_line(progress: Progress) -> str:

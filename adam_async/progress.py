@@ -48,6 +48,11 @@ class Progress:
     epochs: list[EpochResult] = field(default_factory=list)
     roles: dict[str, dict[str, Any]] = field(default_factory=dict)
     """What data servers, parameter servers and workers had counted at the last look, by node id."""
+    takes_checkpoints: bool = False
+    checkpoint: str = ""
+    """Name of the newest checkpoint; empty while there is none."""
+    checkpointed_at: float = 0.0
+    """When it was written, or resumed, in seconds of the loop's clock."""
     _series: Series | None = field(default=None, init=False, repr=False)
     _began: float = field(default=0.0, init=False, repr=False)
     _looked: float = field(default=0.0, init=False, repr=False)
@@ -58,6 +63,11 @@ class Progress:
         self.epoch, self.images, self.clock, self.waiting_for = 0, 0, 0, ()
         self.epochs.clear()
         self.roles = {}
+        self.checkpoint = ""
+
+    def written(self, checkpoint: str, *, now: float) -> None:
+        """A checkpoint is written, or resumed; `now` is in seconds of the loop's clock."""
+        self.checkpoint, self.checkpointed_at = checkpoint, now
 
     def begin_epoch(self, epoch: int, *, now: float) -> None:
         """Training of an epoch begins; `now` is in seconds of the loop's clock."""

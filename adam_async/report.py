@@ -87,6 +87,7 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
     images_per_s: float
     test_accuracy: float
     peak_rss_mb: float
+    checkpoint_age_epochs: int | None = None
 
 
 class BaselineReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,6 +131,7 @@ class CheckpointReport(msgspec.Struct, frozen=True, kw_only=True):
     """One checkpoint that was written."""
 
     name: str
+    epoch: int
     paused_s: float
     written_s: float
     bytes: int
@@ -387,7 +389,15 @@ def _totals(result: RunResult) -> Totals:
         images_per_s=images / train_s if train_s else 0.0,
         test_accuracy=result.test_accuracy,
         peak_rss_mb=round(_memory_mb(result.statistics), 1),
+        checkpoint_age_epochs=_checkpoint_age(result),
     )
+
+
+def _checkpoint_age(result: RunResult) -> int | None:
+    """Epochs that ended after the newest checkpoint was taken; None if none was written."""
+    if not result.checkpoints or not result.epochs:
+        return None
+    return max(result.epochs[-1].epoch - result.checkpoints[-1].epoch, 0)
 
 
 def _memory_mb(statistics: Mapping[str, Mapping[str, Any]]) -> float:

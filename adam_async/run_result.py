@@ -44,6 +44,8 @@ class CheckpointResult:
     """One checkpoint that was written."""
 
     name: str
+    epoch: int
+    """The epoch in which it was taken, at its end or before."""
     paused_s: float
     """How long training stood still for it."""
     written_s: float

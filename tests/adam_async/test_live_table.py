@@ -414,3 +414,10 @@ async def test_a_real_run_is_shown_from_its_first_to_its_last_line() -> None:
     half_speed = why_not_one(report, busy_share(report) / 2)
     assert f"threads computed {busy_share(report):.0%} of the time" in half_speed
     assert "at 50% of that speed" in half_speed
+
+
+def test_the_table_shows_how_old_the_newest_checkpoint_is() -> None:
+    progress = Progress(takes_checkpoints=True)
+    assert live_table.checkpoint_age(progress, now=100.0) == "none yet"
+    progress.written("checkpoint-0001-000015", now=100.0)
+    assert live_table.checkpoint_age(progress, now=1334.4) == "1 234 s old"

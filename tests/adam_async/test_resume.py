@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import logging
 import threading
 
 import msgspec
@@ -11,9 +12,10 @@ import pytest
 from adam_async.checkpoint import CheckpointError
 from adam_async.checkpoint_files import CheckpointFolder, load_checkpoint
 from adam_async.config import Config, Waits
-from adam_async.errors import DeadlineExceeded
+from adam_async.errors import DeadlineExceeded, RunFailed
 from adam_async.model.named import mlp
 from adam_async.ports import Disk
+from adam_async.report import _totals
 from tests.adam_async.runs import NETWORKS, SHARDED, cluster_of, tiny_dataset, turns, until
 from tests.adam_async.test_elastic import IMAGES, elastic, joiner
 from tests.adam_async.test_elastic import MODES as ELASTIC
@@ -249,6 +251,31 @@ async def test_a_full_disk_costs_checkpoints_and_not_the_run(tmp_path):
         f"how far training is could not be noted {full}",
     ]
     assert (await newest(tmp_path)).manifest.epoch == 1
+
+
+async def test_checkpoints_that_fail_in_a_row_are_logged_and_end_the_run_by_name(tmp_path, caplog):
+    config = config_of(epochs=6, checkpoint_misses=2)
+    with pytest.raises(RunFailed) as failure:
+        async with cluster_of(config, checkpoint=tmp_path) as cluster:
+            cluster.driver._folder = PoorDisk(cluster.driver._folder, 1)
+            await cluster.train()
+    why = "could not be written: No space left on device"
+    assert str(failure.value) == (
+        f"2 checkpoints in a row failed, the last one thus: checkpoint-0003-000015 {why}; "
+        "the newest: checkpoint-0001-000015; checkpoint_misses=0 trains on without checkpoints"
+    )
+    news = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    assert news == [f"checkpoint-000{n}-000015 {why}; training goes on without it" for n in (2, 3)]
+
+
+async def test_a_run_may_train_on_without_checkpoints(tmp_path):
+    config = config_of(epochs=5, checkpoint_misses=0)
+    async with cluster_of(config, checkpoint=tmp_path) as cluster:
+        cluster.driver._folder = PoorDisk(cluster.driver._folder, 1)
+        result = await cluster.train()
+        assert cluster.driver.progress.checkpoint == "checkpoint-0001-000015"
+    assert len(result.epochs) == 5
+    assert _totals(result).checkpoint_age_epochs == 4
 
 
 async def test_a_disk_that_does_not_answer_is_waited_for_by_name_and_then_given_up(tmp_path):
