@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from cyclopts import Parameter
 
 from adam_async.config import FIELDS, Config
+from transport.config import Checksum
 
 LoopName = Literal["uvloop", "asyncio"]
 Damaged = Literal["error", "skip"]
@@ -187,6 +188,8 @@ class RoleOptions:
     """File with the cluster's token, or the keys of this role (`token derive`); without it ADAM_TOKEN."""
     slow: Annotated[tuple[str, ...], _OnlyOn] = ()
     """Be slow on purpose: NODE:SHARE of its cores, or NODE~NODE:DELAY of what it says to another; repeat."""
+    checksum: Checksum = "auto"
+    """Send tensors with a CRC-32C: on, off, or auto (to other hosts); one that arrives is always checked."""
     verbose: Annotated[bool, _OnlyOn] = False
     """Say what the role does."""
     loop: LoopName = "uvloop"

@@ -232,7 +232,7 @@ async def _stay(
     node = options.id or f"{role}-{platform.node()[:40]}-{os.getpid()}"
     check_own(options.slow, node, computes=role == "worker")
     async with AsyncExitStack() as stack:
-        network = cluster_network(token, entropy=system_entropy, buffers=buffers)
+        network = cluster_network(token, entropy=system_entropy, buffers=buffers, checksum=options.checksum)
         place = Place(
             node=node,
             bind=bind,

@@ -23,7 +23,8 @@ from adam_async.parameter_server.service import ParameterServer
 from adam_async.slow import slow_links
 from adam_async.timeline import Timeline
 from adam_async.token_text import read_token_text
-from transport import BufferPool, Identity, Network, TcpNetwork
+from transport import BufferPool, Identity, LinkConfig, Network, TcpNetwork
+from transport.config import Checksum
 from transport.slow import SlowNetwork
 from transport.tcp import is_loopback, parse_tcp_address
 
@@ -73,20 +74,33 @@ class Place:
         return Identity(role=role, node=self.node, incarnation=int.from_bytes(self.entropy(7), "little"))
 
 
-def cluster_network(token: str | None, *, entropy: Callable[[int], bytes], buffers: BufferPool) -> TcpNetwork:
+def cluster_network(
+    token: str | None,
+    *,
+    entropy: Callable[[int], bytes],
+    buffers: BufferPool,
+    checksum: Checksum = "auto",
+) -> TcpNetwork:
     """Links over TCP for one process.
 
     Args:
         token: The text of a token file; see `token_text`.
         entropy: Returns that many unpredictable bytes.
         buffers: Where its links receive.
+        checksum: Whether payloads that leave carry a CRC-32C; see `LinkConfig.checksum`.
 
     Raises:
         ConfigError: The token can be guessed, or is a line of keys that is damaged.
     """
     secret = read_token_text(token) if token else None
     try:
-        return TcpNetwork(token=secret, entropy=entropy, rules=role_table(), pool=buffers)
+        return TcpNetwork(
+            token=secret,
+            entropy=entropy,
+            rules=role_table(),
+            config=LinkConfig(checksum=checksum),
+            pool=buffers,
+        )
     except ValueError as error:
         raise ConfigError(str(error)) from None
 

@@ -286,6 +286,8 @@ class End(asyncio.Transport):
         """Let a piece go. Returns whether the connection still stands."""
         self._out_bytes += count
         self._sent_bytes += count
+        if self._wire.damages:
+            payload = self._network.damaged(self._wire, payload)
         self._send(self.peer.arrive, payload, count)
         limit = self._wire.conditions.reset_after_bytes
         if limit is None or self._sent_bytes < limit:

@@ -184,9 +184,9 @@ async def _cut(world: World, fault: Fault, pairs: list[tuple[str, str]]) -> None
     check_noticed(noticed)
 
 
-async def _until(world: World, happened: Callable[[], bool]) -> bool:
-    """Wait for something, for `PATIENCE_S` at most. Returns whether it happened."""
-    until = world.now + PATIENCE_S
+async def _until(world: World, happened: Callable[[], bool], patience_s: float = PATIENCE_S) -> bool:
+    """Wait for something, for ``patience_s`` at most. Returns whether it happened."""
+    until = world.now + patience_s
     while not happened():
         if world.now > until:
             return False
@@ -205,6 +205,29 @@ async def reset(world: World, fault: Fault) -> None:
     check_noticed(await _until(world, lambda: world.network.reset(source, target)))
 
 
+async def damage(world: World, fault: Fault) -> None:
+    """Flip a bit of the next large piece between two machines."""
+    source, target = _targets(fault, 2)
+    await damage_between(world, [(source, target), (target, source)])
+
+
+async def damage_between(
+    world: World, pairs: list[tuple[str, str]], *, patience_s: float = PATIENCE_S
+) -> None:
+    """Flip a bit of the next large piece in any of these directions, perhaps of one in each.
+
+    Raises:
+        Missed: None came for ``patience_s``.
+    """
+    wires = [world.network.wire(*pair) for pair in pairs]
+    for wire in wires:
+        wire.damages = 1
+    noticed = await _until(world, lambda: not all(wire.damages for wire in wires), patience_s)
+    for wire in wires:
+        wire.damages = 0
+    check_noticed(noticed)
+
+
 KINDS: dict[str, Strike] = {
     "crash": crash,
     "kill": kill,
@@ -215,4 +238,5 @@ KINDS: dict[str, Strike] = {
     "cut-one-way": cut_one_way,
     "isolate": isolate,
     "reset": reset,
+    "damage": damage,
 }

@@ -27,6 +27,9 @@ CONNECT_S = 127.0
 RETRY_S = 1.0
 """After this long an attempt that met nobody is made again."""
 
+UNDAMAGED_BYTES = 256
+"""Size of the largest piece in which no bit flips: a handshake that is damaged is refused for good."""
+
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 EVERYWHERE = ("", "0.0.0.0", "::")
 FIRST_PORT = 49152
@@ -67,15 +70,16 @@ class Wire:
     Attributes:
         made: Connections that were made from its source to its target.
         broken: Connections that were reset because they had carried too much on it.
+        damages: Pieces, of those that are to come, in which a bit flips; see `SimulatedNetwork.damaged`.
     """
 
-    __slots__ = ("broken", "conditions", "cut", "made", "waiting")
+    __slots__ = ("broken", "conditions", "cut", "damages", "made", "waiting")
 
     def __init__(self, conditions: Conditions) -> None:
         self.conditions = conditions
         self.cut = False
         self.waiting: list[Callable[[], object]] = []
-        self.made = self.broken = 0
+        self.made = self.broken = self.damages = 0
 
 
 class Listener(asyncio.AbstractServer):
@@ -233,6 +237,16 @@ class SimulatedNetwork:
         self.wire(end.host.name, end.peer.host.name).broken += 1
         end.reset()
         end.peer.reset()
+
+    def damaged(self, wire: Wire, payload: bytes) -> bytes:
+        """Flip a bit of a piece, and count it; a piece of at most `UNDAMAGED_BYTES` stays as it is."""
+        if len(payload) <= UNDAMAGED_BYTES:
+            return payload
+        wire.damages -= 1
+        bit = self.dice.below(8 * len(payload))
+        damaged = bytearray(payload)
+        damaged[bit // 8] ^= 1 << bit % 8
+        return bytes(damaged)
 
     def _both(self, source: str, target: str, both: bool) -> list[Wire]:
         return [self.wire(source, target), *([self.wire(target, source)] if both else [])]

@@ -117,3 +117,9 @@ async def test_a_controller_with_a_file_goes_on_where_it_was(tmp_path: Path) -> 
                 versions.append(meeting.map.version)
                 assert meeting.map.live("ps") == ["node"]
     assert versions[1] > versions[0]
+
+
+def test_the_links_of_a_role_have_checksums_as_it_is_told() -> None:
+    for checksum in ("auto", "on", "off"):
+        network = cluster_network(None, entropy=system_entropy, buffers=BufferPool(), checksum=checksum)
+        assert network.config.checksum == checksum

@@ -35,7 +35,11 @@ def test_roles_started_by_hand_serve_run_after_run(tmp_path: Path) -> None:
         join = (*where, *keys("driver"))
         roles = [
             stack.enter_context(Command(*words, *where, *keys(words[0])))
-            for words in (("ps",), ("data", "--data", "digits"), ("worker", "--threads", "1"))
+            for words in (
+                ("ps", "--checksum", "on"),
+                ("data", "--data", "digits"),
+                ("worker", "--threads", "1"),
+            )
         ]
         for role in roles:
             assert address_of(role).startswith("tcp://127.0.0.1:")

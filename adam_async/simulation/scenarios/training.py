@@ -91,7 +91,7 @@ def _draw_fault(dice: Dice, kind: str) -> Fault:
             if targets != (worker,):
                 lasts_s = min(lasts_s, BRIEF_S)
         case _ if kind in LINK_KINDS:
-            if kind == "reset":
+            if kind in ("reset", "damage"):
                 lasts_s = 0.0
             else:
                 amount = float(dice.below(2))

@@ -15,6 +15,7 @@ from adam_async.simulation.faults import (
     PATIENCE_S,
     Strike,
     check_noticed,
+    damage_between,
     freeze,
     is_running,
     kill,
@@ -23,9 +24,15 @@ from adam_async.simulation.faults import (
 from adam_async.simulation.nodes import World
 from adam_async.simulation.plan import Fault
 from adam_async.simulation.scenario import Ledger, Violation
-from adam_async.simulation.scenarios.training_cluster import CONTROLLERS, LENDERS, SERVERS, TrainingCluster
+from adam_async.simulation.scenarios.training_cluster import (
+    CONTROLLERS,
+    LENDERS,
+    SERVERS,
+    WORKERS,
+    TrainingCluster,
+)
 
-LINK_KINDS = ("cut", "cut-one-way", "reset")
+LINK_KINDS = ("cut", "cut-one-way", "reset", "damage")
 """Faults of a link; those that name a worker alone are between it and one that it has to do with then."""
 
 CONTROLLER_KINDS = ("controller-kill", "controller-crash", "controller-freeze")
@@ -84,7 +91,7 @@ class TrainingFaults:
             await KINDS[kind](world, msgspec.structs.replace(fault, kind=kind, targets=(name,)))
 
     async def _link(self, world: World, fault: Fault) -> None:
-        """Cut or reset a link; of a worker alone, one of those that it has then."""
+        """Cut, reset or damage a link; of a worker alone, one of those that it has then."""
         if len(fault.targets) > 1:
             await KINDS[fault.kind](world, fault)
             return
@@ -103,6 +110,11 @@ class TrainingFaults:
                 lambda: any(world.network.reset(worker, other) for other in others),
                 f"{worker} had no connection to any of {', '.join(others)}",
             )
+            return
+        if fault.kind == "damage":
+            # The other worker also: this one may be down, or wait for the end of an epoch.
+            ways = [(name, server) for name in WORKERS for server in SERVERS]
+            await damage_between(world, [*ways, *(pair[::-1] for pair in ways)], patience_s=VICTIM_S)
             return
         inwards = fault.kind == "cut-one-way" and dice.chance(0.5)
         ways = [(other, worker) if inwards else (worker, other) for other in others]

@@ -117,8 +117,8 @@ def test_a_fault_is_done_and_undone_and_told(kind: str) -> None:
     ]
 
 
-def test_every_kind_but_the_one_without_an_end_is_looked_at() -> None:
-    assert {*LOOKS, "reset"} == set(KINDS)
+def test_every_kind_but_those_without_an_end_is_looked_at() -> None:
+    assert {*LOOKS, "reset", "damage"} == set(KINDS)
 
 
 QUIET = {
@@ -127,6 +127,7 @@ QUIET = {
     "cut-one-way": (stays, ("a", "b")),
     "isolate": (stays, ("a",)),
     "reset": (stays, ("a", "b")),
+    "damage": (talks, ("a", "b")),
     "crash": (ends, ("a",)),
     "kill": (ends, ("a",)),
     "slow": (ends, ("a",)),
@@ -192,6 +193,38 @@ def test_a_reset_breaks_connections() -> None:
     lost, faults = simulate(scenario, seed=0).result
     assert isinstance(lost, ConnectionResetError)
     assert faults == {"reset": 1}
+
+
+def test_damage_flips_one_bit_of_a_large_piece() -> None:
+    small, large = bytes(256), bytes(257)
+
+    class Heard(asyncio.Protocol):
+        def data_received(self, data: bytes) -> None:
+            came.append(data)
+
+    async def scenario(world: World):
+        async def listen(node):
+            await asyncio.get_running_loop().create_server(Heard, "b", 7)
+            await stays(node)
+
+        async def connect(node):
+            transport, _ = await asyncio.get_running_loop().create_connection(Heard, "b", 7)
+            for piece in (small, large, large):
+                await asyncio.sleep(1.5)
+                transport.write(piece)
+            await stays(node)
+
+        world.node("b").start(listen)
+        world.node("a").start(connect)
+        ledger = Ledger(lambda: 0.0)
+        await strike_all(world, (Fault(at_s=1.0, kind="damage", targets=("a", "b")),), ledger)
+        await asyncio.sleep(5.0)
+        return ledger.faults
+
+    came: list[bytes] = []
+    assert simulate(scenario, seed=0).result == {"damage": 1}
+    assert [int.from_bytes(data).bit_count() for data in came] == [0, 1, 0]
+    assert [len(data) for data in came] == [256, 257, 257]
 
 
 def test_faults_at_the_same_machine_wait_for_one_another() -> None:
