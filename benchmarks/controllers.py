@@ -180,7 +180,9 @@ def bare_rate(folder: Path, seconds: float) -> float:
 async def rate(controllers: Controllers, arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Compare-and-sets a second."""
     bare = bare_rate(folder, 2.0)
-    setters = [Setter(controllers.client(f"client-{n}"), f"nodes/key-{n}") for n in range(arguments.clients)]
+    setters = [
+        Setter(controllers.client(f"client-{n}"), f"nodes/client-{n}") for n in range(arguments.clients)
+    ]
     await asyncio.gather(*(setter.set() for setter in setters))
     tasks = [asyncio.create_task(setter.run()) for setter in setters]
     loop = asyncio.get_running_loop()
@@ -200,7 +202,7 @@ async def rate(controllers: Controllers, arguments: argparse.Namespace, folder: 
 
 async def gaps(controllers: Controllers, arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Seconds without an answer when leaders are killed."""
-    setter = Setter(controllers.client("client"), "nodes/key")
+    setter = Setter(controllers.client("client"), "nodes/client")
     loop = asyncio.get_running_loop()
     found = []
     for _ in range(arguments.kills):
@@ -228,7 +230,7 @@ def _spin(count: int) -> "list[subprocess.Popen[bytes]]":
 
 async def saturate(controllers: Controllers, arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Changes of leader while no core is free."""
-    setter = Setter(controllers.client("client"), "nodes/key")
+    setter = Setter(controllers.client("client"), "nodes/client")
     await setter.set()
     await asyncio.sleep(SETTLE_S)
     before, leader = await controllers.terms(), setter.client.leader

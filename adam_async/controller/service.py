@@ -38,6 +38,7 @@ from adam_async.controller.machine import (
     value_too_large,
 )
 from adam_async.controller.peers import hear
+from adam_async.controller.permissions import FORBIDDEN, Attempt, Permits, Refusal, verdict
 from adam_async.controller.suspicion import Life, Suspicion
 from adam_async.messages import (
     NOT_LEADER,
@@ -116,6 +117,7 @@ class Controller(Role):
         settings: Times and sizes of the group, the same for all of it.
         snapshot_entries: After so many entries the state is written down in their place.
         most_sessions: So many sessions of clients are known at once; the same in all of a group.
+        permits: Says who may set which key of the map; the same in all of a group.
         observe: Told after each event of the group, when all that it led to is done.
 
     Attributes:
@@ -140,6 +142,7 @@ class Controller(Role):
         settings: Settings = SETTINGS,
         snapshot_entries: int = SNAPSHOT_ENTRIES,
         most_sessions: int = MAX_SESSIONS,
+        permits: Permits = verdict,
         observe: Observe | None = None,
     ) -> None:
         super().__init__(network=network, address=address, identity=identity, waits=waits)
@@ -165,7 +168,10 @@ class Controller(Role):
         """Whether we lead and have applied all that earlier leaders answered."""
         self._shown = self.machine.map
         self._watches: dict[Request, _Watch] = {}
+        self._permits = permits
         self._links: dict[Life, set[Link]] = {}
+        self._leaving: set[Link] = set()
+        """Links that are being closed because of a forbidden attempt."""
         self._suspicion = Suspicion(grace_s=waits.grace_s, find_s=FIND_S)
         self._timer = Timer(self._next_deadline, self._due)
 
@@ -271,14 +277,30 @@ class Controller(Role):
         if size > MOST_VALUE_BYTES:  # decoding it would hold up this controller
             request.fail("invalid", value_too_large(body.key, size))
             return
-        if nests_too_deep(read_text_tensor(request.message, dict[str, Any], MOST_VALUE_BYTES)):
+        record = read_text_tensor(request.message, dict[str, Any], MOST_VALUE_BYTES)
+        if nests_too_deep(record):
             request.fail("invalid", f"{body.key} nests over {MAX_DEPTH} deep")
+            return
+        attempt = Attempt(peer=request.link.peer, key=body.key, value=record, expected=body.expected)
+        refusal = self._permits(attempt, self.map)
+        if refusal is not None:
+            self._refuse(request, refusal)
             return
         value = request.message.tensors[0].tobytes()
         self.group.propose(
             request,
             Set(session=body.session, number=body.number, key=body.key, expected=body.expected, value=value),
         )
+
+    def _refuse(self, request: Request, refusal: Refusal) -> None:
+        """Refuse an attempt; one that is forbidden costs its link, behind the refusal."""
+        request.fail(refusal.code, refusal.text)
+        link = request.link
+        if refusal.code == FORBIDDEN and link not in self._leaving:
+            self._leaving.add(link)
+            logger.warning("%s: %s; its link is closed", self._identity.node, refusal.text)
+            closing = self._spawn(f"closes {link.peer.node}", link.aclose())
+            closing.add_done_callback(lambda _: self._leaving.discard(link))
 
     def _is_taken(self, key: str, peer: Identity) -> bool:
         """Whether a node asks for the seat of one that sits there and is heard."""

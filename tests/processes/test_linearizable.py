@@ -109,11 +109,12 @@ class Users:
         if self.answered.total() >= self._wanted:
             self._enough.set()
 
-    def _client(self, name: str) -> MapClient:
+    def _client(self, name: str, key: str = "nodes/watcher") -> MapClient:
+        """A client that may set a key: its link is that of the node whose record this is."""
         return MapClient(
             network=cluster_network(None, entropy=system_entropy, buffers=BufferPool()),
             controllers=self._controllers,
-            identity=Identity(role="worker", node=name, incarnation=1),
+            identity=Identity(role="worker", node=key.removeprefix("nodes/"), incarnation=1),
             waits=WAITS,
             traffic=Traffic(name),
         )
@@ -125,11 +126,13 @@ class Users:
         """
         name, dice = f"client-{number}", random.Random(f"{self._seed}/{number}")
         known = dict.fromkeys(KEYS, 0)
-        with closing(self._client(name)) as client:
+        with ExitStack() as stack:
+            clients = {key: stack.enter_context(closing(self._client(name, key))) for key in KEYS}
             while True:
                 await asyncio.sleep(dice.uniform(0.0, pause_s))
-                await self._ask(client, name, dice, known)
-                self.leader = client.leader or self.leader
+                key = dice.choice(KEYS)
+                await self._ask(clients[key], name, key, dice, known)
+                self.leader = clients[key].leader or self.leader
 
     async def visit(self, number: int) -> None:
         """The same over a new link again and again: who comes while a leader is stopped finds the next."""
@@ -137,13 +140,12 @@ class Users:
         known = dict.fromkeys(KEYS, 0)
         while True:
             await asyncio.sleep(dice.uniform(0.0, 0.3))
-            with closing(self._client(name)) as client:
-                for key in KEYS:
+            for key in KEYS:
+                with closing(self._client(name, key)) as client:
                     await self._get(client, name, key, known)
                     await self._set(client, name, key, known[key], f"{name}/{self.answered.total()}", known)
 
-    async def _ask(self, client, name, dice, known):
-        key = dice.choice(KEYS)
+    async def _ask(self, client, name, key, dice, known):
         if dice.random() < 0.5:
             await self._get(client, name, key, known)
         else:

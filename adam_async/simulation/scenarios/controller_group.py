@@ -5,12 +5,14 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from adam_async.cluster_map import ClusterMap
 from adam_async.config import Waits
 from adam_async.consensus import Core, DamagedLog, Effect, Event, Persist, Role, Settings
 from adam_async.consensus.records import Record
 from adam_async.controller.founding import name_of
 from adam_async.controller.log_file import NAME, LogFile
 from adam_async.controller.machine import MAX_SESSIONS, Machine
+from adam_async.controller.permissions import Attempt, Refusal
 from adam_async.controller.service import Controller
 from adam_async.errors import ConfigError
 from adam_async.messages import role_table
@@ -53,6 +55,11 @@ def draw_settings(dice: Dice, *, sessions: int) -> dict[str, Setting]:
         "catch_up": dice.choose([1, 64]),
         "sessions": dice.choose([sessions, MAX_SESSIONS]),
     }
+
+
+def permit_all(attempt: Attempt, cluster: ClusterMap) -> Refusal | None:
+    """Refuse nothing: clients that test how controllers agree set keys that belong to none of them."""
+    return None
 
 
 def network_of(node: Node) -> TcpNetwork:
@@ -126,6 +133,7 @@ class ControllerGroup:
             self._saw(node.name, core, machine, event, effects)
 
         controller = Controller(
+            permits=permit_all,
             network=network_of(node),
             address=self.addresses[node.name],
             identity=Identity(role="controller", node=node.name, incarnation=node.life),

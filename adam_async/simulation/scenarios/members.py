@@ -24,6 +24,7 @@ from adam_async.simulation.faults import KINDS, Strike, strike_all
 from adam_async.simulation.nodes import Node, World
 from adam_async.simulation.plan import Fault, Plan, Setting, draw_options, in_order
 from adam_async.simulation.scenario import Ledger, Scenario, Violation
+from adam_async.simulation.scenarios.controller_group import permit_all
 from adam_async.simulation.scenarios.short_runs import ADDRESS, CONTROLLER, DRIVER, LIVES, WAITS, ShortRuns
 from adam_async.traffic import Traffic
 from transport import BufferPool, Identity, LinkConfig, TcpNetwork
@@ -127,6 +128,7 @@ class _Story:
     async def _serve(self, node: Node) -> None:
         identity = Identity(role="controller", node=CONTROLLER, incarnation=node.life)
         controller = Controller(
+            permits=permit_all,
             network=self._network(node),
             address=ADDRESS,
             identity=identity,

@@ -24,6 +24,7 @@ from adam_async.messages import (
 )
 from adam_async.simulation.network import Conditions
 from adam_async.simulation.nodes import simulate
+from adam_async.simulation.scenarios.controller_group import permit_all
 from transport import BufferPool, Identity, LinkConfig, TcpNetwork
 
 WAITS = Waits(dial_s=5.0, call_s=5.0, grace_s=2.0)
@@ -84,7 +85,7 @@ class Client:
 class Trio:
     """Three controllers with a folder each, or as many as there are names for."""
 
-    def __init__(self, world, *, count=3, with_files=True, **options):
+    def __init__(self, world, *, count=3, with_files=True, permits=permit_all, **options):
         self.world = world
         self.peers = {
             f"controller-{number}": f"tcp://controller-{number}:7" for number in range(1, count + 1)
@@ -92,6 +93,7 @@ class Trio:
         self.running = {}
         self.leave = {}
         self._with_files = with_files
+        self._permits = permits
         self._options = options
 
     def start(self, *names, may_fail=False):
@@ -101,6 +103,7 @@ class Trio:
     async def _serve(self, node):
         file = LogFile(node.open_disk(), FOLDER) if self._with_files else None
         controller = Controller(
+            permits=self._permits,
             network=network_of(node),
             address=self.peers[node.name],
             identity=Identity(role="controller", node=node.name, incarnation=node.life),

@@ -55,7 +55,12 @@ class Table:
             network=self.network,
             controller=",".join(controller.address for controller in self.controllers),
             identity=identity,
-            record=NodeRecord(role=role, address="local://x", incarnation=incarnation),
+            record=NodeRecord(
+                role=role,
+                address="local://x",
+                incarnation=incarnation,
+                info={"train_images": 1} if role == "data" else {},
+            ),
             waits=waits,
             traffic=Traffic(name),
         )
@@ -206,7 +211,7 @@ def count_up(epoch):
 
 async def test_changes_of_one_record_by_several_are_all_in_it():
     async with table_of(NETWORKS["local"]()) as table:
-        members = [await table.joined(f"worker-{n}") for n in range(3)]
+        members = [await table.joined(f"data-{n}", role="data") for n in range(3)]
         set_epoch_unseen(table.controller, epoch_of("r", 0))
         await members[0].set_node(ready="")  # makes the controller tell everybody
         async with asyncio.TaskGroup() as group:
@@ -221,7 +226,7 @@ async def test_a_change_that_finds_another_record_than_it_expected_leaves_it_alo
         return count_up(epoch) if epoch.run == "old" else None
 
     async with table_of(NETWORKS["local"]()) as table:
-        member = await table.joined("data-0")
+        member = await table.joined("data-0", role="data")
         set_epoch_unseen(table.controller, epoch_of("old", 1))
         await member.set_node(ready="")
         await member.wait_for(lambda m: m.epoch is not None, "the epoch", 20.0)
@@ -317,7 +322,7 @@ async def test_what_several_count_while_leaders_end_is_counted_once_each(network
             await member.update_epoch(count_up)
 
     async with group_table_of(NETWORKS[network]()) as table:
-        members = [await table.joined(f"worker-{n}") for n in range(3)]
+        members = [await table.joined(f"data-{n}", role="data") for n in range(3)]
         client = members[0]._client
         await client.compare_and_set("epoch", 0, epoch_of("r", 0))
         for member in members:

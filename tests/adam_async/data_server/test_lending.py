@@ -133,6 +133,7 @@ class Party:
         for number in range(servers):
             await self.join(f"data-{number}")
         driver, ps = (self.member(role, 0, self._group) for role in ("driver", "ps"))
+        self.driver = driver
         for member in (driver, ps):
             await member.wait_for(lambda _, member=member: member.seated, "a seat", 30.0)
         config = Config(
@@ -361,7 +362,7 @@ async def test_a_question_that_was_on_its_way_to_a_lost_lender_is_answered_by_th
         asking = group.create_task(ask(party, other, life=party.map.life(0)), name="ask")
         await until(lambda: len(party.servers[other]._questions) > 0)
         await turns(20)
-        await party.workers[0].member.report_death(lender)
+        await party.driver.report_death(lender)
         await asking
         assert party.map.lenders == (other,)
 
@@ -372,7 +373,7 @@ async def test_a_lender_that_lives_and_was_taken_for_lost_settles_nothing_more_a
         await until(lambda: party.finished >= GROUPS // 4)
         name, other = party.map.lenders
         old, record = party.servers[name], party.map.nodes[name]
-        await party.workers[0].member.report_death(name)
+        await party.driver.report_death(name)
         await until(lambda: party.map.lending.term == 2)
         result = await party.result()
         await until(lambda: party.map.lenders == (other, name))

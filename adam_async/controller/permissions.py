@@ -1,0 +1,142 @@
+"""Pure: who may set which key of the cluster map, and with which fields.
+
+    key          controller   ps    data   worker   driver
+    nodes/<id>   -            own   own    own      own, and the death of others
+    run          -            -     -      -        all
+    epoch        -            -     all    -        the end of a pause
+    lending      -            -     all    -        -
+
+*Own* is the record of the node of that id, with the role and the incarnation of the link. The leader asks
+`verdict` before it proposes a command. Where the answer depends on the record that is there, the expected
+version ties both together: a command that names another version than the leader knows changes nothing, or is
+told to come again.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from adam_async.cluster_map import ClusterMap, EpochRecord, NodeRecord
+from transport import Identity
+
+FORBIDDEN = "forbidden"
+"""Code of the refusal; the link is closed after it."""
+
+BEHIND = "busy"
+"""Code of the refusal by a leader that does not know the version yet that the asker names; it asks again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a key is not set."""
+
+    code: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """A compare-and-set, as it comes over a link."""
+
+    peer: Identity
+    key: str
+    value: Mapping[str, Any]
+    expected: int
+
+
+Permits = Callable[[Attempt, ClusterMap], Refusal | None]
+"""Says whether an attempt is refused, given the map as the leader knows it."""
+
+_Rule = Callable[[Attempt, ClusterMap], str]
+"""Says whether an attempt is `_RIGHT`, `_WRONG` or `_LATER`."""
+
+_RIGHT, _WRONG, _LATER = "right", "wrong", "later"
+
+MEANT = {
+    "nodes": "the node of that id sets it, with its own role and incarnation; a driver may report its death",
+    "run": "drivers set it",
+    "epoch": "data servers set it; a driver may end a pause",
+    "lending": "data servers set it",
+}
+"""Who may set a kind of key, in words."""
+
+
+def verdict(attempt: Attempt, cluster: ClusterMap) -> Refusal | None:
+    """Say whether an attempt is refused; None if it may be proposed.
+
+    Keys that no map has are let through: the map refuses them itself.
+    """
+    kind = attempt.key.partition("/")[0]
+    if kind not in MEANT or (kind == "nodes") != ("/" in attempt.key):
+        return None
+    rule = TABLE.get((kind, attempt.peer.role))
+    found = rule(attempt, cluster) if rule is not None else _WRONG
+    if found is _WRONG:
+        return Refusal(FORBIDDEN, f"{attempt.peer} may not set {attempt.key} so: {MEANT[kind]}")
+    if found is _LATER:
+        return Refusal(BEHIND, f"version {attempt.expected} of {attempt.key} is not known here yet")
+    return None
+
+
+def _own_node(attempt: Attempt, cluster: ClusterMap) -> str:
+    peer, value = attempt.peer, attempt.value
+    if attempt.key != f"nodes/{peer.node}":
+        return _WRONG
+    if value.get("role") != peer.role or value.get("incarnation") != peer.incarnation:
+        return _WRONG
+    old = cluster.nodes.get(peer.node)
+    if old is None:
+        # The record may be one of another role that is committed and not applied here yet.
+        return _LATER if attempt.expected > 0 else _RIGHT
+    return _RIGHT if old.role == peer.role else _WRONG
+
+
+def _own_node_or_a_death(attempt: Attempt, cluster: ClusterMap) -> str:
+    if attempt.key == f"nodes/{attempt.peer.node}":
+        return _own_node(attempt, cluster)
+    if attempt.value.get("live") is not False:
+        return _WRONG
+    old = cluster.nodes.get(attempt.key.removeprefix("nodes/"))
+    return _changes_only(attempt, old, NodeRecord, live=False)
+
+
+def _end_of_a_pause(attempt: Attempt, cluster: ClusterMap) -> str:
+    return _changes_only(attempt, cluster.epoch, EpochRecord, paused=0)
+
+
+def _anything(attempt: Attempt, cluster: ClusterMap) -> str:
+    return _RIGHT
+
+
+def _changes_only(
+    attempt: Attempt,
+    old: NodeRecord | EpochRecord | None,
+    kind: type[NodeRecord | EpochRecord],
+    **fields: Any,
+) -> str:
+    """Whether an attempt changes only these fields of the record that it expects."""
+    known = old.changed if old is not None else 0
+    if attempt.expected != known:
+        return _RIGHT if attempt.expected < known else _LATER  # an older version is a conflict, and no more
+    if old is None:
+        return _WRONG
+    try:
+        new = msgspec.convert(attempt.value, kind)
+    except msgspec.ValidationError:
+        return _WRONG
+    return _RIGHT if new == msgspec.structs.replace(old, **fields) else _WRONG
+
+
+TABLE: Mapping[tuple[str, str], _Rule] = {
+    ("nodes", "ps"): _own_node,
+    ("nodes", "data"): _own_node,
+    ("nodes", "worker"): _own_node,
+    ("nodes", "driver"): _own_node_or_a_death,
+    ("run", "driver"): _anything,
+    ("epoch", "data"): _anything,
+    ("epoch", "driver"): _end_of_a_pause,
+    ("lending", "data"): _anything,
+}
+"""By kind of key and role of the link; a pair that is not in it may not set the key."""

@@ -1,0 +1,132 @@
+"""Who sets which key of the map: every pair of a role and a key, in the table and over real links."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import pytest
+
+from adam_async.cluster_map import ClusterMap, EpochRecord, LendingRecord, NodeRecord, RunRecord
+from adam_async.config import Waits
+from adam_async.controller.permissions import BEHIND, FORBIDDEN, MEANT, TABLE, Attempt, verdict
+from adam_async.controller.service import Controller
+from adam_async.messages import CompareAndSet, OpenSession, SessionOpened, pack, text_tensor, unpack
+from adam_async.messages.body import ROLES
+from tests.adam_async.runs import NETWORKS, address_of, entropy_of
+from transport import Identity, LinkClosed, RemoteError
+
+MEMBERS = ("ps", "data", "worker", "driver")
+SERVER = NodeRecord(role="ps", address="tcp://x:1", incarnation=7, ready="r", info={"a": 1.5}, changed=3)
+EPOCH = EpochRecord(run="r", number=1, groups=4, shares={"0": (0, 4)}, paused=2, changed=5)
+RUN = RunRecord(id="r", driver="me", config={}, spec={}, changed=4)
+MAP = ClusterMap(
+    version=5,
+    nodes={"ps-0": SERVER, "me": NodeRecord(role="driver", address="", incarnation=9, changed=2)},
+    run=RUN,
+    epoch=EPOCH,
+    lending=LendingRecord(run="r", term=1, keepers=(("d", 1),), changed=5),
+)
+
+
+def own(role: str, **changes: Any) -> dict[str, Any]:
+    return {"role": role, "address": "", "incarnation": 9, **changes}
+
+
+def asks(role: str, key: str, record: Any, expected: int, node: str = "") -> str:
+    """The code with which an attempt is refused, or nothing."""
+    value: Mapping[str, Any] = msgspec.to_builtins(record)
+    peer = Identity(role=role, node=node or ("me" if role == "driver" else f"{role}-me"), incarnation=9)
+    refusal = verdict(Attempt(peer=peer, key=key, value=value, expected=expected), MAP)
+    return refusal.code if refusal is not None else ""
+
+
+DEAD = msgspec.structs.replace(SERVER, live=False)
+GOES_ON = msgspec.structs.replace(EPOCH, paused=0)
+
+CASES: dict[str, tuple[str, Any, int, str, set[str]]] = {
+    "another node": ("nodes/ps-0", SERVER, 3, "", set()),
+    "a death": ("nodes/ps-0", DEAD, 3, "", {"driver"}),
+    "a death, and an address": (
+        "nodes/ps-0", msgspec.structs.replace(DEAD, address="tcp://mine:1"), 3, "", set(),
+    ),
+    "a death of none": ("nodes/none", {**own("ps"), "live": False}, 0, "", set()),
+    "a death that is no record": ("nodes/ps-0", {"live": False}, 3, "", set()),
+    "a run": ("run", RUN, 4, "", {"driver"}),
+    "an epoch": ("epoch", msgspec.structs.replace(EPOCH, ended=True), 5, "", {"data"}),
+    "an end of a pause": ("epoch", GOES_ON, 5, "", {"data", "driver"}),
+    "an end of a pause, and more": (
+        "epoch", msgspec.structs.replace(GOES_ON, ended=True), 5, "", {"data"},
+    ),
+    "lending": ("lending", MAP.lending, 5, "", {"data"}),
+    "no key of a map": ("colour", {}, 0, "", set(ROLES)),
+    "nodes without an id": ("nodes", {}, 0, "", set(ROLES)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("role", ROLES)
+def test_each_role_sets_what_the_table_gives_it(role: str, case: str) -> None:
+    key, record, expected, node, may = CASES[case]
+    assert asks(role, key, record, expected, node) == ("" if role in may else FORBIDDEN)
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_member_sets_its_own_node_as_what_its_link_says_it_is(role: str) -> None:
+    allowed = "" if role in MEMBERS else FORBIDDEN
+    assert asks(role, "nodes/new", own(role), 0, "new") == allowed
+    assert asks(role, "nodes/new", own(role, incarnation=8), 0, "new") == FORBIDDEN
+    assert asks(role, "nodes/new", own(role, incarnation="9"), 0, "new") == FORBIDDEN
+    assert asks(role, "nodes/new", own("ps" if role != "ps" else "worker"), 0, "new") == FORBIDDEN
+    assert asks(role, "nodes/new", {}, 0, "new") == FORBIDDEN
+
+
+def test_the_seat_of_a_server_is_not_given_to_a_worker_of_the_same_id() -> None:
+    assert asks("worker", "nodes/ps-0", own("worker"), 3, "ps-0") == FORBIDDEN
+    assert asks("worker", "nodes/ps-0", own("worker"), 99, "ps-0") == FORBIDDEN
+    assert asks("ps", "nodes/ps-0", own("ps"), 3, "ps-0") == ""
+
+
+def test_versions_that_the_leader_does_not_know_wait_and_older_ones_are_conflicts() -> None:
+    assert asks("worker", "nodes/new", own("worker"), 6, "new") == BEHIND
+    assert asks("driver", "epoch", msgspec.structs.replace(EPOCH, ended=True), 6) == BEHIND
+    assert asks("driver", "nodes/ps-0", DEAD, 4) == BEHIND
+    assert asks("driver", "epoch", GOES_ON, 4) == ""
+    assert asks("driver", "nodes/ps-0", DEAD, 2) == ""
+
+
+def test_all_kinds_of_keys_have_a_row_and_a_sentence() -> None:
+    assert {kind for kind, _ in TABLE} == set(MEANT)
+    assert {role for _, role in TABLE} <= set(ROLES)
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+async def test_an_attempt_that_is_forbidden_costs_its_link_and_changes_nothing(network: str) -> None:
+    wire = NETWORKS[network]()
+    identity = Identity(role="controller", node="controller", incarnation=1)
+    async with Controller(
+        network=wire, address=address_of(wire), identity=identity, waits=Waits(), entropy=entropy_of("c")
+    ) as controller:
+        seat = await wire.dial(controller.address, Identity(role="ps", node="ps-0", incarnation=9))
+        session = unpack(await seat.call(pack(OpenSession()), timeout_s=5.0), SessionOpened).session
+
+        def question(key: str, number: int) -> CompareAndSet:
+            return CompareAndSet(key=key, expected=0, session=session, number=number, after=-1, group="")
+
+        await seat.call(pack(question("nodes/ps-0", 1), [text_tensor(own("ps"))]), timeout_s=5.0)
+        before = controller.map
+        for role in ROLES:
+            for key, record in (("nodes/ps-0", own("ps")), ("run", RUN), ("epoch", EPOCH), ("lending", {})):
+                if (key, role) in {("run", "driver"), ("epoch", "data"), ("lending", "data")}:
+                    continue  # these may
+                peer = Identity(role=role, node="me" if role == "driver" else "x", incarnation=9)
+                link = await wire.dial(controller.address, peer)
+                with pytest.raises(RemoteError, match=f"{role} {peer.node} may not set {key} so: ") as raised:
+                    await link.call(pack(question(key, 2), [text_tensor(record)]), timeout_s=5.0)
+                assert raised.value.code == FORBIDDEN
+                await link.wait_closed()
+                with pytest.raises(LinkClosed):
+                    await link.call(pack(OpenSession()), timeout_s=5.0)
+                await link.aclose()
+        assert controller.map is before
+        assert not seat.closed
+        await seat.aclose()
