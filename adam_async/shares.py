@@ -22,6 +22,12 @@ from adam_async.ids import Replica
 Ranges = Sequence[tuple[int, int]]
 """Ranges of group numbers, each from its first to behind its last."""
 
+MOST_LEASES = 256
+"""Times that every group of an epoch may be leased, as far as the clocks of an epoch are bounded."""
+
+LEAST_STEPS = 4096
+"""Groups that an epoch counts for at least, when clocks are bounded."""
+
 POOL = Replica(-1)
 """Whose queue the common pool is."""
 
@@ -165,3 +171,18 @@ def covers(shares: Iterable[tuple[int, int]], *, groups: int, turn: int) -> bool
             return False
         at = stop
     return at == groups
+
+
+def most_clock(*, stands_at: int, epochs: int, groups: int) -> int:
+    """The clock, in steps, that no replica can have passed.
+
+    A step has a group at least, so an epoch has as many steps as groups, and once more as many each time that
+    all of them are leased again because replicas are lost. The bound is far off: it holds what a replica says
+    to numbers that a run could have come to, and waits for nothing.
+
+    Args:
+        stands_at: Steps that the fastest replica has behind it where the epochs begin.
+        epochs: How many there are from there on.
+        groups: Of each.
+    """
+    return stands_at + epochs * max(groups, LEAST_STEPS) * MOST_LEASES

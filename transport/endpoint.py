@@ -522,6 +522,10 @@ class Endpoint(Link):
         self._give_up(LinkBroken(f"closed by a defect of {self.identity}: {type(error).__name__}: {error}"))
 
     @property
+    def max_message_bytes(self) -> int:
+        return self._config.max_message_bytes
+
+    @property
     def closed(self) -> bool:
         return self._error is not None
 

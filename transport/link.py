@@ -91,6 +91,11 @@ class Link(ABC):
 
     @property
     @abstractmethod
+    def max_message_bytes(self) -> int:
+        """Largest payload of one message, in bytes with padding; a larger one cannot be sent."""
+
+    @property
+    @abstractmethod
     def closed(self) -> bool:
         """Whether the conversation is over, for whatever reason."""
 

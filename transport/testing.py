@@ -149,6 +149,10 @@ class FaultyLink(Link):
         return fault
 
     @property
+    def max_message_bytes(self) -> int:
+        return self.inner.max_message_bytes
+
+    @property
     def closed(self) -> bool:
         return self.inner.closed
 

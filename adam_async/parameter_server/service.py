@@ -64,9 +64,17 @@ from adam_async.parameter_server.events import (
     TickArrived,
 )
 from adam_async.parameter_server.order_log import OrderLog
+from adam_async.parameter_server.question_checks import (
+    ASKED,
+    MOST_WAIT_S,
+    SPOKEN,
+    QuestionChecks,
+    check_part,
+)
 from adam_async.parameter_server.read_push import read_gradients
 from adam_async.parameter_server.shard import Shard
 from adam_async.parameter_server.shard_states import load_states, read_states
+from adam_async.parameter_server.speakers import Speakers
 from adam_async.parameter_server.state import ServerState
 from adam_async.partitioning import run_table
 from adam_async.placement import ShardSpec, ShardTable
@@ -135,6 +143,9 @@ class ParameterServer(Role):
         self.state: ServerState | None = None
         """The run it is on; None before it has taken up one with all its shards."""
         self._preparing: ServerState | None = None
+        self._checks: QuestionChecks
+        self._speakers = Speakers()
+        """Both are those of the run that is prepared or in progress."""
         self._lacking: set[int] = set()
         self._complete = asyncio.Event()
         self._timer = Timer(self._next_deadline, self._due)
@@ -160,10 +171,19 @@ class ParameterServer(Role):
             now_live = {Replica(replica): life for replica, life in cluster.lives().items()}
             if now_live != live:
                 live = now_live
+                self._speakers.lives_changed(
+                    {
+                        (replica, life): frozenset(
+                            (name, cluster.nodes[name].incarnation) for name in cluster.members(replica)
+                        )
+                        for replica, life in live.items()
+                    }
+                )
                 self._follow_up(state, state.handle(ReplicasChanged(live)))
             begun = cluster.epoch
             if begun is not None and begun.run == run.id and begun.number != epoch:
                 epoch = begun.number
+                self._checks.epoch_began(epoch, first_clock=begun.first_clock, groups=begun.groups)
                 self._follow_up(state, state.handle(EpochBegan(epoch, begun.first_clock)))
 
     def _follow_up(self, state: ServerState, effects: Sequence[Effect]) -> None:
@@ -202,6 +222,14 @@ class ParameterServer(Role):
             scale_by_staleness=config.scale_by_staleness,
             log=OrderLog([int(shard.spec.id) for shard in shards]) if config.record else None,
         )
+        resumed = run.resumed
+        self._checks = QuestionChecks(
+            self._preparing,
+            most_images=config.images_per_group * config.push_every,
+            resumed_epoch=resumed.epoch if resumed is not None else 0,
+            resumed_clock=resumed.clock if resumed is not None else 0,
+        )
+        self._speakers = Speakers()
         self._run = run.id
         self._resumed = run.resumed is not None
         self._lacking = {shard.spec.id for shard in shards} if self._resumed else set()
@@ -232,6 +260,8 @@ class ParameterServer(Role):
             request.fail("not-ready", f"{self._identity.node} {self._what_lacks()}")
             return
         begin = timeline.clock() if timeline is not None else 0.0
+        if not self._may_ask(request, body):
+            return
         match body:
             case Push():
                 gradients, finite = PushGradients(), None
@@ -241,7 +271,7 @@ class ParameterServer(Role):
                         finite = self._look_at(body, gradients)
                 effects = state.handle(PushArrived(request, body, gradients, finite))
             case Pull():
-                deadline = self._loop.time() + body.wait_s if body.clock else 0.0
+                deadline = self._loop.time() + min(body.wait_s, MOST_WAIT_S) if body.clock else 0.0
                 effects = state.handle(PullArrived(request, body, deadline))
             case ReadShards():
                 deadline = self._loop.time() + self._waits.answer_s / 2
@@ -265,6 +295,24 @@ class ParameterServer(Role):
         if timeline is not None and isinstance(body, Record):
             timeline.recorded(self._identity.node, body, begin)
         self._drain_soon(state)
+
+    def _may_ask(self, request: Request, body: Body) -> bool:
+        """Refuse a question that cannot be right, and close the link of a peer that speaks for another."""
+        assert self.state is not None
+        if isinstance(body, ASKED):
+            refusal = self._checks.refusal(body, most_bytes=request.link.max_message_bytes)
+            if refusal is not None:
+                request.fail(*refusal)
+                return False
+        if isinstance(body, SPOKEN) and body.run == self.state.run:
+            text = self._speakers.refusal(request.link.peer, body)
+            if text:
+                request.fail("not-yours", text)
+                request.link.abort()
+                return False
+            if surplus := self._speakers.surplus():
+                self.state.forget(surplus)
+        return True
 
     def _what_lacks(self) -> str:
         if self._preparing is None:
@@ -294,6 +342,10 @@ class ParameterServer(Role):
             request.fail("no-record", f"{self._identity.node} keeps no record of run {body.run}")
             return
         log = np.frombuffer(state.log.packed(), np.uint8)
+        refusal = check_part(body, len(log), most_bytes=request.link.max_message_bytes)
+        if refusal is not None:
+            request.fail(*refusal)
+            return
         request.reply(pack(RecordPart(total=len(log)), [log[body.start : body.stop]]))
 
     def _keep_deadline(self, state: ServerState) -> None:

@@ -16,9 +16,9 @@ clock never says that a push was applied which was not.
 
 A pull may want a *clock*: values in which all pushes of live replicas up to it are applied. It is *parked*
 until they are, or until its deadline. Whom to wait for the server hears from the controllers, perhaps later
-than a worker does: pushes and ticks of an epoch that it has not heard of wait until it has, for with the
-epoch it hears of all replicas that take part. A replica that nobody has named yet, but that ticks already,
-is remembered until it is.
+than a worker does: pushes and ticks of an epoch that it has not heard of wait until it has, and with them
+what their session says behind them, for with the epoch it hears of all replicas that take part. A replica
+that nobody has named yet, but that ticks already, is remembered until it is.
 
 What a *life* of a replica pushes and ticks when it has left the live ones is refused: its groups are given to
 others. Its worker says it again, at growing intervals, until the map tells it to begin another life; as it is
@@ -93,6 +93,9 @@ MAX_BATCH = 32
 EARLY_KEPT = 256
 """Maximum number of lives whose clocks are kept until the map names them."""
 
+MOST_GATED = 4096
+"""Pushes and ticks that wait for an epoch to begin; beyond that they are refused, and said again."""
+
 
 class ServerState:
     """The shards of one server in one run, and the pushes and pulls in progress on them.
@@ -128,6 +131,7 @@ class ServerState:
         self._queue: deque[QueuedPush | QueuedPull | QueuedRead | QueuedTick | ApplySum] = deque()
         self.parked = Parked()
         self._gated: list[PushArrived | TickArrived] = []
+        self._gated_sessions: set[Session] = set()
         self._epoch = 0
         self._first_clock = 0
         self._live: Mapping[Replica, int] = {}
@@ -227,9 +231,8 @@ class ServerState:
         shards = tuple([ours.get(ShardId(number)) for number in push.shards])
         if self._is_over(push) and _says_news(push, shards, session):
             return [_refuse_over(event.request, push)]
-        if push.epoch > self._epoch or self._gated:
-            self._gated.append(event)
-            return []
+        if push.epoch > self._epoch or session in self._gated_sessions:
+            return self._gate(event, session)
         accepted: list[int] = []
         problems: list[Problem] = []
         for place, shard in enumerate(shards):
@@ -396,7 +399,7 @@ class ServerState:
     # --- clocks ------------------------------------------------------------------------------
 
     def _advance(self, shards: Sequence[Shard], replica: Replica, incarnation: int, clock: int) -> None:
-        if self._live.get(replica) == incarnation or not self._live:
+        if self._counts(replica, incarnation):
             for shard in shards:
                 clocks = shard.clocks
                 if clocks.get(replica, 0) < clock:
@@ -406,18 +409,22 @@ class ServerState:
             for shard in shards:
                 early[shard.spec.id] = max(early.get(shard.spec.id, 0), clock)
 
+    def _counts(self, replica: Replica, incarnation: int) -> bool:
+        """Whether a life's clock goes into the tables: a live one's, or while none is one that was last."""
+        live = self._live or self._known
+        return live.get(replica) == incarnation or not live
+
     def _tick(self, event: TickArrived) -> list[Effect]:
         tick = event.tick
         if tick.run != self.run or tick.generation != self.generation:
             return [self._wrong_run(event.request, tick)]
         if self._is_over(tick):
             return [_refuse_over(event.request, tick)]
-        if tick.epoch > self._epoch or self._gated:
-            self._gated.append(event)
-            return []
         if tick.numbers and len(tick.numbers) != len(tick.shards):
             return [Refuse(event.request, "malformed", "shards and numbers of a Tick differ in length")]
         session: Session = (tick.session, tick.incarnation)
+        if tick.epoch > self._epoch or session in self._gated_sessions:
+            return self._gate(event, session)
         for number, last in zip(tick.shards, tick.numbers, strict=False):
             shard = self.shards.get(ShardId(number))
             if shard is not None and shard.last_number.get(session, 0) < last:
@@ -453,6 +460,14 @@ class ServerState:
         self._reach(self.shards.values())
         return self.parked.answer()
 
+    def _gate(self, event: PushArrived | TickArrived, session: Session) -> list[Effect]:
+        """Have something wait for its epoch, and what its session says later behind it."""
+        if len(self._gated) >= MOST_GATED:
+            return [Refuse(event.request, "busy", f"{MOST_GATED} pushes and ticks wait for the next epoch")]
+        self._gated.append(event)
+        self._gated_sessions.add(session)
+        return []
+
     def _is_over(self, said: Push | Tick) -> bool:
         """Whether it is of a life that was live; one that nobody has named yet is about to begin."""
         replica, life = Replica(said.replica), said.incarnation
@@ -477,6 +492,7 @@ class ServerState:
                 shard.clocks[replica] = max(clock, event.first_clock)
         self._reach(self.shards.values())
         gated, self._gated = self._gated, []
+        self._gated_sessions.clear()
         effects = [effect for waiting in gated for effect in self.handle(waiting)]
         return effects + self.parked.answer()
 
@@ -523,6 +539,14 @@ class ServerState:
         here = f"{self.run} generation {self.generation}"
         there = f"{asked.run} generation {asked.generation}"
         return Refuse(request, "wrong-run", f"this server is on run {here}, not {there}")
+
+    def forget(self, sessions: Iterable[Session]) -> None:
+        """Forget what sessions have pushed: their lives were never live, and others speak in their place."""
+        for session in sessions:
+            for shard in self.shards.values():
+                shard.last_number.pop(session, None)
+            for key in [key for key in self._early if key[1] == session[1]]:
+                del self._early[key]
 
     # --- for the curious ---------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ import pytest
 
 from adam_async.cluster_map import NodeRecord, ResumeRecord
 from adam_async.controller.client import Membership
+from adam_async.ids import Replica
 from adam_async.messages import (
     APPLIED,
     NOT_PRIMARY,
@@ -40,7 +41,7 @@ from adam_async.parameter_server.events import ReplicasChanged
 from adam_async.parameter_server.order_log import read_order_log
 from adam_async.traffic import Traffic
 from tests.adam_async.runs import NETWORKS, SHARDED, servers_of, until
-from transport import LinkConfig, LocalNetwork, Message, RemoteError
+from transport import LinkBroken, LinkConfig, LocalNetwork, Message, RemoteError
 
 
 def push_of(servers, shards, **fields):
@@ -518,7 +519,7 @@ async def test_a_server_that_keeps_no_record_says_so():
 
 
 async def test_an_answer_that_is_too_large_fails_its_own_request_behind_a_push_too():
-    """The pull waits behind the push, so that no caller of the server handles what its answer raises."""
+    """The pull comes behind a push that is not applied yet, and is refused before anything is copied."""
     network = LocalNetwork(rules=role_table(), config=LinkConfig(max_message_bytes=60 << 10))
     async with asyncio.timeout(60), servers_of(network) as servers, talk(servers) as link:
         shards = servers.shards()
@@ -531,6 +532,38 @@ async def test_an_answer_that_is_too_large_fails_its_own_request_behind_a_push_t
             pushed = link.call_nowait(
                 pack(msgspec.structs.replace(push, numbers=(number,)), [one]), timeout_s=50.0
             )
-            with pytest.raises(RemoteError, match="too-large: the answer to Pull cannot travel"):
+            with pytest.raises(RemoteError, match="too-large: the answer would have"):
                 await link.call(pack(pull), timeout_s=50.0)
             assert unpack(await pushed, Pushed).versions == (number,)
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+async def test_who_speaks_in_a_session_of_another_peer_loses_its_link_and_changes_nothing(network):
+    async with servers_of(NETWORKS[network]()) as servers, talk(servers) as link:
+        bias = shard_named(servers, "fc2.bias")
+        delta, push = np.ones(bias.size, np.float32), push_of(servers, [bias.id])
+        assert unpack(await link.call(pack(push, [delta]), timeout_s=50.0), Pushed).versions == (1,)
+        async with talk(servers) as other:
+            second = msgspec.structs.replace(push, numbers=(2,))
+            with pytest.raises((RemoteError, LinkBroken)):
+                await other.call(pack(second, [delta]), timeout_s=50.0)
+            await asyncio.wait_for(other.wait_closed(), 50.0)
+        assert unpack(await link.call(pack(second, [delta]), timeout_s=50.0), Pushed).versions == (2,)
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+async def test_for_a_live_replica_only_its_own_workers_speak(network):
+    async with servers_of(NETWORKS[network]()) as servers, talk(servers) as link:
+        (server,) = servers.servers
+        member = frozenset({(link.identity.node, link.identity.incarnation)})
+        server._speakers.lives_changed(
+            {(Replica(0), 1): frozenset({("worker-0", 1)}), (Replica(1), 1): member}
+        )
+        bias = shard_named(servers, "fc2.bias")
+        delta, push = np.ones(bias.size, np.float32), push_of(servers, [bias.id])
+        own = msgspec.structs.replace(push, replica=1)
+        assert unpack(await link.call(pack(own, [delta]), timeout_s=50.0), Pushed).versions == (1,)
+        with pytest.raises((RemoteError, LinkBroken)):
+            await link.call(pack(msgspec.structs.replace(push, session=2), [delta]), timeout_s=50.0)
+        await asyncio.wait_for(link.wait_closed(), 50.0)
+        assert servers.shards()[bias.id].version == 1

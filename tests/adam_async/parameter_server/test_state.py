@@ -20,12 +20,14 @@ from adam_async.messages import (
     StepRecord,
     Tick,
 )
+from adam_async.parameter_server import state
 from adam_async.parameter_server.apply import PushGradients
 from adam_async.parameter_server.events import (
     Acknowledge,
     AcknowledgeRecord,
     AcknowledgeTick,
     Applied,
+    EpochBegan,
     PullArrived,
     PushArrived,
     RecordArrived,
@@ -614,3 +616,34 @@ class Pushes(RuleBasedStateMachine):
 
 Pushes.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
 TestPushes = Pushes.TestCase
+
+
+def test_what_waits_for_an_epoch_holds_up_its_own_session_only():
+    server = Server()
+    ahead = TickArrived(
+        "ahead",
+        Tick(run="run", session=9, incarnation=1, replica=1, clock=1, generation=1, shards=(0,), epoch=1),
+    )
+    assert server.state.handle(ahead) == []
+    assert server.push("behind", (0,), (1,), session=9) == []
+    server.push("other", (0,), (1,), session=1)
+    batch, _ = server.state.take_batch()
+    assert [queued.request for queued in batch.pushes] == ["other"]
+
+
+def test_what_waits_for_an_epoch_is_bounded(monkeypatch):
+    monkeypatch.setattr(state, "MOST_GATED", 2)
+    server = Server()
+    tick = Tick(run="run", session=9, incarnation=1, replica=1, clock=1, generation=1, shards=(0,), epoch=1)
+    assert [server.state.handle(TickArrived(n, tick)) for n in range(2)] == [[], []]
+    (refused,) = server.state.handle(TickArrived(2, tick))
+    assert (refused.request, refused.code) == (2, "busy")
+    server.state.handle(EpochBegan(1, 0))
+    assert server.state.handle(TickArrived(3, tick)) != []
+
+
+def test_a_session_that_is_forgotten_leaves_nothing():
+    server = Server()
+    server.push("one", (0,), (1,), session=9)
+    server.state.forget([(9, 1)])
+    assert server.shard().last_number == {}

@@ -1,0 +1,186 @@
+"""Pure: what a parameter server refuses before it takes a question: what contradicts itself or the run.
+
+`messages.bounds` holds each field by itself to what any run could have. Here are the bounds that need the
+run: shards are named once, an epoch is one ahead at most, nothing was read that was never written, an answer
+fits into a message. What is refused here has changed nothing. What is right but comes too early (the server
+hears of epochs perhaps later than workers do) is refused as well, and a client says it again.
+
+A replica that lies about its clock within the bound harms itself. With a clock that is too high nobody waits
+for it: in bsp its later contributions come too late and are refused, in ssp it runs ahead with old values.
+With one that is too low the others wait, as for a replica that trains nothing. It moves no other clock, for
+only the workers of a live life speak for it (`speakers`); and in asp nothing waits for a clock.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from adam_async.ids import ShardId
+from adam_async.messages import GetRecord, LoadShards, Pull, Push, ReadShards, Record, Tick
+from adam_async.parameter_server.shard import Shard
+from adam_async.parameter_server.state import ServerState
+from adam_async.shares import most_clock
+
+MOST_WAIT_S = 60.0
+"""Seconds after which a pull is answered at the latest, whatever it asks for."""
+
+PADDING_BYTES = 64
+"""What a tensor may take in a message beyond its own bytes."""
+
+EARLY_STEPS = 4096
+"""Steps that replicas may have behind them, from where the run began, before a server hears of an epoch."""
+
+
+Question = Push | Tick | Record | Pull | ReadShards | LoadShards
+"""What is about shards of a run."""
+
+SPOKEN = (Push, Tick, Record)
+"""Questions of a session."""
+
+ASKED = (*SPOKEN, Pull, ReadShards, LoadShards)
+"""All of `Question`."""
+
+
+class Refusal(NamedTuple):
+    """Why a question is not taken."""
+
+    code: str
+    text: str
+
+
+def answer_bytes(shards: Sequence[Shard]) -> int:
+    """Bytes of an answer with the values of shards, as one tensor."""
+    return sum([shard.values.nbytes for shard in shards]) + PADDING_BYTES
+
+
+def state_bytes(shards: Sequence[Shard]) -> int:
+    """Bytes of an answer with shards and their rule's arrays, each a tensor of its own."""
+    arrays = [array for shard in shards for array in (shard.values, *shard.rule_state.values())]
+    return sum([array.nbytes + PADDING_BYTES for array in arrays])
+
+
+class QuestionChecks:
+    """The checks of one server on one run.
+
+    Args:
+        state: The run's.
+        most_images: Images of one step.
+        resumed_epoch: Epoch in progress when the run was taken up; 0 for one that begins.
+        resumed_clock: Steps that the fastest replica had behind it then.
+    """
+
+    def __init__(
+        self, state: ServerState, *, most_images: int, resumed_epoch: int = 0, resumed_clock: int = 0
+    ) -> None:
+        self._state = state
+        self._most_images = most_images
+        self._resumed_clock = resumed_clock
+        self._most_epoch = resumed_epoch + 1
+        self._most_clock = resumed_clock + EARLY_STEPS
+
+    def epoch_began(self, number: int, *, first_clock: int, groups: int) -> None:
+        """The controllers began an epoch of so many groups."""
+        self._most_epoch = number + 1
+        self._most_clock = most_clock(
+            stands_at=max(first_clock, self._resumed_clock), epochs=number + 1, groups=groups
+        )
+
+    def refusal(self, body: Question, *, most_bytes: int) -> Refusal | None:
+        """Why a question cannot be taken; None if it can.
+
+        A question for another run or generation is left to those who refuse it by that name.
+
+        Args:
+            body: The question.
+            most_bytes: Bytes of the largest message of its link.
+        """
+        if body.run != self._state.run:
+            return None
+        match body:
+            case Push():
+                text = self._push(body)
+            case Tick():
+                text = _twice(body.shards) or self._epoch(body.epoch) or self._clock(body.clock)
+            case Record():
+                text = self._record(body)
+            case Pull():
+                text = _twice(body.shards) or self._clock(body.clock)
+            case ReadShards():
+                text = _twice(body.shards)
+            case LoadShards():
+                text = _twice([state.shard for state in body.states])
+        if text:
+            return Refusal("malformed", f"{type(body).__name__}: {text}")
+        return self._too_large(body, most_bytes)
+
+    def _push(self, push: Push) -> str:
+        if not len(push.shards) == len(push.numbers) == len(push.versions) == len(push.own):
+            return "shards, numbers, versions and own differ in length"
+        text = (
+            _twice(push.shards)
+            or self._epoch(push.epoch)
+            or self._clock(push.clock)
+            or self._images(push.images)
+        )
+        if text or push.generation != self._state.generation:
+            return text
+        shards = self._state.shards
+        for number, version, own, count in zip(
+            push.shards, push.versions, push.own, push.numbers, strict=True
+        ):
+            shard = shards.get(ShardId(number))
+            if shard is not None and version > shard.version:
+                return f"version {version} of shard {number} was read, and it has {shard.version}"
+            if own >= count and own:
+                return f"{own} pushes on shard {number} came before push {count}"
+        return ""
+
+    def _record(self, record: Record) -> str:
+        text = _twice(record.shards)
+        for step in record.steps:
+            text = text or self._clock(step.clock) or self._images(step.images) or _twice(step.refused)
+            if step.refused and max(step.refused) >= len(record.shards):
+                return f"it names {len(record.shards)} shards, and no place {max(step.refused)}"
+        return text
+
+    def _epoch(self, epoch: int) -> str:
+        most = self._most_epoch
+        return "" if epoch <= most else f"epoch {epoch}, and {most} is the next one"
+
+    def _clock(self, clock: int) -> str:
+        most = self._most_clock
+        return "" if clock <= most else f"clock {clock}, and no replica can be beyond {most}"
+
+    def _images(self, images: int) -> str:
+        if images < 1:
+            return f"a step is of at least one image, not of {images}"
+        return "" if images <= self._most_images else f"{images} images, and a step has {self._most_images}"
+
+    def _too_large(self, body: Question, most_bytes: int) -> Refusal | None:
+        """Refuse an answer that would not fit into a message, before anything is copied for it."""
+        if isinstance(body, (Tick, Record, LoadShards)) or (isinstance(body, Push) and not body.pull):
+            return None
+        known = self._state.shards
+        shards = [known[ShardId(number)] for number in body.shards if ShardId(number) in known]
+        size = state_bytes(shards) if isinstance(body, ReadShards) else answer_bytes(shards)
+        if size <= most_bytes:
+            return None
+        text = f"the answer would have {size} bytes, and a message {most_bytes}: ask for fewer shards"
+        return Refusal("too-large", text)
+
+
+def check_part(body: GetRecord, num_bytes: int, *, most_bytes: int) -> Refusal | None:
+    """Why a part of a record of so many bytes cannot be sent; None if it can."""
+    if body.stop < body.start:
+        return Refusal("malformed", f"a part of a record from {body.start} to {body.stop}")
+    if min(body.stop, num_bytes) - body.start + PADDING_BYTES > most_bytes:
+        return Refusal("too-large", f"a message has {most_bytes} bytes: ask for a smaller part")
+    return None
+
+
+def _twice(numbers: Sequence[int]) -> str:
+    """Name what is there twice."""
+    if len(numbers) < 2 or len(set(numbers)) == len(numbers):
+        return ""
+    again = next(one for one, other in pairwise(sorted(numbers)) if one == other)
+    return f"{again} is named twice"

@@ -1,0 +1,81 @@
+"""Pure: which peer speaks in which push session, and for which replica.
+
+A session belongs to the link identity (node and incarnation) that used it first: numbers that another peer
+gave in it would make this one's pushes duplicates. It belongs to one replica, too; and if the life that it
+names is the live one of that replica, to one of the workers that the cluster map names as its members.
+
+A server hears of the map perhaps later than workers do. So a life that it does not know to be live may speak,
+and is remembered; when the life is known its members are.
+"""
+
+from collections.abc import Mapping
+
+from adam_async.ids import Replica
+from adam_async.messages import Push, Record, Tick
+from adam_async.parameter_server.shard import Session
+from transport import Identity
+
+Peer = tuple[str, int]
+"""Node and incarnation."""
+
+MOST_SESSIONS = 64
+"""Sessions of one peer in lives that are not over."""
+
+MOST_SPEAKERS = 4096
+"""Sessions of all peers; beyond that the oldest of a life that is not live is forgotten."""
+
+
+class Speakers:
+    """The sessions of one server in one run."""
+
+    def __init__(self) -> None:
+        self._of: dict[Session, tuple[Peer, Replica]] = {}
+        self._sessions: dict[Peer, int] = {}
+        self._members: Mapping[tuple[Replica, int], frozenset[Peer]] = {}
+
+    def lives_changed(self, members: Mapping[tuple[Replica, int], frozenset[Peer]]) -> None:
+        """Take in the workers of each live replica, by replica and life; its other lives speak no more."""
+        self._members = members
+        live = dict(members.keys())
+        for session, (_, replica) in list(self._of.items()):
+            if live.get(replica, session[1]) != session[1]:
+                self._forget(session)
+
+    def refusal(self, peer: Identity, said: Push | Tick | Record) -> str:
+        """Why a peer may not say this; empty if it may, and it speaks in that session from now on."""
+        session: Session = (said.session, said.incarnation)
+        replica, speaker = Replica(said.replica), (peer.node, peer.incarnation)
+        bound = self._of.get(session)
+        if bound == (speaker, replica):
+            members = self._members.get((replica, said.incarnation))
+            if members is None or speaker in members:
+                return ""
+        elif bound is not None:
+            return f"this session is {bound[0][0]}'s, for replica {bound[1]}"
+        members = self._members.get((replica, said.incarnation))
+        if members is not None and speaker not in members:
+            return f"{peer.node} is no worker of replica {replica} in life {said.incarnation}"
+        if self._sessions.get(speaker, 0) >= MOST_SESSIONS:
+            return f"{peer.node} has {MOST_SESSIONS} sessions, and no more at a time"
+        self._of[session] = (speaker, replica)
+        self._sessions[speaker] = self._sessions.get(speaker, 0) + 1
+        return ""
+
+    def surplus(self) -> list[Session]:
+        """Forget sessions beyond `MOST_SPEAKERS`, none of a live life; returns which."""
+        over = len(self._of) - MOST_SPEAKERS
+        if over <= 0:
+            return []
+        idle = [s for s, (_, replica) in self._of.items() if (replica, s[1]) not in self._members]
+        for session in idle[:over]:
+            self._forget(session)
+        return idle[:over]
+
+    def _forget(self, session: Session) -> None:
+        speaker, _ = self._of.pop(session)
+        self._sessions[speaker] -= 1
+        if not self._sessions[speaker]:
+            del self._sessions[speaker]
+
+    def __repr__(self) -> str:
+        return f"<Speakers {len(self._of)} sessions of {len(self._sessions)} peers>"

@@ -1,0 +1,158 @@
+"""What a server refuses before it takes a question, and which peers it lets speak for whom."""
+
+import msgspec
+import pytest
+
+from adam_async.ids import Replica
+from adam_async.messages import GetRecord, LoadShards, Pull, ReadShards, Record, StepRecord, Tick
+from adam_async.parameter_server import speakers
+from adam_async.parameter_server.question_checks import EARLY_STEPS, QuestionChecks, check_part
+from adam_async.parameter_server.speakers import MOST_SESSIONS, Speakers
+from adam_async.parameter_server.state import ServerState
+from tests.adam_async.parameter_server.test_state import push_of, shard_of
+from transport import Identity
+
+MOST_BYTES = 400
+
+
+def checks_of(**resumed):
+    state = ServerState(run="run", generation=1, shards=[shard_of(number) for number in range(30)])
+    state.shards[0].version = 7
+    return QuestionChecks(state, most_images=16, **resumed)
+
+
+PUSH = push_of((0, 1), (3, 3))
+TICK = Tick(run="run", session=1, incarnation=1, replica=0, clock=1, generation=1, shards=(0, 1))
+PULL = Pull(run="run", generation=1, shards=(0, 1))
+RECORD = Record(
+    run="run",
+    session=1,
+    incarnation=1,
+    replica=0,
+    generation=1,
+    shards=(0, 1),
+    number=1,
+    steps=(StepRecord(1, 16, 0),),
+)
+READ = ReadShards(run="run", generation=1, shards=(0, 1))
+ALL = tuple(range(30))
+
+
+@pytest.mark.parametrize("body", [PUSH, TICK, PULL, RECORD, READ], ids=lambda body: type(body).__name__)
+def test_what_is_right_is_taken(body):
+    checks = checks_of()
+    assert checks.refusal(body, most_bytes=MOST_BYTES) is None
+    twice = msgspec.structs.replace(body, shards=(1, 1))
+    code, text = checks.refusal(twice, most_bytes=MOST_BYTES)
+    assert (code, text) == ("malformed", f"{type(body).__name__}: 1 is named twice")
+    another = msgspec.structs.replace(twice, run="another")
+    assert checks.refusal(another, most_bytes=MOST_BYTES) is None
+
+
+@pytest.mark.parametrize(
+    ("body", "change", "said"),
+    [
+        (PUSH, {"numbers": (1,)}, "differ in length"),
+        (PUSH, {"versions": (8, 0)}, "version 8 of shard 0 was read, and it has 7"),
+        (PUSH, {"own": (3, 0)}, "3 pushes on shard 0 came before push 3"),
+        (PUSH, {"images": 17}, "17 images, and a step has 16"),
+        (PUSH, {"images": 0}, "at least one image"),
+        (PUSH, {"epoch": 2}, "epoch 2, and 1 is the next one"),
+        (PUSH, {"clock": EARLY_STEPS + 1}, "no replica can be beyond 4096"),
+        (TICK, {"epoch": 1 << 31}, "epoch 2147483648"),
+        (TICK, {"clock": 1 << 40}, "clock 1099511627776"),
+        (PULL, {"clock": 1 << 40}, "clock 1099511627776"),
+        (RECORD, {"steps": (StepRecord(1 << 40, 16, 0),)}, "clock 1099511627776"),
+        (RECORD, {"steps": (StepRecord(1, 16, 0, (2,)),)}, "no place 2"),
+        (RECORD, {"steps": (StepRecord(1, 16, 0, (1, 1)),)}, "1 is named twice"),
+        (RECORD, {"steps": (StepRecord(1, 17, 0),)}, "17 images"),
+    ],
+)
+def test_what_no_honest_client_asks_is_refused_by_name(body, change, said):
+    refusal = checks_of().refusal(msgspec.structs.replace(body, **change), most_bytes=MOST_BYTES)
+    assert refusal is not None
+    assert refusal.code == "malformed"
+    assert said in refusal.text
+
+
+def test_bounds_of_epochs_and_clocks_follow_the_run():
+    checks = checks_of(resumed_epoch=40, resumed_clock=9000)
+    assert checks.refusal(msgspec.structs.replace(TICK, epoch=41, clock=9001), most_bytes=1) is None
+    assert checks.refusal(msgspec.structs.replace(TICK, epoch=42), most_bytes=1) is not None
+    checks.epoch_began(41, first_clock=9100, groups=1000)
+    far = msgspec.structs.replace(TICK, epoch=42, clock=9100 + 2 * 1000)
+    assert checks.refusal(far, most_bytes=1) is None
+    assert checks.refusal(msgspec.structs.replace(far, epoch=43), most_bytes=1) is not None
+    assert checks.refusal(msgspec.structs.replace(far, clock=1 << 40), most_bytes=1) is not None
+
+
+def test_an_answer_that_no_message_holds_is_refused_before_it_is_made():
+    checks, zeros = checks_of(), (0,) * len(ALL)
+    push = msgspec.structs.replace(
+        PUSH, shards=ALL, numbers=(1,) * len(ALL), versions=zeros, own=zeros, pull=True
+    )
+    pull, read = (msgspec.structs.replace(body, shards=ALL) for body in (PULL, READ))
+    for large in (push, pull, read):
+        refusal = checks.refusal(large, most_bytes=MOST_BYTES)
+        assert refusal is not None
+        assert refusal.code == "too-large"
+        assert checks.refusal(large, most_bytes=1 << 20) is None
+    assert checks.refusal(msgspec.structs.replace(push, pull=False), most_bytes=1) is None
+    assert checks.refusal(LoadShards(run="run", generation=1, states=(), arrays=()), most_bytes=1) is None
+
+
+def test_a_part_of_a_record_has_an_order_and_a_size():
+    assert check_part(GetRecord(run="run", start=0, stop=1 << 40), 100, most_bytes=200) is None
+    assert check_part(GetRecord(run="run", start=0, stop=1 << 40), 300, most_bytes=200).code == "too-large"
+    assert check_part(GetRecord(run="run", start=5, stop=4), 100, most_bytes=200).code == "malformed"
+
+
+# --- speakers ----------------------------------------------------------------------------------
+
+
+def peer(node, incarnation=1):
+    return Identity(role="worker", node=node, incarnation=incarnation)
+
+
+def members(replica, life, *peers):
+    return {(Replica(replica), life): frozenset((each.node, each.incarnation) for each in peers)}
+
+
+def test_a_session_is_its_first_speakers_and_of_one_replica():
+    known = Speakers()
+    assert known.refusal(peer("w0"), TICK) == ""
+    assert known.refusal(peer("w0"), PUSH) == ""
+    assert known.refusal(peer("w1"), TICK) == "this session is w0's, for replica 0"
+    assert known.refusal(peer("w0", 2), TICK) == "this session is w0's, for replica 0"
+    other = msgspec.structs.replace(TICK, replica=1)
+    assert known.refusal(peer("w0"), other) == "this session is w0's, for replica 0"
+    assert known.refusal(peer("w1"), msgspec.structs.replace(TICK, session=2)) == ""
+
+
+def test_for_a_live_life_its_own_workers_speak_and_for_one_that_is_not_known_any():
+    known = Speakers()
+    w0, w1, stranger = peer("w0"), peer("w1"), peer("stranger")
+    assert known.refusal(stranger, msgspec.structs.replace(TICK, session=3)) == ""
+    known.lives_changed(members(0, 1, w0, w1))
+    said = "stranger is no worker of replica 0 in life 1"
+    assert known.refusal(stranger, msgspec.structs.replace(TICK, session=3)) == said
+    assert known.refusal(stranger, msgspec.structs.replace(TICK, session=4)) == said
+    for session, worker in ((1, w0), (2, w1)):
+        assert known.refusal(worker, msgspec.structs.replace(TICK, session=session)) == ""
+    assert known.refusal(peer("w0", 9), msgspec.structs.replace(TICK, session=5)) != ""
+    assert known.refusal(stranger, msgspec.structs.replace(TICK, replica=99, session=6)) == ""
+
+
+def test_sessions_of_a_peer_and_of_all_are_bounded(monkeypatch):
+    known = Speakers()
+    for session in range(MOST_SESSIONS):
+        assert known.refusal(peer("w0"), msgspec.structs.replace(TICK, session=session)) == ""
+    more = msgspec.structs.replace(TICK, session=MOST_SESSIONS)
+    assert known.refusal(peer("w0"), more) == f"w0 has {MOST_SESSIONS} sessions, and no more at a time"
+    known.lives_changed(members(0, 2, peer("w0")))
+    assert known.refusal(peer("w0"), msgspec.structs.replace(TICK, incarnation=2)) == ""
+    monkeypatch.setattr(speakers, "MOST_SPEAKERS", 3)
+    for session in range(10, 14):
+        assert known.refusal(peer("v"), msgspec.structs.replace(TICK, session=session, replica=99)) == ""
+    assert known.surplus() == [(10, 1), (11, 1)]
+    assert known.surplus() == []
