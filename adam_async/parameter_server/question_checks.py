@@ -16,7 +16,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from adam_async.ids import ShardId
-from adam_async.messages import GetRecord, LoadShards, Pull, Push, ReadShards, Record, Tick
+from adam_async.messages import GetRecord, Pull, Push, ReadShards, Record, Tick
 from adam_async.parameter_server.shard import Shard
 from adam_async.parameter_server.state import ServerState
 from adam_async.shares import most_clock
@@ -27,17 +27,20 @@ MOST_WAIT_S = 60.0
 PADDING_BYTES = 64
 """What a tensor may take in a message beyond its own bytes."""
 
+TABLE_ROW_BYTES = 24
+"""A row of the tables in front of shards, at most."""
+
 EARLY_STEPS = 4096
 """Steps that replicas may have behind them, from where the run began, before a server hears of an epoch."""
 
 
-Question = Push | Tick | Record | Pull | ReadShards | LoadShards
+Question = Push | Tick | Record | Pull | ReadShards
 """What is about shards of a run."""
 
 SPOKEN = (Push, Tick, Record)
 """Questions of a session."""
 
-ASKED = (*SPOKEN, Pull, ReadShards, LoadShards)
+ASKED = (*SPOKEN, Pull, ReadShards)
 """All of `Question`."""
 
 
@@ -54,9 +57,10 @@ def answer_bytes(shards: Sequence[Shard]) -> int:
 
 
 def state_bytes(shards: Sequence[Shard]) -> int:
-    """Bytes of an answer with shards and their rule's arrays, each a tensor of its own."""
+    """Bytes of an answer with shards and their rule's arrays, each a tensor of its own, behind the tables."""
     arrays = [array for shard in shards for array in (shard.values, *shard.rule_state.values())]
-    return sum([array.nbytes + PADDING_BYTES for array in arrays])
+    tables = sum([TABLE_ROW_BYTES * (1 + len(shard.clocks)) for shard in shards])
+    return sum([array.nbytes + PADDING_BYTES for array in arrays]) + tables
 
 
 class QuestionChecks:
@@ -107,8 +111,6 @@ class QuestionChecks:
                 text = _twice(body.shards) or self._clock(body.clock)
             case ReadShards():
                 text = _twice(body.shards)
-            case LoadShards():
-                text = _twice([state.shard for state in body.states])
         if text:
             return Refusal("malformed", f"{type(body).__name__}: {text}")
         return self._too_large(body, most_bytes)
@@ -158,7 +160,7 @@ class QuestionChecks:
 
     def _too_large(self, body: Question, most_bytes: int) -> Refusal | None:
         """Refuse an answer that would not fit into a message, before anything is copied for it."""
-        if isinstance(body, (Tick, Record, LoadShards)) or (isinstance(body, Push) and not body.pull):
+        if isinstance(body, (Tick, Record)) or (isinstance(body, Push) and not body.pull):
             return None
         known = self._state.shards
         shards = [known[ShardId(number)] for number in body.shards if ShardId(number) in known]

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from adam_async.ids import Replica
-from adam_async.messages import GetRecord, LoadShards, Pull, ReadShards, Record, StepRecord, Tick
+from adam_async.messages import GetRecord, Pull, ReadShards, Record, StepRecord, Tick
 from adam_async.parameter_server import speakers
 from adam_async.parameter_server.question_checks import EARLY_STEPS, QuestionChecks, check_part
 from adam_async.parameter_server.speakers import MOST_SESSIONS, Speakers
@@ -98,7 +98,6 @@ def test_an_answer_that_no_message_holds_is_refused_before_it_is_made():
         assert refusal.code == "too-large"
         assert checks.refusal(large, most_bytes=1 << 20) is None
     assert checks.refusal(msgspec.structs.replace(push, pull=False), most_bytes=1) is None
-    assert checks.refusal(LoadShards(run="run", generation=1, states=(), arrays=()), most_bytes=1) is None
 
 
 def test_a_part_of_a_record_has_an_order_and_a_size():
