@@ -1,17 +1,22 @@
 """What happened in a run beside training: deaths, returns, successors, and whatever else somebody noted."""
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterable
 from typing import Any
 
 from adam_async.cluster_map import ClusterMap
+
+EVENTS_KEPT = 1 << 12
+"""Maximum number of events of a run that are kept."""
 
 
 class Incidents:
     """The events of a run, with the seconds since it began, for its report."""
 
     def __init__(self) -> None:
-        self._events: list[dict[str, Any]] = []
+        self._events: deque[dict[str, Any]] = deque(maxlen=EVENTS_KEPT)
+        self._dropped = 0
         self._begin = 0.0
         self._alive: dict[str, int] = {}
         self._ever: set[str] = set()
@@ -23,6 +28,7 @@ class Incidents:
         """A run begins; with `anew` what was noted before it belongs to an earlier one."""
         if anew:
             self._events.clear()
+            self._dropped = 0
         self._begin = asyncio.get_running_loop().time()
 
     def note(self, what: str) -> None:
@@ -34,16 +40,26 @@ class Incidents:
         if died:
             self._explained.add(node)
         at = asyncio.get_running_loop().time() - self._begin if self._begin else 0.0
+        self._dropped += len(self._events) == EVENTS_KEPT
         self._events.append({"s": round(at, 3), "event": what})
 
     @property
     def noted(self) -> tuple[dict[str, Any], ...]:
-        """All of them, in their order."""
-        return tuple(self._events)
+        """The newest events, in their order; the first one says how many earlier ones were dropped."""
+        if not self._dropped:
+            return tuple(self._events)
+        return {"s": 0.0, "event": f"{self._dropped} earlier events were dropped"}, *self._events
 
     async def follow(self, maps: AsyncIterable[ClusterMap]) -> None:
         """Note deaths, returns, and who takes the place of another worker, until cancelled."""
         async for cluster in maps:
+            for name in (self._ever | self._explained) - cluster.nodes.keys():
+                # The controllers forgot the node, so it is a new one if it comes back.
+                if name in self._alive and name not in self._explained:
+                    self.note(f"{name} died")
+                self._ever.discard(name)
+                self._explained.discard(name)
+                self._alive.pop(name, None)
             for name, node in cluster.nodes.items():
                 known = self._alive.get(name)
                 if not node.live and known == node.incarnation:

@@ -10,6 +10,9 @@ from adam_async.schedule import Schedule
 from adam_async.staleness import add_up
 from adam_async.waiting import waits_of
 
+SAMPLES_KEPT = 1 << 13
+"""Maximum number of samples of a run."""
+
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
     """How far a run was at one moment. Counts are of the whole run so far."""
@@ -45,6 +48,7 @@ class Series:
         self._pushes = 0
         self._staleness = 0.0
         self.samples: list[Sample] = []
+        """Of a long run every other one of the older half goes, again and again."""
 
     def take(
         self,
@@ -67,6 +71,8 @@ class Series:
             loss: Mean over the epoch so far.
         """
         waits = [waits_of(node, values) for node, values in roles.items()]
+        if len(self.samples) >= SAMPLES_KEPT:
+            del self.samples[1 : SAMPLES_KEPT // 2 : 2]
         self.samples.append(
             Sample(
                 s=round(max(s, self.samples[-1].s if self.samples else 0.0), 6),

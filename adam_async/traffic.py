@@ -1,6 +1,8 @@
 """Pure: what a node's links carried, by peer and message type, also of links that are gone.
 
-Each end counts what it sent, so that adding up all nodes counts every message once.
+Each end counts what it sent, so that adding up all nodes counts every message once. Counts of the
+`PEERS_KEPT` peers whose links closed last stay apart; those of earlier peers are added up by their role, so
+that a node that thousands come to and leave keeps a bounded table.
 """
 
 from collections import Counter
@@ -23,7 +25,10 @@ class Traffic:
         self._node = node
         self._timeline = timeline
         self._live: dict[Link, None] = {}
-        self._gone: Counter[tuple[str, str, str]] = Counter()
+        self._gone: dict[tuple[str, str], Counter[tuple[str, str]]] = {}
+        """By node and role of a peer whose links closed, the least recent one first."""
+        self._earlier: dict[str, Counter[tuple[str, str]]] = {}
+        """By role, the counts of all earlier peers."""
 
     def watch(self, link: Link) -> None:
         """Count a link from now on."""
@@ -35,7 +40,13 @@ class Traffic:
         """The link is closed; keep its totals."""
         if link in self._live:
             del self._live[link]
-            self._gone.update(_counts(link))
+            peer = link.peer.node, link.peer.role
+            counts = self._gone.pop(peer, Counter())
+            counts.update(_counts(link))
+            self._gone[peer] = counts
+            if len(self._gone) > PEERS_KEPT:
+                _, role = oldest = next(iter(self._gone))
+                self._earlier.setdefault(role, Counter()).update(self._gone.pop(oldest))
 
     @property
     def links(self) -> list[Link]:
@@ -43,28 +54,36 @@ class Traffic:
         return list(self._live)
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row per peer and message type: messages, payload_bytes and frame_bytes sent."""
-        totals = Counter(self._gone)
+        """One row per peer and message type: messages, payload_bytes and frame_bytes sent.
+
+        Earlier peers of a role share the rows to ``earlier ROLE``.
+        """
+        totals = {f"earlier {role}": Counter(counts) for role, counts in self._earlier.items()}
+        for (peer, _), counts in self._gone.items():
+            totals.setdefault(peer, Counter()).update(counts)
         for link in self._live:
-            totals.update(_counts(link))
+            totals.setdefault(link.peer.node, Counter()).update(_counts(link))
         table: dict[tuple[str, str], dict[str, Any]] = {}
-        for (peer, kind, field), count in totals.items():
-            row = table.setdefault(
-                (peer, kind), {"from": self._node, "to": peer, "type": kind, **dict.fromkeys(FIELDS, 0)}
-            )
-            row[field] = count
+        for peer, counts in totals.items():
+            for (kind, field), count in counts.items():
+                row = table.setdefault(
+                    (peer, kind), {"from": self._node, "to": peer, "type": kind, **dict.fromkeys(FIELDS, 0)}
+                )
+                row[field] = count
         return [table[key] for key in sorted(table)]
 
+
+PEERS_KEPT = 64
+"""Maximum number of peers without a link whose counts stay apart."""
 
 FIELDS = ("messages", "payload_bytes", "frame_bytes")
 
 
-def _counts(link: Link) -> Counter[tuple[str, str, str]]:
-    counts: Counter[tuple[str, str, str]] = Counter()
+def _counts(link: Link) -> Counter[tuple[str, str]]:
+    counts: Counter[tuple[str, str]] = Counter()
     for kind, traffic in link.statistics().by_type.items():
         if traffic.messages_out:
-            peer = link.peer.node
-            counts[peer, kind, "messages"] += traffic.messages_out
-            counts[peer, kind, "payload_bytes"] += traffic.payload_bytes_out
-            counts[peer, kind, "frame_bytes"] += traffic.frame_bytes_out
+            counts[kind, "messages"] += traffic.messages_out
+            counts[kind, "payload_bytes"] += traffic.payload_bytes_out
+            counts[kind, "frame_bytes"] += traffic.frame_bytes_out
     return counts

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from adam_async.cluster_map import ClusterMap, NodeRecord, RunRecord
-from adam_async.incidents import Incidents
+from adam_async.incidents import EVENTS_KEPT, Incidents
 
 KILLED = "worker-1 died: killed by signal 9; starting it again"
 BACK = "worker-1 came back as a new incarnation"
@@ -107,3 +107,20 @@ async def test_places_of_an_earlier_run_are_nobodys() -> None:
     second = map_of("second", worker_1=worker(place=(0, 1)), worker_2=worker(place=(0, 0)))
 
     assert await noted(first, second) == []
+
+
+async def test_nodes_that_the_map_forgot_are_forgotten_and_the_newest_events_kept() -> None:
+    incidents, count = Incidents(), EVENTS_KEPT // 2 + 5
+
+    async def maps() -> AsyncIterator[ClusterMap]:
+        for number in range(count):
+            yield map_of(**{f"worker_{number}": worker(number + 1)})
+            yield map_of(**{f"worker_{number}": worker(number + 1, live=False)})
+            incidents.note("something else")
+
+    await incidents.follow(maps())
+    first, *_, last = [event["event"] for event in incidents.noted]
+    assert first == f"{2 * count - EVENTS_KEPT} earlier events were dropped"
+    assert last == "something else"
+    assert len(incidents.noted) == EVENTS_KEPT + 1
+    assert incidents._ever == {f"worker-{count - 1}"}

@@ -4,7 +4,7 @@ from typing import Any
 
 from adam_async.config import Config
 from adam_async.schedule import Schedule
-from adam_async.series import Series
+from adam_async.series import SAMPLES_KEPT, Series
 
 
 def roles(*, staleness: dict[str, int], payload: int, waited_s: float) -> dict[str, dict[str, Any]]:
@@ -77,3 +77,14 @@ def test_a_loss_of_no_images_or_no_number_is_none_and_time_never_goes_back() -> 
 
     assert [sample.loss for sample in samples.samples] == [None, None, 0.5]
     assert [sample.s for sample in samples.samples] == [2.0, 2.0, 3.0]
+
+
+def test_a_long_run_keeps_a_bounded_number_of_samples_in_their_order() -> None:
+    samples = series()
+    for at in range(3 * SAMPLES_KEPT):
+        samples.take({}, s=float(at), epoch=1, images=1, images_before=0, loss=1.0)
+
+    times = [sample.s for sample in samples.samples]
+    assert SAMPLES_KEPT // 2 < len(times) <= SAMPLES_KEPT
+    assert times == sorted(times)
+    assert (times[0], times[-1]) == (0.0, 3.0 * SAMPLES_KEPT - 1)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from adam_async.messages import GetStatistics, Pull, Statistics, Values, pack, text_tensor
-from adam_async.traffic import Traffic
+from adam_async.traffic import PEERS_KEPT, Traffic
 from tests.adam_async.runs import NETWORKS, address_of
 from transport import Identity
 from transport.testing import link_pair
@@ -47,6 +47,21 @@ async def test_each_end_counts_what_it_said_also_after_the_link_is_gone(network)
         assert (values["type"], values["messages"]) == ("Values", 3 * expected)
         assert values["payload_bytes"] == 400 * 3 * expected
         assert (values["frame_bytes"] > 0) == (network == "tcp")  # by reference nothing is framed
+
+
+async def test_earlier_peers_are_added_up_by_role_and_no_message_is_lost():
+    links, traffic = NETWORKS["local"](), Traffic("driver-0")
+    for number in range(PEERS_KEPT + 3):
+        far = Identity(role="ps", node=f"ps-{number}", incarnation=number)
+        async with link_pair(links, address="local://", near=NEAR, far=far) as (near, other):
+            traffic.watch(near)
+            other.serve(answer)
+            await near.call(pack(Pull(run="r", generation=1, shards=(1,))), timeout_s=50.0)
+            traffic.gone(near)
+    rows = traffic.rows()
+    assert len(rows) == PEERS_KEPT + 1
+    assert [row["messages"] for row in rows] == [3] + [1] * PEERS_KEPT
+    assert rows[0]["to"] == "earlier ps"
 
 
 def test_a_link_that_was_never_watched_leaves_nothing():
