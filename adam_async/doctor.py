@@ -314,7 +314,7 @@ async def check_link(network: Links, address: str = "tcp://127.0.0.1:0") -> Find
     client = Identity(role="driver", node="doctor", incarnation=1)
 
     async def on_link(link: Link) -> None:
-        link.serve(_answer)
+        link.serve(_answer, receives=False)
         await link.wait_closed()
 
     loop = asyncio.get_running_loop()

@@ -27,6 +27,9 @@ from adam_async.timeline import Timeline, answer_profile
 from adam_async.traffic import Traffic
 from transport import Identity, Link, LocalProtocolError, Message, Network, ProtocolError, Request
 
+STATISTICS_BYTES = 1 << 20
+"""Bytes that an answer with statistics is charged for before it is made."""
+
 
 class Role:
     """One role of a cluster, from `async with` to its end.
@@ -159,7 +162,7 @@ class Role:
 
     async def _on_link(self, link: Link) -> None:
         self._traffic.watch(link)
-        link.serve(self._on_request)
+        link.serve(self._on_request, receives=False)
         try:
             await link.wait_closed()
         finally:
@@ -169,14 +172,17 @@ class Role:
         try:
             body = unpack_any(request.message)
             if isinstance(body, GetStatistics):
-                told = Statistics(node=self._identity.node, role=self._identity.role)
-                request.reply(pack(told, [text_tensor(self.statistics())]))
+                reply_when_room(request, STATISTICS_BYTES, self._pack_statistics)
             elif isinstance(body, GetProfile):
                 answer_profile(request, body, self._timeline)
             else:
                 self._answer(request, body)
         except ProtocolError as error:
             request.fail("malformed", str(error))
+
+    def _pack_statistics(self) -> Message:
+        told = Statistics(node=self._identity.node, role=self._identity.role)
+        return pack(told, [text_tensor(self.statistics())])
 
     def _answer(self, request: Request, body: Body) -> None:
         """Answer a question, at once or later; a `ProtocolError` refuses it as malformed."""
@@ -185,6 +191,11 @@ class Role:
     def statistics(self) -> dict[str, Any]:
         """The traffic of each link, and the process."""
         return {"traffic": self._traffic.rows(), "process": self.process_memory()}
+
+
+def reply_when_room(request: Request, nbytes: int, make: Callable[[], Message]) -> None:
+    """Answer a request with about so many bytes: made and sent as soon as the budgets have room for them."""
+    request.charge(nbytes, lambda: reply_or_fail(request, make()))
 
 
 def reply_or_fail(request: Request, message: Message) -> None:

@@ -1,5 +1,6 @@
 """Links: conversations that carry messages with tensors, in one process or over TCP, with one meaning."""
 
+from transport.budget import Budget
 from transport.buffers import BufferPool, PoolStatistics
 from transport.config import LinkConfig
 from transport.dial import RetrySchedule
@@ -26,6 +27,7 @@ from transport.roles import ANY_ROLE, RoleTable
 __all__ = [
     "ANY_ROLE",
     "BindRefused",
+    "Budget",
     "BufferPool",
     "CallTimeout",
     "DialFailed",

@@ -50,8 +50,9 @@ class LinkConfig:
     inbox_messages: int = 1024
     """The same as a count."""
 
-    max_unsent_reply_bytes: int = 64 * MIB
-    """With this much unsent, requests are no longer read: the peer is not taking its answers."""
+    link_budget_bytes: int = 64 * MIB
+    """With this much held for the peer (requests, messages, answers owed), reading from it stops; one largest
+    message may come on top."""
 
     max_requests: int = 4096
     """Unanswered requests of the peer; one more is refused with code ``busy``."""
@@ -75,7 +76,8 @@ class LinkConfig:
     """A peer not heard for this long is given up."""
 
     stalled_after_s: float = 10.0
-    """A peer that takes none of the bytes waiting for it for this long is given up."""
+    """A link on which nothing moves for this long is given up: the peer takes none of the bytes waiting for
+    it, sends no more of a message in progress, or reading waits and nothing that is held gets released."""
 
     probe_after_s: float = 15.0
     """Seconds without a byte after which the kernel probes whether the peer's machine answers."""

@@ -3,10 +3,9 @@
 A kind of link adds how a message gets to the other side, `_transmit`, and `_over_water` for back-pressure.
 It hands what arrives to `_deliver`, whole.
 
-Back-pressure has three parts. What we send is bounded by the water marks. What we receive and nobody takes
-is bounded by the inbox limits: reading stops, and the peer's water marks do the rest. Replies are never
-refused, their number is bounded by the requests we accept; but while too many of them are unsent, no more
-is read. Reading that is paused for the peer's fault leads to "stalled" at one of the two ends.
+Back-pressure has two parts. What we send is bounded by the water marks. What we hold for the peer, requests,
+messages, and the answers owed to it, is bounded by the inbox limits and by the budgets of the link and of the
+process: past them reading waits (`intake.py`), and the peer's water marks do the rest.
 """
 
 import asyncio
@@ -16,6 +15,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeAlias
 
+from transport.budget import Account, Budget
 from transport.calls import CallTable, make_call
 from transport.config import LinkConfig
 from transport.errors import (
@@ -37,6 +37,7 @@ from transport.frames import (
     Registered,
     kind_name,
 )
+from transport.intake import MESSAGE_COST_BYTES, UNCHECKED_BYTES, Intake, frame_cost
 from transport.link import Link, LinkStatistics, Observer, OnAnswer, Request, TypeTraffic
 from transport.messages import Identity, Message
 from transport.release import Release
@@ -48,9 +49,6 @@ __all__ = ["Endpoint"]
 
 logger = logging.getLogger(__name__)
 
-MESSAGE_COST_BYTES = 256
-"""What a message without tensors counts for in the inbox and on a local link."""
-
 MAX_ERROR_TEXT = 200
 
 
@@ -60,6 +58,7 @@ class Endpoint(Link):
     # Slots: beyond 30 attributes an instance's dictionary is no longer shared, and every access slower.
     __slots__ = (
         "__weakref__",
+        "_account",
         "_calls",
         "_config",
         "_error",
@@ -67,6 +66,7 @@ class Endpoint(Link):
         "_in",
         "_inbox",
         "_inbox_bytes",
+        "_intake",
         "_into",
         "_loop",
         "_may_hear",
@@ -74,12 +74,14 @@ class Endpoint(Link):
         "_observer",
         "_out",
         "_over",
-        "_paused",
+        "_owed",
         "_receivers",
+        "_receives",
         "_requests",
         "_room",
         "_timer",
         "_timer_at",
+        "_unchecked",
         "_unhandled",
         "identity",
         "peer",
@@ -92,6 +94,7 @@ class Endpoint(Link):
         *,
         config: LinkConfig,
         rules: RoleTable,
+        budget: Budget,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self.identity = identity
@@ -107,11 +110,15 @@ class Endpoint(Link):
         self._requests: dict[int, InboundRequest] = {}
         self._unhandled: deque[InboundRequest] = deque()
         self._handler: Callable[[Request], None] | None = None
-        self._inbox: deque[tuple[Message, int]] = deque()
+        self._inbox: deque[tuple[Message, int, int]] = deque()
         self._inbox_bytes = 0
         self._receivers: deque[asyncio.Future[None]] = deque()
         self._room: deque[asyncio.Future[None]] = deque()
-        self._paused = False
+        self._receives = True
+        self._owed = 0
+        self._account = Account(budget, config.link_budget_bytes)
+        self._intake = Intake(self, self._account, config, loop)
+        self._unchecked = min(UNCHECKED_BYTES, config.link_budget_bytes - 1)
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._observer: Observer | None = None
@@ -133,6 +140,10 @@ class Endpoint(Link):
     @abstractmethod
     def _unsent_bytes(self) -> int:
         """How much is unsent."""
+
+    @abstractmethod
+    def _arriving_bytes(self) -> int:
+        """How much is charged for what was received and not delivered: messages in progress, kept frames."""
 
     @abstractmethod
     def _pause_reading(self) -> None:
@@ -317,9 +328,9 @@ class Endpoint(Link):
         if kind == REPLY:
             self._on_reply(request_id, message)
         elif kind == REQUEST:
-            self._on_request(request_id, message)
+            self._on_request(request_id, message, frame_cost(payload_bytes, frame_bytes))
         elif kind == MESSAGE:
-            self._on_message(message, payload_bytes)
+            self._on_message(message, payload_bytes, frame_cost(payload_bytes, frame_bytes))
         else:
             raise RemoteProtocolError("kind", f"unexpected {kind_name(kind)}")
 
@@ -357,21 +368,23 @@ class Endpoint(Link):
             self._detach(request_id)
             _fail(call.waiter, error)
 
-    def _on_request(self, request_id: int, message: Message) -> None:
+    def _on_request(self, request_id: int, message: Message, cost: int) -> None:
         if request_id in self._requests:
             raise RemoteProtocolError("request-id", f"request {request_id} is still unanswered")
-        request = InboundRequest(self, request_id, message)
+        request = InboundRequest(self, request_id, message, cost)
         if len(self._requests) >= self._config.max_requests:
             request.fail("busy", f"{self._config.max_requests} requests are unanswered: call less at a time")
             return
         self._requests[request_id] = request
+        account = self._account
+        account.charge(cost)
         if self._handler is None or self._unhandled:
             self._unhandled.append(request)
-            self._check_inbox()
+            self._intake.look()
         else:
             self._handle(request)
-            if self._over_water(None, True):
-                self._check_inbox()
+            if account.held_bytes > self._unchecked:
+                self._intake.look()
 
     def _handle(self, request: InboundRequest) -> None:
         assert self._handler is not None
@@ -381,16 +394,23 @@ class Endpoint(Link):
             logger.exception("%r: handler failed on %r", self, request.message.type)
             request.fail("internal", f"handling {request.message.type!r} failed: {type(error).__name__}")
 
-    def _on_message(self, message: Message, payload_bytes: int) -> None:
+    def _on_message(self, message: Message, payload_bytes: int, held_bytes: int) -> None:
+        if not self._receives:
+            raise RemoteProtocolError(
+                "message",
+                f"{self.peer.node} sent {message.type!r} as a message: only requests are taken",
+            )
         cost = payload_bytes + MESSAGE_COST_BYTES
-        self._inbox.append((message, cost))
+        self._inbox.append((message, cost, held_bytes))
         self._inbox_bytes += cost
+        self._account.charge(held_bytes)
         while self._receivers:
             waiter = self._receivers.popleft()
             if not waiter.done():
                 waiter.set_result(None)
                 break
-        self._check_inbox()
+        if self._account.held_bytes > self._unchecked or self._inbox_full():
+            self._intake.look()
 
     # Receiving
 
@@ -406,11 +426,11 @@ class Endpoint(Link):
                 if waiter.done() and not waiter.cancelled():
                     self._pass_on_receive()
                 raise
-        message, cost = self._inbox.popleft()
+        message, cost, held_bytes = self._inbox.popleft()
         self._inbox_bytes -= cost
         self._taken(cost)
-        if self._paused:
-            self._check_inbox()
+        if self._error is None:
+            self._intake.release(held_bytes, 0)
         return message
 
     def _pass_on_receive(self) -> None:
@@ -424,28 +444,36 @@ class Endpoint(Link):
     def _taken(self, cost: int) -> None:
         """Note that the application has taken a message from the inbox."""
 
-    def _check_inbox(self) -> None:
-        """Stop reading while too much waits for our own application or for the peer; resume after."""
+    def _inbox_full(self) -> bool:
+        """Whether too much waits to be received or handled."""
         config = self._config
-        full = (
+        return (
             self._inbox_bytes >= config.inbox_bytes
             or len(self._inbox) + len(self._unhandled) >= config.inbox_messages
-            or self._unsent_bytes() > config.max_unsent_reply_bytes
         )
-        if full != self._paused and self._error is None:
-            self._paused = full
-            if full:
-                self._pause_reading()
-            else:
-                self._resume_reading()
+
+    def _note_owed(self, replied_bytes: int = 0) -> None:
+        """Charge for what of our replies the peer has not taken: these more, less what has left."""
+        was = self._owed
+        owed = self._owed = min(was + replied_bytes, self._unsent_bytes())
+        if owed > was:
+            self._account.charge(owed - was)
+        elif owed < was:
+            self._intake.release(was - owed, 0)
 
     # Serving
 
-    def serve(self, handler: Callable[[Request], None]) -> None:
+    def serve(self, handler: Callable[[Request], None], *, receives: bool = True) -> None:
+        self._receives = receives
+        if not receives and self._inbox and self._error is None:
+            message = self._inbox[0][0]
+            self._give_up(
+                RemoteProtocolError("message", f"{message.type!r} came as a message; only requests are taken")
+            )
         self._handler = handler
         while self._unhandled:
             self._handle(self._unhandled.popleft())
-        self._check_inbox()
+        self._intake.look()
 
     async def serve_forever(
         self, handler: Callable[[Request], Awaitable[object]], *, concurrency: int = 64
@@ -486,6 +514,11 @@ class Endpoint(Link):
 
     # Time
 
+    def _arm_by(self, deadline: float) -> None:
+        """Have the timer ring at that time or earlier."""
+        if self._timer is None or deadline < self._timer_at:
+            self._arm(deadline)
+
     def _arm(self, deadline: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
@@ -501,15 +534,12 @@ class Endpoint(Link):
             for request_id, call in self._calls.expire(now=now):
                 self._detach(request_id)
                 _fail(call.waiter, CallTimeout(call.message_type, call.timeout_s, str(self.peer)))
-            deadline = self._tick(now)
+            deadlines = (self._tick(now), self._intake.tick(now), self._calls.next_deadline())
         except Exception as error:  # without its timer the link would never notice a silent peer
             self._defect("its timer", error)
             return
-        if self._error is not None:
-            return
-        if deadline is None or (self._calls.next_deadline() or deadline) < deadline:
-            deadline = self._calls.next_deadline()
-        if deadline is not None:
+        deadline = min((one for one in deadlines if one is not None), default=None)
+        if deadline is not None and self._error is None:
             self._arm(deadline)
 
     # The end
@@ -548,6 +578,8 @@ class Endpoint(Link):
             _fail(call.waiter, error)
         self._requests.clear()
         self._unhandled.clear()
+        self._intake.close()
+        self._account.release(self._account.held_bytes - self._owed)
         self._wake_senders()
         while self._receivers:
             waiter = self._receivers.popleft()
@@ -583,11 +615,16 @@ class Endpoint(Link):
             unsent_bytes=self._unsent_bytes(),
             outstanding_calls=len(self._calls),
             unanswered_requests=len(self._requests),
+            held_bytes=self._account.held_bytes,
+            waits=self._intake.waits,
         )
 
     def __repr__(self) -> str:
         state = "open" if self._error is None else type(self._error).__name__
-        return f"<{type(self).__name__} {self.identity} - {self.peer} {state}, {len(self._calls)} calls>"
+        waits = f", waits: {self._intake.waits}" if self._intake.waits else ""
+        return (
+            f"<{type(self).__name__} {self.identity} - {self.peer} {state}, {len(self._calls)} calls{waits}>"
+        )
 
 
 class _Listener:

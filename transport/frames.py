@@ -279,6 +279,7 @@ class _Arrival:
 
     __slots__ = (
         "frame_bytes", "kind", "lacking", "meta", "name", "payload_bytes", "request_id", "scatter", "tensors",
+        "total",
     )  # fmt: skip
 
     def __init__(
@@ -301,6 +302,7 @@ class _Arrival:
         self.payload_bytes = payload_bytes
         self.frame_bytes = frame_bytes
         self.lacking = 0
+        self.total = 0
 
     def frame(self) -> Frame:
         message = Message(type=self.name, meta=self.meta, tensors=self.tensors)
@@ -379,6 +381,23 @@ class FrameDecoder:
         if self._expected is not None:
             self._compare()
         return self._finished(arrival)
+
+    @property
+    def lacking_bytes(self) -> int:
+        """How much of messages in progress has not arrived; 0 if none is in progress."""
+        large = self._large
+        return self._need + (large.lacking if large is not None else 0)
+
+    @property
+    def arriving_bytes(self) -> int:
+        """How much has arrived of requests and messages in progress; replies were asked for, and are none."""
+        found = 0
+        large, current = self._large, self._current
+        if large is not None and large.kind != REPLY:
+            found = large.total - large.lacking - (self._need if current is large else 0)
+        if current is not None and current is not large and current.kind != REPLY:
+            found += current.total - self._need
+        return found
 
     def forget(self, request_id: int) -> None:
         """Stop writing to the memory registered for a reply, even if the reply is half received."""
@@ -561,6 +580,7 @@ class FrameDecoder:
             tensors = registered.tensors
             scatter = _Scatter(_pieces(layout, tensors))
         arrival = _Arrival(kind, request_id, name, meta, tensors, scatter, tensor_bytes, frame_bytes)
+        arrival.total = total
         if more:
             arrival.lacking = total - payload_length
             self._large = arrival

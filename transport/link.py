@@ -50,6 +50,10 @@ class LinkStatistics:
     unsent_bytes: int
     outstanding_calls: int
     unanswered_requests: int
+    held_bytes: int = 0
+    """What the link holds for its peer, as charged to the budgets."""
+    waits: str = ""
+    """What reading waits for, as a clause; empty while it does not."""
 
 
 class Request(ABC):
@@ -63,11 +67,22 @@ class Request(ABC):
         """The link it came by."""
 
     @abstractmethod
+    def charge(self, nbytes: int, then: Callable[[], object]) -> None:
+        """Announce an answer of about ``nbytes``, and have ``then`` make and send it when there is room.
+
+        To be called before the work, and before any answer of more than 1 MiB. ``then`` is called at once if
+        the budgets of the link and of the process have room, otherwise in a later turn of the loop, and never
+        if the link ends first. If it raises a `RemoteProtocolError` the request is refused as malformed; any
+        other error answers with code ``internal`` and is logged.
+        """
+
+    @abstractmethod
     def reply(self, message: Message, release: Release | None = None) -> None:
         """Answer it. If the link is gone the answer is dropped and released.
 
         Raises:
-            LocalProtocolError: Already answered, no row in the role table, or cannot travel.
+            LocalProtocolError: Already answered, no row in the role table, it cannot travel, or it has more
+                than 1 MiB and was not announced with `charge`.
         """
 
     @abstractmethod
@@ -204,10 +219,11 @@ class Link(ABC):
         """
 
     @abstractmethod
-    def serve(self, handler: Callable[[Request], None]) -> None:
+    def serve(self, handler: Callable[[Request], None], *, receives: bool = True) -> None:
         """Have requests handled by a plain function, called inline; those that already came are next.
 
-        A handler that raises answers with code ``internal`` and is logged.
+        A handler that raises answers with code ``internal`` and is logged. Without ``receives`` this side
+        takes no messages: the first one that comes ends the link with a RemoteProtocolError.
         """
 
     @abstractmethod

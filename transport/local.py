@@ -11,10 +11,12 @@ from typing import Protocol
 
 import numpy as np
 
+from transport.budget import Budget
 from transport.config import LinkConfig
-from transport.endpoint import MESSAGE_COST_BYTES, Endpoint
+from transport.endpoint import Endpoint
 from transport.errors import LinkBroken, LinkClosed, RemoteProtocolError, TransportError
-from transport.frames import ERROR, MESSAGE, Frame
+from transport.frames import ERROR, MESSAGE, REPLY, Frame
+from transport.intake import MESSAGE_COST_BYTES, UNCHECKED_BYTES
 from transport.messages import Identity, Message
 from transport.release import Release, watched
 from transport.roles import RoleTable
@@ -57,9 +59,10 @@ class LocalLink(Endpoint):
         *,
         config: LinkConfig,
         rules: RoleTable,
+        budget: Budget,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        super().__init__(identity, peer, config=config, rules=rules, loop=loop)
+        super().__init__(identity, peer, config=config, rules=rules, budget=budget, loop=loop)
         self._other: OtherEnd
         self._arrived: deque[Frame | LinkClosed] = deque()
         self._draining = False
@@ -81,6 +84,8 @@ class LocalLink(Endpoint):
             self._count_out(message.type, payload_bytes, 0)
         self._unsent += payload_bytes + MESSAGE_COST_BYTES
         self._other._arrive(Frame(kind, request_id, message, payload_bytes, 0))
+        if kind == REPLY and self._unsent > UNCHECKED_BYTES:
+            self._note_owed(payload_bytes + MESSAGE_COST_BYTES)
 
     def _over_water(self, message: Message | None, ordered: bool) -> bool:
         return self._unsent >= self._config.high_water_bytes
@@ -111,8 +116,8 @@ class LocalLink(Endpoint):
         self._taken_messages += 1
         if self._room and self._unsent <= self._config.low_water_bytes:
             self._wake_senders()
-        if self._paused:
-            self._check_inbox()
+        if self._owed and self._error is None:
+            self._note_owed()
 
     # Receiving
 
@@ -120,7 +125,7 @@ class LocalLink(Endpoint):
         if self._error is not None:
             return
         self._arrived.append(frame)
-        if not self._draining and not self._paused:
+        if not self._draining and not self._intake.pauses:
             self._draining = True
             self._loop.call_soon(self._drain)
 
@@ -128,7 +133,7 @@ class LocalLink(Endpoint):
         self._draining = False
         # What handlers cause to arrive meanwhile belongs to the next turn.
         for _ in range(len(self._arrived)):
-            if self._paused or self._error is not None:
+            if self._intake.pauses or self._error is not None:
                 break
             frame = self._arrived.popleft()
             if isinstance(frame, LinkClosed):
@@ -144,7 +149,7 @@ class LocalLink(Endpoint):
                 return
             if frame.message is not None and frame.kind != MESSAGE:
                 self._other._settle(frame.payload_bytes + MESSAGE_COST_BYTES)
-        if self._arrived and not self._paused and not self._draining:
+        if self._arrived and not self._intake.pauses and not self._draining:
             self._draining = True
             self._loop.call_soon(self._drain)
 
@@ -161,7 +166,10 @@ class LocalLink(Endpoint):
         super()._on_reply(request_id, message)
 
     def _pause_reading(self) -> None:
-        """`_drain` looks at ``_paused``."""
+        """`_drain` looks whether reading waits."""
+
+    def _arriving_bytes(self) -> int:
+        return 0
 
     def _resume_reading(self) -> None:
         if self._arrived and not self._draining:
@@ -179,6 +187,7 @@ class LocalLink(Endpoint):
     def _finish(self, error: TransportError) -> bool:
         first = super()._finish(error)
         self._arrived.clear()
+        self._account.close()
         return first
 
     def _give_up(self, error: TransportError) -> None:
@@ -203,10 +212,11 @@ def link_ends(
     *,
     config: LinkConfig,
     rules: RoleTable,
+    budget: Budget,
     loop: asyncio.AbstractEventLoop,
 ) -> tuple[LocalLink, LocalLink]:
     """Make the two ends of a link; the first is that of ``first``."""
-    one = LocalLink(first, second, config=config, rules=rules, loop=loop)
-    two = LocalLink(second, first, config=config, rules=rules, loop=loop)
+    one = LocalLink(first, second, config=config, rules=rules, budget=budget, loop=loop)
+    two = LocalLink(second, first, config=config, rules=rules, budget=budget, loop=loop)
     one._other, two._other = two, one
     return one, two

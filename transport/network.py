@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 
+from transport.budget import Budget
 from transport.buffers import BufferPool
 from transport.config import LinkConfig
 from transport.dial import RetrySchedule
@@ -227,6 +228,7 @@ class TcpNetwork(Network):
             addresses that no other machine can reach.
         entropy: Returns that many unpredictable bytes.
         pool: Where its links receive.
+        budget: What its links may hold for their peers together; 512 MiB without it.
         rules: Who may say what.
     """
 
@@ -238,10 +240,12 @@ class TcpNetwork(Network):
         rules: RoleTable,
         config: LinkConfig | None = None,
         pool: BufferPool | None = None,
+        budget: Budget | None = None,
     ) -> None:
         check_secret(token)
         self.config = config or LinkConfig()
         self.pool = pool or BufferPool()
+        self.budget = budget or Budget()
         self.rules = rules
         self._token = token
         self._entropy = entropy
@@ -294,8 +298,9 @@ class TcpNetwork(Network):
         entrance: Entrance | None = None,
     ) -> Greeter:
         return Greeter(
-            handshake, config=self.config, rules=self.rules, memory=self.pool, done=done, entrance=entrance
-        )
+            handshake, config=self.config, rules=self.rules, memory=self.pool, budget=self.budget,
+            done=done, entrance=entrance,
+        )  # fmt: skip
 
     async def dial(
         self,
@@ -347,11 +352,19 @@ class LocalNetwork(Network):
     """Links within one event loop. Addresses are ``local://name``, known to this object only.
 
     ``local://`` listens under a name of its own choosing.
+
+    Args:
+        rules: Who may say what.
+        config: Limits and waiting times of its links.
+        budget: What its links may hold for their peers together; 512 MiB without it.
     """
 
-    def __init__(self, *, rules: RoleTable, config: LinkConfig | None = None) -> None:
+    def __init__(
+        self, *, rules: RoleTable, config: LinkConfig | None = None, budget: Budget | None = None
+    ) -> None:
         self.config = config or LinkConfig()
         self.rules = rules
+        self.budget = budget or Budget()
         self._listeners: dict[str, Listener] = {}
         self._numbered = 0
 
@@ -398,8 +411,9 @@ class LocalNetwork(Network):
                 f"{identity.role} and {peer.role} have nothing to say to each other: check the address",
             )
         ours, theirs = link_ends(
-            identity, peer, config=self.config, rules=self.rules, loop=asyncio.get_running_loop()
-        )
+            identity, peer,
+            config=self.config, rules=self.rules, budget=self.budget, loop=asyncio.get_running_loop(),
+        )  # fmt: skip
         listener.welcome(theirs)
         return ours
 

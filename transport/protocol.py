@@ -90,6 +90,8 @@ class Conversation:
         self._reading = True
         self._progress = 0
         self._progress_at: float | None = None
+        self._lacking = 0
+        self._lacking_at: float | None = None
         self._ping_at = now + config.ping_every_s
 
     # Leaving bytes
@@ -200,6 +202,7 @@ class Conversation:
     def pause(self) -> None:
         """We stop reading by our own choice: the peer's silence means nothing until `resume`."""
         self._reading = False
+        self._lacking_at = None
 
     def resume(self, *, now: float) -> None:
         """We read again."""
@@ -232,6 +235,9 @@ class Conversation:
                     )
                 )
             ]
+        stuck = self._stuck(now)
+        if stuck is not None:
+            return [stuck]
         self._progress = sent_bytes
         self._ping_at = now + config.ping_every_s
         if self._reading:
@@ -240,13 +246,27 @@ class Conversation:
             self._ping_at = last_heard + config.ping_every_s
         return []
 
+    def _stuck(self, now: float) -> GiveUp | None:
+        """Give up a peer that began a message and sends no more of it, whatever it sends beside it."""
+        lacking = self.decoder.lacking_bytes if self._reading else 0
+        if not lacking:
+            self._lacking_at = None
+        elif self._lacking_at is None or lacking != self._lacking:
+            self._lacking, self._lacking_at = lacking, now
+        elif now >= self._lacking_at + self.config.stalled_after_s:
+            stuck_s = now - self._lacking_at
+            text = f"the last {lacking} bytes of a message did not come for {stuck_s:.1f} s"
+            return GiveUp(error=LinkBroken(text))
+        return None
+
     def next_deadline(self) -> float:
         """When `tick` may next have something to say."""
         deadline = self._ping_at
         if self._reading:
             deadline = min(deadline, self.last_heard + self.config.dead_after_s)
-        if self._progress_at is not None:
-            deadline = min(deadline, self._progress_at + self.config.stalled_after_s)
+        for since in (self._progress_at, self._lacking_at):
+            if since is not None:
+                deadline = min(deadline, since + self.config.stalled_after_s)
         return deadline
 
 

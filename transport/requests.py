@@ -1,8 +1,10 @@
 """A request of the peer, until it is answered."""
 
+import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from transport.errors import LocalProtocolError
+from transport.errors import LocalProtocolError, RemoteProtocolError
 from transport.frames import REPLY
 from transport.link import Link, Request
 from transport.messages import Message
@@ -13,6 +15,11 @@ if TYPE_CHECKING:
 
 __all__ = ["InboundRequest"]
 
+logger = logging.getLogger(__name__)
+
+UNCHARGED_BYTES = 1 << 20
+"""Payload of an answer that is made without a charge for it, at most."""
+
 
 class InboundRequest(Request):
     """A request of the peer, until it is answered."""
@@ -20,14 +27,37 @@ class InboundRequest(Request):
     # What a plain call never changes stays in the class.
     _answered = False
 
-    def __init__(self, link: "Endpoint", request_id: int, message: Message) -> None:
+    _announced = 0
+
+    def __init__(self, link: "Endpoint", request_id: int, message: Message, cost: int) -> None:
         self._link = link
         self._id = request_id
+        self._cost = cost
         self.message = message
 
     @property
     def link(self) -> Link:
         return self._link
+
+    @property
+    def is_open(self) -> bool:
+        """Whether an answer may still be given."""
+        return not self._answered and self._link._error is None
+
+    def charge(self, nbytes: int, then: Callable[[], object]) -> None:
+        if self.is_open:
+            self._link._intake.charge(self, nbytes, then)
+
+    def begin(self, nbytes: int, then: Callable[[], object]) -> None:
+        """Make the answer, for which so many bytes are charged."""
+        self._announced += nbytes
+        try:
+            then()
+        except RemoteProtocolError as error:
+            self.fail("malformed", str(error))
+        except Exception as error:
+            logger.exception("%r: answering %r failed", self._link, self.message.type)
+            self.fail("internal", f"answering {self.message.type!r} failed: {type(error).__name__}")
 
     def reply(self, message: Message, release: Release | None = None) -> None:
         if self._answered:
@@ -38,19 +68,35 @@ class InboundRequest(Request):
         if link._error is None:
             if message.type not in link._may_say:
                 link._check(message)
+            if message.tensors and not self._announced:
+                self._check_size(message)
             link._transmit(REPLY, self._id, message, release, False)
         elif release is not None:
             release()
-        self._answered = True
-        link._requests.pop(self._id, None)
+        self._close()
 
     def fail(self, code: str, text: str) -> None:
         if self._answered:
             return
-        self._answered = True
-        self._link._requests.pop(self._id, None)
+        self._close()
         if not self._link.closed:
             self._link._send_error(self._id, code, text)
+
+    def _check_size(self, message: Message) -> None:
+        size = sum([tensor.nbytes for tensor in message.tensors])
+        if size > UNCHARGED_BYTES and size > self._cost:
+            raise LocalProtocolError(
+                "charge",
+                f"{size} bytes of {message.type!r} answer {self.message.type!r} and were not charged: "
+                f"call charge() before an answer of more than {UNCHARGED_BYTES} bytes is made",
+            )
+
+    def _close(self) -> None:
+        """There is an answer: release what is held for the request."""
+        self._answered = True
+        link = self._link
+        if link._requests.pop(self._id, None) is not None:
+            link._intake.release(self._cost + self._announced, self._announced)
 
     def __repr__(self) -> str:
         return f"<Request {self._id} {self.message.type} from {self._link.peer}>"

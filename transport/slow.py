@@ -20,9 +20,9 @@ from typing import Any, Generic, Self, TypeVar
 
 from transport.config import LinkConfig
 from transport.dial import RetrySchedule
-from transport.endpoint import MESSAGE_COST_BYTES
 from transport.errors import LinkClosed, TransportError
 from transport.frames import Frame
+from transport.intake import MESSAGE_COST_BYTES
 from transport.link import Link
 from transport.local import LocalLink
 from transport.messages import Identity

@@ -15,9 +15,11 @@ import ipaddress
 import os
 import socket
 import sys
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, cast
 
+from transport.budget import Budget
 from transport.config import PROBES, LinkConfig
 from transport.endpoint import Endpoint
 from transport.errors import (
@@ -27,8 +29,9 @@ from transport.errors import (
     RemoteProtocolError,
     TransportError,
 )
-from transport.frames import CLOSE, ERROR, PING, PONG, REQUEST, Frame, FrameEncoder, Memory
+from transport.frames import CLOSE, ERROR, PING, PONG, REPLY, REQUEST, Frame, FrameEncoder, Memory
 from transport.handshake import RECORD_BYTES, ClientHandshake, Handshake, reject_record
+from transport.intake import frame_cost
 from transport.messages import Identity, Message
 from transport.protocol import Buffer, Conversation, GiveUp
 from transport.release import Release
@@ -126,6 +129,7 @@ class Greeter(asyncio.BufferedProtocol):
         config: LinkConfig,
         rules: RoleTable,
         memory: Memory,
+        budget: Budget,
         done: "Callable[[TcpLink | TransportError], None]",
         entrance: "Entrance | None" = None,
     ) -> None:
@@ -133,6 +137,7 @@ class Greeter(asyncio.BufferedProtocol):
         self._config = config
         self._rules = rules
         self._memory = memory
+        self._budget = budget
         self._done: Callable[[TcpLink | TransportError], None] | None = done
         self._entrance = entrance
         self._record = bytearray(RECORD_BYTES)
@@ -206,7 +211,7 @@ class Greeter(asyncio.BufferedProtocol):
         tune(self._transport, self._config)
         link = TcpLink(
             self._handshake.identity, peer, self._transport,
-            config=self._config, rules=self._rules, memory=self._memory,
+            config=self._config, rules=self._rules, memory=self._memory, budget=self._budget,
         )  # fmt: skip
         self._transport.set_protocol(link)
         done, self._done = self._done, None
@@ -251,11 +256,16 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
     """A link over an established, authenticated connection."""
 
     __slots__ = (
+        "_arriving",
+        "_backlog",
         "_conversation",
         "_decoder",
         "_delivering",
         "_gathers",
         "_gone",
+        "_kept",
+        "_pong_owed",
+        "_reading",
         "_transport",
         "_turn",
         "_turn_bytes",
@@ -272,9 +282,10 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
         config: LinkConfig,
         rules: RoleTable,
         memory: Memory,
+        budget: Budget,
     ) -> None:
         loop = asyncio.get_running_loop()
-        super().__init__(identity, peer, config=config, rules=rules, loop=loop)
+        super().__init__(identity, peer, config=config, rules=rules, budget=budget, loop=loop)
         self._transport = transport
         self._conversation = Conversation(
             config, memory, now=loop.time(), checked=checks_payloads(config, transport)
@@ -282,7 +293,12 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
         self._decoder = self._conversation.decoder
         self._into = self._decoder.registered
         self._writing = True
+        self._reading = True
         self._delivering = False
+        self._pong_owed = False
+        self._arriving = 0
+        self._kept = 0
+        self._backlog: deque[Frame] = deque()
         self._written_bytes = 0
         self._gone = loop.create_future()
         # Before Python 3.12 asyncio's own writelines joins the buffers, which copies everything.
@@ -306,6 +322,8 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
                 self._write_small(frame, kind == REQUEST and not self._calls)
                 if release is not None:
                     release()
+                if kind == REPLY and not self._writing:
+                    self._note_owed(len(frame))
                 return
         outgoing = conversation.encode(kind, request_id, message, release)
         if kind != ERROR:
@@ -315,6 +333,8 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
             self._pump()
         else:
             self._write(outgoing.buffers, outgoing.size_bytes)
+        if kind == REPLY and not self._writing:
+            self._note_owed(outgoing.payload_bytes + outgoing.frame_bytes)
 
     def _write_small(self, frame: bytes, alone: bool = False) -> None:
         """Write a frame, together with the others of this turn; see the module's text."""
@@ -367,13 +387,16 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         self._writing = True
         try:
+            if self._pong_owed:
+                self._pong_owed = False
+                self._write_small(_PONG_FRAME)
             self._pump()
             unsent = self._unsent_bytes()
             # Nobody calls this again, if the queue went out whole and writing was not paused by it.
             if self._room and (self._writing or unsent <= self._config.low_water_bytes):
                 self._wake_senders()
-            if self._paused:
-                self._check_inbox()
+            if self._owed:
+                self._note_owed()
         except Exception as error:  # senders that are not woken would wait for ever
             self._defect("writing", error)
 
@@ -403,14 +426,38 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
             self._read_to_the_end(nbytes)
             return
         self._conversation.last_heard = self._loop.time()
+        try:
+            frames = self._decoder.updated(nbytes)
+        except RemoteProtocolError as error:
+            self._give_up(error)
+            return
+        except Exception as error:
+            self._defect("decoding", error)
+            return
+        if self._arriving or not frames:
+            self._note_arriving()
+        if frames:
+            self._deliver_all(frames)
+        elif self._account.held_bytes > self._unchecked:
+            self._intake.look()
+
+    def _deliver_all(self, frames: Iterable[Frame]) -> None:
+        """Deliver what was decoded; what is behind a pause is kept."""
         # What handlers answer inline leaves in one write when all that was read has been delivered.
         self._delivering = not self._turn
         try:
-            for frame in self._decoder.updated(nbytes):
-                if frame.kind < CLOSE:
+            for frame in frames:
+                if self._intake.pauses:
+                    cost = frame_cost(frame.payload_bytes, frame.frame_bytes)
+                    self._account.charge(cost)
+                    self._kept += cost
+                    self._backlog.append(frame)
+                elif frame.kind < CLOSE:
                     self._deliver(frame)
                 else:
                     self._control(frame)
+                    if self._error is not None:
+                        break
         except RemoteProtocolError as error:
             self._give_up(error)
         except Exception as error:
@@ -422,7 +469,10 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
 
     def _control(self, frame: Frame) -> None:
         if frame.kind == PING:
-            self._write_small(_PONG_FRAME)
+            if self._writing:
+                self._write_small(_PONG_FRAME)
+            else:
+                self._pong_owed = True  # one for all pings that come until there is room
         elif frame.kind == CLOSE:
             self._on_goodbye()
         elif frame.kind != PONG:
@@ -444,12 +494,32 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
             self._transport.close()
 
     def _pause_reading(self) -> None:
-        self._conversation.pause()
-        self._transport.pause_reading()
+        if self._reading:
+            self._reading = False
+            self._conversation.pause()
+            self._transport.pause_reading()
 
     def _resume_reading(self) -> None:
-        self._conversation.resume(now=self._loop.time())
-        self._transport.resume_reading()
+        backlog, self._backlog = self._backlog, deque()
+        self._account.release(self._kept)
+        self._kept = 0
+        self._deliver_all(backlog)
+        if not self._intake.pauses and self._error is None and not self._reading:
+            self._reading = True
+            self._conversation.resume(now=self._loop.time())
+            self._transport.resume_reading()
+
+    def _note_arriving(self) -> None:
+        """Charge for what has arrived of a large message so far."""
+        arriving = self._decoder.arriving_bytes
+        if arriving > self._arriving:
+            self._account.charge(arriving - self._arriving)
+        elif arriving < self._arriving:
+            self._account.release(self._arriving - arriving)
+        self._arriving = arriving
+
+    def _arriving_bytes(self) -> int:
+        return self._arriving + self._kept
 
     def _detach(self, request_id: int) -> None:
         self._decoder.forget(request_id)
@@ -458,6 +528,8 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
         return self._decoder.bytes_moved
 
     def _tick(self, now: float) -> float:
+        if self._owed:
+            self._note_owed()
         unsent = self._unsent_bytes()
         effects = self._conversation.tick(
             now=now,
@@ -503,14 +575,28 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
             goodbye = self._conversation.encode(CLOSE, 0, Message(type="closed"))
             self._write(goodbye.buffers, goodbye.size_bytes)
             self._flush()
-            if self._paused:
+            if any(frame.kind == CLOSE for frame in self._backlog):
+                self._transport.close()
+            elif not self._reading:
+                self._reading = True
                 self._transport.resume_reading()
 
     def eof_received(self) -> bool:
         return False
 
+    def _deliver_last(self) -> None:
+        """What arrived before the end and waits is for our application, but for what nobody can answer."""
+        backlog, self._backlog = self._backlog, deque()
+        try:
+            for frame in backlog:
+                if self._error is None and frame.kind < CLOSE and frame.kind != REQUEST:
+                    self._deliver(frame)
+        except RemoteProtocolError as error:
+            self._finish(error)
+
     def connection_lost(self, exc: Exception | None) -> None:
         try:
+            self._deliver_last()
             self._finish(LinkBroken(f"connection to {self.peer} lost: {exc or 'the peer hung up'}"))
             # Its `_flush` comes yet, and a transport that is gone may refuse to be written to.
             self._turn.clear()
@@ -518,5 +604,6 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
             self._conversation.drop_queue()
             self._wake_senders()
         finally:  # closing waits for this
+            self._account.close()
             if not self._gone.done():
                 self._gone.set_result(None)

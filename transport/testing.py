@@ -294,8 +294,8 @@ class FaultyLink(Link):
             message, timeout_s=timeout_s, release=release, into=into, ordered=ordered
         ).add_done_callback(tell)
 
-    def serve(self, handler: Callable[[Request], None]) -> None:
-        self.inner.serve(handler)
+    def serve(self, handler: Callable[[Request], None], *, receives: bool = True) -> None:
+        self.inner.serve(handler, receives=receives)
 
     async def serve_forever(
         self, handler: Callable[[Request], Awaitable[object]], *, concurrency: int = 64

@@ -18,6 +18,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Hashable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from adam_async.cluster_map import ClusterMap
@@ -62,7 +63,7 @@ from adam_async.messages.sizes import MOST_MAP_BYTES, MOST_VALUE_BYTES
 from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.ports import system_entropy
-from adam_async.role import Role, reply_or_fail
+from adam_async.role import Role, reply_when_room
 from adam_async.simulation import buggify
 from adam_async.timer import Timer
 from transport import (
@@ -167,6 +168,7 @@ class Controller(Role):
         self._ready = False
         """Whether we lead and have applied all that earlier leaders answered."""
         self._shown = self.machine.map
+        self._map_bytes = 0
         self._watches: dict[Request, _Watch] = {}
         self._permits = permits
         self._links: dict[Life, set[Link]] = {}
@@ -331,12 +333,13 @@ class Controller(Role):
         elif outcome.problem:
             request.fail(outcome.problem, outcome.text)
         elif request.message.type == GetMap.__name__:
-            reply_or_fail(request, self._whole())
+            reply_when_room(request, self._map_bytes, self._whole)
         elif request.message.type == OpenSession.__name__:
             request.reply(pack(SessionOpened(session=outcome.at)))
         else:
             body = unpack(request.message, CompareAndSet)
-            reply_or_fail(request, self._news(body.after, body.group, outcome))
+            news = partial(self._news, body.after, body.group, outcome)
+            reply_when_room(request, self._map_bytes, news)
 
     def _whole(self, outcome: Outcome = DONE) -> Message:
         state = MapState(
@@ -346,7 +349,9 @@ class Controller(Role):
             at=outcome.at,
             controllers=self.group.addresses,
         )
-        return pack(state, [text_tensor(self.map)])
+        text = text_tensor(self.map)
+        self._map_bytes = text.nbytes
+        return pack(state, [text])
 
     def _news(self, after: int, group: str, outcome: Outcome = DONE) -> Message:
         """What became of the map since a version, or all of it."""
@@ -371,7 +376,7 @@ class Controller(Role):
         until = self._loop.time() + min(body.wait_s, MOST_WAIT_S)
         watch = _Watch(body.after, body.group, until)
         if self._has_news(watch):
-            reply_or_fail(request, self._news(watch.after, watch.group))
+            reply_when_room(request, self._map_bytes, partial(self._news, watch.after, watch.group))
         else:
             self._watches[request] = watch
             self._timer.rearm()
@@ -383,7 +388,7 @@ class Controller(Role):
         for request, watch in list(self._watches.items()):
             if self._has_news(watch):
                 del self._watches[request]
-                reply_or_fail(request, self._news(watch.after, watch.group))
+                reply_when_room(request, self._map_bytes, partial(self._news, watch.after, watch.group))
 
     def _led(self) -> None:
         if self.group.leads:

@@ -60,11 +60,11 @@ from adam_async.messages import (
     TestImages,
     pack,
 )
-from adam_async.role import Role, reply_or_fail
+from adam_async.role import Role, reply_or_fail, reply_when_room
 from adam_async.shares import Ranges, warm_groups
 from adam_async.timeline import Timeline
 from dataflow import ComputePool, MakePool
-from transport import Identity, Link, Network, Request
+from transport import Identity, Link, Message, Network, Request
 
 logger = logging.getLogger(__name__)
 
@@ -317,13 +317,18 @@ class DataServer(Role):
                 self._lending.answer_copy(request, body)
             case ReadTest():
                 part = slice(body.start, body.stop)
-                tensors: list[NDArray[Any]] = [
-                    self._dataset.test_images[part],
-                    self._dataset.test_labels[part],
-                ]
-                request.reply(pack(TestImages(total=len(self._dataset.test_labels)), tensors))
+                images = len(range(len(self._dataset.test_labels))[part])
+                reply_when_room(request, self._images_bytes(images), partial(self._test_images, part))
             case _:
                 super()._answer(request, body)
+
+    def _images_bytes(self, images: int) -> int:
+        """Bytes of so many images with their labels."""
+        return images * (prod(self._dataset.image_shape) + self._dataset.test_labels.itemsize)
+
+    def _test_images(self, part: slice) -> Message:
+        tensors: list[NDArray[Any]] = [self._dataset.test_images[part], self._dataset.test_labels[part]]
+        return pack(TestImages(total=len(self._dataset.test_labels)), tensors)
 
     def _asked(self, request: Request, body: LeaseGroups) -> None:
         if not 0 <= body.partition < self._partitions:
@@ -410,7 +415,7 @@ class DataServer(Role):
             case Grant():
                 question = self._close(effect.request)
                 if question is not None:
-                    self._send_when_ready(question, effect)
+                    self._charge_groups(question, effect)
             case EpochEnded() if self._lending.leads:
                 result = self._result(effect)
                 self._untold.put_nowait(partial(self._report_epoch, self._run, effect.number, result))
@@ -420,6 +425,14 @@ class DataServer(Role):
             case Paused() if self._lending.leads and self._pausing != (self._run, effect.number):
                 self._pausing, self._pause_told = (self._run, effect.number), False
                 self._untold.put_nowait(partial(self._pause, self._run, effect))
+
+    def _charge_groups(self, question: _Question, grant: Grant) -> None:
+        """Have groups sent for which there is room, and not made before."""
+        images = self._images_bytes(sum([self._supply.count(number) for number, _ in grant.groups]))
+        if question.rows is not None:
+            first, stop = question.rows
+            images = images * (stop - first) // self._dataset.image_shape[1]
+        question.request.charge(images, partial(self._send_when_ready, question, grant))
 
     def _send_when_ready(self, question: _Question, grant: Grant) -> None:
         numbers = [number for number, _ in grant.groups]

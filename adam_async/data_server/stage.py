@@ -33,8 +33,9 @@ from typing import Any
 import numpy as np
 
 from adam_async.config import Waits
-from adam_async.data_server.stage_files import Copy, Found, Source, WrongBytes, find
+from adam_async.data_server.stage_files import PIECE_BYTES, Copy, Found, Source, WrongBytes, find
 from adam_async.data_server.stage_peer import (
+    FILE_TEXT_BYTES,
     LISTED,
     NotYet,
     Patience,
@@ -48,7 +49,7 @@ from adam_async.data_server.staging import Staging, Step
 from adam_async.errors import BindFailed, DataError, first_cause
 from adam_async.messages import Body, FilePart, ManifestPart, ReadFile, ReadManifest, pack, text_tensor
 from adam_async.ports import Disk
-from adam_async.role import Role
+from adam_async.role import Role, reply_when_room
 from transport import Identity, Network, RemoteProtocolError, Request
 
 logger = logging.getLogger(__name__)
@@ -304,7 +305,8 @@ class Stager(Role):
             yours = 0 if asker is None else plan.held_of(body.server)
             part = ManifestPart(server=plan.server, servers=plan.servers, digest=plan.digest, yours=yours)
             files = plan.files[body.first : body.first + min(body.count, LISTED)]
-            request.reply(pack(part, [text_tensor(files)]))
+            nbytes = FILE_TEXT_BYTES * len(files)
+            reply_when_room(request, nbytes, lambda: pack(part, [text_tensor(files)]))
         elif not isinstance(body, ReadFile):
             super()._answer(request, body)
         elif body.digest != plan.digest:
@@ -328,7 +330,8 @@ class Stager(Role):
                 waiting.remove(parked)
         checksum = plan.checksum(body.file)
         if checksum is not None:
-            await self._give_piece(request, body, checksum)
+            size = min(PIECE_BYTES, plan.files[body.file].size - body.offset)
+            request.charge(size, lambda: self._spawn("give", self._give_piece(request, body, checksum)))
         elif plan.readable(body.file):
             request.reply(pack(FilePart(checksum="", progress=self._progress)))
         else:

@@ -41,6 +41,9 @@ from transport import (
     TransportError,
 )
 
+FILE_TEXT_BYTES = 256
+"""Bytes of text that an entry of the list of files is charged for before it is made."""
+
 LISTED = 2000
 """Files of a manifest that one answer holds."""
 

@@ -16,11 +16,11 @@ from adam_async.messages import Body, GetRecord, Greet, RecordPart, pack, unpack
 from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.model_worker.participation import Participation
-from adam_async.role import Role
+from adam_async.role import Role, reply_when_room
 from adam_async.shard_storage import ShardStorage, StorageShelf
 from adam_async.timeline import Timeline
 from dataflow import ComputePool, MakePool
-from transport import BufferPool, Identity, Link, Network, Request, TransportError
+from transport import BufferPool, Identity, Link, Message, Network, Request, TransportError
 
 logger = logging.getLogger(__name__)
 
@@ -199,9 +199,14 @@ class ModelWorker(Role):
         if not data:
             request.fail("no-record", f"{self._identity.node} keeps no record of run {body.run}")
             return
-        # A copy, for the log grows while the answer is on its way.
-        part = np.frombuffer(bytes(data[body.start : body.stop]), np.uint8)
-        request.reply(pack(RecordPart(total=len(data)), [part]))
+        nbytes = len(range(len(data))[body.start : body.stop])
+
+        def part() -> Message:
+            # A copy, for the log grows while the answer is on its way.
+            copy = np.frombuffer(bytes(data[body.start : body.stop]), np.uint8)
+            return pack(RecordPart(total=len(data)), [copy])
+
+        reply_when_room(request, nbytes, part)
 
     def _storage(self, run: RunRecord) -> ShardStorage | None:
         """The servers' memory, for a run that trains in place; None if they have already left the run.

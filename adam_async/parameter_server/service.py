@@ -9,6 +9,7 @@ applied is queued by the time the next turn comes, which is where batching comes
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from adam_async.cluster_map import ClusterMap
 from adam_async.config import Config, Waits
 from adam_async.dice import Dice
-from adam_async.ids import Replica
+from adam_async.ids import Replica, ShardId
 from adam_async.machine import ProcessMemory, process_memory
 from adam_async.messages import (
     Body,
@@ -78,11 +79,11 @@ from adam_async.parameter_server.speakers import Speakers
 from adam_async.parameter_server.state import ServerState
 from adam_async.partitioning import run_table
 from adam_async.placement import ShardSpec, ShardTable
-from adam_async.role import Role, reply_or_fail
+from adam_async.role import Role, reply_or_fail, reply_when_room
 from adam_async.shard_storage import ShardStorage, StorageShelf, initial_values
 from adam_async.timeline import Timeline
 from adam_async.timer import Timer
-from transport import BufferPool, Identity, Link, Network, Request
+from transport import BufferPool, Identity, Link, Message, Network, Request
 
 logger = logging.getLogger(__name__)
 
@@ -252,6 +253,16 @@ class ParameterServer(Role):
     # --- questions ---------------------------------------------------------------------------
 
     def _answer(self, request: Request, body: Body) -> None:
+        if isinstance(body, Push) and body.pull and self.state is not None:
+            # Charged on arrival: its answer says which versions the values have, so neither can wait.
+            held = [self.state.shards.get(ShardId(number)) for number in set(body.shards)]
+            nbytes = _values_bytes([shard for shard in held if shard is not None])
+            request.charge(nbytes, partial(self._take, request, body))
+        else:
+            self._take(request, body)
+
+    def _take(self, request: Request, body: Body) -> None:
+        """Hand a question to the state, and do what follows."""
         state, timeline = self.state, self._timeline
         if state is None:
             if isinstance(body, LoadShards):
@@ -346,7 +357,8 @@ class ParameterServer(Role):
         if refusal is not None:
             request.fail(*refusal)
             return
-        request.reply(pack(RecordPart(total=len(log)), [log[body.start : body.stop]]))
+        part = log[body.start : body.stop]
+        reply_when_room(request, part.nbytes, lambda: pack(RecordPart(total=len(log)), [part]))
 
     def _keep_deadline(self, state: ServerState) -> None:
         state.parked.fresh = False
@@ -436,24 +448,32 @@ class ParameterServer(Role):
                 case Acknowledge():
                     reply_or_fail(effect.request, pack(effect.body))
                 case SendValues():
-                    body = Values(
-                        versions=tuple([shard.version for shard in effect.shards]),
-                        clock=min((shard.applied_clock() for shard in effect.shards), default=0),
-                    )
-                    reply_or_fail(effect.request, pack(body, [self._copy(effect.shards)]))
+                    nbytes = _values_bytes(effect.shards)
+                    reply_when_room(effect.request, nbytes, partial(self._values, effect.shards))
                 case SendBehind():
                     behind = tuple([int(replica) for replica in effect.behind])
                     late = Values(versions=(), clock=effect.clock, behind=behind)
                     reply_or_fail(effect.request, pack(late))
                 case SendStates():
-                    assert self._applier is not None
-                    reply_or_fail(effect.request, pack(*read_states(effect.shards, self._applier.rule)))
+                    nbytes = _states_bytes(effect.shards)
+                    reply_when_room(effect.request, nbytes, partial(self._states, effect.shards))
                 case AcknowledgeRecord():
                     reply_or_fail(effect.request, pack(Recorded()))
                 case AcknowledgeTick():
                     reply_or_fail(effect.request, pack(Ticked()))
                 case Refuse():
                     effect.request.fail(effect.code, effect.text)
+
+    def _values(self, shards: Sequence[Shard]) -> Message:
+        body = Values(
+            versions=tuple([shard.version for shard in shards]),
+            clock=min((shard.applied_clock() for shard in shards), default=0),
+        )
+        return pack(body, [self._copy(shards)])
+
+    def _states(self, shards: Sequence[Shard]) -> Message:
+        assert self._applier is not None
+        return pack(*read_states(shards, self._applier.rule))
 
     def _copy(self, shards: Sequence[Shard]) -> NDArray[Any]:
         """Copy shards one after the other into pooled memory: live values never leave the server."""
@@ -476,6 +496,15 @@ class ParameterServer(Role):
 
 def _ours(table: ShardTable, buckets: Sequence[str], node: str) -> list[ShardSpec]:
     return [spec for spec in table.shards if buckets[spec.bucket] == node]
+
+
+def _values_bytes(shards: Sequence[Shard]) -> int:
+    return sum([shard.values.nbytes for shard in shards])
+
+
+def _states_bytes(shards: Sequence[Shard]) -> int:
+    """Bytes of shards with the arrays that their rule keeps."""
+    return sum([array.nbytes for shard in shards for array in (shard.values, *shard.rule_state.values())])
 
 
 def _all_of(push: Push) -> tuple[int, ...]:

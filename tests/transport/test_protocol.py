@@ -68,6 +68,43 @@ def test_a_peer_that_takes_nothing_is_given_up_after_ten_seconds() -> None:
     assert reason == "the peer took none of 100 waiting bytes for 10.0 s"
 
 
+def begin_message(one: Conversation) -> None:
+    """Have the conversation receive the beginning of a message, of which nearly all is lacking."""
+    outgoing = one.encode(MESSAGE, 0, Message(type="push", tensors=(np.zeros(100_000, np.uint8),)))
+    head = bytes(outgoing.buffers[0])
+    one.decoder.get_buffer()[: len(head)] = head
+    one.decoder.updated(len(head))
+
+
+def test_a_message_of_which_no_more_comes_ends_the_link_though_the_peer_is_heard() -> None:
+    one = conversation(now=0.0)
+    begin_message(one)
+    for now in (5.0, 9.0):
+        one.last_heard = now
+        assert tick(one, now) == []
+    assert one.next_deadline() == 14.0  # heard again, and 15 for the message
+    one.decoder.updated(10)
+    one.last_heard = 14.0
+    assert tick(one, 14.0) == []
+    one.last_heard = 24.0
+    assert one.next_deadline() == 19.0
+    (reason,) = tick(one, 24.0)
+    assert reason == "the last 99990 bytes of a message did not come for 10.0 s"
+
+
+def test_a_message_that_we_do_not_read_on_is_not_the_peers_fault() -> None:
+    one = conversation(now=0.0)
+    begin_message(one)
+    assert tick(one, 5.0) == ["ping"]
+    one.pause()
+    assert tick(one, 60.0) == []
+    one.resume(now=60.0)
+    one.last_heard = 65.0
+    assert tick(one, 65.0) == []
+    one.last_heard = 75.0
+    assert "did not come" in tick(one, 75.0)[0]
+
+
 def test_slow_progress_is_progress() -> None:
     one = conversation(now=0.0)
     for step in range(1, 20):

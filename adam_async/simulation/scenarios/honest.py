@@ -54,7 +54,7 @@ LINKS = LinkConfig(
     high_water_bytes=64 * KIB,
     low_water_bytes=16 * KIB,
     inbox_messages=8,
-    max_unsent_reply_bytes=256 * KIB,
+    link_budget_bytes=256 * KIB,
     max_unauthenticated=8,
     max_requests=6,
 )

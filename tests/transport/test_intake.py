@@ -1,0 +1,326 @@
+"""What a peer can make a link hold: bounded by its budget and that of the process, and never for ever."""
+
+import asyncio
+import os
+from collections.abc import Callable
+from contextlib import AsyncExitStack, suppress
+
+import numpy as np
+import pytest
+
+from tests.transport.test_tcp import authenticate, raw_peer
+from transport import (
+    Budget,
+    Identity,
+    Link,
+    LinkBroken,
+    LinkConfig,
+    LocalNetwork,
+    Message,
+    Network,
+    RemoteError,
+    RemoteProtocolError,
+    Request,
+    TcpNetwork,
+    WouldBlock,
+)
+from transport.frames import PING, FrameEncoder
+from transport.intake import META_COST, frame_cost
+from transport.tcp import TcpLink
+from transport.testing import FAR, link_pair, open_rules
+
+MB = 1 << 20
+ASK, NOTE, ANSWER = Message(type="ask"), Message(type="note"), Message(type="answer")
+PATIENCE_S = 20.0
+
+MakeNetwork = Callable[..., Network]
+
+
+def tcp(budget: Budget | None = None, **config: float) -> TcpNetwork:
+    return TcpNetwork(
+        token=None,
+        entropy=os.urandom,
+        rules=open_rules(),
+        config=LinkConfig(**config),  # type: ignore[arg-type]
+        budget=budget,
+    )
+
+
+def local(budget: Budget | None = None, **config: float) -> LocalNetwork:
+    return LocalNetwork(rules=open_rules(), config=LinkConfig(**config), budget=budget)  # type: ignore[arg-type]
+
+
+either = pytest.mark.parametrize("make_network", [tcp, local], ids=["tcp", "local"])
+
+
+async def turns(condition: Callable[[], object]) -> None:
+    """Let the loop turn until something is so."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():  # noqa: ASYNC110 - bytes have no event
+            await asyncio.sleep(0)
+
+
+def fill(link: Link) -> None:
+    """Send messages until the link takes no more, or for a long time."""
+    with suppress(WouldBlock):
+        for _ in range(5_000):
+            link.send_nowait(Message(type="note", tensors=(np.zeros(1000, np.uint8),)))
+
+
+@either
+async def test_a_link_that_only_serves_ends_at_the_first_message(make_network: MakeNetwork) -> None:
+    for early in (False, True):
+        async with link_pair(make_network()) as (near, far):
+            if early:
+                near.send_nowait(NOTE)
+                await turns(lambda: far._inbox)  # type: ignore[attr-defined]
+            far.serve(lambda request: request.reply(ANSWER), receives=False)
+            if not early:
+                await near.call(ASK, timeout_s=PATIENCE_S)
+                near.send_nowait(NOTE)
+            await far.wait_closed()
+            if not early:
+                with pytest.raises(RemoteProtocolError, match="only requests are taken"):
+                    await far.receive()
+            assert far.closed
+
+
+@either
+async def test_a_link_whose_messages_are_not_received_is_given_up(make_network: MakeNetwork) -> None:
+    budget = Budget()
+    async with link_pair(make_network(budget, inbox_messages=8, stalled_after_s=0.05)) as (near, far):
+        fill(near)
+        async with asyncio.timeout(PATIENCE_S):
+            await turns(lambda: far.statistics().waits)
+            assert "messages of near-1" in far.statistics().waits
+            assert "waits: messages of near-1" in repr(far)
+            await far.wait_closed()
+        for _ in range(8):
+            await far.receive()
+        with pytest.raises(LinkBroken, match=r"nothing moved for .* messages of near-1"):
+            while True:
+                await far.receive()
+    assert (budget.held_bytes, budget.links) == (0, 0)
+
+
+async def test_a_peer_that_fills_the_inbox_and_hangs_up_is_noticed() -> None:
+    async with link_pair(tcp(inbox_messages=8, stalled_after_s=0.05)) as (near, far):
+        fill(near)
+        await turns(lambda: far.statistics().waits)
+        near.abort()
+        async with asyncio.timeout(PATIENCE_S):
+            await far.wait_closed()
+
+
+async def test_an_application_that_receives_slowly_keeps_its_link() -> None:
+    async with link_pair(local(inbox_messages=8)) as (near, far):
+        fill(near)
+        await turns(lambda: far.statistics().waits)
+        now = asyncio.get_running_loop().time()
+        intake = far._intake  # type: ignore[attr-defined]
+        for step in range(1, 20):
+            await far.receive()
+            fill(near)
+            intake.tick(now + 9.0 * step)
+        assert not far.closed
+        intake.tick(now + 9.0 * 19 + 10.0)
+        assert far.closed
+
+
+@either
+async def test_answers_are_begun_only_while_there_is_room_for_them(make_network: MakeNetwork) -> None:
+    begun: list[Request] = []
+    budget = Budget()
+    async with link_pair(make_network(budget, link_budget_bytes=3 * MB)) as (near, far):
+        far.serve(lambda request: request.charge(MB, lambda: begun.append(request)))
+        calls = [near.call_nowait(ASK, timeout_s=PATIENCE_S) for _ in range(200)]
+        await turns(lambda: far.statistics().waits)
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert len(begun) == 3
+        assert far.statistics().waits.startswith("answers of 3.1 MB are owed to near-1")
+        assert 3 * MB <= budget.held_bytes < 4 * MB
+        for _ in range(len(calls)):
+            await turns(lambda: begun)
+            assert len(begun) <= 3
+            begun.pop(0).reply(ANSWER)
+        await asyncio.gather(*calls)
+        assert far.statistics().waits == ""
+        assert far.statistics().held_bytes == 0
+    assert (budget.held_bytes, budget.links) == (0, 0)
+
+
+async def test_requests_that_were_read_behind_a_pause_wait_and_keep_their_order() -> None:
+    seen: list[int] = []
+    array = np.zeros(4 * MB, np.uint8)
+
+    def answer(request: Request) -> None:
+        seen.append(request.message.meta["number"])
+        request.charge(
+            array.nbytes,
+            lambda: request.reply(Message(type="answer", meta=request.message.meta, tensors=(array,))),
+        )
+
+    async with link_pair(tcp(link_budget_bytes=MB)) as (near, far):
+        assert isinstance(near, TcpLink)
+        assert isinstance(far, TcpLink)
+        far.serve(answer)
+        near._transport.pause_reading()
+        calls = [near.call_nowait(Message(type="ask", meta={"number": n}), timeout_s=50) for n in range(12)]
+        await turns(lambda: far._backlog)
+        assert len(seen) <= 6, "what the kernel takes is not held"
+        before = len(seen)
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert len(seen) == before
+        near._transport.resume_reading()
+        answers = [await call for call in calls]
+        assert [one.meta["number"] for one in answers] == seen == list(range(12))
+
+
+async def test_what_waited_behind_a_pause_is_received_after_the_peer_has_hung_up() -> None:
+    async with link_pair(tcp(inbox_messages=2)) as (near, far):
+        for number in range(9):
+            near.send_nowait(Message(type="note", meta={"number": number}))
+
+        async def receive() -> list[int]:
+            return [(await far.receive()).meta["number"] for _ in range(9)]
+
+        received, _ = await asyncio.gather(receive(), near.aclose())
+        assert received == list(range(9))
+
+
+async def test_one_pong_is_owed_while_the_peer_does_not_read() -> None:
+    links: list[Link] = []
+
+    async def on_link(link: Link) -> None:
+        links.append(link)
+        await link.wait_closed()
+
+    net = tcp()
+    async with net.listen("tcp://127.0.0.1:0", FAR, on_link) as listener:
+        async with raw_peer(listener.address) as (reader, writer):
+            await authenticate(reader, writer, token=None)
+            await turns(lambda: links)
+            link = links[0]
+            assert isinstance(link, TcpLink)
+            writer.transport.pause_reading()  # type: ignore[attr-defined]
+            with suppress(WouldBlock):
+                while True:
+                    link.send_nowait(Message(type="note", tensors=(np.zeros(MB, np.uint8),)))
+                    await asyncio.sleep(0)
+            unsent = link.statistics().unsent_bytes
+            writer.write(FrameEncoder.head(PING, 0, b"", 0) * 2000)
+            await turns(lambda: link._pong_owed)
+            for _ in range(200):
+                await asyncio.sleep(0)
+            assert link.statistics().unsent_bytes <= unsent
+            link.abort()
+
+
+async def peers(net: Network, count: int, far_links: list[Link], stack: AsyncExitStack) -> list[Link]:
+    """Dial so many links to one listener."""
+
+    async def on_link(link: Link) -> None:
+        far_links.append(link)
+        await link.wait_closed()
+
+    address = "local://" if isinstance(net, LocalNetwork) else "tcp://127.0.0.1:0"
+    listener = await stack.enter_async_context(net.listen(address, FAR, on_link))
+    near = []
+    for number in range(count):
+        who = Identity(role="near", node=f"near-{number}", incarnation=1)
+        near.append(await stack.enter_async_context(net.connect(listener.address, who)))
+    await turns(lambda: len(far_links) == count)
+    return near
+
+
+@either
+async def test_hoarders_leave_room_for_the_others(make_network: MakeNetwork) -> None:
+    budget = Budget(16 * MB)
+    far_links: list[Link] = []
+    async with AsyncExitStack() as stack:
+        near = await peers(make_network(budget, stalled_after_s=600), 5, far_links, stack)
+        for far in far_links:
+            greedy = far.peer.node != "near-0"
+            held: list[Request] = []
+
+            def answer(request: Request, greedy: bool = greedy, held: list[Request] = held) -> None:
+                then = (lambda: held.append(request)) if greedy else (lambda: request.reply(ANSWER))
+                request.charge(MB if greedy else MB // 2, then)
+
+            far.serve(answer)
+        for link in near[1:]:
+            for _ in range(100):
+                link.call_nowait(ASK, timeout_s=PATIENCE_S)
+        await turns(lambda: sum(far.statistics().waits != "" for far in far_links) == 4)
+        for _ in range(20):
+            await near[0].call(ASK, timeout_s=PATIENCE_S)
+        assert budget.held_bytes <= budget.limit_bytes
+        assert any("links of this process hold" in far.statistics().waits for far in far_links)
+        for link in near:
+            link.abort()
+
+
+async def test_large_messages_beyond_the_budget_come_one_after_the_other() -> None:
+    budget = Budget(2 * MB)
+    far_links: list[Link] = []
+    most = 0
+    async with AsyncExitStack() as stack:
+        near = await peers(tcp(budget), 6, far_links, stack)
+
+        def answer(request: Request) -> None:
+            nonlocal most
+            most = max(most, budget.held_bytes)
+            request.reply(ANSWER)
+
+        for far in far_links:
+            far.serve(answer)
+        array = np.zeros(4 * MB, np.uint8)
+        calls = [link.call(Message(type="ask", tensors=(array,)), timeout_s=50) for link in near]
+        await asyncio.gather(*calls)
+        assert 4 * MB < most < 8 * MB, "two messages at a time at most, and one of them not whole"
+        assert budget.held_bytes == 0
+
+
+@either
+async def test_an_answer_that_was_not_charged_is_refused_beyond_a_megabyte(make_network: MakeNetwork) -> None:
+    async with link_pair(make_network()) as (near, far):
+        for size, travels in ((MB, True), (MB + 1, False)):
+            message = Message(type="answer", tensors=(np.zeros(size, np.uint8),))
+            far.serve(lambda request, message=message: request.reply(message))  # type: ignore[misc]
+            if travels:
+                await near.call(ASK, timeout_s=PATIENCE_S)
+            else:
+                with pytest.raises(RemoteError, match="internal"):
+                    await near.call(ASK, timeout_s=PATIENCE_S)
+
+
+async def test_what_an_answer_raises_fails_its_request() -> None:
+    def fail(error: Exception) -> None:
+        raise error
+
+    async with link_pair(local()) as (near, far):
+        for error, code in ((ValueError("no"), "internal"), (RemoteProtocolError("x", "no"), "malformed")):
+            far.serve(lambda request, error=error: request.charge(1, lambda: fail(error)))  # type: ignore[misc]
+            with pytest.raises(RemoteError, match=code):
+                await near.call(ASK, timeout_s=PATIENCE_S)
+
+
+async def test_a_link_that_ends_releases_what_its_requests_held() -> None:
+    budget = Budget()
+    async with link_pair(local(budget)) as (near, far):
+        held: list[Request] = []
+        far.serve(lambda request: request.charge(MB, lambda: held.append(request)))
+        near.call_nowait(Message(type="ask", tensors=(np.zeros(MB, np.uint8),)), timeout_s=PATIENCE_S)
+        await turns(lambda: held)
+        assert budget.held_bytes == MB + frame_cost(MB, 0)
+        far.abort()
+        assert budget.held_bytes == 0
+        held[0].reply(ANSWER)
+        assert budget.held_bytes == 0
+
+
+def test_a_byte_of_meta_counts_for_what_it_can_become() -> None:
+    assert META_COST == 72
+    assert frame_cost(1000, 100) == 1000 + 7200 + 256
