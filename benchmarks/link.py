@@ -1,4 +1,4 @@
-"""Round trips on loopback: our links against bare sockets, unframed uvloop, uvloop streams and gRPC.
+"""Round trips on loopback: our links against ours with checksums, bare sockets, uvloop and gRPC.
 
 A client sends N bytes and waits for a short answer. Ours goes the whole way: a numpy tensor in a message in,
 a reply message out, prelude, msgpack meta, checksum, role table and counting included. Each kind has a server
@@ -22,6 +22,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -44,8 +45,8 @@ def entropy(count: int) -> bytes:
     return hashlib.shake_128(str(os.getpid()).encode()).digest(count)
 
 
-def make_network() -> TcpNetwork:
-    overrides = json.loads(os.environ.get("ADAM_BENCH_LINK", "{}"))
+def make_network(**config: str) -> TcpNetwork:
+    overrides = {**json.loads(os.environ.get("ADAM_BENCH_LINK", "{}")), **config}
     return TcpNetwork(token=TOKEN, entropy=entropy, rules=RULES, config=LinkConfig(**overrides))
 
 
@@ -71,12 +72,12 @@ def ours_server(channel: Any, size: int) -> None:
 
 
 @contextmanager
-def ours_client(address: str, data: bytearray) -> Iterator[Timer]:
+def ours_client(address: str, data: bytearray, **config: str) -> Iterator[Timer]:
     import uvloop
 
     tensor = np.frombuffer(data, np.float32)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        link = runner.run(make_network().dial(address, WORKER))
+        link = runner.run(make_network(**config).dial(address, WORKER))
 
         async def repeat(count: int) -> list[float]:
             times = []
@@ -285,6 +286,7 @@ def grpc_client(port: int, data: bytearray) -> Iterator[Timer]:
 
 KINDS: dict[str, tuple[Callable[[Any, int], None], Callable[..., Any]]] = {
     "ours": (ours_server, ours_client),
+    "ours with checksums": (ours_server, partial(ours_client, checksum="on")),
     "bare sockets": (socket_server, socket_client),
     "unframed uvloop": (unframed_server, unframed_client),
     "uvloop streams": (streams_server, streams_client),

@@ -27,9 +27,9 @@ from adam_async.simulation.scenarios.honest import (
     Honest,
     network_of,
 )
-from adam_async.simulation.scenarios.hostile import BREACHES, DEAF, FIRST, KNOCKS
+from adam_async.simulation.scenarios.hostile import BREACHES, DEAF, FIRST, KNOCKS, MIB
 from adam_async.simulation.scenarios.raw_wire import RawWire, dial_raw
-from transport import HandshakeRejected, Identity, RoleTable
+from transport import DialFailed, HandshakeRejected, Identity, RoleTable
 from transport.handshake import RECORD_BYTES, ClientHandshake
 from transport.messages import Identity as Peer
 
@@ -39,9 +39,17 @@ GHOSTS = RoleTable({"note": [("ghost", "server")]})
 """What those believe who have nothing to say here."""
 
 STRANGERS = ("stranger-0", "stranger-1")
+JOINER = "joiner"
+"""Machine of the member that joins beside a flood."""
 
 STRIKE_S, SETTLED_S, TURNED_S = 20.0, 20.0, 12.0
 """Until when faults strike; so long after the last one all are answered; so long a stranger stays at most."""
+
+FLOOD = LINKS.max_unauthenticated + 4
+"""Connections of a flood at a time; each is made again as soon as it is closed."""
+
+FLOODED_S, JOIN_S = 0.3, 2.0
+"""Seconds of a flood before a member joins, and most seconds until it has."""
 
 REFUSAL = 5
 """Kind of the record that refuses."""
@@ -56,7 +64,7 @@ LINK_KINDS = ("cut", "cut-one-way", "reset")
 GUISES = ("guise-token", "guise-no-token", "guise-role")
 """Shipped code with what it should not have."""
 
-KINDS_HERE = (*KNOCKS, "knock-crowd", *GUISES, *BREACHES, "breach-half", "breach-deaf")
+KINDS_HERE = (*KNOCKS, "knock-crowd", "knock-flood", *GUISES, *BREACHES, "breach-half", "breach-deaf")
 
 
 def draw_plan(dice: Dice) -> Plan:
@@ -92,9 +100,9 @@ class _Story:
     def __init__(self, world: World, ledger: Ledger) -> None:
         self.world = world
         self.ledger = ledger
-        self.breakers = 0
+        self.breakers = self.joined = 0
         self.honest = Honest(world, ledger)
-        for name in STRANGERS:
+        for name in (*STRANGERS, JOINER):
             world.node(name).start(self._idle)
 
     # --- strangers -----------------------------------------------------------------------------
@@ -110,6 +118,8 @@ class _Story:
             work = self._knock(node, kind)
         elif kind == "knock-crowd":
             work = self._crowd(node)
+        elif kind == "knock-flood":
+            work = self._flood(node)
         elif kind in GUISES:
             work = self._in_guise(node, kind)
         else:
@@ -159,6 +169,38 @@ class _Story:
             raise Violation("strangers are turned away", f"a crowd was told {codes}")
         for wire in wires:
             wire.hang_up()
+
+    async def _flood(self, node: Node) -> None:
+        """Make connections without a proof again and again, until a member has joined beside them."""
+        joiner = self.world.nodes[JOINER]
+        async with asyncio.TaskGroup() as group:
+            floods = [
+                group.create_task(self._renew(KNOCKS[kind].says[:RECORD_BYTES]), name=f"{node.name}/{kind}")
+                for kind in ("knock-silent", "knock-half", "knock-proof")
+                for _ in range(FLOOD // 3)
+            ]
+            await asyncio.sleep(FLOODED_S)
+            await self.world.loop.spawn(self._join(joiner), f"{JOINER}/join", joiner.host.context.copy())
+            for flood in floods:
+                flood.cancel()
+
+    async def _renew(self, says: bytes) -> None:
+        while True:
+            wire = await dial_raw(HOST, PORT)
+            try:
+                wire.say(says)
+                await wire.until(MIB)  # its end
+            finally:
+                wire.hang_up()
+
+    async def _join(self, node: Node) -> None:
+        self.joined += 1
+        identity = Identity(role="client", node=f"{JOINER}-{self.joined}", incarnation=1)
+        try:
+            async with network_of(node).connect(ADDRESS, identity, timeout_s=JOIN_S):
+                pass
+        except DialFailed as error:
+            raise Violation("members join beside a flood", str(error)) from None
 
     async def _in_guise(self, node: Node, kind: str) -> None:
         token = {"guise-token": OTHER_TOKEN, "guise-no-token": None}.get(kind, TOKEN)

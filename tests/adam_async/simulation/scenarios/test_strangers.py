@@ -13,6 +13,7 @@ from adam_async.simulation.scenarios import SCENARIOS
 from adam_async.simulation.scenarios.strangers import STRANGE
 from tests.adam_async.simulation.test_ablations import rewrite
 from transport.calls import CallTable
+from transport.entrance import Entrance
 from transport.frames import FrameDecoder
 from transport.handshake import Handshake
 from transport.tcp import TcpLink
@@ -58,6 +59,9 @@ ABLATIONS = {
     ),
     "a record of another kind is not answered": (
         Handshake, "_open", "if kind != expected", "if kind < 0", "strangers are turned away", 1,
+    ),
+    "connections above the limit are closed": (
+        Entrance, "connected", "self._admission.over_limit", "False", "strangers are turned away", 1,
     ),
     "a checksum is looked at": (
         FrameDecoder, "_parse", "start + _CHECKED_BYTES])) != crc", "start + _CHECKED_BYTES])) < 0",
