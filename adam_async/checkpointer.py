@@ -122,17 +122,24 @@ class Checkpointer:
             return None
         return Reading(tensors=tensors, states=states, read_s=loop.time() - begin)
 
-    def write_end(self, reading: Reading, cluster: ClusterMap, epochs: Sequence[EpochResult]) -> None:
+    def write_end(
+        self,
+        reading: Reading,
+        cluster: ClusterMap,
+        results: tuple[dict[str, Any], ...],
+        epochs: Sequence[EpochResult],
+    ) -> None:
         """Begin to write what was read at the end of an epoch; training goes on meanwhile.
 
         Args:
             reading: All shards.
             cluster: The map in which the epoch has ended.
+            results: What came of all epochs up to this one, as the map had it.
             epochs: What the epochs came to, up to this one.
         """
         ended = cluster.epoch
         assert ended is not None
-        resume = ResumeRecord(epoch=ended.number + 1, finished=(), clock=0, results=cluster.results)
+        resume = ResumeRecord(epoch=ended.number + 1, finished=(), clock=0, results=results)
         if isfinite(epochs[-1].train_loss):
             self._begin(reading, (ended.number, ended.groups), resume, epochs, reading.read_s)
         else:
@@ -141,7 +148,7 @@ class Checkpointer:
     def write_within(
         self,
         reading: Reading,
-        cluster: ClusterMap,
+        results: tuple[dict[str, Any], ...],
         data: Mapping[str, Any],
         epochs: Sequence[EpochResult],
         paused_s: float,
@@ -150,7 +157,7 @@ class Checkpointer:
 
         Args:
             reading: All shards.
-            cluster: The map of the pause.
+            results: What came of all epochs before this one, as the map had it.
             data: What the data server said during the pause.
             epochs: What the epochs before this one came to.
             paused_s: How long training stood still.
@@ -160,7 +167,7 @@ class Checkpointer:
             epoch=epoch,
             finished=tuple((int(start), int(stop)) for start, stop in data["trained_ranges"]),
             clock=0,
-            results=cluster.results,
+            results=results,
             images=int(data["images"]),
             loss=read_number(data["loss"]),
             train_s=float(data["train_s"]),

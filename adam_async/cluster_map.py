@@ -1,15 +1,23 @@
 """Pure: the cluster map: nodes, the run, its buckets and its current epoch, as one snapshot value.
 
 The map is all the state there is in a controller. Nodes know only `get`, `compare-and-set` and
-`watch`; four kinds of keys can be set: ``nodes/<id>``, ``run``, ``epoch`` and ``lending``. Every record
-carries the map version at which it last changed, which is what a compare-and-set expects.
+`watch`; five kinds of keys can be set: ``nodes/<id>``, ``run``, ``run/<n>``, ``epoch`` and ``lending``. Every
+record carries the map version at which it last changed, which is what a compare-and-set expects.
 """
 
 from collections.abc import Sequence
 from hashlib import blake2b
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import msgspec
+
+from adam_async.errors import RunFailed
+
+RESULTS_KEPT = 32
+"""Number of the newest results of epochs that the map holds."""
+
+RUN_PIECES = 24
+"""Largest number of pieces in which the record of a run is submitted."""
 
 Phase = Literal["preparing", "training", "between", "finished", "failed"]
 """Where a run is. `between`: an epoch ended, the driver has not started the next one."""
@@ -40,6 +48,14 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     info: dict[str, Any] = {}
     """What others need to know: for data servers the shape and size of the data."""
     changed: int = 0
+
+    def departed(self, *, changed: int) -> Self:
+        """What stays of the record when this life of the node is over.
+
+        Args:
+            changed: Version of the map.
+        """
+        return msgspec.structs.replace(self, live=False, info={}, changed=changed)
 
 
 class ResumeRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,13 +100,52 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     lost: str = ""
     """The role by whose loss it failed, if it did by one."""
     resumed: ResumeRecord | None = None
-    """Where it takes up, if it continues another run: servers then wait for their shards from the driver."""
+    """Where it takes up, if it continues another run: servers then wait for their shards from the driver. It
+    has the results of the last epochs only, of one at least."""
+    carried: bytes = b""
+    """Images with which the first epoch of these results began because the one before it had skipped them, as
+    `EpochOrder.carried_images` has them."""
     changed: int = 0
+
+    def without_fixed(self) -> Self:
+        """The record without the fields that are the same for as long as the run lasts."""
+        return msgspec.structs.replace(
+            self, config={}, spec={}, plan=None, transforms=(), resumed=None, carried=b""
+        )
+
+    def with_fixed_of(self, run: "RunRecord") -> Self:
+        """The record with those fields of another record of the same run."""
+        return msgspec.structs.replace(self, **{name: getattr(run, name) for name in FIXED})
+
+    def has_fixed_of(self, run: "RunRecord") -> bool:
+        """Whether another record is of the same run, with the same in those fields."""
+        pairs = ((getattr(self, name), getattr(run, name)) for name in FIXED)
+        return self.id == run.id and all(here is there or here == there for here, there in pairs)
 
     @property
     def over(self) -> bool:
         """Whether it has ended, well or not."""
         return self.phase in ("finished", "failed")
+
+
+FIXED = ("config", "spec", "plan", "transforms", "resumed", "carried")
+"""Fields of a `RunRecord` that stay as they were submitted; a later change of the record leaves them out."""
+
+
+class RunPiece(msgspec.Struct, frozen=True, kw_only=True):
+    """A piece of the JSON text of a run's record that is too long for one value of the map."""
+
+    run: str
+    """Id of the run."""
+    text: bytes
+    changed: int = 0
+
+
+class RunInPieces(msgspec.Struct, frozen=True, kw_only=True):
+    """Stands for the record of a run whose text is in the pieces ``run/0``, ``run/1``, and so on."""
+
+    id: str
+    pieces: int
 
 
 class EpochRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,10 +203,28 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True):
     buckets: tuple[str, ...] = ()
     """Primary of each bucket; empty until the run is placed."""
     epoch: EpochRecord | None = None
+    ended: int = 0
+    """Epochs of the run that have ended, those of the runs that it continues included."""
     results: tuple[dict[str, Any], ...] = ()
-    """What came of the run's epochs that have ended, in order; they stay when the next epoch begins."""
+    """What came of the last of these, in order; `RESULTS_KEPT` at most."""
     lending: LendingRecord | None = None
     """Who leases the run's groups; None before a data server is ready for it."""
+    pieces: dict[str, RunPiece] = {}
+    """Pieces of a run that is being submitted, by key; they go when a run is set."""
+
+    def result(self, epoch: int) -> dict[str, Any]:
+        """What came of an epoch of the run, counted from 1.
+
+        Raises:
+            RunFailed: It has not ended, or so many others have ended since that the map does not hold it.
+        """
+        at = epoch - 1 - self.ended + len(self.results)
+        if not 0 <= at < len(self.results):
+            first = self.ended - len(self.results) + 1
+            raise RunFailed(
+                f"the cluster map holds the results of epochs {first} to {self.ended}, not of epoch {epoch}"
+            )
+        return self.results[at]
 
     def live(self, role: str) -> list[str]:
         """Live nodes of one role, in the order of their ids."""

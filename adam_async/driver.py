@@ -22,6 +22,7 @@ from adam_async.choose_model import check_fits, choose_model
 from adam_async.cluster_map import ClusterMap, EpochRecord, NodeRecord, RunRecord, skipped_groups
 from adam_async.config import Config
 from adam_async.controller.client import Membership
+from adam_async.epoch_results import EpochResults
 from adam_async.errors import DeadlineExceeded, RoleDied, RunFailed, first_cause
 from adam_async.evaluator import Evaluator
 from adam_async.incidents import Incidents
@@ -39,6 +40,7 @@ from adam_async.placement import holders
 from adam_async.planning import plan_here
 from adam_async.progress import Progress, lends
 from adam_async.recorder import Recorder
+from adam_async.resumption import bounded
 from adam_async.run_result import CheckpointResult, EpochResult, RunResult
 from adam_async.schedule import Schedule
 from adam_async.series import Series
@@ -134,6 +136,7 @@ class Driver:
             network=network, identity=identity, waits=self._waits, traffic=self._traffic
         )
         self._plan: dict[str, Any] | None = None
+        self._results = EpochResults()
         self._checkpointer: Checkpointer | None = None
         self._recorder: Recorder | None = None
         self._membership = Membership(
@@ -143,6 +146,7 @@ class Driver:
             record=NodeRecord(role="driver", address="", incarnation=identity.incarnation),
             waits=self._waits,
             traffic=self._traffic,
+            seen=self._results.look,
         )
         self._stack = AsyncExitStack()
         self._incidents = Incidents()
@@ -267,9 +271,10 @@ class Driver:
         )
         try:
             while True:
-                run = self._submit(spec, transforms, in_flight)
+                run = await self._submit(spec, transforms, in_flight)
                 self._recorder = self._record(run, model, data)
                 self.progress.begin(Series(Schedule.of(self.config), epoch_images=data["train_images"]))
+                self._results.begin(run.id, resumed.manifest.resume.results if resumed is not None else ())
                 await self._membership.submit_run(run)
                 try:
                     return run, await self._prepare(run.id, model, resumed)
@@ -302,11 +307,14 @@ class Driver:
         node = self.map.nodes.get(lost)
         return lost if node is not None and node.role == "ps" else ""
 
-    def _submit(
+    async def _submit(
         self, spec: ModelSpec, transforms: tuple[dict[str, Any], ...], groups_in_flight: int
     ) -> RunRecord:
         self.config = self._asked.decided(groups_in_flight)
         config = msgspec.to_builtins(self.config)
+        resumed, carried = None, b""
+        if self._resume is not None:
+            resumed, carried = await self._pool.run(bounded, self._resume.manifest, self.config)
         return RunRecord(
             id=self._run,
             driver=self._identity.node,
@@ -315,7 +323,8 @@ class Driver:
             plan=self._plan,
             transforms=transforms,
             together=self._together,
-            resumed=self._resume.manifest.resume if self._resume is not None else None,
+            resumed=resumed,
+            carried=carried,
         )
 
     def _record(self, run: RunRecord, model: Model, data: dict[str, Any]) -> Recorder | None:
@@ -362,7 +371,7 @@ class Driver:
                 self.progress.begin_epoch(epoch, now=asyncio.get_running_loop().time())
                 with self._phase(f"epoch {epoch}"):
                     cluster = await self._wait_epoch(run.id, epoch)
-                await self._read_progress(cluster.results[epoch - 1])
+                await self._read_progress(self._results.of(epoch))
                 with self._phase(f"evaluate {epoch}"):
                     result, weights = await self._end_epoch(model, cluster, client, epoch)
                 if on_epoch is not None:
@@ -398,7 +407,7 @@ class Driver:
         self, model: Model, cluster: ClusterMap, client: ParameterClient, epoch: int
     ) -> tuple[EpochResult, Mapping[str, NDArray[Any]]]:
         """Evaluate what an epoch came to, and begin to write its checkpoint."""
-        came_to, taken = cluster.results[epoch - 1], self._checkpointer
+        came_to, taken = self._results.of(epoch), self._checkpointer
         clock = int(came_to.get("clock", 0)) if self.config.slack is not None else 0
         reading = None
         if taken is not None:
@@ -419,7 +428,7 @@ class Driver:
         self.progress.images, self.progress.loss = result.images, result.train_loss
         self.progress.replicas = len(self.map.live_replicas())
         if taken is not None and reading is not None:
-            taken.write_end(reading, cluster, self.progress.epochs)
+            taken.write_end(reading, cluster, self._results.before(epoch + 1), self.progress.epochs)
         return result, weights
 
     def so_far(self) -> RunResult | None:
@@ -462,7 +471,7 @@ class Driver:
         while True:
             cluster = self.map
             check_failed(cluster, run)
-            if len(cluster.results) >= epoch:
+            if cluster.ended >= epoch:
                 return cluster
             record = cluster.epoch
             if record is not None and (record.run, record.number) == (run, epoch) and record.paused:
@@ -506,7 +515,8 @@ class Driver:
         await self._membership.update_epoch(go_on)
         self.progress.phase = "training"
         if taken is not None and reading is not None:
-            taken.write_within(reading, cluster, data, self.progress.epochs, loop.time() - begin)
+            before = self._results.before(paused.number)
+            taken.write_within(reading, before, data, self.progress.epochs, loop.time() - begin)
 
     async def _next_epoch(self, run: str, epoch: int) -> None:
         def begin(record: RunRecord) -> RunRecord | None:

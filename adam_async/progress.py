@@ -56,12 +56,15 @@ class Progress:
     _series: Series | None = field(default=None, init=False, repr=False)
     _began: float = field(default=0.0, init=False, repr=False)
     _looked: float = field(default=0.0, init=False, repr=False)
+    _added_up: tuple[int, float, int] = field(default=(0, 0.0, 0), init=False, repr=False)
+    """Of so many of `epochs`, the seconds and images."""
 
     def begin(self, series: Series) -> None:
         """A run begins: what an earlier one came to is in its result."""
         self._series = series
         self.epoch, self.images, self.clock, self.waiting_for = 0, 0, 0, ()
         self.epochs.clear()
+        self._added_up = 0, 0.0, 0
         self.roles = {}
         self.checkpoint = ""
 
@@ -111,15 +114,24 @@ class Progress:
         waits = (waits_of(node, each) for node, each in roles.items())
         self.waited_s = sum(each.total_s for each in waits if each is not None)
         if self._series is not None:
+            before_s, images_before = self._before()
             self._series.take(
                 roles,
-                s=sum(epoch.train_s for epoch in self.epochs)
-                + (now - self._began if ended is None else float(ended["train_s"])),
+                s=before_s + (now - self._began if ended is None else float(ended["train_s"])),
                 epoch=self.epoch,
                 images=self.images,
-                images_before=sum(epoch.images for epoch in self.epochs),
+                images_before=images_before,
                 loss=self.loss,
             )
+
+    def _before(self) -> tuple[float, int]:
+        """Seconds and images of all epochs that are over; only those since the last call are added up."""
+        count, train_s, images = self._added_up
+        for epoch in self.epochs[count:]:
+            train_s += epoch.train_s
+            images += epoch.images
+        self._added_up = len(self.epochs), train_s, images
+        return train_s, images
 
 
 def lends(values: Mapping[str, Any]) -> bool:

@@ -1,8 +1,10 @@
 """Pure: one version of the cluster map to the next, as what became of it, and the last of these in a row.
 
-A `Change` names the fields that are new, and of the nodes only those whose records are. Who has the map of
-the version before makes the next one of it; so a watcher sees each version once, in order, and goes on after
-a break where it was, at any controller: they all have the same changes.
+A `Change` names the fields that are new. Of the nodes it names those whose records are new and those that
+are gone; of the results of epochs those that were added; of a run that goes on what may change in it. So its
+length does not grow with the number of epochs. Who has the map of the version before makes the next one of
+it; so a watcher sees each version once, in order, and goes on after a break where it was, at any controller:
+they all have the same changes.
 """
 
 from collections import deque
@@ -12,7 +14,15 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from adam_async.cluster_map import ClusterMap, EpochRecord, LendingRecord, NodeRecord, RunRecord
+from adam_async.cluster_map import (
+    RESULTS_KEPT,
+    ClusterMap,
+    EpochRecord,
+    LendingRecord,
+    NodeRecord,
+    RunPiece,
+    RunRecord,
+)
 
 KEPT = 1024
 """Changes that a controller keeps for watchers; who was away for longer gets the whole map."""
@@ -24,42 +34,76 @@ class Change(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     version: int
     nodes: dict[str, NodeRecord] = {}
     """The records that are new."""
+    gone: tuple[str, ...] = ()
+    """Nodes that have left the map."""
     run: RunRecord | UnsetType | None = UNSET
+    same_run: bool = False
+    """Whether `run` lacks the fields `cluster_map.FIXED`: they are as before."""
     generation: int | UnsetType = UNSET
     buckets: tuple[str, ...] | UnsetType = UNSET
     epoch: EpochRecord | UnsetType | None = UNSET
+    ended: int | UnsetType = UNSET
     results: tuple[dict[str, Any], ...] | UnsetType = UNSET
+    """All that there are, or with `more_results` those that were added."""
+    more_results: bool = False
     lending: LendingRecord | UnsetType | None = UNSET
+    pieces: dict[str, RunPiece] | UnsetType = UNSET
 
 
-_WHOLE = tuple(name for name in Change.__struct_fields__ if name not in ("version", "nodes"))
+_WHOLE = tuple(
+    name
+    for name in Change.__struct_fields__
+    if name not in ("version", "nodes", "gone", "same_run", "more_results")
+)
 
 
 def difference(before: ClusterMap, after: ClusterMap) -> Change:
-    """Say what became of a map. No node ever leaves it."""
+    """Say what became of a map."""
     nodes, new = {}, {}
     for name, node in after.nodes.items():
         was = before.nodes.get(name)
         if node is not was and node != was:  # most are the same object, and long to compare
             nodes[name] = node
+    gone: tuple[str, ...] = ()
+    if after.nodes is not before.nodes:
+        gone = tuple(name for name in before.nodes if name not in after.nodes)
     for name in _WHOLE:
         value, old = getattr(after, name), getattr(before, name)
         if value is not old and value != old:
             new[name] = value
-    return Change(version=after.version, nodes=nodes, **new)
+    if "run" in new and after.run and before.run and after.run.has_fixed_of(before.run):
+        new |= {"run": after.run.without_fixed(), "same_run": True}
+    added = after.ended - before.ended
+    if 0 < added <= len(after.results) and after.results == _extended(before.results, after.results[-added:]):
+        new |= {"results": after.results[-added:], "more_results": True}
+    return Change(version=after.version, nodes=nodes, gone=gone, **new)
+
+
+def _extended(
+    results: tuple[dict[str, Any], ...], more: tuple[dict[str, Any], ...]
+) -> tuple[dict[str, Any], ...]:
+    return (*results, *more)[-RESULTS_KEPT:]
 
 
 def changed(before: ClusterMap, change: Change) -> ClusterMap:
     """Make the next version of a map.
 
     Raises:
-        ValueError: The change does not follow this version.
+        ValueError: The change does not follow this version, or goes on with another run.
     """
     if change.version != before.version + 1:
         raise ValueError(f"version {change.version} does not follow version {before.version}")
     new = {name: value for name in _WHOLE if (value := getattr(change, name)) is not UNSET}
-    if change.nodes:
-        new["nodes"] = {**before.nodes, **change.nodes}
+    if change.nodes or change.gone:
+        new["nodes"] = {
+            name: node for name, node in {**before.nodes, **change.nodes}.items() if name not in change.gone
+        }
+    if change.same_run and change.run:
+        if before.run is None or before.run.id != change.run.id:
+            raise ValueError(f"version {change.version} goes on with run {change.run.id}, which is not there")
+        new["run"] = change.run.with_fixed_of(before.run)
+    if change.more_results and change.results:
+        new["results"] = _extended(before.results, change.results)
     return msgspec.structs.replace(before, version=change.version, **new)
 
 

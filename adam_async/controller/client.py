@@ -14,11 +14,20 @@ from typing import Any
 
 import msgspec
 
-from adam_async.cluster_map import ClusterMap, EpochRecord, LendingRecord, NodeRecord, RunRecord
+from adam_async.cluster_map import (
+    ClusterMap,
+    EpochRecord,
+    LendingRecord,
+    NodeRecord,
+    RunInPieces,
+    RunPiece,
+    RunRecord,
+)
 from adam_async.config import Waits
 from adam_async.controller.changes import changed
 from adam_async.controller.leader_link import parse_controllers as parse_controllers  # for other roles
 from adam_async.controller.map_client import MapClient, News, version_of
+from adam_async.controller.records import cut
 from adam_async.errors import AdamError, DeadlineExceeded, RunFailed
 from adam_async.traffic import Traffic
 from transport import Identity, Network, RemoteError, RetrySchedule, TransportError
@@ -35,7 +44,7 @@ TAKEN = "taken"
 TAKEN_PAUSES = RetrySchedule(first_s=0.05, longest_s=1.0)
 """Before a seat that was taken is asked for again."""
 
-Record = NodeRecord | RunRecord | EpochRecord | LendingRecord
+Record = NodeRecord | RunRecord | RunInPieces | RunPiece | EpochRecord | LendingRecord
 
 
 class Membership:
@@ -48,6 +57,7 @@ class Membership:
         record: What the map shall say of this node; `run` keeps it set.
         waits: Deadlines.
         traffic: Where the links to the controllers are counted.
+        seen: Called with each version of the map that is heard of, in order; what it raises ends `run`.
 
     Run `run` as a task of the owner's group; everything else waits for what it learns.
 
@@ -64,8 +74,10 @@ class Membership:
         record: NodeRecord,
         waits: Waits,
         traffic: Traffic,
+        seen: Callable[[ClusterMap], None] = lambda _: None,
     ) -> None:
         self._identity = identity
+        self._seen = seen
         self._record = record
         self._waits = waits
         self._client = MapClient(
@@ -153,6 +165,7 @@ class Membership:
 
     async def _show(self, newest: ClusterMap) -> None:
         self.map = newest
+        self._seen(newest)
         async with self._changed:
             self._changed.notify_all()
 
@@ -226,12 +239,32 @@ class Membership:
             logger.info("the controller did not hear from %s that %s is gone: %r", self.node, node, error)
 
     async def submit_run(self, record: RunRecord) -> None:
-        """Begin a run, as its driver."""
-        await self._update("run", lambda _: record)
+        """Begin a run, as its driver; in pieces if its record is too long for one value of the map.
+
+        Raises:
+            RunFailed: The record is too long also for that, or the controller refused it.
+            DeadlineExceeded: No controller led, or answered.
+        """
+        try:
+            pieces = cut(record)
+        except ValueError as error:
+            raise RunFailed(str(error)) from None
+        for number, piece in enumerate(pieces):
+            await self._update(f"run/{number}", lambda _, piece=piece: piece)  # type: ignore[misc]
+        whole = RunInPieces(id=record.id, pieces=len(pieces)) if pieces else record
+        await self._update("run", lambda _: whole)
 
     async def update_run(self, change: Callable[[RunRecord], RunRecord | None]) -> None:
-        """Change the run, as its driver: `change` makes the new record of the newest, or None to leave it."""
-        await self._update("run", lambda newest: change(newest.run) if newest.run is not None else None)
+        """Change the run, as its driver: `change` makes the new record of the newest, or None to leave it.
+
+        Fields in `cluster_map.FIXED` stay as they were submitted.
+        """
+
+        def changed(newest: ClusterMap) -> RunRecord | None:
+            record = change(newest.run) if newest.run is not None else None
+            return record.without_fixed() if record is not None else None
+
+        await self._update("run", changed)
 
     async def update_epoch(self, change: Callable[[EpochRecord], EpochRecord | None]) -> None:
         """Change the epoch, as its data server: like `update_run`."""

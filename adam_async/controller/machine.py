@@ -20,6 +20,8 @@ import msgspec
 
 from adam_async.cluster_map import ClusterMap
 from adam_async.controller.changes import Change, History, difference
+from adam_async.controller.map_size import MapSize
+from adam_async.controller.records import value_too_large
 from adam_async.controller.state import CompareAndSet, Conflict, ControllerState, Event, Invalid, NodeLost
 from adam_async.errors import AdamError
 from adam_async.messages import SESSION_OVER
@@ -30,9 +32,8 @@ from adam_async.model.layers import BUILTIN_LAYERS
 MAX_SESSIONS = 4096
 """So many are known where nothing else is said."""
 
-MAX_DEPTH = 32
-"""Containers in a record of the map may nest so deep. Far deeper ones can be written by some and not be read
-by others, as far as the stack of each goes."""
+MOST_TEXT = 1000
+"""Characters of a refusal, which is kept for as long as its session."""
 
 UNWORKABLE = (AdamError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 """What the map's rules may raise at a record that they did not expect. It would be raised again at every
@@ -127,19 +128,6 @@ def read_state(state: bytes) -> _State:
     return _STATES.decode(state)
 
 
-def nests_too_deep(value: Any, left: int = MAX_DEPTH) -> bool:
-    """Whether a record has containers over `MAX_DEPTH` deep. Such a one must not come into the log."""
-    if not isinstance(value, dict | list):
-        return False
-    inner = value.values() if isinstance(value, dict) else value
-    return left == 0 or any(nests_too_deep(item, left - 1) for item in inner)
-
-
-def value_too_large(key: str, size: int) -> str:
-    """Say why a record of the map is refused undecoded, and what to do."""
-    return f"{key} of {size} bytes is above the limit of {MOST_VALUE_BYTES}: say less in it"
-
-
 def first_state(group: str) -> bytes:
     """What the founders of a group begin with."""
     return _ENCODER.encode(_State(group, ClusterMap(), []))
@@ -156,6 +144,7 @@ class Machine:
         group: Which group's state this is; empty before there is one.
         state: The map and its rules.
         history: The last changes of the map.
+        size: Bytes of the map's records.
     """
 
     def __init__(
@@ -165,6 +154,7 @@ class Machine:
         self.group = ""
         self.state = ControllerState(layers=layers)
         self.history = History()
+        self.size = MapSize()
         self._sessions: dict[int, _Session] = {}
 
     @property
@@ -205,15 +195,18 @@ class Machine:
         if len(question.value) > MOST_VALUE_BYTES:
             text = value_too_large(question.key, len(question.value))
             return Outcome(done=False, problem="invalid", text=text)
+        refusal = self.size.refusal(question.key, len(question.value))
+        if refusal:
+            return Outcome(done=False, problem="invalid", text=refusal)
         try:
             value: dict[str, Any] = msgspec.json.decode(question.value, type=dict[str, Any])
             _ENCODER.encode(value)  # what the map holds is written down, and not all that JSON says can be
-        except (msgspec.DecodeError, OverflowError) as error:
-            return Outcome(done=False, problem="invalid", text=f"{question.key}: {error}")
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError) as error:
+            return Outcome(done=False, problem="invalid", text=f"{question.key}: {error}"[:MOST_TEXT])
         event = self._change(CompareAndSet(key=question.key, expected=question.expected, value=value))
         match event:
             case Invalid(reason):
-                return Outcome(done=False, problem="invalid", text=reason)
+                return Outcome(done=False, problem="invalid", text=reason[:MOST_TEXT])
             case Conflict(version=version):
                 return Outcome(done=False, at=version)
             case _:
@@ -227,7 +220,9 @@ class Machine:
             self.state.map = before
             events = [Invalid(f"the map's rules cannot work with it: {type(error).__name__}")]
         if self.map is not before:
-            self.history.add(difference(before, self.map))
+            change = difference(before, self.map)
+            self.history.add(change)
+            self.size.take(change)
         return events[0] if events else None
 
     def since(self, version: int, group: str) -> list[Change] | None:
@@ -249,4 +244,5 @@ class Machine:
         self.group = saved.group
         self.state.map = saved.map
         self._sessions = dict(saved.sessions)
+        self.size = MapSize(saved.map)
         self.history = History(saved.map.version)

@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from adam_async.cluster_map import ClusterMap, EpochRecord, LendingRecord, NodeRecord, RunRecord
+from adam_async.cluster_map import ClusterMap, EpochRecord, LendingRecord, NodeRecord, RunPiece, RunRecord
 from adam_async.config import Waits
 from adam_async.controller.changes import Change
 from adam_async.controller.leader_link import BUSY, LOST, LeaderLink, unpack_answer
@@ -76,9 +76,11 @@ class Outcome:
 
 def version_of(cluster: ClusterMap, key: str) -> int:
     """At which version of the map a key's record last changed; 0 if there is none."""
-    record: NodeRecord | RunRecord | EpochRecord | LendingRecord | None
+    record: NodeRecord | RunRecord | RunPiece | EpochRecord | LendingRecord | None
     if key.startswith("nodes/"):
         record = cluster.nodes.get(key.removeprefix("nodes/"))
+    elif key.startswith("run/"):
+        record = cluster.pieces.get(key)
     else:
         record = {"run": cluster.run, "epoch": cluster.epoch, "lending": cluster.lending}.get(key)
     return record.changed if record is not None else 0

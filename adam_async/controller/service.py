@@ -28,18 +28,16 @@ from adam_async.controller.group import SETTINGS, SNAPSHOT_ENTRIES, Answer, Grou
 from adam_async.controller.log_file import LogFile
 from adam_async.controller.machine import (
     DONE,
-    MAX_DEPTH,
     MAX_SESSIONS,
     Lost,
     Machine,
     Open,
     Outcome,
     Set,
-    nests_too_deep,
-    value_too_large,
 )
 from adam_async.controller.peers import hear
 from adam_async.controller.permissions import FORBIDDEN, Attempt, Permits, Refusal, verdict
+from adam_async.controller.records import MAX_DEPTH, nests_too_deep, value_too_large
 from adam_async.controller.suspicion import Life, Suspicion
 from adam_async.messages import (
     NOT_LEADER,

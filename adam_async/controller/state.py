@@ -32,9 +32,19 @@ from typing import Any, assert_never
 
 import msgspec
 
-from adam_async.cluster_map import ClusterMap, EpochRecord, LendingRecord, NodeRecord, RunRecord
+from adam_async.cluster_map import (
+    RESULTS_KEPT,
+    ClusterMap,
+    EpochRecord,
+    LendingRecord,
+    NodeRecord,
+    RunInPieces,
+    RunPiece,
+    RunRecord,
+)
 from adam_async.config import FIELDS, make_config
 from adam_async.controller.places import place_workers
+from adam_async.controller.records import check_node, is_piece, joined
 from adam_async.errors import AdamError
 from adam_async.ids import NodeId
 from adam_async.model.layer import Layer
@@ -49,8 +59,11 @@ from adam_async.shares import covers, share_out, warm_groups
 _NO_PLACE = {"replica": -1, "partition": 0, "placed": 0}
 """Fields of a node that has none."""
 
-LIVES_KEPT = 64
-"""Lives of a node that are known to be over."""
+LIVES_KEPT = 16
+"""Number of the lives of a node that are known to be over."""
+
+DEPARTED_KEPT = 64
+"""Number of the nodes of each role that stay in the map when they have left; the last ones to leave stay."""
 
 MAX_SHARDS = 100_000
 """Of a run. Placing them takes a second, in which nobody is answered."""
@@ -100,7 +113,7 @@ class Invalid:
 
 Event = Changed | Conflict | Invalid
 
-_Record = NodeRecord | RunRecord | EpochRecord | LendingRecord
+_Record = NodeRecord | RunRecord | EpochRecord | LendingRecord | RunPiece
 
 
 class ControllerState:
@@ -131,63 +144,101 @@ class ControllerState:
         if self.map is before:
             return []
         self._run_rules()
+        self._forget_departed()
         self.map = msgspec.structs.replace(self.map, version=before.version + 1)
         return [Changed(self.map.version)]
 
     def _compare_and_set(self, command: CompareAndSet) -> Conflict | Invalid | None:
-        kind, _, name = command.key.partition("/")
+        key = command.key
+        kind, _, name = key.partition("/")
         old: _Record | None
         wanted: type[_Record]
         if kind == "nodes" and name:
             old, wanted = self.map.nodes.get(name), NodeRecord
-        elif command.key == "run":
+        elif key == "run":
             old, wanted = self.map.run, RunRecord
-        elif command.key == "epoch":
+        elif is_piece(key):
+            old, wanted = self.map.pieces.get(key), RunPiece
+        elif key == "epoch":
             old, wanted = self.map.epoch, EpochRecord
-        elif command.key == "lending":
+        elif key == "lending":
             old, wanted = self.map.lending, LendingRecord
         else:
-            return Invalid(f"no key {command.key!r}; there are nodes/<id>, run, epoch and lending")
+            return Invalid(f"no key {key!r}; there are nodes/<id>, run, run/<n>, epoch and lending")
         version = old.changed if old is not None else 0
         if version != command.expected:
-            return Conflict(command.key, version)
-        try:
-            new = msgspec.convert(command.value, wanted)
-        except msgspec.ValidationError as error:
-            return Invalid(f"{command.key}: {error}")
+            return Conflict(key, version)
+        new = self._read_value(command.value, wanted)
+        if isinstance(new, str):
+            return Invalid(f"{key}: {new}")
         new = msgspec.structs.replace(new, changed=self.map.version + 1)
-        problem = _check(new, self._layers)
+        match new:
+            case NodeRecord():
+                return self._set_node(name, new)
+            case RunRecord():
+                return self._set_run(new)
+            case RunPiece():
+                self._set(pieces={**self.map.pieces, key: new})
+            case EpochRecord():
+                self._set(epoch=new)
+            case LendingRecord():
+                if not new.keepers:
+                    return Invalid(f"{key}: somebody has to have the leases: there are no keepers")
+                self._set(lending=new)
+            case _:
+                assert_never(new)
+        return None
+
+    def _read_value(self, value: Any, wanted: type[_Record]) -> _Record | str:
+        """The record that a value is; or what is wrong with it."""
+        try:
+            if wanted is RunRecord and isinstance(value, dict) and "pieces" in value:
+                return joined(msgspec.convert(value, RunInPieces), self.map.pieces)
+            return msgspec.convert(value, wanted)
+        except msgspec.ValidationError as error:
+            return str(error)
+
+    def _set_node(self, name: str, new: NodeRecord) -> Invalid | None:
+        old = self.map.nodes.get(name)
+        problem = _check_node(new)
         if problem:
-            return Invalid(f"{command.key}: {problem}")
-        if isinstance(new, NodeRecord):
-            before = old.before if isinstance(old, NodeRecord) else ()
-            if new.incarnation in before:
-                return Invalid(f"{command.key}: another life of {name} has followed this one; start it again")
-            if isinstance(old, NodeRecord) and old.incarnation != new.incarnation:
-                before = (*before, old.incarnation)[-LIVES_KEPT:]
-            new = msgspec.structs.replace(new, before=before)
-            if isinstance(old, NodeRecord) and old.live and old.incarnation != new.incarnation:
-                # The node restarted before its old life was found dead; what it held is gone all the same.
-                self._node_lost(NodeLost(name, old.incarnation))
-                self._fail_if_lost()
-            if isinstance(old, NodeRecord) and old.incarnation == new.incarnation and old.live:
-                new = msgspec.structs.replace(
-                    new, replica=old.replica, partition=old.partition, placed=old.placed
-                )
-            else:
-                new = msgspec.structs.replace(new, **_NO_PLACE)
-            self._set(nodes={**self.map.nodes, name: new})
-        elif isinstance(new, RunRecord):
-            if isinstance(old, RunRecord) and new.driver != old.driver and self._in_progress(old):
-                return Invalid(f"run {old.id} of {old.driver} is in progress; it ends when {old.driver} does")
-            if not isinstance(old, RunRecord) or old.id != new.id:
-                self._set(buckets=(), epoch=None, results=(), lending=None)
-                self._forget_replicas()
-            self._set(run=new)
-        elif isinstance(new, EpochRecord):
-            self._set(epoch=new)
+            return Invalid(f"nodes/{name}: {problem}")
+        before = old.before if old is not None else ()
+        if new.incarnation in before:
+            return Invalid(f"nodes/{name}: another life of {name} has followed this one; start it again")
+        if old is not None and old.incarnation != new.incarnation:
+            before = (*before, old.incarnation)[-LIVES_KEPT:]
+        new = msgspec.structs.replace(new, before=before)
+        if old is not None and old.live and old.incarnation != new.incarnation:
+            # The node restarted before its old life was found dead; what it held is gone all the same.
+            self._node_lost(NodeLost(name, old.incarnation))
+            self._fail_if_lost()
+        if old is not None and old.incarnation == new.incarnation and old.live:
+            new = msgspec.structs.replace(
+                new, replica=old.replica, partition=old.partition, placed=old.placed
+            )
         else:
-            self._set(lending=new)
+            new = msgspec.structs.replace(new, **_NO_PLACE)
+        if not new.live:
+            new = new.departed(changed=new.changed)
+        self._set(nodes={**self.map.nodes, name: new})
+        return None
+
+    def _set_run(self, new: RunRecord) -> Invalid | None:
+        old = self.map.run
+        goes_on = old is not None and old.id == new.id
+        if old is not None and goes_on:
+            new = new.with_fixed_of(old)
+        else:
+            problem = _check_run(new, self._layers)
+            if problem:
+                return Invalid(f"run: {problem}")
+        if old is not None and new.driver != old.driver and self._in_progress(old):
+            return Invalid(f"run {old.id} of {old.driver} is in progress; it ends when {old.driver} does")
+        if not goes_on:
+            self._set(buckets=(), epoch=None, results=(), ended=0, lending=None, pieces={})
+            self._forget_replicas()
+        self._set(run=new)
         return None
 
     def _in_progress(self, run: RunRecord) -> bool:
@@ -198,7 +249,7 @@ class ControllerState:
         node = self.map.nodes.get(command.node)
         if node is None or not node.live or node.incarnation != command.incarnation:
             return
-        dead = msgspec.structs.replace(node, live=False, changed=self.map.version + 1)
+        dead = node.departed(changed=self.map.version + 1)
         self._set(nodes={**self.map.nodes, command.node: dead})
         self._strike_out()
 
@@ -216,6 +267,22 @@ class ControllerState:
             term = lending.term + (left[:1] != lending.keepers[:1])
             changed = self.map.version + 1
             self._set(lending=msgspec.structs.replace(lending, keepers=left, term=term, changed=changed))
+
+    def _forget_departed(self) -> None:
+        """Take nodes out of the map that left long ago, unless the run in the map is theirs.
+
+        Such a node joins again like any other; which of its lives others have followed is forgotten with it.
+        """
+        run, kept = self.map.run, set(self.map.buckets)
+        if run is not None:
+            kept.add(run.driver)
+        departed: dict[str, list[tuple[int, str]]] = {}
+        for name, node in self.map.nodes.items():
+            if not node.live and name not in kept:
+                departed.setdefault(node.role, []).append((node.changed, name))
+        gone = {name for of_role in departed.values() for _, name in sorted(of_role)[:-DEPARTED_KEPT]}
+        if gone:
+            self._set(nodes={name: node for name, node in self.map.nodes.items() if name not in gone})
 
     def _forget_replicas(self) -> None:
         self._set(
@@ -315,7 +382,7 @@ class ControllerState:
             number, results = (resumed.epoch, resumed.results) if resumed is not None else (1, ())
             changed = self.map.version + 1
             started = msgspec.structs.replace(run, phase="training", epoch=number, changed=changed)
-            self._set(run=started, results=results)
+            self._set(run=started, results=results[-RESULTS_KEPT:], ended=number - 1)
 
     def _advance(self) -> None:
         run, epoch = self.map.run, self.map.epoch
@@ -327,7 +394,8 @@ class ControllerState:
                 {"epoch": run.epoch + 1} if concurrent and not last else {"phase": "between"}
             )
             run = msgspec.structs.replace(run, changed=self.map.version + 1, **changes)
-            self._set(run=run, results=(*self.map.results, epoch.result))
+            results = (*self.map.results, epoch.result)[-RESULTS_KEPT:]
+            self._set(run=run, results=results, ended=epoch.number)
         due = run.phase == "training" and (epoch is None or epoch.number < run.epoch)
         if due and self.map.lenders:
             self._set(epoch=self._share_out(run))
@@ -389,18 +457,19 @@ class ControllerState:
             assert name in self.map.nodes, f"bucket on unknown node {name}"
 
 
-def _check(record: _Record, layers: Mapping[str, type[Layer]]) -> str:
+def _check_node(record: NodeRecord) -> str:
     """Say what the standing rules could not work with in a record; empty if there is nothing."""
-    if isinstance(record, LendingRecord) and not record.keepers:
-        return "somebody has to have the leases: there are no keepers"
-    if isinstance(record, NodeRecord) and record.role == "data":
+    if record.role == "data" and record.live:
         images = record.info.get("train_images")
         if not isinstance(images, int) or images < 1:
             return f"info of a data server needs train_images, a positive number, not {images!r}"
-    if not isinstance(record, RunRecord):
-        return ""
+    return check_node(record)
+
+
+def _check_run(record: RunRecord, layers: Mapping[str, type[Layer]]) -> str:
+    """The same for the record of a run that begins."""
     resumed = record.resumed
-    if resumed is not None and len(resumed.results) != resumed.epoch - 1:
+    if resumed is not None and not min(resumed.epoch - 1, 1) <= len(resumed.results) < resumed.epoch:
         return f"it takes up epoch {resumed.epoch}, but has the results of {len(resumed.results)} before it"
     try:
         config = make_config(record.config)

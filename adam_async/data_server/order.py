@@ -1,7 +1,8 @@
 """Pure: the order of an epoch, cut into image groups.
 
-The order is a function of the seed, the epoch, and what the epochs before it skipped: every server, restart
-and replay sees the same. Images that the epoch before has skipped come first; they, and all others behind
+The order is a function of the seed, the epoch, and the images that the epoch before skipped: every server,
+restart and replay sees the same. Which images those are depends on the order of that epoch, and so on the
+epochs before it; one bit for each image stands for all of them. They come first; they, and all others behind
 them, are in the order of a permutation that depends on seed and epoch only. Group `number` holds the images
 at positions `number * images_per_group` onwards; the last group of an epoch may be short.
 """
@@ -13,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.dice import Dice
+from adam_async.errors import DataError
 from adam_async.shares import Ranges
 
 PURPOSE = "epoch-order"
@@ -28,6 +30,18 @@ class EpochOrder:
     """Shape (images,): a permutation of the image numbers."""
     carried: int = 0
     """So many images come first because the epoch before has skipped them."""
+
+    @property
+    def carried_images(self) -> bytes:
+        """The images that come first because the epoch before has skipped them: one bit for each image of the
+        data set, from the highest of a byte on; empty if there are none."""
+        return _bits(self.indices[: self.carried], len(self.indices))
+
+    def images_in(self, ranges: Ranges) -> bytes:
+        """The images of ranges of groups, in the form of `carried_images`."""
+        size = self.images_per_group
+        images = [self.indices[start * size : stop * size] for start, stop in ranges]
+        return _bits(np.concatenate(images), len(self.indices)) if images else b""
 
     @property
     def num_groups(self) -> int:
@@ -67,47 +81,63 @@ class EpochOrders:
         self._images_per_group = images_per_group
         self._last: EpochOrder | None = None
 
-    def order(self, epoch: int, skipped: Sequence[Ranges] = ()) -> EpochOrder:
+    def order(
+        self, epoch: int, skipped: Sequence[Ranges] = (), *, first: int = 1, carried: bytes = b""
+    ) -> EpochOrder:
         """Shuffle the images of one epoch.
 
         Args:
             epoch: From 1.
-            skipped: For each epoch of the run before it, ranges of its groups that were not trained. They are
-                the same at every call for one run.
+            skipped: For each epoch from `first` to the one before, ranges of its groups that were not
+                trained. They are the same at every call for one run.
+            first: The epoch with which `skipped` begins, at most `epoch`.
+            carried: `EpochOrder.carried_images` of epoch `first`.
+
+        Raises:
+            DataError: `carried` is of another number of images.
         """
-        first = epoch
-        while first > 1 and _of(skipped, first - 1) and (self._last is None or self._last.epoch != first):
-            first -= 1
-        order = self._last if self._last is not None and self._last.epoch == first else None
-        if order is None:
-            order = self._shuffle(first, None)
-        for number in range(first + 1, epoch + 1):
-            order = self._shuffle(number, self._images_in(order, _of(skipped, number - 1)))
+
+        def of(number: int) -> Ranges:
+            return skipped[number - first] if number - first < len(skipped) else ()
+
+        begin, last = epoch, self._last
+        while begin > first and of(begin - 1) and (last is None or last.epoch != begin):
+            begin -= 1
+        if last is not None and last.epoch == begin:
+            order = last
+        else:
+            order = self._shuffle(begin, carried if begin == first else b"")
+        for number in range(begin + 1, epoch + 1):
+            order = self._shuffle(number, order.images_in(of(number - 1)))
         self._last = order
         return order
 
-    def _images_in(self, order: EpochOrder, ranges: Ranges) -> NDArray[np.int64]:
-        size = self._images_per_group
-        return np.concatenate([order.indices[start * size : stop * size] for start, stop in ranges])
-
-    def _shuffle(self, epoch: int, first: NDArray[np.int64] | None) -> EpochOrder:
+    def _shuffle(self, epoch: int, carried: bytes) -> EpochOrder:
         indices = self._dice.permutation(PURPOSE, keys=(epoch,), n=self._num_images)
         indices = np.ascontiguousarray(indices, dtype=np.int64)
-        if first is not None:
-            carried = np.zeros(self._num_images, np.bool_)
-            carried[first] = True
-            come_first = carried[indices]
+        count = 0
+        if carried:
+            if len(carried) != -(-self._num_images // 8):
+                raise DataError(
+                    f"{len(carried)} bytes say which images epoch {epoch} begins with; {self._num_images} "
+                    f"images need {-(-self._num_images // 8)}: is this the data set of the run?"
+                )
+            bits = np.unpackbits(np.frombuffer(carried, np.uint8), count=self._num_images)
+            come_first = bits.astype(np.bool_)[indices]
+            count = int(np.count_nonzero(come_first))
             indices = np.concatenate([indices[come_first], indices[~come_first]])
         return EpochOrder(
-            epoch=epoch,
-            images_per_group=self._images_per_group,
-            indices=indices,
-            carried=0 if first is None else len(first),
+            epoch=epoch, images_per_group=self._images_per_group, indices=indices, carried=count
         )
 
 
-def _of(skipped: Sequence[Ranges], epoch: int) -> Ranges:
-    return skipped[epoch - 1] if epoch <= len(skipped) else ()
+def _bits(images: NDArray[np.int64], num_images: int) -> bytes:
+    """One bit for each image of the data set, set for these; empty if there are none."""
+    if not len(images):
+        return b""
+    chosen = np.zeros(num_images, np.bool_)
+    chosen[images] = True
+    return np.packbits(chosen).tobytes()
 
 
 def epoch_order(dice: Dice, *, epoch: int, num_images: int, images_per_group: int) -> EpochOrder:

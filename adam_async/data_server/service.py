@@ -9,7 +9,7 @@ the rows of the images that it needs.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
@@ -61,7 +61,7 @@ from adam_async.messages import (
     pack,
 )
 from adam_async.role import Role, reply_or_fail, reply_when_room
-from adam_async.shares import Ranges, warm_groups
+from adam_async.shares import warm_groups
 from adam_async.timeline import Timeline
 from dataflow import ComputePool, MakePool
 from transport import Identity, Link, Message, Network, Request
@@ -149,9 +149,9 @@ class DataServer(Role):
             make_pool=make_pool,
             available_bytes=available_bytes,
         )
-        self._supplied: tuple[int, tuple[Ranges, ...]] = (0, ())
-        """Whose groups are supplied: the epoch in progress, or from its end on the next; and what was skipped
-        before it."""
+        self._supplied: tuple[int, bytes] = (0, b"")
+        """Whose groups are supplied: the epoch in progress, or from its end on the next; and the images with
+        which it begins."""
         self._began: EpochBegan | None = None
         self._first_as_lender: TimePassed | None = None
         """What we entered when we became the lender."""
@@ -240,7 +240,7 @@ class DataServer(Role):
         self._refuse_all("wrong-run", f"this data server has gone on to run {run.id}")
         self._config = msgspec.convert(run.config, Config)
         await self._supply.take_up(run, self._config)
-        self._run, self._supplied, self._began = run.id, (0, ()), None
+        self._run, self._supplied, self._began = run.id, (0, b""), None
         self._read_ahead = self._config.groups_ahead(prod(self._dataset.image_shape))
         most = min(ANSWER_BYTES, self._supply.answer_bytes)
         group_bytes = self._config.images_per_group * prod(self._dataset.image_shape)
@@ -261,27 +261,47 @@ class DataServer(Role):
         self._end_pause(cluster)
         epoch = cluster.epoch
         if epoch is not None and epoch.run == run.id and epoch.number > self.state.epoch:
-            before = cluster.results[: epoch.number - 1]
-            self._lending.enter(_began(run, self._config, epoch, skipped_groups(before)))
+            carried = self._carried_images(cluster, run, epoch.number)
+            self._lending.enter(_began(run, self._config, epoch, carried))
+
+    def _carried_images(self, cluster: ClusterMap, run: RunRecord, number: int) -> bytes:
+        """The images with which an epoch begins because the one before has skipped them.
+
+        Raises:
+            DataError: The run's record has those of other data.
+            RunFailed: The map does not hold the results of the epochs since the one of the ledger.
+        """
+        if self._supplied[0] == number:  # foreseen when the epoch before ended
+            return self._supplied[1]
+        if self.state.epoch:
+            first, carried = self.state.epoch, self.state.carried_images
+            results = [cluster.result(before) for before in range(first, number)]
+        else:  # the first epoch of this run
+            results = list(run.resumed.results) if run.resumed is not None else []
+            first, carried = number - len(results), run.carried
+        skipped = skipped_groups(results)
+        return self._orders.order(number, skipped, first=first, carried=carried).carried_images
 
     def _begin_epoch(self, began: EpochBegan) -> None:
-        self._supply_epoch(began.number, began.skipped)
+        self._supply_epoch(began.number, began.carried_images)
         self._began = began
         for replica in began.shares:
             if self._serves(replica):
                 self._callbacks.call_soon(self._read_on, replica)
 
-    def _supply_epoch(self, number: int, skipped: tuple[Ranges, ...]) -> None:
-        if (number, skipped) != self._supplied:
-            self._supplied = (number, skipped)
-            self._supply.begin_epoch(self._orders.order(number, skipped), takers=self._partitions)
+    def _supply_epoch(self, number: int, carried: bytes) -> None:
+        if (number, carried) != self._supplied:
+            self._supplied = (number, carried)
+            order = self._orders.order(number, first=number, carried=carried)
+            self._supply.begin_epoch(order, takers=self._partitions)
 
     def _foresee(self, ended: EpochEnded) -> None:
         """Make the first groups of the next epoch ready, as if it were shared out like the one that ended."""
         began, ahead = self._began, self._read_ahead
         if began is None or began.number != ended.number or ended.number >= self._config.epochs:
             return
-        self._supply_epoch(ended.number + 1, (*began.skipped, ended.skipped))
+        order = self._orders.order(ended.number, first=ended.number, carried=began.carried_images)
+        self._supply_epoch(ended.number + 1, order.images_in(ended.skipped))
         if began.turn or began.pooled:
             self._supply.prepare(range(min(ahead * len(began.shares), began.groups)))
             return
@@ -539,7 +559,7 @@ class DataServer(Role):
         return f"<DataServer {self._identity.node} at {self.address} {self._dataset!r}>"
 
 
-def _began(run: RunRecord, config: Config, epoch: EpochRecord, skipped: Sequence[Ranges]) -> EpochBegan:
+def _began(run: RunRecord, config: Config, epoch: EpochRecord, carried_images: bytes) -> EpochBegan:
     """What the controllers say of an epoch, for the ledger."""
     taken_up = run.resumed if epoch.finished else None
     return EpochBegan(
@@ -565,7 +585,7 @@ def _began(run: RunRecord, config: Config, epoch: EpochRecord, skipped: Sequence
         fraction=config.fraction_in_force,
         pooled=config.pooled,
         step=config.push_every,
-        skipped=tuple(map(tuple, skipped)),
+        carried_images=carried_images,
     )
 
 

@@ -50,8 +50,8 @@ from adam_async.shares import POOL
 MOST_REPLICAS = 1 << 16
 """Replicas that one event names."""
 
-MOST_EPOCHS = 1 << 20
-"""Epochs that a run has, as far as an event names each of them."""
+MOST_IMAGE_BYTES = 16 << 20
+"""Bytes that name images of a data set, one bit for each."""
 
 MOST_PARKED = 1 << 16
 """Questions that wait when an epoch begins."""
@@ -104,8 +104,8 @@ class EpochBegan(msgspec.Struct, frozen=True, tag=True):
     """Whether all take their groups out of one pool."""
     step: GroupNumber = 1
     """Groups of a step."""
-    skipped: Annotated[tuple[GroupRanges, ...], msgspec.Meta(max_length=MOST_EPOCHS)] = ()
-    """For each epoch before, ranges of its groups that were skipped; its order depends on that."""
+    carried_images: Annotated[bytes, msgspec.Meta(max_length=MOST_IMAGE_BYTES)] = b""
+    """Those images, as `EpochOrder.carried_images` has them; the order of the epoch depends on them."""
 
 
 class ReplicasChanged(msgspec.Struct, frozen=True, tag=True):
@@ -258,6 +258,8 @@ class DataState:
     def __init__(self, *, partitions: int = 1) -> None:
         self._partitions = partitions
         self._epoch: Epoch | None = None
+        self.carried_images = b""
+        """Those of the epoch that began last."""
         self._outcome: EpochEnded | None = None
         self._images = 0
         self._loss_sum = 0.0
@@ -340,6 +342,7 @@ class DataState:
         for log in self._logs.values():
             log.begin_epoch()
         self._tempo = Tempo(event.step)
+        self.carried_images = event.carried_images
         self._epoch = Epoch(
             number=event.number,
             groups=event.groups,

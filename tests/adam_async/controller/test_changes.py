@@ -4,13 +4,15 @@ import random
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from adam_async.cluster_map import ClusterMap
+from adam_async.cluster_map import ClusterMap, RunPiece
+from adam_async.controller import changes, state
 from adam_async.controller.changes import KEPT, Change, History, changed, difference
 from adam_async.controller.state import NodeLost
-from tests.adam_async.controller.test_state import Cluster, run_record
+from adam_async.errors import RunFailed
+from tests.adam_async.controller.test_state import Cluster, run_record, training
 
 NAMES = ("driver", "data-0", "data-1", "ps-0", "ps-1", "worker-0", "worker-1", "worker-2")
 
@@ -25,7 +27,7 @@ class Story:
         self.runs = 0
         for _ in range(steps):
             self.dice.choice(
-                (self.join, self.join, self.get_ready, self.get_ready, self.die, self.run, self.end)
+                (self.join, self.join, self.get_ready, self.get_ready, self.die, self.run, self.end, self.cut)
             )()
             if self.cluster.map is not self.maps[-1]:
                 self.maps.append(self.cluster.map)
@@ -51,6 +53,10 @@ class Story:
             self.runs += 1
             self.cluster.set("run", run_record(f"run-{self.runs}", servers=1, replicas=1))
 
+    def cut(self):
+        piece = RunPiece(run=f"run-{self.runs + 1}", text=b"{")
+        self.cluster.set(f"run/{self.dice.randrange(3)}", piece)
+
     def end(self):
         epoch, run = self.cluster.map.epoch, self.cluster.map.run
         if epoch is not None and not epoch.ended:
@@ -64,10 +70,18 @@ def text(cluster):
     return msgspec.json.encode(cluster)
 
 
+@pytest.fixture(autouse=True)
+def few_are_kept(monkeypatch):
+    """Nodes and results leave the map early."""
+    monkeypatch.setattr(state, "DEPARTED_KEPT", 1)
+    for module in (state, changes):
+        monkeypatch.setattr(module, "RESULTS_KEPT", 2)
+
+
 stories = st.builds(Story, st.integers(0, 10**9), st.integers(1, 60))
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(stories)
 def test_each_version_is_made_of_the_one_before_and_what_became_of_it_also_after_a_journey(story):
     for before, after in zip(story.maps, story.maps[1:], strict=False):
@@ -77,7 +91,7 @@ def test_each_version_is_made_of_the_one_before_and_what_became_of_it_also_after
         assert text(changed(before, sent)) == text(after)
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(stories, st.integers(0, 100))
 def test_who_knows_any_version_gets_all_that_came_after_it_in_order(story, known):
     history = History()
@@ -102,7 +116,9 @@ def test_stories_reach_every_field_of_the_map():
         for before, after in zip(story.maps, story.maps[1:], strict=False):
             told |= set(msgspec.to_builtins(difference(before, after)))
     assert told == {field.name for field in msgspec.structs.fields(Change)}
-    assert told == {field.name for field in msgspec.structs.fields(ClusterMap)}
+    assert told - {"gone", "same_run", "more_results"} == {
+        field.name for field in msgspec.structs.fields(ClusterMap)
+    }
 
 
 def test_only_what_is_new_is_told():
@@ -112,6 +128,24 @@ def test_only_what_is_new_is_told():
     cluster.set("nodes/worker-1", msgspec.structs.replace(before.nodes["worker-1"], failed="it burns"))
     assert msgspec.to_builtins(difference(before, cluster.map)).keys() == {"version", "nodes"}
     assert list(difference(before, cluster.map).nodes) == ["worker-1"]
+
+
+def test_what_is_told_of_the_end_of_an_epoch_does_not_grow_with_the_epochs(monkeypatch):
+    for module in (state, changes):
+        monkeypatch.setattr(module, "RESULTS_KEPT", 32)
+    cluster = training(epochs=10_000, replicas=1)
+    sizes = []
+    for epoch in range(2, 103):
+        before = cluster.map
+        cluster.end_epoch(images=1, number=1000 + epoch)
+        sizes.append(len(msgspec.json.encode(difference(before, cluster.map))))
+        run = msgspec.structs.replace(cluster.map.run, phase="training", epoch=epoch)
+        cluster.set("run", run.without_fixed())
+    assert max(sizes) < min(sizes) + 20  # the digits of versions and epochs
+    assert (cluster.map.ended, len(cluster.map.results)) == (101, 32)
+    assert cluster.map.result(101)["number"] == 1102
+    with pytest.raises(RunFailed, match="holds the results of epochs 70 to 101, not of epoch 69"):
+        cluster.map.result(69)
 
 
 def test_that_a_record_is_gone_is_not_that_it_is_as_before():

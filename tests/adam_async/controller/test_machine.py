@@ -5,11 +5,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adam_async.cluster_map import NodeRecord
+from adam_async.cluster_map import NodeRecord, RunInPieces, RunRecord
 from adam_async.controller import machine as machine_module
 from adam_async.controller.changes import changed
 from adam_async.controller.machine import Lost, Machine, Open, Outcome, Set, command_bytes, first_state
+from adam_async.controller.records import cut
 from adam_async.messages import SESSION_OVER
+from adam_async.messages.sizes import MOST_MAP_BYTES, MOST_MAP_TEXT_BYTES, MOST_VALUE_BYTES
+from adam_async.model.network import Network
+from adam_async.model.planner import vertical_plan
+from adam_async.model.spec import LayerSpec, ModelSpec
 from tests.adam_async.controller.test_state import run_record
 
 GROUP = "a-group"
@@ -38,6 +43,24 @@ class Log:
     def set(self, session, number, key="nodes/a", expected=0, value=None):
         value = node() if value is None else value
         return self.apply(Set(session=session, number=number, key=key, expected=expected, value=value))
+
+
+def deep_run():
+    """The record of a run whose model of 200 layers is cut over 16 workers."""
+    layers = []
+    for number in range(98):
+        layers += [
+            LayerSpec.of(
+                f"stage_{number}_of_the_network_convolution", "conv2d", filters=4, kernel=3, padding=1
+            ),
+            LayerSpec.of(f"stage_{number}_rectifier", "relu"),
+        ]
+    layers += [LayerSpec.of("flat", "flatten"), LayerSpec.of("hidden", "dense", outputs=64)]
+    layers += [LayerSpec.of("out", "dense", outputs=10), LayerSpec.of("loss", "softmax_cross_entropy")]
+    spec = ModelSpec(name="deep", input_shape=(3, 32, 32), layers=tuple(layers))
+    plan = vertical_plan(Network(spec, dtype="float32"), 16, halo="exchange")
+    record = run_record(partitions=16)
+    return msgspec.structs.replace(record, spec=spec.to_dict(), plan=plan.to_dict())
 
 
 sessions = st.integers(1, 12)  # those that are open, others' places in the log, and none
@@ -72,6 +95,7 @@ def test_who_takes_the_same_commands_or_a_snapshot_and_the_rest_has_the_same_byt
     if cut <= len(commands):
         assert late.snapshot() == one.snapshot()
         assert late.map == one.map
+        assert late.size.total == one.size.total
     assert other.snapshot() == one.snapshot()
     one.state.check_invariants()
 
@@ -262,3 +286,76 @@ def test_a_record_that_the_rules_cannot_work_with_is_refused_and_leaves_the_map_
     assert log.apply(Lost("a", 1)) == Outcome()
     assert log.machine.map is before
     assert log.machine.since(0, GROUP) == changes_before
+
+
+def large(log, session, number, *, expected=0, text="x"):
+    """Set a record of some 60 KiB; returns what came of it."""
+    value = node(info={"text": text * 60_000})
+    return log.set(session, number, f"nodes/w{number}", expected, value)
+
+
+def test_two_and_twenty_large_records_lock_nobody_out_also_after_a_restart():
+    log = Log()
+    session = log.open()
+    far_too_large = log.set(session, 1, value=node(info={"text": "x" * (3 << 20)})).text
+    assert far_too_large.endswith("bytes is above the limit of 65536: say less in it")
+    assert all(large(log, session, number).done for number in range(2, 24))
+    again = Machine()
+    again.restore(log.machine.snapshot())
+    assert again.apply(99, command_bytes(Set(session, 24, "nodes/joins", 0, node()))).done
+    assert len(msgspec.json.encode(again.map)) < MOST_MAP_TEXT_BYTES / 8
+
+
+def test_a_full_map_takes_no_new_record_from_any_controller_and_its_members_go_on():
+    log = Log()
+    session, number = log.open(), 1
+    while large(log, session, number).done:
+        number += 1
+    total = log.machine.size.total
+    assert MOST_MAP_BYTES - (61 << 10) < total <= MOST_MAP_BYTES
+    restored = Machine()
+    restored.restore(log.machine.snapshot())
+    assert restored.size.total == total
+    refused = log.set(session, number + 1, "nodes/new", 0, node(info={"text": "x" * 60_000}))
+    question = Set(session, number + 1, "nodes/new", 0, node(info={"text": "x" * 60_000}))
+    restored.apply(98, log.commands[-2])
+    assert restored.apply(99, command_bytes(question)) == refused
+    more = len(node(info={"text": "x" * 60_000}))
+    said = f"the map holds {total} bytes; a record of {more} more would exceed 8 MiB"
+    assert refused.text.startswith(said)
+    at = log.machine.map.nodes["w1"].changed
+    assert log.set(session, number + 2, "nodes/w1", at, node(ready="run", info={"text": "x" * 60_000})).done
+    log.apply(Lost("w2", 1))
+    assert log.machine.size.total < total - (50 << 10)
+    assert log.set(session, number + 3, "nodes/new", 0, node()).done
+
+
+def test_a_run_of_two_hundred_layers_cut_over_sixteen_workers_is_set_in_pieces():
+    record = deep_run()
+    log = Log()
+    session = log.open()
+    pieces = cut(record)
+    assert len(msgspec.json.encode(record)) > MOST_VALUE_BYTES
+    for number, piece in enumerate(pieces):
+        value = msgspec.json.encode(piece)
+        assert len(value) <= MOST_VALUE_BYTES
+        assert log.set(session, number + 1, f"run/{number}", 0, value).done
+    whole = msgspec.json.encode(RunInPieces(id=record.id, pieces=len(pieces)))
+    assert log.set(session, 90, "run", 0, msgspec.json.encode({"id": "another", "pieces": 2})).text == (
+        "run: of run another piece 0 of 2 is not there: submit it again"
+    )
+    assert log.set(session, 91, "run", 0, whole).done
+    run = log.machine.map.run
+    assert run.has_fixed_of(msgspec.json.decode(msgspec.json.encode(record), type=RunRecord))
+    assert log.machine.map.pieces == {}
+    advanced = msgspec.structs.replace(run, reason="no reason").without_fixed()
+    assert log.set(session, 92, "run", run.changed, msgspec.json.encode(advanced)).done
+    assert log.machine.map.run.spec == run.spec
+    (change,) = log.machine.since(log.machine.map.version - 1, GROUP)
+    assert len(msgspec.json.encode(change)) < 500
+
+
+def test_a_run_that_is_too_long_for_all_its_pieces_is_refused_with_what_makes_it_long():
+    record = msgspec.structs.replace(run_record(), carried=bytes(1 << 20))
+    with pytest.raises(ValueError, match=r"bytes, 1105920 are the most: its model has \d+ of them"):
+        cut(record)

@@ -15,7 +15,16 @@ from adam_async.cluster_map import (
     skipped_groups,
 )
 from adam_async.config import Config
-from adam_async.controller.state import Changed, CompareAndSet, Conflict, ControllerState, Invalid, NodeLost
+from adam_async.controller.state import (
+    DEPARTED_KEPT,
+    LIVES_KEPT,
+    Changed,
+    CompareAndSet,
+    Conflict,
+    ControllerState,
+    Invalid,
+    NodeLost,
+)
 from adam_async.model.named import mlp
 
 SPEC = mlp((16, 8, 4), input_shape=(1, 4, 4)).to_dict()
@@ -52,7 +61,8 @@ class Cluster:
 
     def set(self, key, value, expected=None):
         kind, _, name = key.partition("/")
-        old = self.map.nodes.get(name) if kind == "nodes" else getattr(self.map, kind, None)
+        table = {"nodes": self.map.nodes, "run": self.map.pieces}.get(kind, {})
+        old = table.get(key if kind == "run" else name) if name else getattr(self.map, kind, None)
         version = (old.changed if old else 0) if expected is None else expected
         return self.apply(CompareAndSet(key=key, expected=version, value=msgspec.to_builtins(value)))
 
@@ -95,6 +105,32 @@ def test_a_run_is_placed_when_as_many_servers_are_live_as_it_wants():
     cluster.join("ps-0", "ps-2")
     assert set(cluster.map.buckets) == {"ps-0", "ps-1"}
     assert cluster.map.generation == 1
+
+
+def test_nodes_that_left_long_ago_leave_the_map_and_those_of_the_run_do_not():
+    cluster = training(servers=2)
+    cluster.lose("ps-1")
+    cluster.lose("driver")
+    for number in range(200):
+        cluster.join(f"worker-{number}-of-many", f"ps-{number}-of-many")
+        cluster.lose(f"worker-{number}-of-many")
+        cluster.lose(f"ps-{number}-of-many")
+        assert len(cluster.map.nodes) <= 6 + 2 * DEPARTED_KEPT
+    assert {"driver", "ps-0", "ps-1", "worker-0"} < set(cluster.map.nodes)
+    assert "worker-199-of-many" in cluster.map.nodes
+    assert "worker-100-of-many" not in cluster.map.nodes
+    cluster.join("worker-100-of-many", incarnation=2)
+    assert cluster.map.nodes["worker-100-of-many"].live
+
+
+def test_of_a_node_that_left_little_stays_however_often_it_comes_back():
+    cluster = Cluster()
+    for incarnation in range(1, 100):
+        cluster.join("data-0", incarnation=incarnation)
+        cluster.lose("data-0")
+    record = cluster.map.nodes["data-0"]
+    assert record.info == {}
+    assert record.before == tuple(range(99 - LIVES_KEPT, 99))
 
 
 def test_every_bucket_keeps_its_primary_while_others_come_and_go():
@@ -237,10 +273,11 @@ def test_finished_ranges_beyond_the_epoch_are_cut_off():
 
 def test_a_resumed_run_without_the_results_before_it_is_refused():
     cluster = Cluster()
-    resumed = msgspec.structs.replace(RESUMED, epoch=3)
-    (event,) = cluster.set("run", run_record(resumed=resumed))
-    assert isinstance(event, Invalid)
-    assert event.reason == "run: it takes up epoch 3, but has the results of 1 before it"
+    for results in ((), RESUMED.results * 3):
+        resumed = msgspec.structs.replace(RESUMED, epoch=3, results=results)
+        (event,) = cluster.set("run", run_record(resumed=resumed))
+        assert isinstance(event, Invalid)
+        assert event.reason == f"run: it takes up epoch 3, but has the results of {len(results)} before it"
 
 
 def test_after_an_epoch_the_run_waits_for_its_driver_and_keeps_the_result():
@@ -348,9 +385,13 @@ def test_a_compare_and_set_that_comes_too_late_changes_nothing():
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        ("colour", {}, "no key 'colour'; there are nodes/<id>, run, epoch and lending"),
+        ("colour", {}, "no key 'colour'; there are nodes/<id>, run, run/<n>, epoch and lending"),
         ("nodes/", {}, "no key"),
         ("nodes/worker-0", {"role": "worker"}, "nodes/worker-0: Object missing required field `address`"),
+        ("nodes/x", {"role": "spy", "address": "", "incarnation": 1}, "there is no role 'spy'"),
+        ("nodes/x", {"role": "ps", "address": "x" * 1025, "incarnation": 1}, "address has 1025 char"),
+        ("run/24", {"run": "r", "text": ""}, "no key"),
+        ("run", {"id": "r", "pieces": 25}, "run: a run has 1 to 24 pieces, not 25"),
         ("nodes/data-0", {"role": "data", "address": "", "incarnation": 1}, "train_images"),
         ("epoch", {"run": "r", "number": "one", "groups": 1, "shares": {}}, "epoch: Expected `int`"),
         ("run", {"id": "r", "driver": "d", "config": {}, "spec": SPEC}, "run: config lacks model"),

@@ -201,7 +201,12 @@ ASKED = LeaseAsked(
     "event",
     [
         began(
-            6, warm=2, finished=((0, 1), (3, 4)), behind=(Replica(1),), skipped=(((1, 2),), ()), loss=math.nan
+            6,
+            warm=2,
+            finished=((0, 1), (3, 4)),
+            behind=(Replica(1),),
+            carried_images=b"\x81\x00",
+            loss=math.nan,
         ),
         ReplicasChanged({Replica(0): 2**53 + 1, Replica(3): 5}),
         GroupsReported(

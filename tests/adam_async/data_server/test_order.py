@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from adam_async.data_server.order import EpochOrders, count_groups, epoch_order
 from adam_async.dice import Dice
+from adam_async.errors import DataError
 
 counts = st.integers(1, 300)
 
@@ -87,3 +88,15 @@ def test_whoever_begins_in_the_middle_of_a_run_finds_the_order_of_who_was_there_
         again = there.order(epoch, skipped)
         np.testing.assert_array_equal(order.indices, again.indices)
         np.testing.assert_array_equal(order.indices, new().order(epoch, skipped).indices)
+        known = new().order(epoch, first=epoch, carried=order.carried_images)
+        np.testing.assert_array_equal(order.indices, known.indices)
+        for first in range(1, epoch):
+            carried = there.order(first, skipped).carried_images
+            late = new().order(epoch, skipped[first - 1 :], first=first, carried=carried)
+            np.testing.assert_array_equal(order.indices, late.indices)
+
+
+def test_images_of_another_data_set_do_not_come_first() -> None:
+    orders = EpochOrders(Dice(3), num_images=50, images_per_group=4)
+    with pytest.raises(DataError, match="6 bytes say which images epoch 9 begins with; 50 images need 7"):
+        orders.order(9, first=9, carried=bytes(6))

@@ -1,0 +1,91 @@
+"""Pure: how many bytes the records of the cluster map have, and which record it has no room for.
+
+The size is a function of the map, so all controllers refuse the same records, also those that were started
+again. It is kept up to date by what changes, for to write down the whole map takes long.
+"""
+
+from collections import deque
+
+import msgspec
+from msgspec import UNSET
+
+from adam_async.cluster_map import RESULTS_KEPT, ClusterMap, RunRecord
+from adam_async.controller.changes import Change, difference
+from adam_async.messages.sizes import MOST_MAP_BYTES
+
+GROWTH_BYTES = 1 << 20
+"""Bytes by which records that are there may grow when the map is full: members go on, none joins."""
+
+_ENCODE = msgspec.json.Encoder().encode
+
+
+class MapSize:
+    """Bytes of the JSON text of a map's records.
+
+    Args:
+        cluster: The map to begin with.
+    """
+
+    def __init__(self, cluster: ClusterMap | None = None) -> None:
+        self._of: dict[str, int] = {}
+        self._results: deque[int] = deque(maxlen=RESULTS_KEPT)
+        self.total = 0
+        if cluster is not None:
+            self.take(difference(ClusterMap(), cluster))
+
+    def take(self, change: Change) -> None:
+        """The map has changed."""
+        for name in change.gone:
+            self._set(f"nodes/{name}", 0)
+        for name, node in change.nodes.items():
+            self._set(f"nodes/{name}", len(name) + len(_ENCODE(node)))
+        self._take_run(change)
+        for key, value in (("epoch", change.epoch), ("lending", change.lending), ("buckets", change.buckets)):
+            if value is not UNSET:
+                self._set(key, len(_ENCODE(value)) if value else 0)
+        if change.results is not UNSET:
+            if not change.more_results:
+                self._results.clear()
+            self._results.extend(len(_ENCODE(result)) for result in change.results)
+            self._set("results", sum(self._results))
+        if change.pieces is not UNSET:
+            for key in [key for key in self._of if key.startswith("run/") and key not in change.pieces]:
+                self._set(key, 0)
+            for key, piece in change.pieces.items():
+                self._set(key, len(_ENCODE(piece)))
+
+    def _take_run(self, change: Change) -> None:
+        run = change.run
+        if not isinstance(run, RunRecord):
+            if run is None:
+                self._set("run", 0)
+                self._set("fixed", 0)
+            return
+        alone = len(_ENCODE(run.without_fixed()))
+        if not change.same_run:
+            self._set("fixed", len(_ENCODE(run)) - alone)
+        self._set("run", alone)
+
+    def _set(self, key: str, size: int) -> None:
+        self.total += size - self._of.pop(key, 0)
+        if size:
+            self._of[key] = size
+
+    def refusal(self, key: str, size: int) -> str:
+        """Say why the map has no room for a record; empty if it has.
+
+        Args:
+            key: Of the record. There is always room for the run, its epoch and its lending.
+            size: Bytes of its JSON text.
+        """
+        held = self._of.get(key, 0)
+        most = MOST_MAP_BYTES + (GROWTH_BYTES if held else 0)
+        if "/" not in key or size <= held or self.total + size - held <= most:
+            return ""
+        return (
+            f"the map holds {self.total} bytes; a record of {size} more would exceed {most >> 20} MiB: "
+            "end what is not needed, or start the cluster again"
+        )
+
+    def __repr__(self) -> str:
+        return f"<MapSize {self.total}>"
