@@ -11,7 +11,6 @@ from types import TracebackType
 from typing import Any, Self
 
 import msgspec
-import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.augmenting import transforms_of
@@ -41,7 +40,7 @@ from adam_async.planning import plan_here
 from adam_async.progress import Progress, lends
 from adam_async.recorder import Recorder
 from adam_async.resumption import bounded
-from adam_async.run_result import CheckpointResult, EpochResult, RunResult
+from adam_async.run_result import CheckpointResult, EpochResult, RunResult, divergence
 from adam_async.schedule import Schedule
 from adam_async.series import Series
 from adam_async.shard_copies import ShardCopies
@@ -381,7 +380,8 @@ class Driver:
                     break
                 await self._next_epoch(run.id, epoch)
             statistics = await self._gather_statistics(run.id)
-            self._note_divergence(statistics)
+            for diverged in divergence(self.progress.epochs, statistics):
+                self.note(diverged)
             record = None
             if self._recorder is not None:
                 record = await self._recorder.gather(self.map, weights, statistics)
@@ -657,16 +657,6 @@ class Driver:
             "traffic": self._traffic.rows(),
             "process": msgspec.to_builtins(self._process_memory()),
         }
-
-    def _note_divergence(self, statistics: Mapping[str, Mapping[str, Any]]) -> None:
-        """Note that the loss left the finite numbers, if it did."""
-        lost = [epoch.epoch for epoch in self.progress.epochs if not np.isfinite(epoch.train_loss)]
-        if lost:
-            refused = sum(values.get("refused", 0) for values in statistics.values())
-            self.note(
-                f"the loss is not finite from epoch {lost[0]} on; {refused} gradients of shards were refused "
-                "for the same reason: lower the rate"
-            )
 
     async def gather_profile(self) -> None:
         """Read what roles in other processes noted into our timeline. Those that cannot be reached lack."""

@@ -1,7 +1,8 @@
 """Pure: what a run came to: each finished epoch, and the whole."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 from numpy.typing import NDArray
@@ -82,4 +83,20 @@ class RunResult:
         return (
             f"<RunResult {self.model.spec.name} {len(self.epochs)} epochs, "
             f"test accuracy {self.test_accuracy:.2%}>"
+        )
+
+
+def divergence(epochs: Sequence[EpochResult], statistics: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Say from which epoch on the loss was not finite, if it was not.
+
+    Args:
+        epochs: The epochs that have ended.
+        statistics: What each node counted, by node id.
+    """
+    lost = next((epoch.epoch for epoch in epochs if not isfinite(epoch.train_loss)), None)
+    if lost is not None:
+        refused = sum(values.get("refused", 0) for values in statistics.values())
+        yield (
+            f"the loss is not finite from epoch {lost} on; {refused} gradients of shards were refused "
+            "for the same reason: lower the rate"
         )
