@@ -49,14 +49,6 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What others need to know: for data servers the shape and size of the data."""
     changed: int = 0
 
-    def departed(self, *, changed: int) -> Self:
-        """What stays of the record when this life of the node is over.
-
-        Args:
-            changed: Version of the map.
-        """
-        return msgspec.structs.replace(self, live=False, info={}, changed=changed)
-
 
 class ResumeRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Where a run that continues another one takes up."""

@@ -19,8 +19,11 @@ MOST_ADDRESS = 1024
 MOST_WORD = 512
 """Characters of what a node is ready for."""
 
-MOST_REASON = 8192
+MOST_REASON = 2048
 """Characters of what a node ended by."""
+
+MOST_INFO = 8192
+"""Bytes of what a node says of itself, as JSON text."""
 
 PIECE_BYTES = 45 << 10
 """Bytes of JSON text in one piece of a run; as a record of the map they are a third more."""
@@ -44,7 +47,7 @@ def value_too_large(key: str, size: int) -> str:
 def check_node(record: NodeRecord) -> str:
     """Say what is wrong with the record of a node; empty if there is nothing.
 
-    What stays of it when it has left the cluster is small: see `NodeRecord.departed`.
+    It is small, for a while the map also holds the records of nodes that have left.
     """
     if record.role not in ROLES:
         return f"there is no role {record.role[:80]!r}; there are {', '.join(ROLES)}"
@@ -52,7 +55,8 @@ def check_node(record: NodeRecord) -> str:
         length = len(getattr(record, name))
         if length > most:
             return f"{name} has {length} characters; {most} are the most"
-    return ""
+    size = len(msgspec.json.encode(record.info))
+    return f"info has {size} bytes as JSON text; {MOST_INFO} are the most" if size > MOST_INFO else ""
 
 
 # --- runs in pieces --------------------------------------------------------------------------

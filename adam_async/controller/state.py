@@ -9,6 +9,7 @@ command the standing rules run, each of which reads the map and may change it:
     begin     all primaries, a data server and as many replicas as the run wants are ready: it begins
     advance   the driver moved the run to its next epoch: its groups are shared out
     fail      a primary, the last data server that has the leases, or the driver is lost: the run has failed
+    forget    of the nodes of a role that have left, the last `DEPARTED_KEPT` stay in the map, and those of the run
 
 A replica consists of as many workers as its model is cut over, and restarts as a unit: with one of its
 workers it is out, until another one has the place and all are ready for the life that begins then. Who gets
@@ -219,8 +220,6 @@ class ControllerState:
             )
         else:
             new = msgspec.structs.replace(new, **_NO_PLACE)
-        if not new.live:
-            new = new.departed(changed=new.changed)
         self._set(nodes={**self.map.nodes, name: new})
         return None
 
@@ -249,7 +248,7 @@ class ControllerState:
         node = self.map.nodes.get(command.node)
         if node is None or not node.live or node.incarnation != command.incarnation:
             return
-        dead = node.departed(changed=self.map.version + 1)
+        dead = msgspec.structs.replace(node, live=False, changed=self.map.version + 1)
         self._set(nodes={**self.map.nodes, command.node: dead})
         self._strike_out()
 

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from adam_async.cluster_map import ClusterMap, EpochRecord, RunRecord, skipped_groups
 from adam_async.config import Config, Waits
 from adam_async.controller.client import GOODBYE_S
+from adam_async.controller.records import MOST_REASON
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.ledger import Settled
 from adam_async.data_server.lending import Lending
@@ -196,7 +197,7 @@ class DataServer(Role):
         """End the server, and let the cluster know by what, if it can be told within a moment."""
         try:
             async with asyncio.timeout(GOODBYE_S):
-                await self._membership.set_node(failed=str(error) or repr(error))
+                await self._membership.set_node(failed=(str(error) or repr(error))[:MOST_REASON])
         except (TimeoutError, AdamError) as untold:
             logger.info("%s ends, and cannot say so: %r", self._identity.node, untold)
         raise error

@@ -12,7 +12,7 @@ import pytest
 from adam_async.cluster_map import ClusterMap
 from adam_async.consensus.messages import Append, AskVote
 from adam_async.controller import service
-from adam_async.controller.machine import MAX_DEPTH
+from adam_async.controller.records import MAX_DEPTH
 from adam_async.messages import (
     NOT_LEADER,
     SESSION_OVER,
@@ -377,12 +377,12 @@ def test_a_record_of_two_megabytes_is_refused_undecoded():
 
 
 def test_a_map_that_no_answer_can_hold_is_refused_and_ends_no_controller(monkeypatch):
-    monkeypatch.setattr(simulated_group, "SHORT", replace(SHORT, max_message_bytes=1 << 18))
+    monkeypatch.setattr(simulated_group, "SHORT", replace(SHORT, max_message_bytes=1 << 15))
 
     async def scenario(trio):
         leader = await trio.settled()
         client = await (await trio.client(leader)).open()
-        large = {**record(), "info": {"text": "x" * 60_000}}
+        large = {**record(), "info": {"text": "x" * 7000}}
         for number in range(4):
             assert (await client.set(f"nodes/w{number}", 0, large)).done
         code, text = await refusal(client.set("nodes/w4", 0, large))
