@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 
 from adam_async.consensus import Contents, Saved
-from adam_async.controller.machine import MAX_DEPTH, Set, nests_too_deep, read_command, read_state
+from adam_async.controller.machine import Set, read_command, read_state
+from adam_async.controller.records import MAX_DEPTH, nests_too_deep
 from adam_async.messages.sizes import MOST_VALUE_BYTES
 
 MAP_DEPTH = MAX_DEPTH + 4

@@ -9,7 +9,7 @@ command the standing rules run, each of which reads the map and may change it:
     begin     all primaries, a data server and as many replicas as the run wants are ready: it begins
     advance   the driver moved the run to its next epoch: its groups are shared out
     fail      a primary, the last data server that has the leases, or the driver is lost: the run has failed
-    forget    of the nodes of a role that have left, the last `DEPARTED_KEPT` stay in the map, and those of the run
+    forget    of the nodes of a role that have left, the last `DEPARTED_KEPT` stay, and those of the run
 
 A replica consists of as many workers as its model is cut over, and restarts as a unit: with one of its
 workers it is out, until another one has the place and all are ready for the life that begins then. Who gets
