@@ -289,7 +289,7 @@ def spoil_ride(ride: Ride, meant: Meant) -> Iterator[tuple[Path, str, bytes]]:
 
 def json_bytes(value: Any) -> bytes:
     """Write JSON in which numbers that are not finite stand as numbers too large for a float."""
-    return json.dumps(value).replace("Infinity", "1e999").encode()
+    return json.dumps(value, default=msgspec.to_builtins).replace("Infinity", "1e999").encode()
 
 
 def spoil_tensors(tensors: tuple[NDArray[Any], ...]) -> Iterator[tuple[str, tuple[NDArray[Any], ...]]]:
