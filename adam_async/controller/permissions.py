@@ -2,7 +2,7 @@
 
     key          controller   ps    data   worker   driver
     nodes/<id>   -            own   own    own      own, and the death of others
-    run          -            -     -      -        all
+    run, run/<n> -            -     -      -        all
     epoch        -            -     all    -        the end of a pause
     lending      -            -     all    -        -
 
@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from adam_async.cluster_map import ClusterMap, EpochRecord, NodeRecord
+from adam_async.controller.records import is_piece
 from transport import Identity
 
 FORBIDDEN = "forbidden"
@@ -69,7 +70,7 @@ def verdict(attempt: Attempt, cluster: ClusterMap) -> Refusal | None:
     Keys that no map has are let through: the map refuses them itself.
     """
     kind = attempt.key.partition("/")[0]
-    if kind not in MEANT or (kind == "nodes") != ("/" in attempt.key):
+    if kind not in MEANT or ((kind == "nodes") != ("/" in attempt.key) and not is_piece(attempt.key)):
         return None
     rule = TABLE.get((kind, attempt.peer.role))
     found = rule(attempt, cluster) if rule is not None else _WRONG
@@ -88,8 +89,9 @@ def _own_node(attempt: Attempt, cluster: ClusterMap) -> str:
         return _WRONG
     old = cluster.nodes.get(peer.node)
     if old is None:
-        # The record may be one of another role that is committed and not applied here yet.
-        return _LATER if attempt.expected > 0 else _RIGHT
+        # The record may be one of another role that is committed and not applied here yet. If all that is
+        # expected is applied here, the record has left the map, and the attempt is a conflict.
+        return _LATER if attempt.expected > cluster.version else _RIGHT
     return _RIGHT if old.role == peer.role else _WRONG
 
 

@@ -52,6 +52,7 @@ CASES: dict[str, tuple[str, Any, int, str, set[str]]] = {
     "a death of none": ("nodes/none", {**own("ps"), "live": False}, 0, "", set()),
     "a death that is no record": ("nodes/ps-0", {"live": False}, 3, "", set()),
     "a run": ("run", RUN, 4, "", {"driver"}),
+    "a piece of a run": ("run/0", {"run": "r", "text": ""}, 0, "", {"driver"}),
     "an epoch": ("epoch", msgspec.structs.replace(EPOCH, ended=True), 5, "", {"data"}),
     "an end of a pause": ("epoch", GOES_ON, 5, "", {"data", "driver"}),
     "an end of a pause, and more": (
