@@ -16,6 +16,9 @@ from adam_async.errors import RunFailed
 RESULTS_KEPT = 32
 """Number of the newest results of epochs that the map holds."""
 
+MOST_REASON = 2048
+"""Largest number of characters in which a node says what it ended by."""
+
 RUN_PIECES = 24
 """Largest number of pieces in which the record of a run is submitted."""
 

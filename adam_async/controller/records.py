@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from adam_async.cluster_map import RUN_PIECES, NodeRecord, RunInPieces, RunPiece, RunRecord
+from adam_async.cluster_map import MOST_REASON, RUN_PIECES, NodeRecord, RunInPieces, RunPiece, RunRecord
 from adam_async.messages.body import ROLES
 from adam_async.messages.sizes import MOST_VALUE_BYTES
 
@@ -18,9 +18,6 @@ MOST_ADDRESS = 1024
 
 MOST_WORD = 512
 """Characters of what a node is ready for."""
-
-MOST_REASON = 2048
-"""Characters of what a node ended by."""
 
 MOST_INFO = 8192
 """Bytes of what a node says of itself, as JSON text."""

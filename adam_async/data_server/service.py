@@ -22,10 +22,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from adam_async.cluster_map import ClusterMap, EpochRecord, RunRecord, skipped_groups
+from adam_async.cluster_map import MOST_REASON, ClusterMap, EpochRecord, RunRecord, skipped_groups
 from adam_async.config import Config, Waits
 from adam_async.controller.client import GOODBYE_S
-from adam_async.controller.records import MOST_REASON
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.ledger import Settled
 from adam_async.data_server.lending import Lending
