@@ -50,10 +50,24 @@ def cache_limits(cache: str, spill: str, *, available_bytes: int) -> CacheLimits
     if shared is not None:
         share = available_bytes // (SHARE_OF_AVAILABLE * int(shared[1] or 1))
         return CacheLimits(max(share, 1), asked=False, spill=folder)
-    found = re.fullmatch(r"(\d{1,15})\s*([KMGT]?)(?:i?B)?", cache.strip(), re.IGNORECASE | re.ASCII)
+    return CacheLimits(read_size("cache", cache, besides="auto or "), spill=folder)
+
+
+def read_size(name: str, text: str, *, besides: str = "") -> int:
+    """Read a size such as ``512M`` or ``4G``; without a letter it is in bytes.
+
+    Args:
+        name: Of the option, for the error.
+        text: The size.
+        besides: What else the option may be, for the error.
+
+    Raises:
+        ConfigError: It is no size.
+    """
+    found = re.fullmatch(r"(\d{1,15})\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE | re.ASCII)
     if found is None:
-        raise ConfigError(f"cache must be auto or a size such as 512M or 4G, not {cache!r}")
-    return CacheLimits(int(found[1]) * UNITS[found[2].upper()], spill=folder)
+        raise ConfigError(f"{name} must be {besides}a size such as 512M or 4G, not {text!r}")
+    return int(found[1]) * UNITS[found[2].upper()]
 
 
 def room_for_whole(cache: CacheLimits | None, *, available_bytes: int) -> int:

@@ -188,6 +188,8 @@ class RoleOptions:
     """File with the cluster's token, or the keys of this role (`token derive`); without it ADAM_TOKEN."""
     slow: Annotated[tuple[str, ...], _OnlyOn] = ()
     """Be slow on purpose: NODE:SHARE of its cores, or NODE~NODE:DELAY of what it says to another; repeat."""
+    memory_budget: str = "512M"
+    """Memory that this process holds for its peers: their requests, and answers that they are owed."""
     checksum: Checksum = "auto"
     """Send tensors with a CRC-32C: on, off, or auto (to other hosts); one that arrives is always checked."""
     verbose: Annotated[bool, _OnlyOn] = False

@@ -42,6 +42,7 @@ from adam_async.entrypoints import (
     controller,
     data_host,
     data_server,
+    memory_budget,
     model_worker,
     parameter_server,
     slowed,
@@ -232,7 +233,13 @@ async def _stay(
     node = options.id or f"{role}-{platform.node()[:40]}-{os.getpid()}"
     check_own(options.slow, node, computes=role == "worker")
     async with AsyncExitStack() as stack:
-        network = cluster_network(token, entropy=system_entropy, buffers=buffers, checksum=options.checksum)
+        network = cluster_network(
+            token,
+            entropy=system_entropy,
+            buffers=buffers,
+            checksum=options.checksum,
+            budget=memory_budget(options.memory_budget),
+        )
         place = Place(
             node=node,
             bind=bind,

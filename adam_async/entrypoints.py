@@ -10,6 +10,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+from adam_async.cache_limits import read_size
 from adam_async.config import Waits
 from adam_async.controller.log_file import LogFile
 from adam_async.controller.service import Controller
@@ -23,7 +24,7 @@ from adam_async.parameter_server.service import ParameterServer
 from adam_async.slow import slow_links
 from adam_async.timeline import Timeline
 from adam_async.token_text import read_token_text
-from transport import BufferPool, Identity, LinkConfig, Network, TcpNetwork
+from transport import Budget, BufferPool, Identity, LinkConfig, Network, TcpNetwork
 from transport.config import Checksum
 from transport.slow import SlowNetwork
 from transport.tcp import is_loopback, parse_tcp_address
@@ -74,12 +75,25 @@ class Place:
         return Identity(role=role, node=self.node, incarnation=int.from_bytes(self.entropy(7), "little"))
 
 
+def memory_budget(text: str) -> Budget:
+    """Make the budget that the links of a process share, of a size such as ``512M``.
+
+    Raises:
+        ConfigError: It is no size, or nothing.
+    """
+    try:
+        return Budget(read_size("memory-budget", text))
+    except ValueError as error:
+        raise ConfigError(f"memory-budget: {error}") from None
+
+
 def cluster_network(
     token: str | None,
     *,
     entropy: Callable[[int], bytes],
     buffers: BufferPool,
     checksum: Checksum = "auto",
+    budget: Budget | None = None,
 ) -> TcpNetwork:
     """Links over TCP for one process.
 
@@ -88,6 +102,7 @@ def cluster_network(
         entropy: Returns that many unpredictable bytes.
         buffers: Where its links receive.
         checksum: Whether payloads that leave carry a CRC-32C; see `LinkConfig.checksum`.
+        budget: What its links hold for their peers together; 512 MiB without it.
 
     Raises:
         ConfigError: The token can be guessed, or is a line of keys that is damaged.
@@ -100,6 +115,7 @@ def cluster_network(
             rules=role_table(),
             config=LinkConfig(checksum=checksum),
             pool=buffers,
+            budget=budget,
         )
     except ValueError as error:
         raise ConfigError(str(error)) from None

@@ -37,7 +37,7 @@ from transport.frames import (
     Registered,
     kind_name,
 )
-from transport.intake import MESSAGE_COST_BYTES, UNCHECKED_BYTES, Intake, frame_cost
+from transport.intake import MESSAGE_COST_BYTES, META_COST, UNCHECKED_BYTES, Intake, frame_cost
 from transport.link import Link, LinkStatistics, Observer, OnAnswer, Request, TypeTraffic
 from transport.messages import Identity, Message
 from transport.release import Release
@@ -328,7 +328,9 @@ class Endpoint(Link):
         if kind == REPLY:
             self._on_reply(request_id, message)
         elif kind == REQUEST:
-            self._on_request(request_id, message, frame_cost(payload_bytes, frame_bytes))
+            self._on_request(
+                request_id, message, payload_bytes + META_COST * frame_bytes + MESSAGE_COST_BYTES
+            )
         elif kind == MESSAGE:
             self._on_message(message, payload_bytes, frame_cost(payload_bytes, frame_bytes))
         else:

@@ -82,11 +82,12 @@ class Intake:
 
     Attributes:
         account: What the link holds.
+        reason: Why reading waits, in a word; empty while it does not.
     """
 
     __slots__ = (
-        "_announced", "_config", "_link", "_looking", "_loop", "_mark", "_marked_at", "_over", "_reason",
-        "_waiting", "account",
+        "_announced", "_config", "_link", "_looking", "_loop", "_mark", "_marked_at", "_over", "_waiting",
+        "account", "reason",
     )  # fmt: skip
 
     def __init__(
@@ -98,7 +99,7 @@ class Intake:
         self._loop = loop
         self._waiting: deque[tuple[Asked, int, Callable[[], object]]] = deque()
         self._announced = 0
-        self._reason = ""
+        self.reason = ""
         self._looking = False
         self._over = False
         self._mark = 0
@@ -119,7 +120,7 @@ class Intake:
         """A request was answered: release what it held, of which so much was announced."""
         self._announced -= announced
         self.account.release(nbytes)
-        if self._reason:
+        if self.reason:
             self.look_soon()
 
     # Reading
@@ -149,8 +150,8 @@ class Intake:
         """Stop reading if too much is held, or read again."""
         if self._over:
             return
-        account, was = self.account, self._reason
-        reason = self._reason = self._why()
+        account, was = self.account, self.reason
+        reason = self.reason = self._why()
         if reason == PROCESS:
             arriving = self._link._arriving_bytes()
             whole = account.held_bytes - arriving <= account.budget.part_bytes
@@ -178,20 +179,15 @@ class Intake:
         return "" if account.may_go_on(arriving) else PROCESS
 
     @property
-    def pauses(self) -> bool:
-        """Whether reading waits."""
-        return self._reason != ""
-
-    @property
     def waits(self) -> str:
         """What reading waits for, as a clause; empty while it does not."""
         account, peer = self.account, self._link.peer.node
         held = f"{account.held_bytes / MB:.1f} MB"
-        if not self._reason:
+        if not self.reason:
             return ""
-        if self._reason == INBOX:
+        if self.reason == INBOX:
             return f"messages of {peer} ({held} in all) are not received or handled"
-        if self._reason == PROCESS:
+        if self.reason == PROCESS:
             budget = account.budget
             total, limit = budget.held_bytes / MB, budget.limit_bytes / MB
             return f"links of this process hold {total:.1f} of {limit:.1f} MB, {held} of it for {peer}"
@@ -202,10 +198,10 @@ class Intake:
 
     def tick(self, now: float) -> float | None:
         """Give the link up if nothing was released for too long; return when to look again."""
-        if not self._reason:
+        if not self.reason:
             return None
         account, stalled_s = self.account, self._config.stalled_after_s
-        if account.releases != self._mark or (self._reason == PROCESS and not account.is_hoarding):
+        if account.releases != self._mark or (self.reason == PROCESS and not account.is_hoarding):
             self._mark, self._marked_at = account.releases, now
         elif now >= self._marked_at + stalled_s:
             self._link._give_up(LinkBroken(f"nothing moved for {now - self._marked_at:.1f} s: {self.waits}"))

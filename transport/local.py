@@ -125,7 +125,7 @@ class LocalLink(Endpoint):
         if self._error is not None:
             return
         self._arrived.append(frame)
-        if not self._draining and not self._intake.pauses:
+        if not self._draining and not self._intake.reason:
             self._draining = True
             self._loop.call_soon(self._drain)
 
@@ -133,7 +133,7 @@ class LocalLink(Endpoint):
         self._draining = False
         # What handlers cause to arrive meanwhile belongs to the next turn.
         for _ in range(len(self._arrived)):
-            if self._intake.pauses or self._error is not None:
+            if self._intake.reason or self._error is not None:
                 break
             frame = self._arrived.popleft()
             if isinstance(frame, LinkClosed):
@@ -149,7 +149,7 @@ class LocalLink(Endpoint):
                 return
             if frame.message is not None and frame.kind != MESSAGE:
                 self._other._settle(frame.payload_bytes + MESSAGE_COST_BYTES)
-        if self._arrived and not self._intake.pauses and not self._draining:
+        if self._arrived and not self._intake.reason and not self._draining:
             self._draining = True
             self._loop.call_soon(self._drain)
 

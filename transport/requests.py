@@ -95,8 +95,12 @@ class InboundRequest(Request):
         """There is an answer: release what is held for the request."""
         self._answered = True
         link = self._link
-        if link._requests.pop(self._id, None) is not None:
+        if link._requests.pop(self._id, None) is None:
+            return
+        if self._announced or link._intake.reason:
             link._intake.release(self._cost + self._announced, self._announced)
+        else:
+            link._account.release(self._cost)
 
     def __repr__(self) -> str:
         return f"<Request {self._id} {self.message.type} from {self._link.peer}>"

@@ -447,7 +447,7 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
         self._delivering = not self._turn
         try:
             for frame in frames:
-                if self._intake.pauses:
+                if self._intake.reason:
                     cost = frame_cost(frame.payload_bytes, frame.frame_bytes)
                     self._account.charge(cost)
                     self._kept += cost
@@ -504,7 +504,7 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
         self._account.release(self._kept)
         self._kept = 0
         self._deliver_all(backlog)
-        if not self._intake.pauses and self._error is None and not self._reading:
+        if not self._intake.reason and self._error is None and not self._reading:
             self._reading = True
             self._conversation.resume(now=self._loop.time())
             self._transport.resume_reading()

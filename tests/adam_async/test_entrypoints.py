@@ -14,6 +14,7 @@ from adam_async.entrypoints import (
     address_towards,
     cluster_network,
     controller,
+    memory_budget,
     parameter_server,
 )
 from adam_async.errors import BindFailed, ConfigError
@@ -123,3 +124,13 @@ def test_the_links_of_a_role_have_checksums_as_it_is_told() -> None:
     for checksum in ("auto", "on", "off"):
         network = cluster_network(None, entropy=system_entropy, buffers=BufferPool(), checksum=checksum)
         assert network.config.checksum == checksum
+
+
+def test_the_links_of_a_role_share_the_budget_that_it_is_told() -> None:
+    for budget, limit in ((None, 512 << 20), (memory_budget("1G"), 1 << 30)):
+        network = cluster_network(None, entropy=system_entropy, buffers=BufferPool(), budget=budget)
+        assert network.budget.limit_bytes == limit
+    with pytest.raises(ConfigError, match="memory-budget must be a size such as 512M or 4G, not 'much'"):
+        memory_budget("much")
+    with pytest.raises(ConfigError, match="must be positive"):
+        memory_budget("0")
