@@ -206,6 +206,18 @@ class Lending:
         """
         if not self._is_of(request, body.run):
             return
+        peer = request.link.peer
+        record = self._map.nodes.get(peer.node)
+        if (
+            record is None
+            or not record.live
+            or (record.role, record.incarnation) != ("data", peer.incarnation)
+        ):
+            # A stranger's copy in a later term would end our lending, and the run with it.
+            request.fail(
+                "not-member", f"{peer.node} is no live data server of the cluster: it has to join it"
+            )
+            return
         part = read_packed_tensor(request.message, Part, MOST_LEDGER_BYTES)
         led = self._keeping.leads
         try:

@@ -14,7 +14,9 @@ from adam_async.controller.client import Membership
 from adam_async.controller.service import Controller
 from adam_async.data_server import client as client_module
 from adam_async.data_server.client import DataClient
+from adam_async.data_server.keeping import Part
 from adam_async.data_server.service import DataServer
+from adam_async.data_server.state import Opening
 from adam_async.errors import DataError, first_cause
 from adam_async.messages import CopyLedger, Enter, Finished, Groups, LeaseGroups, pack, packed_tensor, unpack
 from adam_async.model.named import digits
@@ -401,7 +403,20 @@ async def test_only_the_lender_enters_and_only_for_keepers_of_its_term(network):
         assert await refused(party, lender, Enter(run=RUN, term=1), nothing) == "not-keeper"
         assert await refused(party, lender, Enter(run="old", term=1), nothing) == "wrong-run"
         assert await refused(party, other, CopyLedger(run="old", term=1), nothing) == "wrong-run"
-        assert await refused(party, other, CopyLedger(run=RUN, term=1), nothing) == "malformed"
+        assert await refused(party, other, CopyLedger(run=RUN, term=1), nothing) == "not-member"
+        async with party.network.connect(other.address, lender._identity) as link:
+            with pytest.raises(RemoteError, match="malformed"):
+                await link.call(pack(CopyLedger(run=RUN, term=1), nothing), timeout_s=20.0)
+
+
+async def test_a_ledger_of_a_stranger_in_a_later_term_is_not_taken(network):
+    async with party_of(network, 2) as party:
+        lender, other = (party.servers[name] for name in party.map.lenders)
+        foreign = [packed_tensor(Part(first=0, settled=0, opening=Opening()))]
+        for server in (lender, other):
+            assert await refused(party, server, CopyLedger(run=RUN, term=9), foreign) == "not-member"
+            assert server.statistics()["lending"]["term"] == 1
+        assert lender.statistics()["lending"]["leads"]
 
 
 # --- whole clusters -----------------------------------------------------------------------------
