@@ -11,14 +11,25 @@ and no message that can never be right was answered as if it were.
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 
+import msgspec
+
+from adam_async.cluster_map import ClusterMap, LendingRecord, NodeRecord, RunRecord
+from adam_async.controller.leader_link import unpack_answer
 from adam_async.messages import (
+    ROLES,
+    CompareAndSet,
     GetMap,
     GetStatistics,
+    OpenSession,
     Pull,
     ReadTest,
+    SessionOpened,
     pack,
     role_table,
+    text_tensor,
+    unpack,
 )
 from adam_async.simulation.dice import Dice
 from adam_async.simulation.faults import Strike, check_noticed, is_running
@@ -31,6 +42,7 @@ from adam_async.simulation.scenarios.raw_wire import dial_raw
 from adam_async.simulation.scenarios.training_cluster import (
     CONTROLLERS,
     LENDERS,
+    LINKS,
     SERVERS,
     TOKEN,
     WORKERS,
@@ -45,11 +57,14 @@ from transport import (
     Link,
     LocalProtocolError,
     Message,
+    ProtocolError,
     RemoteError,
+    RoleKeys,
     TransportError,
     WouldBlock,
 )
 from transport.handshake import ClientHandshake
+from transport.keys import derive
 
 HOSTILES = ("hostile-0", "hostile-1", "hostile-2")
 """Machines of the hostile peers."""
@@ -80,8 +95,17 @@ ANSWER_S, PROBE_S, READY_S, STRIKE_S = 3.0, 2.0, 60.0, 60.0
 """Seconds: for the answer to a bad message, for that to an honest question with its dial, for a target to be
 in a run, and for all that one hostile peer does."""
 
+LEADER_SHARE = 0.8
+"""Share of hostile peers of controllers that turn to the one that leads."""
+
+HELD_S = 0.3
+"""Seconds between two signs of life of a socket without a handshake."""
+
 AT_ONCE = 24
 """Bad messages under way together in a burst."""
+
+DIVERGED = ("nan", "inf", "-inf", "2**63")
+"""Values that a loss may have."""
 
 NEVER_RIGHT = (
     "nan",
@@ -132,7 +156,7 @@ class HostilePeers:
             Violation: The target was harmed.
         """
         hostile, target = fault.targets
-        await self._in_a_run(target)
+        await self.in_a_run(target)
         node = world.nodes[hostile]
         peer = _Peer(self, node, target, world.dice.fork(str(fault)), int(fault.amount))
         task = world.loop.spawn(KINDS[fault.kind](peer), f"{hostile}/{fault.kind}", node.host.context.copy())
@@ -144,8 +168,12 @@ class HostilePeers:
         await self.probe(target)
         check_noticed(noticed)
 
-    async def _in_a_run(self, target: str) -> None:
-        """Wait until a role is in a run."""
+    async def in_a_run(self, target: str) -> None:
+        """Wait until a role is in a run.
+
+        Raises:
+            Violation: It is in none for `READY_S`.
+        """
         by = self._world.now + READY_S
         while not self._is_ready(target):
             if self._world.now > by:
@@ -187,6 +215,21 @@ class HostilePeers:
         async with network_of(node).connect(self.address(target), identity, timeout_s=PROBE_S) as link:
             await link.call(pack(GetStatistics(run="")), timeout_s=PROBE_S)
 
+    @property
+    def map(self) -> ClusterMap:
+        """The newest cluster map."""
+        return self._cluster.map
+
+    @property
+    def leader(self) -> str:
+        """The controller that leads; empty if none does."""
+        return self._cluster.leader
+
+    @property
+    def group(self) -> str:
+        """Name of the group of controllers."""
+        return next(iter(self._cluster.controllers.values())).machine.group
+
     def address(self, target: str) -> str:
         """Where a role listens."""
         return CONTROLLERS.get(target) or self._cluster.map.nodes[target].address
@@ -195,7 +238,7 @@ class HostilePeers:
         """Count what became of a message."""
         self._ledger.counts[what] += 1
 
-    def facts(self, target: str, *, session: int, node: str, role: str) -> Facts:
+    def facts(self, target: str, *, session: int, map_session: int, node: str) -> Facts:
         """What is true now for a peer that is about to send something to a target."""
         cluster, controllers = self._cluster.map, self._cluster.controllers
         server = self._cluster.servers.get(target)
@@ -220,11 +263,14 @@ class HostilePeers:
             group=leader.machine.group,
             core_term=leader.group.term,
             version=cluster.version,
+            map_session=map_session,
             node=node,
             address=f"tcp://{node}:1",
             lending_term=lending.term if lending is not None else 1,
         )
 
+
+RULES = role_table()
 
 REPLICA = 99
 """That hostile peers speak for; no run has it."""
@@ -239,9 +285,9 @@ class _Peer:
         self._target = target
         self._dice = dice
         self._amount = amount
-        self._network = network_of(node)
         self._role = next(role for role, names in TARGETS.items() if target in names)
         self._as = dice.choose(SENDERS[self._role])
+        self._network = network_of(node, token=_keys_of(self._as))
         self._session = int.from_bytes(node.entropy(7), "little")
         self._sent = 0
 
@@ -253,9 +299,12 @@ class _Peer:
             self._peers.address(self._target), self._identity(), timeout_s=STRIKE_S / 2
         )
 
-    def _draw(self) -> list[BadMessage]:
+    async def _draw(self) -> list[BadMessage]:
         """Draw bad messages that may travel to the target."""
-        facts = self._peers.facts(self._target, session=self._session, node=self._node.name, role=self._as)
+        map_session = await self._open_session() if self._role == "controller" else 1
+        facts = self._peers.facts(
+            self._target, session=self._session, map_session=map_session, node=self._node.name
+        )
         pair = (self._as, self._role)
         found = [
             bad
@@ -263,14 +312,27 @@ class _Peer:
             if pair in bad.pairs and not _is_poison(bad)
         ]
         self._dice.shuffle(found)
-        return found[: self._amount]
+        return [_numbered(bad, number) for number, bad in enumerate(found[: self._amount], 1)]
+
+    async def _open_session(self) -> int:
+        """Return a session of numbered questions, which only the controller that leads can open."""
+        if self._dice.chance(LEADER_SHARE):
+            self._target = self._peers.leader or self._target
+        link = await self._dial()
+        try:
+            opened = await link.call(pack(OpenSession()), timeout_s=ANSWER_S)
+            return unpack(opened, SessionOpened).session
+        except (RemoteError, CallTimeout, TransportError):
+            return 1
+        finally:
+            link.abort()
 
     # --- bad fields --------------------------------------------------------------------------
 
     async def say_bad_fields(self) -> bool:
         """Send bad messages one after the other. Returns whether any left."""
         link = await self._dial()
-        for bad in self._draw():
+        for bad in await self._draw():
             if link.closed:
                 link = await self._dial()
             await self._say(link, bad)
@@ -279,7 +341,7 @@ class _Peer:
 
     async def burst(self) -> bool:
         """Send bad messages many at a time."""
-        found = self._draw()
+        found = await self._draw()
         while found:
             now, found = found[:AT_ONCE], found[AT_ONCE:]
             link = await self._dial()
@@ -310,6 +372,9 @@ class _Peer:
         except TransportError:
             self._peers.count("links closed")
         else:
+            if bad.message.type == CompareAndSet.__name__ and not unpack_answer(answer).done:
+                self._peers.count("refused")
+                return
             self._peers.count("answered")
             if _is_never_right(bad):
                 text = f"{self._target} answered {bad.name} of a {self._as} with {answer!r}"
@@ -318,7 +383,7 @@ class _Peer:
     async def say_one_way(self) -> bool:
         """Send messages without waiting, as ones that get no answer, then hang up."""
         link = await self._dial()
-        for bad in self._draw():
+        for bad in await self._draw():
             if link.closed:
                 self._peers.count("links closed")
                 link = await self._dial()
@@ -329,27 +394,110 @@ class _Peer:
         link.abort()
         return self._sent > 0
 
+    # --- records and roles -------------------------------------------------------------------
+
+    async def set_records_of_others(self) -> bool:
+        """Set records of the map that belong to other roles, each with the version that it has."""
+        cluster = self._peers.map
+        self._target = self._peers.leader or self._target
+        link = await self._dial()
+        self._sent += 1
+        try:
+            session = unpack(await link.call(pack(OpenSession()), timeout_s=ANSWER_S), SessionOpened).session
+            for number, (key, record) in enumerate(self._stolen(cluster), 1):
+                body = CompareAndSet(
+                    key=key,
+                    expected=record.changed,
+                    session=session,
+                    number=number,
+                    after=cluster.version,
+                    group=self._peers.group,
+                )
+                try:
+                    answer = await link.call(pack(body, [text_tensor(record)]), timeout_s=ANSWER_S)
+                except RemoteError:
+                    self._peers.count("records refused")
+                    continue
+                if unpack_answer(answer).done:
+                    raise Violation("records belong to their roles", f"a {self._as} has set {key}")
+        except (TransportError, CallTimeout):
+            self._peers.count("links closed")
+        link.abort()
+        return True
+
+    def _stolen(self, cluster: ClusterMap) -> list[tuple[str, NodeRecord | RunRecord | LendingRecord]]:
+        """Records that this role may not set, with what it would like them to be."""
+        change = msgspec.structs.replace
+        found: list[tuple[str, NodeRecord | RunRecord | LendingRecord]] = [
+            (f"nodes/{name}", change(record, failed="stolen"))
+            for name, record in cluster.nodes.items()
+            if name != self._node.name
+        ]
+        if cluster.run is not None and self._as != "driver":
+            found.append(("run", change(cluster.run, phase="failed", reason="stolen")))
+        if cluster.lending is not None and self._as != "data":
+            keepers = ((self._node.name, self._session),)
+            found.append(("lending", change(cluster.lending, term=1 << 20, keepers=keepers)))
+        self._dice.shuffle(found)
+        return found
+
+    async def claim_other_roles(self) -> bool:
+        """Prove, with the keys of one role, that this is another one."""
+        keys = _keys_of(self._as)
+        for role in ROLES:
+            if role != self._as and RULES.may_talk(role, self._role):
+                await self._claim(role, RoleKeys(role, keys.keys))
+        return self._sent > 0
+
+    async def _claim(self, role: str, keys: RoleKeys) -> None:
+        while True:
+            wire = await dial_raw(*self._host_and_port())
+            identity = Identity(role=role, node=self._node.name, incarnation=self._session)
+            handshake = ClientHandshake(identity, token=keys, entropy=self._node.entropy, rules=RULES)
+            try:
+                self._sent += 1
+                await wire.prove(handshake)
+                raise Violation("keys prove one role", f"{self._target} takes a {self._as} for a {role}")
+            except HandshakeRejected as error:
+                if error.code == "token":
+                    self._peers.count("claims refused")
+                    return
+            except (ConnectionError, ProtocolError):
+                self._peers.count("links closed")
+            finally:
+                wire.hang_up()
+            await asyncio.sleep(0.2)
+
     # --- sockets -----------------------------------------------------------------------------
 
     async def hold_sockets(self) -> bool:
-        """Hold sockets that say nothing, too little or nonsense; meanwhile an honest peer is let in."""
-        host, port = self._host_and_port()
+        """Hold sockets that say nothing, too little or nonsense, each dialled again when it is closed.
+
+        Meanwhile honest peers are let in.
+        """
         async with asyncio.TaskGroup() as group:
-            dials = [
-                group.create_task(dial_raw(host, port), name=f"{self._node.name}/socket-{number}")
+            holds = [
+                group.create_task(self._hold_socket(number), name=f"{self._node.name}/socket-{number}")
                 for number in range(self._amount)
             ]
-        wires = [dial.result() for dial in dials]
-        for number, wire in enumerate(wires):
-            wire.say((b"", b"T", b"GET / HTTP/1.1\r\n")[number % 3])
-        for _ in range(3):
-            await self._peers.probe(self._target)
-            for wire in wires[1::3]:
-                if not wire.over:
-                    wire.say(b"L")
-        for wire in wires:
-            wire.hang_up()
-        return bool(wires)
+            await asyncio.sleep(HELD_S)
+            for _ in range(3):
+                await self._peers.probe(self._target)
+            for hold in holds:
+                hold.cancel()
+        return self._sent > LINKS.max_unauthenticated
+
+    async def _hold_socket(self, number: int) -> None:
+        says = (b"", b"T", b"GET / HTTP/1.1\r\n")[number % 3]
+        while True:
+            wire = await dial_raw(*self._host_and_port())
+            self._sent += 1
+            try:
+                while not wire.over:
+                    wire.say(says)
+                    await asyncio.sleep(HELD_S)
+            finally:
+                wire.hang_up()
 
     async def read_nothing(self) -> bool:
         """Ask for large answers and read none of them."""
@@ -358,7 +506,7 @@ class _Peer:
         while True:
             wire = await dial_raw(host, port)
             handshake = ClientHandshake(
-                self._identity(), token=TOKEN, entropy=self._node.entropy, rules=role_table()
+                self._identity(), token=_keys_of("driver"), entropy=self._node.entropy, rules=RULES
             )
             try:
                 await wire.prove(handshake)
@@ -376,7 +524,7 @@ class _Peer:
 
     def _large(self) -> Message:
         """A question with a large answer."""
-        facts = self._peers.facts(self._target, session=1, node=self._node.name, role="driver")
+        facts = self._peers.facts(self._target, session=1, map_session=1, node=self._node.name)
         if self._role == "ps":
             return pack(Pull(run=facts.run, generation=facts.generation, shards=facts.shards))
         if self._role == "data":
@@ -390,6 +538,19 @@ class _Peer:
         return host, int(port)
 
 
+def _keys_of(role: str) -> RoleKeys:
+    return derive(TOKEN, role, ROLES, RULES)
+
+
+def _numbered(bad: BadMessage, number: int) -> BadMessage:
+    """Give a numbered question the next number of its session, unless that is the field which is bad."""
+    if bad.message.type != CompareAndSet.__name__ or bad.field == "number":
+        return bad
+    message = bad.message
+    meta = {**message.meta, "number": number}
+    return replace(bad, message=Message(type=message.type, meta=meta, tensors=message.tensors))
+
+
 def _is_poison(bad: BadMessage) -> bool:
     """Whether a message harms what is learnt and no bound forbids it: a worker may push large gradients."""
     return bad.message.type == "Push" and bad.value == "largest"
@@ -399,6 +560,12 @@ def _is_never_right(bad: BadMessage) -> bool:
     """Whether no receiver may answer a message as if it were right."""
     if bad.message.type == "GetStatistics" and bad.value == "wrong-run":
         return False  # a role answers a driver of any run: it may be the next one's
+    if bad.field.endswith("loss") and bad.value in DIVERGED:
+        return False  # a run that diverges says so
+    if bad.value == "repeated":
+        return "shards" in bad.message.meta or "states" in bad.message.meta
+    if bad.field == "tensors" and bad.value in DIVERGED:
+        return False  # a push that is not finite is answered, refused and counted
     return bad.value in NEVER_RIGHT
 
 
@@ -410,6 +577,8 @@ KINDS: Mapping[str, Callable[[_Peer], Awaitable[bool]]] = {
     **{f"bad-{role}": _Peer.say_bad_fields for role in TARGETS},
     "burst": _Peer.burst,
     "one-way": _Peer.say_one_way,
+    "steal": _Peer.set_records_of_others,
+    "claim": _Peer.claim_other_roles,
     "sockets": _Peer.hold_sockets,
     "deaf": _Peer.read_nothing,
 }

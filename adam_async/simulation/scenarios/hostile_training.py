@@ -25,7 +25,7 @@ from adam_async.simulation.scenarios.training import (
     check_result,
     run_result,
 )
-from adam_async.simulation.scenarios.training_cluster import TrainingCluster, images
+from adam_async.simulation.scenarios.training_cluster import LINKS, TrainingCluster, images
 from adam_async.simulation.scenarios.training_setups import draw_setup, setup_of
 
 BEGUN_S, STRIKE_S = 0.5, 8.0
@@ -54,9 +54,13 @@ def draw_plan(dice: Dice) -> Plan:
 
 def _draw_fault(dice: Dice, kind: str) -> Fault:
     role = kind.removeprefix("bad-") if kind.startswith("bad-") else dice.choose([*TARGETS])
+    if kind == "steal":
+        role = "controller"
     amount = 40 + dice.below(200)
     if kind == "deaf":
         amount = 1 + dice.below(200)
+    elif kind == "sockets":
+        amount = LINKS.max_unauthenticated + dice.below(100)
     targets = (dice.choose(HOSTILES), dice.choose(TARGETS[role]))
     return Fault(
         at_s=round(dice.between(BEGUN_S, STRIKE_S), 3), kind=kind, targets=targets, amount=float(amount)

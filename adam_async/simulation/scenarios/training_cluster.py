@@ -26,7 +26,7 @@ from adam_async.data_server.datasets import DIGITS_FILE
 from adam_async.data_server.npz import parse_npz
 from adam_async.data_server.service import DataServer
 from adam_async.driver import Driver
-from adam_async.errors import AdamError
+from adam_async.errors import AdamError, first_cause
 from adam_async.machine import ProcessMemory
 from adam_async.messages import role_table
 from adam_async.model_worker.service import ModelWorker
@@ -37,14 +37,21 @@ from adam_async.simulation.pool import SimulatedPool
 from adam_async.simulation.scenario import Ledger, Violation
 from adam_async.simulation.scenarios.training_setups import Setup
 from adam_async.timeline import Timeline
-from transport import BufferPool, Identity, LinkConfig, TcpNetwork, TransportError
+from transport import BufferPool, Identity, LinkConfig, Secret, TcpNetwork, TransportError
 
 CONTROLLERS = {f"controller-{number}": f"tcp://controller-{number}:7000" for number in (1, 2, 3)}
 """Where they listen, by name; all others are told all addresses."""
 
 TOKEN = b"a token of the simulated cluster"
 FOLDER, CHECKPOINTS = Path("/controller"), Path("/checkpoints")
-LINKS = LinkConfig(ping_every_s=0.5, dead_after_s=2.0, stalled_after_s=2.0, handshake_s=2.0, close_s=1.0)
+LINKS = LinkConfig(
+    ping_every_s=0.5,
+    dead_after_s=2.0,
+    stalled_after_s=2.0,
+    handshake_s=2.0,
+    close_s=1.0,
+    max_unauthenticated=32,
+)
 
 IMAGES = 300
 """How many digits are trained on, of 1 437; all 360 of the others are for testing."""
@@ -60,9 +67,9 @@ LOOK_S = 0.2
 """How often the world looks at everything."""
 
 
-def network_of(node: Node) -> TcpNetwork:
-    """Make the network of one life of a machine."""
-    return TcpNetwork(token=TOKEN, entropy=node.entropy, rules=role_table(), config=LINKS, pool=BufferPool())
+def network_of(node: Node, *, token: Secret = TOKEN) -> TcpNetwork:
+    """Make the network of one life of a machine; `token` may be the keys of one role."""
+    return TcpNetwork(token=token, entropy=node.entropy, rules=role_table(), config=LINKS, pool=BufferPool())
 
 
 def process_memory() -> ProcessMemory:
@@ -205,7 +212,7 @@ class TrainingCluster:
                 await asyncio.Event().wait()
         except* (AdamError, TransportError) as errors:
             self._ledger.counts["started again"] += 1
-            self._ledger.note("ended", node.name, str(errors.exceptions[0]))
+            self._ledger.note("ended", node.name, str(first_cause(errors)))
         await asyncio.sleep(0.5)
 
     async def _drive(self, node: Node) -> RunResult:

@@ -1,0 +1,65 @@
+"""Hostile peers beside a cluster that trains: seeds that end well, and what is seen without a bound."""
+
+import pytest
+
+from adam_async.messages import body
+from adam_async.parameter_server.question_checks import QuestionChecks
+from adam_async.simulation.campaign import run_case, run_seed
+from adam_async.simulation.dice import Dice
+from adam_async.simulation.plan import Case, Fault, Options, Plan
+from adam_async.simulation.scenarios.hostile_peers import KINDS, SENDERS, TARGETS
+from adam_async.simulation.scenarios.hostile_training import HOSTILE, draw_plan
+
+QUICK = 25
+"""A seed that takes little longer than a second."""
+
+
+def struck_by(kind: str, target: str, amount: int = 200) -> Case:
+    """A run in which one hostile peer does one thing."""
+    fault = Fault(at_s=1.0, kind=kind, targets=("hostile-0", target), amount=float(amount))
+    return Case(scenario="hostile", seed=1, plan=Plan(options=Options(), faults=(fault,)))
+
+
+def test_a_cluster_learns_beside_hostile_peers() -> None:
+    result = run_seed(HOSTILE, QUICK)
+
+    assert (result.invariant, result.text, result.too_little) == ("", "", ())
+    assert result.counts["refused"] > 300
+
+
+def test_every_kind_of_peer_is_drawn_for_machines_that_it_can_reach() -> None:
+    plan = draw_plan(Dice("hostile/0/plan"))
+
+    assert {fault.kind for fault in plan.faults} == set(KINDS)
+    assert {fault.targets[1] for fault in plan.faults} <= {
+        name for names in TARGETS.values() for name in names
+    }
+    assert set(SENDERS) == set(TARGETS)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("first", range(0, 40, 10))
+def test_a_cluster_learns_whatever_hostile_peers_do(first: int) -> None:
+    results = [run_seed(HOSTILE, seed) for seed in range(first, first + 10)]
+
+    assert [(one.case.seed, one.invariant, one.text) for one in results if not one.ok] == []
+    assert sum(one.seed_counts for one in results) >= 9
+
+
+@pytest.mark.thorough
+def test_a_number_that_is_not_finite_and_answered_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body, "finder", lambda _: None)
+    result = run_case(HOSTILE, struck_by("bad-ps", "ps-0", amount=2000))
+
+    assert not result.ok
+
+
+@pytest.mark.thorough
+def test_a_server_whose_handler_fails_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ArithmeticError("a field that nobody expected")
+
+    monkeypatch.setattr(QuestionChecks, "refusal", fail)
+    result = run_case(HOSTILE, struck_by("bad-ps", "ps-0"))
+
+    assert not result.ok
