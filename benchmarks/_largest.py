@@ -1,0 +1,198 @@
+"""Every message of the table with as much in it as may travel: what `benchmarks.stalls` sends."""
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from adam_async import messages as m
+from adam_async.cluster_map import ClusterMap, EpochRecord, LendingRecord, NodeRecord, RunRecord
+from adam_async.consensus import messages as consensus
+from adam_async.controller.changes import Change
+from adam_async.data_server.keeping import Part as LedgerPart
+from adam_async.data_server.staging import File
+from adam_async.messages import sizes
+from adam_async.simulation.scenarios.valid_messages import Example, Facts, Ride, valid_messages
+from adam_async.trace_events import Carried
+from adam_async.trace_events import Part as ProfilePart
+from transport import LinkConfig, Message, RemoteProtocolError
+
+META_BYTES = LinkConfig().max_meta_bytes - 600
+"""Bytes that a meta is filled to; the rest is for descriptions of tensors."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Largest:
+    """A message at its largest."""
+
+    example: Example
+    most_bytes: int
+    """Bytes that a record beside it may have; 0 where there is none."""
+
+    @property
+    def name(self) -> str:
+        """The message, and which example of it."""
+        of = self.example.of
+        return type(self.example.body).__name__ + (f" ({of})" if of else "")
+
+    @property
+    def message(self) -> Message:
+        """What a link carries."""
+        return Message(
+            type=type(self.example.body).__name__, meta=self.example.meta(), tensors=self.example.tensors
+        )
+
+
+MOST_BYTES = {
+    "CompareAndSet": sizes.MOST_VALUE_BYTES,
+    "MapState": sizes.MOST_MAP_TEXT_BYTES,
+    "MapChanges": sizes.MOST_MAP_TEXT_BYTES,
+    "Serving": sizes.MOST_INFO_BYTES,
+    "Statistics": sizes.MOST_STATISTICS_BYTES,
+    "Profile": sizes.MOST_PROFILE_BYTES,
+    "ManifestPart": sizes.MOST_MANIFEST_BYTES,
+    "Enter": sizes.MOST_LEDGER_BYTES,
+    "CopyLedger": sizes.MOST_LEDGER_BYTES,
+    "Agree": sizes.MOST_AGREE_BYTES,
+}
+"""Bytes of the record that may ride beside a message."""
+
+
+def largest_messages(facts: Facts) -> Iterator[Largest]:
+    """Yield every message of the table with as much in it as may travel."""
+    for example in valid_messages(facts):
+        name = type(example.body).__name__
+        ride = example.ride
+        if ride is None:
+            yield Largest(example=_with_full_meta(example, facts), most_bytes=0)
+        elif not ride.field:
+            yield Largest(
+                example=_with_full_ride(example, ride, MOST_BYTES[name]), most_bytes=MOST_BYTES[name]
+            )
+
+
+def _with_full_meta(example: Example, facts: Facts) -> Example:
+    """Repeat what a message has several of until its meta is full; shards are all those of the server."""
+    fields = {
+        name: value
+        for name in example.body.__struct_fields__
+        if isinstance(value := getattr(example.body, name), tuple) and value and name != "rows"
+    }
+    if not fields:
+        return example
+    names_shards = "shards" in fields
+    most = len(facts.shards) if names_shards or "versions" in fields else 8000
+    low, high = 1, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (
+            (middle, high) if _is_taken(_repeated(example, facts, fields, middle)) else (low, middle - 1)
+        )
+    return _repeated(example, facts, fields, low)
+
+
+def _is_taken(example: Example) -> bool:
+    """Whether a message is within its bounds, and its fields within a meta."""
+    message = m.pack(example.body)
+    if len(msgspec.msgpack.encode(message.meta)) > META_BYTES:
+        return False
+    try:
+        m.unpack_any(message)
+    except RemoteProtocolError:
+        return False
+    return True
+
+
+def _repeated(example: Example, facts: Facts, fields: dict[str, Any], count: int) -> Example:
+    new: dict[str, Any] = {name: value[:1] * count for name, value in fields.items()}
+    body, tensors = example.body, example.tensors
+    if "shards" in fields:
+        new["shards"] = facts.shards[:count]
+    if "parts" in fields:
+        new["parts"] = (m.Part(factors=False, count=count),)
+    if "steps" in fields:
+        new |= {"steps": fields["steps"] * count, "shards": facts.shards[:1]}
+    if "states" in fields:
+        new["states"] = fields["states"]
+        return replace(example, body=body)
+    if isinstance(body, m.Push | m.Pushed | m.Values):
+        tensors = (np.zeros(sum(facts.sizes[:count]), facts.dtype),)
+    elif isinstance(body, m.Blocks):
+        new["blocks"] = fields["blocks"] * count
+        tensors = tensors * count
+    elif isinstance(body, m.Groups):
+        images, labels = tensors
+        tensors = (np.zeros((2 * count, *images.shape[1:]), np.uint8), np.zeros(2 * count, labels.dtype))
+    return replace(example, body=msgspec.structs.replace(body, **new), tensors=tensors)
+
+
+def _with_full_ride(example: Example, ride: Ride, most_bytes: int) -> Example:
+    """Repeat what a record has several of until it is as long as it may be."""
+    write = msgspec.json.encode if ride.is_text else msgspec.msgpack.encode
+    make = _MAKERS.get(type(ride.record), _MAKERS[dict])
+    few = len(write(make(ride.record, 1000))) - len(write(make(ride.record, 1)))
+    count = int(999 * most_bytes / few)
+    while True:
+        packed = np.frombuffer(write(make(ride.record, count)), np.uint8)
+        full = replace(example, tensors=(packed,))
+        if packed.nbytes <= most_bytes:
+            with suppress(RemoteProtocolError):
+                read_ride(full, most_bytes)
+                return full
+        count = int(count * 0.95)
+
+
+def read_ride(example: Example, most_bytes: int) -> None:
+    """Decode and validate the record that rides along.
+
+    Raises:
+        RemoteProtocolError: It is longer, or has more, than it may.
+    """
+    message, ride = m.pack(example.body, example.tensors), example.ride
+    if ride is not None and ride.field:
+        m.read_packed(getattr(example.body, ride.field), ride.kind, of=message)
+    elif ride is not None:
+        read = m.read_text_tensor if ride.is_text else m.read_packed_tensor
+        read(message, ride.kind, most_bytes)
+
+
+def _many_numbers(record: dict[str, Any], count: int) -> dict[str, Any]:
+    return {**record, **{f"field {number}": [number] for number in range(count)}}
+
+
+def _node(number: int) -> NodeRecord:
+    return NodeRecord(role="worker", address=f"tcp://10.0.0.1:{number}", incarnation=number)
+
+
+_MAKERS: dict[type, Callable[[Any, int], Any]] = {
+    dict: _many_numbers,
+    RunRecord: lambda it, count: msgspec.structs.replace(it, config=_many_numbers({}, count)),
+    EpochRecord: lambda it, count: msgspec.structs.replace(it, result=_many_numbers({}, count)),
+    LendingRecord: lambda it, count: msgspec.structs.replace(it, keepers=it.keepers * count),
+    NodeRecord: lambda it, count: msgspec.structs.replace(it, info=_many_numbers({}, count)),
+    ClusterMap: lambda it, count: msgspec.structs.replace(
+        it, nodes={f"worker-{number}": _node(number) for number in range(count)}
+    ),
+    list: lambda it, count: (
+        [Change(version=number, nodes={f"worker-{number}": _node(number)}) for number in range(1, count + 1)]
+        if isinstance(it[0], Change)
+        else [File(f"images/{number}", number) for number in range(count)]
+    ),
+    tuple: lambda it, count: it * count,
+    LedgerPart: lambda it, count: msgspec.structs.replace(
+        it, entries=it.entries[:1] + it.entries[1:] * count
+    ),
+    ProfilePart: lambda it, count: msgspec.structs.replace(
+        it, events=[Carried("worker-0", "ps-0", True, "Push", 1 << 20, 0.5)] * count
+    ),
+    consensus.Append: lambda it, count: msgspec.structs.replace(
+        it,
+        entries=tuple(
+            consensus.Entry(index=it.prev_index + 1 + number, term=it.term, command=b"\x80")
+            for number in range(count)
+        ),
+    ),
+}

@@ -1,0 +1,219 @@
+"""The longest stall of a role's event loop per message, each at its largest permitted size.
+
+    python -m benchmarks.stalls [--repeats 5] [--only TEXT] [--json FILE]
+
+A simulated cluster of shipped roles, on virtual time, holds a model of 67 MB on one parameter server. A peer
+with the keys of a role sends each message at the largest size that the frame's meta, the permitted text and
+the message allow. The longest step of the receiver's loop from then on is taken in processor time, median of
+the repeats: it has the decoding, the validation and the handling, and what the answer costs. Messages that
+are answers are decoded and validated by themselves: the simulation has no client that asks for all of them.
+
+One row each, the longest first: message, receiver, bytes of fields and beside them, milliseconds, and the
+share of the election time-out that they are. A controller that stalls for longer loses its leadership.
+"""
+
+import os
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+import argparse
+import asyncio
+import json
+import statistics
+import time
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+
+from adam_async.controller.group import SETTINGS
+from adam_async.messages import TABLE, unpack_any
+from adam_async.model.named import mlp
+from adam_async.simulation.loop import SimulatedLoop
+from adam_async.simulation.nodes import World, simulate
+from adam_async.simulation.scenario import Ledger
+from adam_async.simulation.scenarios.hostile import request_frame
+from adam_async.simulation.scenarios.hostile_peers import HOSTILES, HostilePeers
+from adam_async.simulation.scenarios.training import TRAINING
+from adam_async.simulation.scenarios.training_cluster import SERVERS, TrainingCluster, network_of
+from adam_async.simulation.scenarios.training_setups import setup_of
+from adam_async.simulation.scenarios.valid_messages import Facts
+from benchmarks._largest import Largest, largest_messages, read_ride
+from transport import BufferPool, Identity, LinkConfig, Message, TransportError
+from transport.frames import FrameDecoder
+
+MODEL = mlp((64, 4032, 4032, 10), input_shape=(1, 8, 8))
+"""66 MB in float32: its values are about as many as one message holds."""
+
+RECEIVERS = {"ps": SERVERS[0], "data": "data-0", "worker": "worker-0", "controller": "controller-1"}
+"""Machines by role; all that receive messages but the driver."""
+
+ELECTION_S = SETTINGS.election_s
+"""Seconds without a leader's word after which a controller asks for votes."""
+
+REST_S = 0.5
+"""Seconds of the simulation after a message in which its receiver works on it."""
+
+
+class Stopwatch:
+    """Times each step of one machine of a simulation by the wall clock.
+
+    Attributes:
+        longest_s: The longest since `begin`.
+    """
+
+    def __init__(self) -> None:
+        self.longest_s = 0.0
+        self._name = ""
+        self._run = SimulatedLoop._run
+
+    def begin(self, name: str) -> None:
+        """Time the steps of another machine, or the same anew."""
+        self._name, self.longest_s = name, 0.0
+
+    def __enter__(self) -> Self:
+        run, watch = self._run, self
+
+        def timed(loop: SimulatedLoop, name: str, call: Any, args: tuple[Any, ...], context: Any) -> None:
+            if name != watch._name:
+                run(loop, name, call, args, context)
+                return
+            begin = time.thread_time()
+            run(loop, name, call, args, context)
+            watch.longest_s = max(watch.longest_s, time.thread_time() - begin)
+
+        SimulatedLoop._run = timed  # type: ignore[method-assign]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        SimulatedLoop._run = self._run  # type: ignore[method-assign]
+
+
+async def _measure_requests(world: World, watch: Stopwatch, repeats: int, only: str) -> list[dict[str, Any]]:
+    """Send each message that a role receives, from a peer that may."""
+    setup = setup_of({}, TRAINING)
+    config = msgspec.structs.replace(setup.config, shard_bytes=1 << 20, servers=1, epochs=1000)
+    cluster = TrainingCluster(world, replace(setup, spec=MODEL, config=config), Ledger(lambda: world.now))
+    peers = HostilePeers(world, cluster, Ledger(lambda: world.now))
+    for target in RECEIVERS.values():
+        await peers.in_a_run(target)
+    for name in ("worker-0", "worker-1", "driver"):
+        world.nodes[name].freeze()  # nothing is trained: steps of other work would be measured
+    await asyncio.sleep(1.0)
+    rows = []
+    for role, target in RECEIVERS.items():
+        if role == "worker":
+            world.nodes[target].thaw()
+        if role == "controller":
+            target = cluster.leader
+        for largest in largest_messages(_facts(cluster, peers, target)):
+            senders = sorted(of for of, to in TABLE[type(largest.example.body)] if to == role)
+            if senders and only in largest.name:
+                took = [await _send(world, watch, peers, senders[0], target, largest) for _ in range(repeats)]
+                rows.append(_row(largest, role, took, "decode and handle"))
+    return rows
+
+
+def _facts(cluster: TrainingCluster, peers: HostilePeers, target: str) -> Facts:
+    facts = peers.facts(target, session=7, map_session=1, node=HOSTILES[0])
+    server = cluster.servers[SERVERS[0]].state
+    assert server is not None
+    shards = list(server.shards.values())
+    return replace(
+        facts,
+        shards=tuple(int(shard.spec.id) for shard in shards),
+        sizes=tuple(shard.spec.size for shard in shards),
+    )
+
+
+async def _send(
+    world: World, watch: Stopwatch, peers: HostilePeers, role: str, target: str, largest: Largest
+) -> float:
+    """Send a message once. Returns the longest step of the receiver, in seconds."""
+    node = world.nodes[HOSTILES[0]]
+    identity = Identity(role=role, node=node.name, incarnation=1)
+
+    async def talk() -> None:
+        async with network_of(node).connect(peers.address(target), identity, timeout_s=10.0) as link:
+            with suppress(TransportError):
+                if largest.name.startswith(("Greet", "Blocks", "Agree")):
+                    await link.send(largest.message)
+                else:
+                    await link.call(largest.message, timeout_s=5.0)
+
+    watch.begin(target)
+    await world.loop.spawn(talk(), "stall", node.host.context.copy())
+    await asyncio.sleep(REST_S)
+    took, _ = watch.longest_s, watch.begin("")
+    return took
+
+
+def measure_decoding(repeats: int, only: str) -> list[dict[str, Any]]:
+    """Decode and validate each message as its receiver does, and the record beside it."""
+    rows = []
+    for largest in largest_messages(Facts()):
+        if only in largest.name:
+            took = [_decode(largest) for _ in range(repeats)]
+            to = "/".join(sorted({to for _, to in TABLE[type(largest.example.body)]}))
+            rows.append(_row(largest, to, took, "decode"))
+    return rows
+
+
+def _decode(largest: Largest) -> float:
+    """Decode a message once, as it comes from a socket. Returns the seconds."""
+    message = largest.message
+    frame = request_frame(1, Message(type=message.type, meta=message.meta))
+    decoder = FrameDecoder(LinkConfig(), BufferPool())
+    begin = time.thread_time()
+    while frame:
+        room = decoder.get_buffer()
+        count = min(len(room), len(frame))
+        room[:count], frame = frame[:count], frame[count:]
+        decoder.updated(count)
+    unpack_any(message)
+    read_ride(largest.example, largest.most_bytes)
+    return time.thread_time() - begin
+
+
+def _row(largest: Largest, to: str, took: list[float], what: str) -> dict[str, Any]:
+    message = largest.message
+    median_s = statistics.median(took)
+    return {
+        "message": largest.name,
+        "to": to,
+        "what": what,
+        "meta_bytes": len(msgspec.msgpack.encode(message.meta)),
+        "payload_bytes": sum(tensor.nbytes for tensor in message.tensors),
+        "ms": round(1000 * median_s, 2),
+        "election": round(median_s / ELECTION_S, 4),
+    }
+
+
+def main() -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--only", default="", help="only messages whose name has this in it")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    rows: list[dict[str, Any]] = measure_decoding(options.repeats, options.only)
+
+    async def measure(world: World) -> None:
+        rows.extend(await _measure_requests(world, watch, options.repeats, options.only))
+
+    with Stopwatch() as watch:
+        simulate(measure, seed="stalls", limit_s=36000.0)
+    rows.sort(key=lambda row: -row["ms"])
+    print("| message | to | what | fields, B | beside, B | ms | of the election time-out |")
+    print("|---|---|---|---|---|---|---|")
+    for row in rows:
+        cells = [row[name] for name in ("message", "to", "what", "meta_bytes", "payload_bytes", "ms")]
+        print(f"| {' | '.join(map(str, cells))} | {row['election']:.1%} |")
+    if options.json is not None:
+        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
