@@ -41,6 +41,9 @@ LIMIT_EVENTS = 300_000
 EVENT_TEXT_BYTES = 160
 """Bytes of text that an event is charged for before it is made."""
 
+MOST_ANSWERED = 100_000
+"""Events of one answer: some 20 MB of text."""
+
 
 class Timeline:
     """Notes what the roles of one event loop do. Not for several threads.
@@ -156,6 +159,9 @@ def answer_profile(request: Request, asked: GetProfile, timeline: Timeline | Non
         request.fail("no-profile", "this role was not told to note a profile when it was started")
         return
     noted = len(range(timeline.num_events)[asked.start : asked.stop])
+    if noted > MOST_ANSWERED:
+        request.fail("too-large", f"{MOST_ANSWERED} events are told at a time: ask for fewer")
+        return
 
     def profile() -> None:
         events = text_tensor(timeline.part(asked.start, asked.stop))

@@ -20,6 +20,7 @@ from adam_async.config import Waits
 from adam_async.controller.client import Membership
 from adam_async.data_server.keeping import CopyRefused, Keeper, Keeping, Part
 from adam_async.data_server.ledger import Settled
+from adam_async.data_server.question_checks import check_entering
 from adam_async.data_server.state import (
     DataState,
     Event,
@@ -48,6 +49,9 @@ logger = logging.getLogger(__name__)
 
 PART_ENTRIES = 1024
 """Entries of one message at most: some hundred kilobytes."""
+
+MOST_TERMS = 16
+"""Terms that a lender may be ahead of the cluster map that a keeper has seen."""
 
 PAUSE_S = 0.05
 """Between two attempts to reach the same server."""
@@ -195,7 +199,10 @@ class Lending:
         elif not self._keeping.counts((peer.node, peer.incarnation)):
             request.fail("not-keeper", f"{peer.node} does not have the ledger")
         else:
-            self.enter(*read_packed_tensor(request.message, tuple[Entering, ...], MOST_LEDGER_BYTES))
+            events = read_packed_tensor(request.message, tuple[Entering, ...], MOST_LEDGER_BYTES)
+            for event in events:
+                check_entering(event, peer)
+            self.enter(*events)
             request.reply(pack(Entered()))
 
     def answer_copy(self, request: Request, body: CopyLedger) -> None:
@@ -217,6 +224,10 @@ class Lending:
             request.fail(
                 "not-member", f"{peer.node} is no live data server of the cluster: it has to join it"
             )
+            return
+        known = self._map.lending.term if self._map.lending is not None else 0
+        if body.term > known + MOST_TERMS:
+            request.fail("not-lender", f"term {body.term}, and term {known} is known")
             return
         part = read_packed_tensor(request.message, Part, MOST_LEDGER_BYTES)
         led = self._keeping.leads

@@ -29,6 +29,7 @@ from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.ledger import Settled
 from adam_async.data_server.lending import Lending
 from adam_async.data_server.order import EpochOrders
+from adam_async.data_server.question_checks import MOST_WAIT_S, check_report, check_test_part
 from adam_async.data_server.state import (
     DataState,
     Effect,
@@ -336,9 +337,7 @@ class DataServer(Role):
             case CopyLedger():
                 self._lending.answer_copy(request, body)
             case ReadTest():
-                part = slice(body.start, body.stop)
-                images = len(range(len(self._dataset.test_labels))[part])
-                reply_when_room(request, self._images_bytes(images), partial(self._test_images, part))
+                self._send_test(request, body)
             case _:
                 super()._answer(request, body)
 
@@ -377,13 +376,34 @@ class DataServer(Role):
             position=body.position,
             heard=body.heard,
             count=min(body.count, self._most_groups),
-            wait_s=min(body.wait_s, self._waits.call_s / 2),
+            wait_s=min(body.wait_s, self._waits.call_s / 2, MOST_WAIT_S),
         )
         rows = None if (first, stop) == (0, height) else (first, stop)
         self._enter(_Question(request, event, rows))
         self._callbacks.call_soon(self._read_on, Replica(body.replica))
 
+    def _send_test(self, request: Request, body: ReadTest) -> None:
+        total = len(self._dataset.test_labels)
+        size, most = prod(self._dataset.image_shape), request.link.max_message_bytes
+        refused = check_test_part(body, total, image_bytes=size, most_bytes=most)
+        if refused:
+            request.fail("too-large", refused)
+            return
+        part = slice(body.start, body.stop)
+        images = len(range(total)[part])
+        reply_when_room(request, self._images_bytes(images), partial(self._test_images, part))
+
     def _reported(self, request: Request, body: ReportGroups) -> None:
+        began, epoch = self._began, self.state.epoch
+        known = began is not None and epoch == self._supplied[0]
+        check_report(
+            body,
+            partitions=self._partitions,
+            group_images=self._config.images_per_group,
+            epoch=epoch if known else 0,
+            groups=began.groups if began is not None else 0,
+            count=self._supply.count,
+        )
         event = GroupsReported(
             Replica(body.replica), body.life, body.partition, body.finished, self._next_request()
         )

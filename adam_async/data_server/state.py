@@ -45,7 +45,7 @@ from adam_async.messages.bounds import (
     Seconds,
 )
 from adam_async.messages.bounds import Epoch as EpochNumber
-from adam_async.shares import POOL
+from adam_async.shares import POOL, most_clock
 
 MOST_REPLICAS = 1 << 16
 """Replicas that one event names."""
@@ -266,6 +266,8 @@ class DataState:
         self._started: float | None = None
         self._before_s = self._train_s = 0.0
         self._clock = 0
+        self._most_clock = 0
+        """Beyond it no clock is believed, where replicas meet."""
         self._logs: dict[Replica, LeaseLog] = {}
         """Of the live replicas."""
         self._tempo = Tempo()
@@ -339,6 +341,7 @@ class DataState:
         self._images, self._loss_sum, self._started = event.images, event.loss * event.images, None
         self._before_s = self._train_s = event.train_s
         self._clock = max(self._clock, event.first_clock)
+        self._most_clock = most_clock(stands_at=self._clock, epochs=1, groups=event.groups)
         for log in self._logs.values():
             log.begin_epoch()
         self._tempo = Tempo(event.step)
@@ -364,12 +367,15 @@ class DataState:
     # --- leases ------------------------------------------------------------------------------
 
     def _asked(self, event: LeaseAsked, now: float) -> list[Effect]:
+        if event.partition >= self._partitions:
+            return [Grant(event.request, 0, (), last=False)]
         # A new question replaces one that the same worker lost the link of.
         void = [parked for parked in self._parked if _worker(parked.asked) == _worker(event)]
         self._parked = [parked for parked in self._parked if parked not in void]
         self._parked.append(Parked(event, now + event.wait_s))
         log = self._logs.get(event.replica)
-        if log is not None and log.life == event.life:
+        # Who claims groups that were not leased waits for them, and has them kept.
+        if log is not None and log.life == event.life and event.position <= log.stop:
             log.confirm(event.partition, event.position)
         # Unless it is the same one, that came in twice.
         requests = [parked.asked.request for parked in void]
@@ -377,7 +383,7 @@ class DataState:
 
     def _reported(self, event: GroupsReported, now: float) -> list[Effect]:
         log = self._logs.get(event.replica)
-        if log is None or log.life != event.life:
+        if log is None or log.life != event.life or event.partition >= self._partitions:
             self.late_reports += len(event.finished)
             return []
         effects = [e for r in event.finished for e in self._finish(event.replica, event.partition, r, now)]
@@ -387,7 +393,7 @@ class DataState:
 
     def _finish(self, replica: Replica, partition: int, report: Finished, now: float) -> list[Effect]:
         epoch = self._epoch
-        if epoch is None or report.epoch != epoch.number:
+        if epoch is None or report.epoch != epoch.number or self._is_beyond(epoch, report.clock):
             self.late_reports += 1
             return []
         self._clock = max(self._clock, report.clock)
@@ -411,6 +417,10 @@ class DataState:
         if epoch.meeting is not None or (epoch.stretch, epoch.closed) != before or epoch.over:
             effects += self._answer_parked(now)
         return effects
+
+    def _is_beyond(self, epoch: Epoch, clock: int) -> bool:
+        """Whether no replica can have such a clock; all of them would tick up to it."""
+        return epoch.meeting is not None and clock > self._most_clock
 
     def _ended_if_over(self) -> list[Effect]:
         """What came of the epoch, once it is over; told once."""

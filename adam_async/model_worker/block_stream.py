@@ -138,9 +138,9 @@ class ReceivingStream:
         """Count blocks that came; returns how many of them, from the first on, we had already.
 
         Raises:
-            RemoteProtocolError: Some before them are missing.
+            RemoteProtocolError: Some before them are missing, or the first has no number.
         """
-        if first > self.received + 1:
+        if not 1 <= first <= self.received + 1:
             raise RemoteProtocolError("blocks", f"block {first} came when {self.received + 1} was next")
         known = min(self.received - first + 1, count)
         self.duplicates += known

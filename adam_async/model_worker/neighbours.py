@@ -55,6 +55,9 @@ BLOCKS = 64
 MESSAGE_BYTES = 32 << 20
 """Their tensors at most, unless it is a single one."""
 
+MOST_BEGUN = 1 << 16
+"""Groups that the other side begins at most between two messages."""
+
 CONFIRM_BLOCKS = 32
 """After so many blocks that nothing was said behind, they are confirmed by a message of their own."""
 
@@ -237,6 +240,10 @@ class Neighbour:
             self._flush_soon()
 
     def _hear(self, begun: int) -> None:
+        if begun > self._has_begun + MOST_BEGUN:
+            raise RemoteProtocolError(
+                "blocks", f"{begun} groups begun, and {self._has_begun} a moment before"
+            )
         if begun > self._has_begun:
             self._has_begun = begun
             self._on_progress()
@@ -415,7 +422,7 @@ class Neighbours:
             self._say_hello(link, other)
             async with asyncio.timeout(self._waits.call_s):
                 answer = unpack(await link.receive(), Greet)
-            if not self.knows(answer):
+            if not self.knows(answer, link.peer):
                 return False
             known = True
             await other.converse(link, answer)
@@ -429,14 +436,12 @@ class Neighbours:
             self._traffic.gone(link)
         return known
 
-    def knows(self, greet: Greet) -> bool:
-        """Whether somebody speaks for this life of this replica."""
-        ours = self._greet
-        return (greet.run, greet.replica, greet.life) == (
-            ours.run,
-            ours.replica,
-            ours.life,
-        ) and greet.partition in self._others
+    def knows(self, greet: Greet, peer: Identity) -> bool:
+        """Whether a peer speaks for this life of this replica, and has the part that it says it has."""
+        ours, other = self._greet, self._others.get(greet.partition)
+        if other is None or other.node != peer.node:
+            return False
+        return (greet.run, greet.replica, greet.life) == (ours.run, ours.replica, ours.life)
 
     async def welcome(self, link: Link, greet: Greet) -> None:
         """Talk on a link that another worker, whom we know, has dialled; until it ends."""

@@ -16,6 +16,7 @@ from adam_async.messages import Body, GetRecord, Greet, RecordPart, pack, unpack
 from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.model_worker.participation import Participation
+from adam_async.parameter_server.question_checks import check_part
 from adam_async.role import Role, reply_when_room
 from adam_async.shard_storage import ShardStorage, StorageShelf
 from adam_async.timeline import Timeline
@@ -178,7 +179,7 @@ class ModelWorker(Role):
             async with asyncio.timeout(self._waits.call_s):
                 greet = unpack(await link.receive(), Greet)
             neighbours = self._part.neighbours if self._part is not None else None
-            if neighbours is not None and neighbours.knows(greet):
+            if neighbours is not None and neighbours.knows(greet, link.peer):
                 await neighbours.welcome(link, greet)
             else:
                 self._refused_greets += 1
@@ -198,6 +199,10 @@ class ModelWorker(Role):
         data = self._part.record(body.run) if self._part is not None else b""
         if not data:
             request.fail("no-record", f"{self._identity.node} keeps no record of run {body.run}")
+            return
+        refusal = check_part(body, len(data), most_bytes=request.link.max_message_bytes)
+        if refusal is not None:
+            request.fail(*refusal)
             return
         nbytes = len(range(len(data))[body.start : body.stop])
 

@@ -510,3 +510,36 @@ def test_a_resumed_epoch_of_which_nothing_is_left_ends_at_once():
     scene = scene_of(ZERO)
     over = EpochBegan(1, 8, {ZERO: (0, 8)}, finished=((0, 8),), images=30, loss=0.5)
     assert scene.tell(over, now=4.0) == [EpochEnded(1, 30, 0.5, 0.0, 0)]
+
+
+def test_a_clock_that_no_replica_can_have_moves_nothing_and_its_groups_stay_leased():
+    scene = Scene(turns())
+    scene.live(*turns().shares)
+    leased = scene.leased(Replica(0))
+    before = scene.state.statistics()["clock"]
+    scene.report(Replica(0), leased[0][0], clock=1 << 40)
+    assert scene.state.statistics()["clock"] == before
+    assert scene.state.late_reports == 1
+    scene.report(Replica(0), leased[0][0], clock=1)
+    assert scene.state.statistics()["finished"] == 1
+
+
+def test_a_worker_that_claims_groups_nobody_leased_forgets_none_of_them():
+    scene = Scene(began())
+    scene.live(Replica(0))
+    liar = scene.worker(Replica(0))
+    liar.position = 1 << 40
+    scene.tell(liar.question(2))
+    liar.position = 0
+    assert scene.leased(Replica(0)) == ((0, 1), (1, 1))
+    assert scene.leased(Replica(0)) == ((2, 1), (3, 1))
+
+
+def test_a_part_that_no_replica_has_is_given_nothing_and_finishes_nothing():
+    scene = Scene(began())
+    scene.live(Replica(0))
+    (number, _), *_ = scene.leased(Replica(0))
+    assert scene.ask(Replica(0), part=5).groups == ()
+    scene.report(Replica(0), number, part=5)
+    assert scene.state.statistics()["finished"] == 0
+    assert scene.state.late_reports == 1

@@ -79,7 +79,7 @@ class Worker:
         """What a worker does with a link from another one."""
         try:
             greet = unpack(await link.receive(), Greet)
-            if self.others.knows(greet):
+            if self.others.knows(greet, link.peer):
                 await self.others.welcome(ReadsWhenTold(link, self.reads), greet)
             else:
                 self.refused += 1
@@ -252,8 +252,9 @@ async def test_a_worker_of_another_life_is_not_talked_to(network):
 )
 async def test_only_a_worker_of_this_life_with_another_part_is_known(stranger):
     async with two_workers(NETWORKS["local"]()) as (_, two):
-        assert two.others.knows(GREET)
-        assert not two.others.knows(msgspec.structs.replace(GREET, **stranger))
+        assert two.others.knows(GREET, identity(0))
+        assert not two.others.knows(msgspec.structs.replace(GREET, **stranger), identity(0))
+        assert not two.others.knows(GREET, identity(7))
 
 
 WRONG = {

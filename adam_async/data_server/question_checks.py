@@ -1,0 +1,79 @@
+"""Pure: what a data server refuses before it takes a question or a report: what no peer can rightly say."""
+
+from collections.abc import Callable
+
+from adam_async.data_server.state import GroupsReported, LeaseAsked
+from adam_async.messages import ReadTest, ReportGroups
+from transport import Identity, RemoteProtocolError
+
+MOST_ASKED, MOST_WAIT_S = 64, 3600.0
+"""Groups that one question asks for, and seconds that it may wait, as another data server enters it."""
+
+LABEL_BYTES = 72
+"""What the label of an image takes beside it at most, and its part of the padding."""
+
+
+def check_report(
+    body: ReportGroups,
+    *,
+    partitions: int,
+    group_images: int,
+    epoch: int,
+    groups: int,
+    count: Callable[[int], int],
+) -> None:
+    """Refuse a report of what no worker can have finished.
+
+    Args:
+        body: The report.
+        partitions: Workers of a replica.
+        group_images: Images of a whole group.
+        epoch: The epoch in progress; 0 where its groups are not known.
+        groups: How many it has.
+        count: Images of each of them.
+
+    Raises:
+        RemoteProtocolError: Naming what cannot be.
+    """
+    if body.partition >= partitions:
+        raise RemoteProtocolError(
+            "report", f"replicas have parts 0 to {partitions - 1}, not {body.partition}"
+        )
+    if len({(each.epoch, each.number) for each in body.finished}) < len(body.finished):
+        raise RemoteProtocolError("report", "a group is finished once in a report")
+    for each in body.finished:
+        if each.images > group_images:
+            text = f"a group has {group_images} images at most, not {each.images}"
+            raise RemoteProtocolError("report", text)
+        if each.epoch == epoch and (each.number >= groups or each.images != count(each.number)):
+            text = f"epoch {epoch} has no group {each.number} of {each.images} images"
+            raise RemoteProtocolError("report", text)
+
+
+def check_test_part(body: ReadTest, total: int, *, image_bytes: int, most_bytes: int) -> str:
+    """Why test images cannot be sent because they are too many; empty if they can.
+
+    Raises:
+        RemoteProtocolError: They end before they begin.
+    """
+    if body.stop < body.start:
+        raise RemoteProtocolError("test images", f"there are none from {body.start} to {body.stop}")
+    images = max(min(body.stop, total) - body.start, 0)
+    if images * (image_bytes + LABEL_BYTES) > most_bytes:
+        return f"no message holds {images} test images: ask for fewer"
+    return ""
+
+
+def check_entering(event: LeaseAsked | GroupsReported, peer: Identity) -> None:
+    """Refuse an event that another data server has no reason to enter.
+
+    Raises:
+        RemoteProtocolError: It is of a question that the peer was not asked, or one that none asks.
+    """
+    if event.request is None or event.request[0] != peer.node:
+        raise RemoteProtocolError(
+            "events", f"{peer.node} enters what its own workers asked, and nothing else"
+        )
+    if isinstance(event, LeaseAsked) and (event.count > MOST_ASKED or event.wait_s > MOST_WAIT_S):
+        text = f"no question is for {event.count} groups within {event.wait_s:g} s"
+        raise RemoteProtocolError("events", text)
