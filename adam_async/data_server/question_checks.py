@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from adam_async.data_server.state import GroupsReported, LeaseAsked
-from adam_async.messages import ReadTest, ReportGroups
+from adam_async.messages import LeaseGroups, ReadTest, ReportGroups
 from transport import Identity, RemoteProtocolError
 
 MOST_ASKED, MOST_WAIT_S = 64, 3600.0
@@ -13,10 +13,28 @@ LABEL_BYTES = 72
 """What the label of an image takes beside it at most, and its part of the padding."""
 
 
+def lease_refusal(body: LeaseGroups, *, partitions: int, height: int) -> tuple[str, str] | None:
+    """Code and text with which a question for groups is refused; None if it can be taken.
+
+    Args:
+        body: The question.
+        partitions: Workers of a replica.
+        height: Rows of an image.
+    """
+    if body.partition >= partitions:
+        return "no-part", f"replicas have parts 0 to {partitions - 1}, not {body.partition}"
+    if body.count < 1:
+        return "no-groups", f"at least one group is asked for, not {body.count}"
+    first, stop = body.rows or (0, height)
+    if not first <= stop <= height:
+        return "no-rows", f"images have rows 0 to {height - 1}: there are no rows {first} to {stop}"
+    return None
+
+
 def check_report(
     body: ReportGroups,
-    *,
     partitions: int,
+    *,
     group_images: int,
     epoch: int,
     groups: int,

@@ -29,7 +29,7 @@ from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.ledger import Settled
 from adam_async.data_server.lending import Lending
 from adam_async.data_server.order import EpochOrders
-from adam_async.data_server.question_checks import MOST_WAIT_S, check_report, check_test_part
+from adam_async.data_server.question_checks import MOST_WAIT_S, check_report, check_test_part, lease_refusal
 from adam_async.data_server.state import (
     DataState,
     Effect,
@@ -350,19 +350,12 @@ class DataServer(Role):
         return pack(TestImages(total=len(self._dataset.test_labels)), tensors)
 
     def _asked(self, request: Request, body: LeaseGroups) -> None:
-        if not 0 <= body.partition < self._partitions:
-            request.fail("no-part", f"replicas have parts 0 to {self._partitions - 1}, not {body.partition}")
-            return
-        if body.count < 1:
-            request.fail("no-groups", f"at least one group is asked for, not {body.count}")
-            return
         height = self._dataset.image_shape[1]
-        first, stop = body.rows or (0, height)
-        if not 0 <= first <= stop <= height:
-            request.fail(
-                "no-rows", f"images have rows 0 to {height - 1}: there are no rows {first} to {stop}"
-            )
+        refused = lease_refusal(body, partitions=self._partitions, height=height)
+        if refused is not None:
+            request.fail(*refused)
             return
+        first, stop = body.rows or (0, height)
         if request.link in self._asking or request.link.statistics().unsent_bytes > UNREAD_BYTES:
             # Otherwise who asks and does not read would have us hold answers without bound.
             request.fail("busy", "one question for groups at a time: read the answer to the last one first")
@@ -394,16 +387,11 @@ class DataServer(Role):
         reply_when_room(request, self._images_bytes(images), partial(self._test_images, part))
 
     def _reported(self, request: Request, body: ReportGroups) -> None:
-        began, epoch = self._began, self.state.epoch
-        known = began is not None and epoch == self._supplied[0]
-        check_report(
-            body,
-            partitions=self._partitions,
-            group_images=self._config.images_per_group,
-            epoch=epoch if known else 0,
-            groups=began.groups if began is not None else 0,
-            count=self._supply.count,
-        )
+        began, images = self._began, self._config.images_per_group
+        known = began is not None and began.number == self.state.epoch == self._supplied[0]
+        epoch, groups = (began.number, began.groups) if began is not None and known else (0, 0)
+        count = self._supply.count
+        check_report(body, self._partitions, group_images=images, epoch=epoch, groups=groups, count=count)
         event = GroupsReported(
             Replica(body.replica), body.life, body.partition, body.finished, self._next_request()
         )

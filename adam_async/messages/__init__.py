@@ -81,6 +81,7 @@ from adam_async.messages.notes import (
     Profile,
     RecordPart,
     Statistics,
+    part_refusal,
 )
 from adam_async.messages.parameters import (
     APPLIED,
@@ -202,6 +203,7 @@ __all__ = [
     "check_tensor",
     "pack",
     "packed_tensor",
+    "part_refusal",
     "read_number",
     "read_packed",
     "read_packed_tensor",

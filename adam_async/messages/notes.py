@@ -20,6 +20,21 @@ class GetRecord(Body, frozen=True, kw_only=True):
     stop: Count
 
 
+def part_refusal(body: GetRecord, num_bytes: int, *, most_bytes: int) -> tuple[str, str] | None:
+    """Code and text with which a part of a record is refused; None if it can be sent.
+
+    Args:
+        body: The question.
+        num_bytes: Bytes of the whole record.
+        most_bytes: Bytes of the largest message.
+    """
+    if body.stop < body.start:
+        return "malformed", f"a part of a record from {body.start} to {body.stop}"
+    if min(body.stop, num_bytes) - body.start > most_bytes:
+        return "too-large", f"a message has {most_bytes} bytes: ask for a smaller part"
+    return None
+
+
 class RecordPart(Body, frozen=True, kw_only=True):
     """Tensor: these bytes. `total` is how many there are."""
 

@@ -12,11 +12,10 @@ from adam_async.config import Waits
 from adam_async.errors import RunFailed
 from adam_async.loop_lag import LoopLag
 from adam_async.machine import ProcessMemory, process_memory
-from adam_async.messages import Body, GetRecord, Greet, RecordPart, pack, unpack
+from adam_async.messages import Body, GetRecord, Greet, RecordPart, pack, part_refusal, unpack
 from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.model_worker.participation import Participation
-from adam_async.parameter_server.question_checks import check_part
 from adam_async.role import Role, reply_when_room
 from adam_async.shard_storage import ShardStorage, StorageShelf
 from adam_async.timeline import Timeline
@@ -200,7 +199,7 @@ class ModelWorker(Role):
         if not data:
             request.fail("no-record", f"{self._identity.node} keeps no record of run {body.run}")
             return
-        refusal = check_part(body, len(data), most_bytes=request.link.max_message_bytes)
+        refusal = part_refusal(body, len(data), most_bytes=request.link.max_message_bytes)
         if refusal is not None:
             request.fail(*refusal)
             return

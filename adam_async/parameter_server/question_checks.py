@@ -16,7 +16,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from adam_async.ids import ShardId
-from adam_async.messages import GetRecord, Pull, Push, ReadShards, Record, Tick
+from adam_async.messages import Pull, Push, ReadShards, Record, Tick
 from adam_async.parameter_server.shard import Shard
 from adam_async.parameter_server.state import ServerState
 from adam_async.shares import most_clock
@@ -169,15 +169,6 @@ class QuestionChecks:
             return None
         text = f"the answer would have {size} bytes, and a message {most_bytes}: ask for fewer shards"
         return Refusal("too-large", text)
-
-
-def check_part(body: GetRecord, num_bytes: int, *, most_bytes: int) -> Refusal | None:
-    """Why a part of a record of so many bytes cannot be sent; None if it can."""
-    if body.stop < body.start:
-        return Refusal("malformed", f"a part of a record from {body.start} to {body.stop}")
-    if min(body.stop, num_bytes) - body.start + PADDING_BYTES > most_bytes:
-        return Refusal("too-large", f"a message has {most_bytes} bytes: ask for a smaller part")
-    return None
 
 
 def _twice(numbers: Sequence[int]) -> str:

@@ -36,6 +36,7 @@ from adam_async.messages import (
     Ticked,
     Values,
     pack,
+    part_refusal,
 )
 from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
@@ -65,13 +66,7 @@ from adam_async.parameter_server.events import (
     TickArrived,
 )
 from adam_async.parameter_server.order_log import OrderLog
-from adam_async.parameter_server.question_checks import (
-    ASKED,
-    MOST_WAIT_S,
-    SPOKEN,
-    QuestionChecks,
-    check_part,
-)
+from adam_async.parameter_server.question_checks import ASKED, MOST_WAIT_S, SPOKEN, QuestionChecks
 from adam_async.parameter_server.read_push import read_gradients
 from adam_async.parameter_server.shard import Shard
 from adam_async.parameter_server.shard_states import load_states, read_states
@@ -353,7 +348,7 @@ class ParameterServer(Role):
             request.fail("no-record", f"{self._identity.node} keeps no record of run {body.run}")
             return
         log = np.frombuffer(state.log.packed(), np.uint8)
-        refusal = check_part(body, len(log), most_bytes=request.link.max_message_bytes)
+        refusal = part_refusal(body, len(log), most_bytes=request.link.max_message_bytes)
         if refusal is not None:
             request.fail(*refusal)
             return

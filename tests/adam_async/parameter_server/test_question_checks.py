@@ -4,9 +4,9 @@ import msgspec
 import pytest
 
 from adam_async.ids import Replica
-from adam_async.messages import GetRecord, Pull, ReadShards, Record, StepRecord, Tick
+from adam_async.messages import GetRecord, Pull, ReadShards, Record, StepRecord, Tick, part_refusal
 from adam_async.parameter_server import speakers
-from adam_async.parameter_server.question_checks import EARLY_STEPS, QuestionChecks, check_part
+from adam_async.parameter_server.question_checks import EARLY_STEPS, QuestionChecks
 from adam_async.parameter_server.speakers import MOST_SESSIONS, Speakers
 from adam_async.parameter_server.state import ServerState
 from tests.adam_async.parameter_server.test_state import push_of, shard_of
@@ -101,9 +101,9 @@ def test_an_answer_that_no_message_holds_is_refused_before_it_is_made():
 
 
 def test_a_part_of_a_record_has_an_order_and_a_size():
-    assert check_part(GetRecord(run="run", start=0, stop=1 << 40), 100, most_bytes=200) is None
-    assert check_part(GetRecord(run="run", start=0, stop=1 << 40), 300, most_bytes=200).code == "too-large"
-    assert check_part(GetRecord(run="run", start=5, stop=4), 100, most_bytes=200).code == "malformed"
+    assert part_refusal(GetRecord(run="run", start=0, stop=1 << 40), 100, most_bytes=200) is None
+    assert part_refusal(GetRecord(run="run", start=0, stop=1 << 40), 300, most_bytes=200)[0] == "too-large"
+    assert part_refusal(GetRecord(run="run", start=5, stop=4), 100, most_bytes=200)[0] == "malformed"
 
 
 # --- speakers ----------------------------------------------------------------------------------
