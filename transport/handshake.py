@@ -7,8 +7,10 @@
                <---    ACCEPT      HMAC(key, "server", both)        or REJECT code, text at any point
 
 The key is that of the pair of roles (`keys`): a root token derives it, and a party that holds the keys of one
-role alone can prove no other. Both proofs cover both records, hence both identities and both nonces; the
-label keeps one from being played back as the other. The client proves first: a client without the key learns
+role alone can prove no other to other roles.
+
+Both proofs cover both records, hence both identities and both nonces; the label keeps
+one from being played back as the other. The client proves first: a client without the key learns
 nothing to guess the token from. Either side without a token uses an empty key and says so in its record, so
 that the refusal can say which side lacks it. Magic and version stand where every later version keeps them.
 

@@ -1,12 +1,13 @@
 """Pure: one key for each pair of roles, derived from the cluster's root token.
 
 A root token derives the key of every pair. `RoleKeys` hold the keys of the pairs of one role and nothing
-else: their holder can prove that it has this role, to the roles that this one talks with, and no more. The
-derivation is HKDF-SHA-256 (RFC 5869); its info is a fixed label and both names in alphabetical order, so both
-sides of a link derive the same key, whichever of them dials.
+else: to other roles, their holder can prove this role and no other.
 
-The keys are symmetric. A holder of the keys of role A can also pose as a server to another A, if two of that
-role talk, and as any other holder of role A.
+The derivation is HKDF-SHA-256 (RFC 5869); its info is a fixed label and both names in alphabetical order, so
+both sides of a link derive the same key, whichever of them dials.
+
+The keys are symmetric. A holder of the keys of role A can pose as any other holder of role A, and, to these,
+as any role that talks with A.
 """
 
 import hmac
