@@ -149,6 +149,9 @@ class Greeter(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # Not an isinstance check: uvloop's transports do not derive from asyncio's.
         self._transport = transport = cast(asyncio.Transport, transport)
+        if self._done is None:  # given up between accept and here
+            transport.close()
+            return
         self._connected_at = asyncio.get_running_loop().time()
         if isinstance(self._handshake, ClientHandshake):
             self._wait_for("handshake", self._config.handshake_s)
@@ -172,9 +175,11 @@ class Greeter(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         self._filled += nbytes
-        if self._filled < RECORD_BYTES or self._done is None:
+        if self._filled < RECORD_BYTES:
             return
-        self._filled = 0
+        self._filled = 0  # also after the end: a loop may be given no empty buffer
+        if self._done is None:
+            return
         assert self._transport is not None
         try:
             answer = self._handshake.receive(bytes(self._record))

@@ -145,6 +145,21 @@ async def test_the_oldest_of_too_many_silent_connections_makes_room() -> None:
                 pass
 
 
+async def test_a_connection_given_up_before_it_was_made_is_closed() -> None:
+    outcomes: list[object] = []
+    handshake = ClientHandshake(NEAR, token=TOKEN, entropy=os.urandom, rules=open_rules())
+    greeter = network()._greeter(handshake, outcomes.append)
+    greeter.abandon()
+    async with door(network()) as (listener, _):
+        host, port = parse_tcp_address(listener.address)
+        transport, _ = await asyncio.get_running_loop().create_connection(lambda: greeter, host, port)
+        assert transport.is_closing()
+        for _ in range(2):
+            greeter.buffer_updated(256)
+            assert len(greeter.get_buffer(-1)) == 256
+    assert len(outcomes) == 1
+
+
 async def test_who_has_said_the_first_record_has_longer_than_who_has_not() -> None:
     net = network(first_record_s=0.02, handshake_s=0.04)
     client = ClientHandshake(NEAR, token=TOKEN, entropy=os.urandom, rules=open_rules())
