@@ -1,0 +1,61 @@
+"""Every message with every bad field, sent to a parameter server over real links: it costs a link at most."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from adam_async.messages import Pushed, pack, unpack
+from adam_async.simulation.scenarios.bad_fields import bad_messages
+from adam_async.simulation.scenarios.hostile_peers import NEVER_RIGHT
+from adam_async.simulation.scenarios.valid_messages import Facts, valid_messages
+from tests.adam_async.parameter_server.test_service import push_of, shard_named
+from tests.adam_async.runs import NETWORKS, servers_of
+from transport import Identity, TransportError
+
+ROLES = ("worker", "driver")
+
+
+def all_bad(servers):
+    shards = list(servers.shards().values())[:2]
+    facts = Facts(
+        run="run",
+        generation=servers.map.generation,
+        shards=tuple(int(shard.spec.id) for shard in shards),
+        sizes=tuple(shard.spec.size for shard in shards),
+        session=99,
+        replica=99,
+        epoch=0,
+    )
+    return list(bad_messages(valid_messages(facts), meant=facts.meant()))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("role", ROLES)
+async def test_a_bad_message_changes_no_value_and_an_honest_client_goes_on(network, role):
+    async with asyncio.timeout(120), servers_of(NETWORKS[network]()) as servers:
+        before = {number: shard.values.copy() for number, shard in servers.shards().items()}
+        address = servers.map.nodes["ps-0"].address
+        known, sent, link = Identity(role=role, node="hostile", incarnation=3), 0, None
+        for bad in all_bad(servers):
+            if (role, "ps") not in bad.pairs or bad.value not in NEVER_RIGHT or bad.field == "tensors":
+                continue
+            if bad.message.type == "GetStatistics" and bad.value == "wrong-run":
+                continue  # a role answers a driver of any run: it may be the next one's
+            if link is None or link.closed:
+                link = await servers.network.dial(address, known, timeout_s=20.0)
+            with pytest.raises(TransportError):
+                await link.call(bad.message, timeout_s=20.0)
+                pytest.fail(f"{bad.name} was answered")
+            sent += 1
+        link.abort()
+        assert sent > 20
+        for number, shard in servers.shards().items():
+            np.testing.assert_array_equal(shard.values, before[number])
+            assert (shard.version, shard.last_number, shard.clocks) == (0, {}, {})
+        bias = shard_named(servers, "fc2.bias")
+        identity = servers.identity("worker", 5)
+        async with servers.network.connect(address, identity, timeout_s=20.0) as honest:
+            push = pack(push_of(servers, [bias.id]), [np.ones(bias.size, np.float32)])
+            assert unpack(await honest.call(push, timeout_s=20.0), Pushed).versions == (1,)
