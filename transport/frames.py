@@ -399,6 +399,11 @@ class FrameDecoder:
             found += current.total - self._need
         return found
 
+    def drop(self) -> None:
+        """Let go of messages in progress, because the stream is gone."""
+        self._current = self._large = None
+        self._need = 0
+
     def forget(self, request_id: int) -> None:
         """Stop writing to the memory registered for a reply, even if the reply is half received."""
         self.registered.pop(request_id, None)

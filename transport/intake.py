@@ -181,10 +181,10 @@ class Intake:
     @property
     def waits(self) -> str:
         """What reading waits for, as a clause; empty while it does not."""
-        account, peer = self.account, self._link.peer.node
-        held = f"{account.held_bytes / MB:.1f} MB"
         if not self.reason:
             return ""
+        account, peer = self.account, self._link.peer.node
+        held = f"{account.held_bytes / MB:.1f} MB"
         if self.reason == INBOX:
             return f"messages of {peer} ({held} in all) are not received or handled"
         if self.reason == PROCESS:
@@ -211,5 +211,9 @@ class Intake:
     def close(self) -> None:
         """The link is over: nothing waits any more."""
         self._over = True
+        self.reason = ""
+        # Intake and link refer to each other: a link that is over must not keep its memory until the next
+        # collection of garbage.
+        del self._link
         self._waiting.clear()
         self.account.leave()

@@ -609,6 +609,7 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
             self._conversation.drop_queue()
             self._wake_senders()
         finally:  # closing waits for this
+            self._decoder.drop()
             self._account.close()
             if not self._gone.done():
                 self._gone.set_result(None)

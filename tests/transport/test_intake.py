@@ -1,9 +1,11 @@
 """What a peer can make a link hold: bounded by its budget and that of the process, and never for ever."""
 
 import asyncio
+import gc
 import os
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -305,6 +307,27 @@ async def test_what_an_answer_raises_fails_its_request() -> None:
             far.serve(lambda request, error=error: request.charge(1, lambda: fail(error)))  # type: ignore[misc]
             with pytest.raises(RemoteError, match=code):
                 await near.call(ASK, timeout_s=PATIENCE_S)
+
+
+async def test_a_link_that_ends_lets_go_of_half_a_message_at_once() -> None:
+    net = tcp()
+
+    async def end_half_way() -> "ref[Link]":
+        async with link_pair(net) as (near, far):
+            near.send_nowait(Message(type="note", tensors=(np.zeros(32 * MB, np.uint8),)))
+            await turns(lambda: far.statistics().held_bytes > MB)
+            near.abort()
+            await far.wait_closed()
+            await turns(lambda: net.pool.statistics().outstanding == 0)
+            assert net.budget.held_bytes == 0
+            return ref(far)
+
+    gc.disable()
+    try:
+        gone = await end_half_way()
+        await turns(lambda: gone() is None)
+    finally:
+        gc.enable()
 
 
 async def test_a_link_that_ends_releases_what_its_requests_held() -> None:
