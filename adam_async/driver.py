@@ -637,7 +637,8 @@ class Driver:
     def _data_address(self) -> str:
         """Where the data server is that lends. Raises RoleDied if there is none."""
         if not self.map.lenders:
-            check_failed(self.map, self._run)
+            if self.map.run is not None:
+                check_failed(self.map, self._run)
             raise RoleDied("the data server", "no other has joined")
         return self.map.nodes[self.map.lenders[0]].address
 

@@ -28,6 +28,7 @@ from adam_async.report import Report, build_report, to_json, write
 from adam_async.run_result import EpochResult, RunResult
 from adam_async.staleness import add_up
 from transport import Identity, Link, TcpNetwork
+from transport.frames import CHUNK, MESSAGE, REPLY
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "report.md"
 MACHINE = describe_machine(loop="asyncio")
@@ -378,8 +379,6 @@ def test_the_document_names_every_field_and_no_other() -> None:
 
 PRELUDE = Struct("<4sBBHQIQI")
 RECORD_BYTES = 256
-FIRST_KIND, LAST_KIND, CHUNK = 1, 5, 8
-"""Kinds of frames that carry messages: 1 to 5 begin one, 8 goes on with it."""
 
 
 class Tap:
@@ -417,12 +416,12 @@ class Tap:
         _, _, kind, _, _, meta_bytes, payload_bytes, _ = PRELUDE.unpack_from(self._bytes)
         if len(self._bytes) < PRELUDE.size + meta_bytes:
             return False
-        if FIRST_KIND <= kind <= LAST_KIND:
+        if MESSAGE <= kind <= REPLY:
             # Meta is a msgpack array that begins with the type, a short text.
             length = self._bytes[PRELUDE.size + 1] & 0x1F
             self._type = self._bytes[PRELUDE.size + 2 : PRELUDE.size + 2 + length].decode()
             self.counts.setdefault(self._type, [0, 0])[0] += 1
-        if FIRST_KIND <= kind <= LAST_KIND or kind == CHUNK:
+        if MESSAGE <= kind <= REPLY or kind == CHUNK:
             self.counts[self._type][1] += PRELUDE.size + meta_bytes + payload_bytes
         self._skip = PRELUDE.size + meta_bytes + payload_bytes
         return True
