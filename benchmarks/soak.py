@@ -1,0 +1,276 @@
+"""Whether a run of many epochs in which workers come and go takes more and more memory or time.
+
+    python -m benchmarks.soak --epochs 10000 --replacements 1000 [--json FILE] [--picture FILE.svg]
+    python -m benchmarks.soak --processes --epochs 4000 --replacements 50 [--json FILE]
+
+The first trains digits in one process: a `LocalCluster` of a controller, a data server, a parameter server
+and a worker, and a second worker that is replaced by one of another name every so many epochs. With
+`--processes` each role is a process, and workers are killed (SIGKILL) and started again.
+
+At some 200 epochs a sample is taken: resident memory, bytes of the cluster map as JSON text, open
+descriptors, and processor time since the sample before, for an epoch. With `--processes` memory, descriptors
+and time are those of all processes but the workers, whose lives are short.
+
+One row for each of these: the median of the second tenth of the samples, that of the last tenth, and their
+ratio. The first tenth is left out: caches fill, and libraries are loaded. `--picture` needs matplotlib.
+"""
+
+import os
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+import argparse
+import asyncio
+import json
+import signal
+import statistics
+import time
+from collections.abc import Iterable
+from contextlib import AsyncExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import uvloop
+
+from adam_async import Config, LocalCluster, cluster_processes
+from adam_async.cluster_map import ClusterMap
+from adam_async.cluster_processes import ProcessCluster
+from adam_async.data_server.datasets import load
+from adam_async.model_worker.service import ModelWorker
+from adam_async.ports import Disk, system_entropy
+from adam_async.run_result import EpochResult
+from transport import Identity
+
+IMAGES = 128
+"""Images of a group: epochs of digits are short, and what goes on once an epoch is most of the work."""
+
+SAMPLES = 200
+PAGE, TICK_S = os.sysconf("SC_PAGE_SIZE"), 1.0 / os.sysconf("SC_CLK_TCK")
+
+PANELS = {
+    "memory_mb": "resident memory, MB",
+    "map_kb": "cluster map, KB",
+    "descriptors": "open descriptors",
+    "cpu_ms": "processor time of an epoch, ms",
+}
+"""What is measured, in words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One moment of a run."""
+
+    epoch: int
+    replaced: int
+    """Workers that were replaced so far."""
+    memory_mb: float
+    map_kb: float
+    descriptors: int
+    cpu_ms: float
+    """Of an epoch, since the sample before."""
+    wall_ms: float
+    """The same on the clock."""
+
+
+class Sampler:
+    """Takes samples as epochs end.
+
+    Args:
+        epochs: Of the run.
+    """
+
+    def __init__(self, epochs: int) -> None:
+        self._every = max(1, epochs // SAMPLES)
+        self.samples: list[Sample] = []
+        self.epoch = self.replaced = 0
+        self.next_epoch = asyncio.Event()
+        self._last: tuple[int, float, float] | None = None
+
+    def ended(self, result: EpochResult, cluster: ClusterMap, pids: Iterable[int]) -> None:
+        """An epoch has ended."""
+        self.epoch = result.epoch
+        self.next_epoch.set()
+        if self.epoch % self._every:
+            return
+        used = [usage(pid) for pid in pids]
+        cpu_s, wall_s = sum(each[1] for each in used), time.monotonic()
+        if self._last is not None:
+            epoch, cpu_before_s, wall_before_s = self._last
+            epochs = self.epoch - epoch
+            self.samples.append(
+                Sample(
+                    epoch=self.epoch,
+                    replaced=self.replaced,
+                    memory_mb=round(sum(each[0] for each in used) / 1e6, 2),
+                    map_kb=round(len(msgspec.json.encode(cluster)) / 1e3, 3),
+                    descriptors=sum(each[2] for each in used),
+                    cpu_ms=round((cpu_s - cpu_before_s) / epochs * 1e3, 3),
+                    wall_ms=round((wall_s - wall_before_s) / epochs * 1e3, 3),
+                )
+            )
+        self._last = self.epoch, cpu_s, wall_s
+
+    async def reached(self, epoch: int) -> None:
+        """Wait until so many epochs have ended."""
+        while self.epoch < epoch:
+            self.next_epoch.clear()
+            await self.next_epoch.wait()
+
+
+def usage(pid: int) -> tuple[int, float, int]:
+    """Resident bytes, seconds of processor time and open descriptors of a process."""
+    folder = Path(f"/proc/{pid}")
+    resident = int((folder / "statm").read_text().split()[1]) * PAGE
+    fields = (folder / "stat").read_text().rpartition(")")[2].split()
+    return resident, (int(fields[11]) + int(fields[12])) * TICK_S, len(os.listdir(folder / "fd"))
+
+
+# --- one process -----------------------------------------------------------------------------
+
+
+async def in_one_process(epochs: int, replacements: int) -> Sampler:
+    """Train in a `LocalCluster` in which one of two workers is replaced again and again."""
+    sampler = Sampler(epochs)
+    config = Config(data="digits", epochs=epochs, weights="copy", threads=1, images_per_group=IMAGES)
+    async with Disk() as disk:
+        cluster = LocalCluster(config, dataset=await load("digits", disk))
+    pid = os.getpid()
+    async with cluster, asyncio.TaskGroup() as group:
+        replacing = group.create_task(replace(cluster, sampler, epochs, replacements), name="replace")
+        await cluster.train(lambda result: sampler.ended(result, cluster.controller.map, [pid]))
+        replacing.cancel()
+    return sampler
+
+
+async def replace(cluster: LocalCluster, sampler: Sampler, epochs: int, replacements: int) -> None:
+    """Replace a worker every so many epochs, until cancelled."""
+    every = max(1, epochs // max(1, replacements))
+    async with AsyncExitStack() as stack:
+        for number in range(1, replacements + 2):
+            await stack.aclose()
+            await stack.enter_async_context(guest(cluster, f"guest-{number}"))
+            sampler.replaced = number - 1
+            await sampler.reached(number * every)
+
+
+def guest(cluster: LocalCluster, name: str) -> ModelWorker:
+    """One more worker for a cluster."""
+    return ModelWorker(
+        network=cluster.network,
+        address="local://",
+        controller=cluster.controller.address,
+        identity=Identity(role="worker", node=name, incarnation=int.from_bytes(system_entropy(6), "little")),
+        waits=cluster.config.waits,
+        buffers=cluster.buffers,
+        threads=1,
+        in_flight=0,
+        entropy=system_entropy,
+    )
+
+
+# --- processes -------------------------------------------------------------------------------
+
+
+async def in_processes(epochs: int, replacements: int) -> Sampler:
+    """Train in a `ProcessCluster` of which workers are killed again and again."""
+    sampler = Sampler(epochs)
+    config = Config(data="digits", epochs=epochs, replicas=2, threads=1, images_per_group=IMAGES)
+    cluster_processes.RESTARTS = replacements
+    async with ProcessCluster(config, say=lambda _: None) as cluster, asyncio.TaskGroup() as group:
+
+        def pids() -> list[int]:
+            children = cluster.children.items()
+            lasting = [child.pid for name, child in children if not name.startswith("worker") and child.pid]
+            return [os.getpid(), *lasting]
+
+        killing = group.create_task(kill(cluster, sampler, epochs, replacements), name="kill")
+        await cluster.train(lambda result: sampler.ended(result, cluster.driver.map, pids()))
+        killing.cancel()
+    return sampler
+
+
+async def kill(cluster: ProcessCluster, sampler: Sampler, epochs: int, replacements: int) -> None:
+    """Kill one of the workers every so many epochs, when both are ready, until cancelled."""
+    every = max(1, epochs // (replacements + 1))
+    for number in range(1, replacements + 1):
+        await sampler.reached(number * every)
+        while len(cluster.driver.map.live_replicas()) < 2:
+            await sampler.reached(sampler.epoch + 1)
+        child = cluster.children[f"worker-{number % 2}"]
+        assert child.pid is not None
+        os.kill(child.pid, signal.SIGKILL)
+        sampler.replaced = number
+
+
+# --- what came of it -------------------------------------------------------------------------
+
+
+def rows_of(case: str, samples: list[Sample]) -> list[dict[str, Any]]:
+    """One row for each thing that is measured."""
+    tenth = max(1, len(samples) // 10)
+    rows = []
+    for name, words in PANELS.items():
+        early = statistics.median(getattr(sample, name) for sample in samples[tenth : 2 * tenth])
+        late = statistics.median(getattr(sample, name) for sample in samples[-tenth:])
+        rows.append(
+            {
+                "case": f"{case}: {words}",
+                "second_tenth": round(early, 3),
+                "last_tenth": round(late, 3),
+                "ratio": round(late / early, 3) if early else None,
+            }
+        )
+    return rows
+
+
+def draw(samples: list[Sample], file: Path) -> None:
+    """The picture: what is measured over the epochs, a panel each."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(2, 2, figsize=(9, 5.4), sharex=True)
+    epochs = [sample.epoch for sample in samples]
+    for axis, (name, words) in zip(axes.flat, PANELS.items(), strict=True):
+        values = [getattr(sample, name) for sample in samples]
+        axis.plot(epochs, values, color="#1f5fa8", linewidth=1.2)
+        axis.set_ylim(0, max(values) * 1.25)
+        axis.set_title(words, fontsize=10)
+        axis.grid(color="#dfe4ea", linewidth=0.6)
+        axis.spines[["top", "right"]].set_visible(False)
+    for axis in axes[-1]:
+        axis.set_xlabel(f"epoch ({samples[-1].replaced} workers replaced by the last)", fontsize=9)
+    figure.tight_layout()
+    figure.savefig(file, metadata={"Date": None} if file.suffix == ".svg" else {})
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--epochs", type=int, default=10_000)
+    parser.add_argument("--replacements", type=int, default=1000)
+    parser.add_argument("--processes", action="store_true", help="each role is a process")
+    parser.add_argument("--json", type=Path, help="where to write rows and samples")
+    parser.add_argument("--picture", type=Path, help="where to draw the samples, .svg or .png")
+    arguments = parser.parse_args()
+    work = in_processes if arguments.processes else in_one_process
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        sampler = runner.run(work(arguments.epochs, arguments.replacements))
+    case = "processes" if arguments.processes else "one process"
+    rows = rows_of(f"{case}, {sampler.epoch} epochs, {sampler.replaced} replacements", sampler.samples)
+    for row in rows:
+        print("  ".join(f"{key} {value}" for key, value in row.items()))
+    if arguments.json is not None:
+        found = {"rows": rows, "samples": [asdict(sample) for sample in sampler.samples]}
+        arguments.json.write_text(json.dumps(found, indent=1) + "\n")
+    if arguments.picture is not None:
+        draw(sampler.samples, arguments.picture)
+
+
+if __name__ == "__main__":
+    main()
