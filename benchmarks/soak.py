@@ -4,7 +4,8 @@
     python -m benchmarks.soak --processes --epochs 4000 --replacements 50 [--json FILE]
 
 The first trains digits in one process: a `LocalCluster` of a controller, a data server, a parameter server
-and a worker, and a second worker that is replaced by one of another name every so many epochs. With
+and a worker, and a second worker that is replaced by one of another name every so many epochs. Python's
+garbage collector runs at each replacement: left to itself it frees a worker that has ended much later. With
 `--processes` each role is a process, and workers are killed (SIGKILL) and started again.
 
 At some 200 epochs a sample is taken: resident memory, bytes of the cluster map as JSON text, open
@@ -21,6 +22,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import argparse
 import asyncio
+import gc
 import json
 import signal
 import statistics
@@ -45,6 +47,9 @@ from transport import Identity
 
 IMAGES = 128
 """Images of a group: epochs of digits are short, and what goes on once an epoch is most of the work."""
+
+WARM_EPOCHS = 5
+"""Number of epochs after which all libraries are loaded."""
 
 SAMPLES = 200
 PAGE, TICK_S = os.sysconf("SC_PAGE_SIZE"), 1.0 / os.sysconf("SC_CLK_TCK")
@@ -92,6 +97,9 @@ class Sampler:
         """An epoch has ended."""
         self.epoch = result.epoch
         self.next_epoch.set()
+        if self.epoch == WARM_EPOCHS:
+            gc.collect()
+            gc.freeze()  # what libraries have made need not be looked through at each replacement
         if self.epoch % self._every:
             return
         used = [usage(pid) for pid in pids]
@@ -150,6 +158,7 @@ async def replace(cluster: LocalCluster, sampler: Sampler, epochs: int, replacem
     async with AsyncExitStack() as stack:
         for number in range(1, replacements + 2):
             await stack.aclose()
+            gc.collect()  # tracebacks of cancelled tasks keep the arrays of a worker that has ended
             await stack.enter_async_context(guest(cluster, f"guest-{number}"))
             sampler.replaced = number - 1
             await sampler.reached(number * every)
