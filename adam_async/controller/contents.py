@@ -32,10 +32,10 @@ def command_problem(command: bytes) -> str:
             return ""
         if len(read.value) > MOST_VALUE_BYTES:
             return f"{read.key[:80]!r} of {len(read.value)} bytes is above the limit of {MOST_VALUE_BYTES}"
-        value = msgspec.json.decode(read.value, type=dict[str, Any])
+        msgspec.json.decode(read.value, type=dict[str, Any])
     except UNREADABLE as error:
         return f"this release cannot read it: {error}"
-    return f"{read.key[:80]!r} nests over {MAX_DEPTH} deep" if nests_too_deep(value) else ""
+    return f"{read.key[:80]!r} nests over {MAX_DEPTH} deep" if nests_too_deep(read.value) else ""
 
 
 def state_problem(state: bytes) -> str:
@@ -44,7 +44,7 @@ def state_problem(state: bytes) -> str:
         cluster = read_state(state).map
         if not 0 <= cluster.version <= MOST_VERSION:
             return f"version {cluster.version} is not within 0 and {MOST_VERSION}"
-        text = msgspec.json.decode(msgspec.json.encode(cluster))
+        text = msgspec.json.encode(cluster)
     except UNREADABLE as error:
         return f"this release cannot read it: {error}"
     return f"it nests over {MAP_DEPTH} deep" if nests_too_deep(text, MAP_DEPTH) else ""

@@ -278,7 +278,8 @@ class Controller(Role):
             request.fail("invalid", value_too_large(body.key, size))
             return
         record = read_text_tensor(request.message, dict[str, Any], MOST_VALUE_BYTES)
-        if nests_too_deep(record):
+        value = request.message.tensors[0].tobytes()
+        if nests_too_deep(value):
             request.fail("invalid", f"{body.key} nests over {MAX_DEPTH} deep")
             return
         attempt = Attempt(peer=request.link.peer, key=body.key, value=record, expected=body.expected)
@@ -286,7 +287,6 @@ class Controller(Role):
         if refusal is not None:
             self._refuse(request, refusal)
             return
-        value = request.message.tensors[0].tobytes()
         self.group.propose(
             request,
             Set(session=body.session, number=body.number, key=body.key, expected=body.expected, value=value),

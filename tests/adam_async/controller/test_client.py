@@ -15,6 +15,7 @@ from adam_async.controller.service import Controller
 from adam_async.controller.state import CompareAndSet
 from adam_async.errors import DeadlineExceeded, RoleDied, RoleUnreachable, RunFailed, first_cause
 from adam_async.traffic import Traffic
+from tests.adam_async.controller.test_state import run_record
 from tests.adam_async.runs import NETWORKS, Rough, address_of, entropy_of, turns, until
 from transport import Identity
 from transport.testing import Faults
@@ -199,6 +200,25 @@ async def test_a_value_that_the_controller_refuses_is_an_error_with_its_reason()
         member = await table.joined("worker-0")
         with pytest.raises(RunFailed, match=r"refused nodes/worker-0.*Expected `str`"):
             await member.set_node(address=7)
+
+
+@pytest.mark.parametrize("network", ["local", "tcp"])
+async def test_a_run_that_is_too_long_for_one_value_is_submitted_in_pieces(network):
+    record = msgspec.structs.replace(run_record(), driver="driver-0", carried=bytes(range(256)) * 700)
+    async with table_of(NETWORKS[network]()) as table:
+        driver = await table.joined("driver-0", role="driver")
+        other = await table.joined("worker-0")
+        await driver.submit_run(record)
+        await driver.update_run(lambda run: msgspec.structs.replace(run, reason="a reason"))
+        seen = await other.wait_for(lambda m: m.run is not None and m.run.reason, "the run", 20.0)
+        for cluster in (seen, driver.map, table.controller.map):
+            assert (cluster.run.carried, cluster.run.spec, cluster.pieces) == (
+                record.carried,
+                record.spec,
+                {},
+            )
+        with pytest.raises(RunFailed, match="the run's record has"):
+            await driver.submit_run(msgspec.structs.replace(record, carried=bytes(1 << 20)))
 
 
 def epoch_of(run, number):

@@ -9,7 +9,7 @@ from adam_async.cluster_map import NodeRecord, RunInPieces, RunRecord
 from adam_async.controller import machine as machine_module
 from adam_async.controller.changes import changed
 from adam_async.controller.machine import Lost, Machine, Open, Outcome, Set, command_bytes, first_state
-from adam_async.controller.records import cut
+from adam_async.controller.records import cut, nests_too_deep
 from adam_async.messages import SESSION_OVER
 from adam_async.messages.sizes import MOST_MAP_BYTES, MOST_MAP_TEXT_BYTES, MOST_VALUE_BYTES
 from adam_async.model.network import Network
@@ -359,3 +359,26 @@ def test_a_run_that_is_too_long_for_all_its_pieces_is_refused_with_what_makes_it
     record = msgspec.structs.replace(run_record(), carried=bytes(1 << 20))
     with pytest.raises(ValueError, match=r"bytes, 1105920 are the most: its model has \d+ of them"):
         cut(record)
+
+
+json_values = st.recursive(
+    st.one_of(st.none(), st.integers(), st.text('a"[]{}\\\n')),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3), st.dictionaries(st.text('[}"\\'), inner, max_size=3)
+    ),
+)
+
+
+def depth_of(value):
+    """Containers that lie in each other."""
+    if not isinstance(value, dict | list):
+        return 0
+    inner = value.values() if isinstance(value, dict) else value
+    return 1 + max(map(depth_of, inner), default=0)
+
+
+@given(json_values)
+def test_how_deep_a_record_nests_is_counted_in_its_text(value):
+    text, depth = msgspec.json.encode(value), depth_of(value)
+    assert not nests_too_deep(text, depth)
+    assert depth == 0 or nests_too_deep(text, depth - 1)
