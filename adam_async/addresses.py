@@ -9,7 +9,7 @@ import re
 
 from adam_async.config import CONTROLLERS, CONTROLLERS_SAID
 from adam_async.errors import ConfigError
-from transport.tcp import is_loopback, parse_tcp_address
+from transport.sockets import is_loopback, parse_tcp_address
 
 EVERYWHERE = ("0.0.0.0", "::", "*")
 

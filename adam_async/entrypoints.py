@@ -27,7 +27,7 @@ from adam_async.token_text import read_token_text
 from transport import Budget, BufferPool, Identity, LinkConfig, Network, TcpNetwork
 from transport.config import Checksum
 from transport.slow import SlowNetwork
-from transport.tcp import is_loopback, parse_tcp_address
+from transport.sockets import is_loopback, parse_tcp_address
 
 LOOPBACK = "tcp://127.0.0.1:0"
 """Where a role listens that was told nothing else: any free port that only this machine can reach."""

@@ -25,7 +25,7 @@ from typing import Any
 
 from transport import Identity, LinkConfig, RoleTable, TcpNetwork, TransportError
 from transport.handshake import RECORD_BYTES, ClientHandshake
-from transport.tcp import parse_tcp_address
+from transport.sockets import parse_tcp_address
 
 RULES = RoleTable({"push": {("worker", "ps")}})
 WORKER = Identity(role="worker", node="worker-1", incarnation=1)

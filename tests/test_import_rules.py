@@ -110,7 +110,7 @@ PORTS = (
     port("adam_async/sync.py", "loops threads", "the synchronous face: its own thread and event loop"),
     port("dataflow/pool.py", "clock system threads", "the compute pool: threads, their CPUs and trace times"),
     port("transport/buffers.py", "memory", "anonymous memory for what is received"),
-    port("transport/tcp.py", "sockets system", "socket options of TCP links and listeners"),
+    port("transport/sockets.py", "sockets system", "socket options of TCP links and listeners"),
     port("transport/timekeeper.py", "clock threads", "wakes a loop more finely than its own timers can"),
 )
 
@@ -310,7 +310,7 @@ def test_what_is_against_a_rule_is_found(path: str, source: str, claim: str) -> 
     [
         ("dataflow/x.py", "import collections\nfrom dataflow.tokens import Tag"),
         ("transport/frames.py", "import msgpack\nimport numpy as np"),
-        ("transport/tcp.py", "import asyncio\nimport socket"),
+        ("transport/sockets.py", "import asyncio\nimport socket"),
         ("adam_async/model/x.py", "import numpy as np\nfrom adam_async.dice import Dice"),
         ("adam_async/controller/service.py", "from adam_async.data_server.client import Client"),
         ("adam_async/x.py", "import asyncio\nself._group.create_task(f(), name='f')"),

@@ -8,7 +8,7 @@ import asyncio
 import logging
 
 from transport.admission import Admission, source_of
-from transport.tcp import Greeter
+from transport.greeter import Greeter
 
 __all__ = ["Entrance"]
 

@@ -30,13 +30,15 @@ from transport.errors import (
     RemoteProtocolError,
     TransportError,
 )
+from transport.greeter import Greeter
 from transport.handshake import ClientHandshake, ServerHandshake
 from transport.keys import Secret, check_role, check_secret
 from transport.link import Link
 from transport.local import link_ends
 from transport.messages import Identity
 from transport.roles import RoleTable
-from transport.tcp import Greeter, TcpLink, deepen_backlog, is_loopback, parse_tcp_address
+from transport.sockets import deepen_backlog, is_loopback, parse_tcp_address
+from transport.tcp import TcpLink
 
 __all__ = ["Listener", "LocalNetwork", "Network", "OnLink", "TcpNetwork"]
 

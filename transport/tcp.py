@@ -1,4 +1,4 @@
-"""Links over TCP: the only file that touches sockets.
+"""Links over TCP.
 
 Writing. Each write to a transport is a system call, on uvloop too, and costs as much as all the rest of a
 small call. So the small frames of one turn of the loop leave in one write, made by a callback. Two cases
@@ -11,250 +11,33 @@ Reading. The decoder says where the next bytes belong, so that nearly all of the
 """
 
 import asyncio
-import ipaddress
-import os
-import socket
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, cast
+from collections.abc import Iterable
 
 from transport.budget import Budget
-from transport.config import PROBES, LinkConfig
+from transport.config import LinkConfig
 from transport.endpoint import Endpoint
 from transport.errors import (
-    HandshakeRejected,
     LinkBroken,
     LinkClosed,
     RemoteProtocolError,
     TransportError,
 )
 from transport.frames import CLOSE, ERROR, PING, PONG, REPLY, REQUEST, Frame, FrameEncoder, Memory
-from transport.handshake import RECORD_BYTES, ClientHandshake, Handshake, reject_record
 from transport.intake import frame_cost
 from transport.messages import Identity, Message
 from transport.protocol import Buffer, Conversation, GiveUp
 from transport.release import Release
 from transport.roles import RoleTable
+from transport.sockets import checks_payloads
 
-if TYPE_CHECKING:
-    from transport.entrance import Entrance
-
-__all__ = ["Greeter", "TcpLink", "checks_payloads", "deepen_backlog", "is_loopback", "parse_tcp_address"]
+__all__ = ["TcpLink"]
 
 TURN_BYTES = 64 << 10
 """So much in small frames is written at once, even within a turn of the loop."""
 
 _PONG_FRAME = FrameEncoder.head(PONG, 0, b"", 0)
-
-
-def parse_tcp_address(address: str) -> tuple[str, int]:
-    """Split ``tcp://host:port``; an IPv6 host stands in brackets.
-
-    Raises:
-        ValueError: It is not such an address.
-    """
-    scheme, separator, rest = address.partition("://")
-    host, colon, port = rest.rpartition(":")
-    if scheme != "tcp" or not separator or not colon or not host or not port.isdecimal() or int(port) > 65535:
-        raise ValueError(f"address {address!r} is not of the form tcp://host:port")
-    return host.strip("[]"), int(port)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a server bound to ``host``."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def tune(transport: asyncio.Transport, config: LinkConfig) -> None:
-    """Set the socket options of a new link.
-
-    The kernel's own probes end the connection to a machine that is gone even while this side does not read
-    and so expects nothing from its peer.
-    """
-    sock = transport.get_extra_info("socket")
-    if sock is None:
-        return
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (
-        ("TCP_KEEPIDLE", config.probe_after_s),
-        ("TCP_KEEPINTVL", config.probe_every_s),
-        ("TCP_KEEPCNT", PROBES),
-        ("TCP_USER_TIMEOUT", config.unacknowledged_s * 1000),
-    ):
-        option = getattr(socket, name, None)
-        if option is not None:  # not every platform has all of them
-            sock.setsockopt(socket.IPPROTO_TCP, option, max(1, round(value)))
-    if config.socket_buffer_bytes:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, config.socket_buffer_bytes)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, config.socket_buffer_bytes)
-
-
-def checks_payloads(config: LinkConfig, transport: asyncio.Transport) -> bool:
-    """Whether the payloads sent on a connection carry a checksum."""
-    if config.checksum != "auto":
-        return config.checksum == "on"
-    ours, theirs = (transport.get_extra_info(name) for name in ("sockname", "peername"))
-    # Bytes that stay within a host pass no wire; a peer that has hung up already has no name any more.
-    return not (ours and theirs and (ours[0] == theirs[0] or is_loopback(theirs[0])))
-
-
-def deepen_backlog(server: asyncio.AbstractServer, backlog: int) -> None:
-    """Let the kernel accept ``backlog`` connections for a serving server before its loop takes them.
-
-    asyncio takes the backlog that it knows of in one round; this one is the kernel's alone.
-    """
-    for sock in server.sockets:  # type: ignore[attr-defined]
-        if hasattr(sock, "fileno"):  # not on a simulated network
-            with socket.socket(fileno=os.dup(sock.fileno())) as same:
-                same.listen(backlog)
-
-
-class Greeter(asyncio.BufferedProtocol):
-    """Carries out the handshake on a new connection, then hands the connection to a `TcpLink`.
-
-    ``done`` is called once, with the link or with the error that ended the handshake. The greeters of a
-    listener tell its ``entrance`` how far they are, which calls `crowd_out` if one has to make room.
-    """
-
-    def __init__(
-        self,
-        handshake: Handshake,
-        *,
-        config: LinkConfig,
-        rules: RoleTable,
-        memory: Memory,
-        budget: Budget,
-        done: "Callable[[TcpLink | TransportError], None]",
-        entrance: "Entrance | None" = None,
-    ) -> None:
-        self._handshake = handshake
-        self._config = config
-        self._rules = rules
-        self._memory = memory
-        self._budget = budget
-        self._done: Callable[[TcpLink | TransportError], None] | None = done
-        self._entrance = entrance
-        self._record = bytearray(RECORD_BYTES)
-        self._filled = 0
-        self._transport: asyncio.Transport | None = None
-        self._deadline: asyncio.TimerHandle | None = None
-        self._connected_at = 0.0
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # Not an isinstance check: uvloop's transports do not derive from asyncio's.
-        self._transport = transport = cast(asyncio.Transport, transport)
-        if self._done is None:  # given up between accept and here
-            transport.close()
-            return
-        self._connected_at = asyncio.get_running_loop().time()
-        if isinstance(self._handshake, ClientHandshake):
-            self._wait_for("handshake", self._config.handshake_s)
-            transport.write(self._handshake.hello())
-        else:
-            self._wait_for("first record", min(self._config.first_record_s, self._config.handshake_s))
-        if self._entrance is not None:
-            # A peer that has hung up already has no name any more.
-            host, *_ = transport.get_extra_info("peername") or ("",)
-            self._entrance.connected(self, host)
-
-    def _wait_for(self, goal: str, limit_s: float) -> None:
-        """Refuse the connection ``limit_s`` after it was made, unless something cancels that."""
-        if self._deadline is not None:
-            self._deadline.cancel()
-        loop = asyncio.get_running_loop()
-        self._deadline = loop.call_at(self._connected_at + limit_s, self._late, goal, limit_s)
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        return memoryview(self._record)[self._filled :]
-
-    def buffer_updated(self, nbytes: int) -> None:
-        self._filled += nbytes
-        if self._filled < RECORD_BYTES:
-            return
-        self._filled = 0  # also after the end: a loop may be given no empty buffer
-        if self._done is None:
-            return
-        assert self._transport is not None
-        try:
-            answer = self._handshake.receive(bytes(self._record))
-        except HandshakeRejected as error:
-            self._fail(error, tell=True)
-            return
-        except RemoteProtocolError as error:
-            self._fail(error)
-            return
-        except Exception as error:
-            self._defect(error)
-            return
-        if answer:
-            self._transport.write(answer)
-        if self._handshake.peer is not None:
-            self._hand_over(self._handshake.peer)
-        elif self._entrance is not None:
-            self._wait_for("handshake", self._config.handshake_s)
-            self._entrance.introduced(self)
-
-    def _defect(self, error: Exception) -> None:
-        """Let the peer go after an unexpected error of ours, and report the error."""
-        asyncio.get_running_loop().call_exception_handler(
-            {"message": "a handshake raised", "exception": error, "protocol": self}
-        )
-        self._fail(LinkBroken(f"the handshake ended by a defect: {type(error).__name__}: {error}"))
-
-    def _hand_over(self, peer: Identity) -> None:
-        assert self._transport is not None
-        assert self._done is not None
-        if self._deadline is not None:
-            self._deadline.cancel()
-        # Only now: thousands of connections that never get here cost no system calls for their options.
-        tune(self._transport, self._config)
-        link = TcpLink(
-            self._handshake.identity, peer, self._transport,
-            config=self._config, rules=self._rules, memory=self._memory, budget=self._budget,
-        )  # fmt: skip
-        self._transport.set_protocol(link)
-        done, self._done = self._done, None
-        done(link)
-
-    def eof_received(self) -> None:
-        self._fail(LinkBroken("the peer hung up during the handshake"))
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._fail(LinkBroken(f"connection lost during the handshake: {exc or 'the peer hung up'}"))
-
-    def _late(self, goal: str, limit_s: float) -> None:
-        self._fail(HandshakeRejected("late", f"no {goal} within {limit_s:g} s"), tell=True)
-
-    def crowd_out(self) -> None:
-        """Refuse the connection, so that others have room for their handshakes."""
-        text = "too many connections are in their handshake: try again"
-        self._fail(HandshakeRejected("crowded", text), tell=True)
-
-    def abandon(self) -> None:
-        """Give up, because nobody waits for the link any more."""
-        self._fail(LinkClosed("given up during the handshake"))
-
-    def _fail(self, error: TransportError, *, tell: bool = False) -> None:
-        if self._done is None:
-            return
-        done, self._done = self._done, None
-        if self._deadline is not None:
-            self._deadline.cancel()
-        if self._transport is not None:
-            if (
-                tell
-                and isinstance(error, HandshakeRejected)
-                and not error.text.startswith("the peer refused")
-            ):
-                self._transport.write(reject_record(error))
-            self._transport.close()
-        done(error)
 
 
 class TcpLink(Endpoint, asyncio.BufferedProtocol):

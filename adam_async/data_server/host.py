@@ -25,7 +25,7 @@ from adam_async.messages import Body, Serve, Serving, pack, text_tensor
 from adam_async.role import Role
 from dataflow import ComputePool, MakePool
 from transport import Identity, Link, LinkClosed, Network, Request, TransportError
-from transport.tcp import parse_tcp_address
+from transport.sockets import parse_tcp_address
 
 logger = logging.getLogger(__name__)
 

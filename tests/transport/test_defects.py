@@ -9,7 +9,8 @@ import pytest
 from tests.transport.test_conformance import local, tcp
 from transport import Link, LinkBroken, Message, Network, RetrySchedule, TransportError
 from transport.endpoint import Endpoint
-from transport.tcp import Greeter, TcpLink
+from transport.greeter import Greeter
+from transport.tcp import TcpLink
 from transport.testing import FAR, NEAR, link_pair
 
 

@@ -29,7 +29,8 @@ from transport import (
 from transport.frames import CHECKED
 from transport.handshake import ClientHandshake
 from transport.keys import Secret, derive
-from transport.tcp import TcpLink, checks_payloads, is_loopback, parse_tcp_address
+from transport.sockets import checks_payloads, is_loopback, parse_tcp_address
+from transport.tcp import TcpLink
 from transport.testing import FAR, NEAR, link_pair, open_rules
 
 TOKEN = b"a token of tests"

@@ -1,0 +1,168 @@
+"""The handshake on a new TCP connection, from its first byte to its link."""
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, cast
+
+from transport.budget import Budget
+from transport.config import LinkConfig
+from transport.errors import (
+    HandshakeRejected,
+    LinkBroken,
+    LinkClosed,
+    RemoteProtocolError,
+    TransportError,
+)
+from transport.frames import Memory
+from transport.handshake import RECORD_BYTES, ClientHandshake, Handshake, reject_record
+from transport.messages import Identity
+from transport.roles import RoleTable
+from transport.sockets import tune
+from transport.tcp import TcpLink
+
+if TYPE_CHECKING:
+    from transport.entrance import Entrance
+
+__all__ = ["Greeter"]
+
+
+class Greeter(asyncio.BufferedProtocol):
+    """Carries out the handshake on a new connection, then hands the connection to a `TcpLink`.
+
+    ``done`` is called once, with the link or with the error that ended the handshake. The greeters of a
+    listener tell its ``entrance`` how far they are, which calls `crowd_out` if one has to make room.
+    """
+
+    def __init__(
+        self,
+        handshake: Handshake,
+        *,
+        config: LinkConfig,
+        rules: RoleTable,
+        memory: Memory,
+        budget: Budget,
+        done: "Callable[[TcpLink | TransportError], None]",
+        entrance: "Entrance | None" = None,
+    ) -> None:
+        self._handshake = handshake
+        self._config = config
+        self._rules = rules
+        self._memory = memory
+        self._budget = budget
+        self._done: Callable[[TcpLink | TransportError], None] | None = done
+        self._entrance = entrance
+        self._record = bytearray(RECORD_BYTES)
+        self._filled = 0
+        self._transport: asyncio.Transport | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+        self._connected_at = 0.0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # Not an isinstance check: uvloop's transports do not derive from asyncio's.
+        self._transport = transport = cast(asyncio.Transport, transport)
+        if self._done is None:  # given up between accept and here
+            transport.close()
+            return
+        self._connected_at = asyncio.get_running_loop().time()
+        if isinstance(self._handshake, ClientHandshake):
+            self._wait_for("handshake", self._config.handshake_s)
+            transport.write(self._handshake.hello())
+        else:
+            self._wait_for("first record", min(self._config.first_record_s, self._config.handshake_s))
+        if self._entrance is not None:
+            # A peer that has hung up already has no name any more.
+            host, *_ = transport.get_extra_info("peername") or ("",)
+            self._entrance.connected(self, host)
+
+    def _wait_for(self, goal: str, limit_s: float) -> None:
+        """Refuse the connection ``limit_s`` after it was made, unless something cancels that."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+        loop = asyncio.get_running_loop()
+        self._deadline = loop.call_at(self._connected_at + limit_s, self._late, goal, limit_s)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return memoryview(self._record)[self._filled :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._filled += nbytes
+        if self._filled < RECORD_BYTES:
+            return
+        self._filled = 0  # also after the end: a loop may be given no empty buffer
+        if self._done is None:
+            return
+        assert self._transport is not None
+        try:
+            answer = self._handshake.receive(bytes(self._record))
+        except HandshakeRejected as error:
+            self._fail(error, tell=True)
+            return
+        except RemoteProtocolError as error:
+            self._fail(error)
+            return
+        except Exception as error:
+            self._defect(error)
+            return
+        if answer:
+            self._transport.write(answer)
+        if self._handshake.peer is not None:
+            self._hand_over(self._handshake.peer)
+        elif self._entrance is not None:
+            self._wait_for("handshake", self._config.handshake_s)
+            self._entrance.introduced(self)
+
+    def _defect(self, error: Exception) -> None:
+        """Let the peer go after an unexpected error of ours, and report the error."""
+        asyncio.get_running_loop().call_exception_handler(
+            {"message": "a handshake raised", "exception": error, "protocol": self}
+        )
+        self._fail(LinkBroken(f"the handshake ended by a defect: {type(error).__name__}: {error}"))
+
+    def _hand_over(self, peer: Identity) -> None:
+        assert self._transport is not None
+        assert self._done is not None
+        if self._deadline is not None:
+            self._deadline.cancel()
+        # Only now: thousands of connections that never get here cost no system calls for their options.
+        tune(self._transport, self._config)
+        link = TcpLink(
+            self._handshake.identity, peer, self._transport,
+            config=self._config, rules=self._rules, memory=self._memory, budget=self._budget,
+        )  # fmt: skip
+        self._transport.set_protocol(link)
+        done, self._done = self._done, None
+        done(link)
+
+    def eof_received(self) -> None:
+        self._fail(LinkBroken("the peer hung up during the handshake"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._fail(LinkBroken(f"connection lost during the handshake: {exc or 'the peer hung up'}"))
+
+    def _late(self, goal: str, limit_s: float) -> None:
+        self._fail(HandshakeRejected("late", f"no {goal} within {limit_s:g} s"), tell=True)
+
+    def crowd_out(self) -> None:
+        """Refuse the connection, so that others have room for their handshakes."""
+        text = "too many connections are in their handshake: try again"
+        self._fail(HandshakeRejected("crowded", text), tell=True)
+
+    def abandon(self) -> None:
+        """Give up, because nobody waits for the link any more."""
+        self._fail(LinkClosed("given up during the handshake"))
+
+    def _fail(self, error: TransportError, *, tell: bool = False) -> None:
+        if self._done is None:
+            return
+        done, self._done = self._done, None
+        if self._deadline is not None:
+            self._deadline.cancel()
+        if self._transport is not None:
+            if (
+                tell
+                and isinstance(error, HandshakeRejected)
+                and not error.text.startswith("the peer refused")
+            ):
+                self._transport.write(reject_record(error))
+            self._transport.close()
+        done(error)

@@ -1,0 +1,77 @@
+"""Addresses and options of TCP sockets."""
+
+import asyncio
+import ipaddress
+import os
+import socket
+
+from transport.config import PROBES, LinkConfig
+
+__all__ = ["checks_payloads", "deepen_backlog", "is_loopback", "parse_tcp_address", "tune"]
+
+
+def parse_tcp_address(address: str) -> tuple[str, int]:
+    """Split ``tcp://host:port``; an IPv6 host stands in brackets.
+
+    Raises:
+        ValueError: It is not such an address.
+    """
+    scheme, separator, rest = address.partition("://")
+    host, colon, port = rest.rpartition(":")
+    if scheme != "tcp" or not separator or not colon or not host or not port.isdecimal() or int(port) > 65535:
+        raise ValueError(f"address {address!r} is not of the form tcp://host:port")
+    return host.strip("[]"), int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a server bound to ``host``."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def tune(transport: asyncio.Transport, config: LinkConfig) -> None:
+    """Set the socket options of a new link.
+
+    The kernel's own probes end the connection to a machine that is gone even while this side does not read
+    and so expects nothing from its peer.
+    """
+    sock = transport.get_extra_info("socket")
+    if sock is None:
+        return
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (
+        ("TCP_KEEPIDLE", config.probe_after_s),
+        ("TCP_KEEPINTVL", config.probe_every_s),
+        ("TCP_KEEPCNT", PROBES),
+        ("TCP_USER_TIMEOUT", config.unacknowledged_s * 1000),
+    ):
+        option = getattr(socket, name, None)
+        if option is not None:  # not every platform has all of them
+            sock.setsockopt(socket.IPPROTO_TCP, option, max(1, round(value)))
+    if config.socket_buffer_bytes:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, config.socket_buffer_bytes)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, config.socket_buffer_bytes)
+
+
+def checks_payloads(config: LinkConfig, transport: asyncio.Transport) -> bool:
+    """Whether the payloads sent on a connection carry a checksum."""
+    if config.checksum != "auto":
+        return config.checksum == "on"
+    ours, theirs = (transport.get_extra_info(name) for name in ("sockname", "peername"))
+    # Bytes that stay within a host pass no wire; a peer that has hung up already has no name any more.
+    return not (ours and theirs and (ours[0] == theirs[0] or is_loopback(theirs[0])))
+
+
+def deepen_backlog(server: asyncio.AbstractServer, backlog: int) -> None:
+    """Let the kernel accept ``backlog`` connections for a serving server before its loop takes them.
+
+    asyncio takes the backlog that it knows of in one round; this one is the kernel's alone.
+    """
+    for sock in server.sockets:  # type: ignore[attr-defined]
+        if hasattr(sock, "fileno"):  # not on a simulated network
+            with socket.socket(fileno=os.dup(sock.fileno())) as same:
+                same.listen(backlog)
