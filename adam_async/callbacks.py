@@ -1,4 +1,4 @@
-"""Callbacks of an event loop: an error in one ends its block, or the command of its process.
+"""Callbacks of an event loop: an error in a callback ends its block, or the command of its process.
 
 Theory of operation
 -------------------
@@ -43,7 +43,7 @@ class Callbacks:
         self._error: Exception | None = None
 
     def call_soon(self, callback: Callable[..., object], *args: Any) -> None:
-        """Run a callback in the next turn of the running loop."""
+        """Run a callback in the next iteration of the running loop."""
         asyncio.get_running_loop().call_soon(self.run, callback, *args)
 
     def call_later(self, delay_s: float, callback: Callable[..., object], *args: Any) -> asyncio.TimerHandle:
@@ -107,7 +107,7 @@ def ending_on_errors() -> Iterator[None]:
 
 
 def described(error: BaseException) -> str:
-    """An error in one line: its type, its text, and the file, line and function that raised it."""
+    """Describe an error in one line: its type, its text, and the file, line and function that raised it."""
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     frames = traceback.extract_tb(error.__traceback__)
     return f"{text} ({frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name})" if frames else text

@@ -1,18 +1,18 @@
-"""Pure: lines of text out of the bytes that a child process writes, in bounded memory."""
+"""Pure: cuts the bytes that a child process writes into lines of text, in bounded memory."""
 
 import re
 
 LINE_BYTES = 8192
-"""Bytes kept of one line: its first half and its last half."""
+"""Maximum number of bytes kept of one line: half from its start and half from its end."""
 
 _ENDS = re.compile(rb"[\r\n]+")
 
 
 class LineSplitter:
-    """Cuts a stream of bytes into lines at newlines and carriage returns; blank lines are dropped.
+    """Cuts a stream of bytes into lines at newlines and carriage returns, and drops blank lines.
 
-    A line of more than `LINE_BYTES` loses its middle: its beginning says what it is about, and its end may
-    hold what follows a progress bar.
+    A line of more than `LINE_BYTES` loses its middle: its start names its subject, and its end may hold text
+    behind a progress bar.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class LineSplitter:
         return lines
 
     def end(self) -> list[str]:
-        """Return what is left as a line, if it is not blank; the stream has ended."""
+        """Return the rest of the ended stream as a line, unless it is blank."""
         kept, left_out = bytes(self._kept), self._left_out
         self._kept.clear()
         self._left_out = 0

@@ -11,14 +11,14 @@ from adam_async.ports import Disk, system_entropy
 from adam_async.token_text import derived_text
 
 TOKEN_BYTES = 32
-"""Random bytes of a new root token."""
+"""Size of a new root token, in random bytes."""
 
 
 async def new_token(out: Path | None, *, entropy: Callable[[int], bytes] = system_entropy) -> int:
     """Write a random root token.
 
     Raises:
-        ConfigError: The file is there already, or cannot be written.
+        ConfigError: The file exists or cannot be written.
     """
     return await _write(b64encode(entropy(TOKEN_BYTES)).decode(), out)
 
@@ -29,7 +29,7 @@ async def derive_token(
     """Write the keys of one role.
 
     Raises:
-        ConfigError: There is no root token or no such role, or the keys cannot be written.
+        ConfigError: The root token is missing, the role is unknown, or the keys cannot be written.
     """
     token = await read_token(token_file, environment)
     if token is None:

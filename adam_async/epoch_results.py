@@ -1,4 +1,4 @@
-"""Pure: what came of the epochs of a run, gathered by its driver from each version of the cluster map.
+"""Pure: the results of a run's epochs, which its driver gathers from each version of the cluster map.
 
 The map holds the newest results only; checkpoints and reports list all.
 """
@@ -11,19 +11,19 @@ from adam_async.errors import RunFailed
 
 
 class EpochResults:
-    """The results of one run after the other, without a gap."""
+    """The results of one run at a time, without a gap between epochs."""
 
     def __init__(self) -> None:
         self._run = ""
         self._results: list[dict[str, Any]] = []
 
     def begin(self, run: str, before: Sequence[dict[str, Any]]) -> None:
-        """A run is submitted; `before` has the results of the epochs of the runs that it continues."""
+        """Begin a run; `before` has the results of the epochs of the runs that it continues."""
         self._run = run
         self._results = list(before)
 
     def look(self, cluster: ClusterMap) -> None:
-        """Take from a version of the map what is new in it.
+        """Take the new results from a version of the map.
 
         Raises:
             RunFailed: More epochs have ended since the last version than the map holds results of.
@@ -39,11 +39,11 @@ class EpochResults:
         self._results.extend(cluster.results[-lacking:])
 
     def before(self, epoch: int) -> tuple[dict[str, Any], ...]:
-        """What came of all epochs before one, in order."""
+        """Return the results of all epochs before one, in order."""
         return tuple(self._results[: epoch - 1])
 
     def of(self, epoch: int) -> dict[str, Any]:
-        """What came of an epoch that has ended, counted from 1."""
+        """Return the result of an ended epoch, counted from 1."""
         return self._results[epoch - 1]
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""Terminals of ``rich`` on which no word of a peer or a file acts: only our own styles and movements do."""
+"""Terminal of ``rich`` that escapes controls in text of peers and files; our styles and movements pass."""
 
 from collections.abc import Iterable
 from typing import IO, Any
@@ -14,7 +14,7 @@ class EscapingConsole(Console):
     """A console that escapes controls in all text, in cells of tables too. Markup and emoji are plain text.
 
     Args:
-        file: Where to write; None is stdout.
+        file: Stream to write to; None is stdout.
         stderr: Write to stderr.
         width: Characters in a line; None asks the terminal.
         soft_wrap: Leave long lines to the terminal.
@@ -42,10 +42,10 @@ class EscapingConsole(Console):
         )
 
     def render_str(self, text: str, **how: Any) -> Text:
-        """Make text of a string; it is escaped before a table measures it."""
+        """Make text of a string, escaped before a table measures it."""
         return super().render_str(printable_lines(text), **how)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Yield what an object is drawn with; what moves the cursor is ours, and passes."""
+        """Yield the segments of an object with their text escaped; our own control segments pass."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(printable_lines(segment.text), segment.style)

@@ -1,8 +1,8 @@
-"""Pure: what a run that continues another one says of the epochs before, in a bounded number of bytes.
+"""Pure: bounds the record of earlier epochs in a run that continues another run.
 
-A checkpoint holds the results of all epochs. Of these the cluster map needs the last one, and which images
-come first in the epoch that is taken up, because the epoch before it has skipped them. Those follow from the
-results since the last epoch that skipped nothing; where these are many, from one bit for each image.
+A checkpoint holds the results of all epochs. The cluster map needs only the last result, and the images that
+the epoch before skipped, because the resumed epoch begins with them. The results since the last epoch without
+skipped groups determine these images; if there are many results, one bit for each image replaces them.
 """
 
 import msgspec
@@ -15,15 +15,14 @@ from adam_async.dice import Dice
 
 
 def bounded(manifest: Manifest, config: Config) -> tuple[ResumeRecord, bytes]:
-    """Leave out results that no server needs. It takes as long as shuffling all epochs, where each of them
-    skipped something.
+    """Leave out results that no server needs. Takes as long as shuffling all epochs if each skipped groups.
 
     Args:
-        manifest: Of the checkpoint that is resumed.
-        config: The run.
+        manifest: Manifest of the resumed checkpoint.
+        config: Configuration of the run.
 
     Returns:
-        The manifest's record with the last results, and `RunRecord.carried`.
+        The manifest's `ResumeRecord` with the last results only, and the value of `RunRecord.carried`.
     """
     resumed = manifest.resume
     results = resumed.results

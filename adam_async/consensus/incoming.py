@@ -1,4 +1,4 @@
-"""Pure: the state of a snapshot, as far as its chunks have come."""
+"""Pure: assembles the state of a snapshot from its chunks."""
 
 from zlib import crc32
 
@@ -6,14 +6,14 @@ from adam_async.consensus.messages import Chunk
 
 
 class Incoming:
-    """One state at a time: the chunks of another one begin it anew."""
+    """Assembles one state at a time: a chunk of another state discards the chunks kept so far."""
 
     def __init__(self) -> None:
         self._which: tuple[int, int, int, int] | None = None
         self._state = bytearray()
 
     def whole(self, chunk: Chunk) -> bytes | None:
-        """The state, if this chunk is its last and the checksum fits. Changes nothing."""
+        """Return the state if this chunk completes it and its checksum matches. Changes nothing."""
         if not self._follows(chunk) or chunk.offset + len(chunk.data) < chunk.size:
             return None
         known = self._state if _which(chunk) == self._which else b""
@@ -21,7 +21,7 @@ class Incoming:
         return state if crc32(state) == chunk.crc else None
 
     def take(self, chunk: Chunk) -> int:
-        """Keep a chunk that follows the last. Returns how many bytes there are; 0 after damage."""
+        """Keep a chunk that follows the last. Returns the number of bytes kept; 0 after a damaged state."""
         follows = self._follows(chunk)
         if _which(chunk) != self._which:
             self._which = _which(chunk)
@@ -36,7 +36,7 @@ class Incoming:
         return chunk.offset == (len(self._state) if _which(chunk) == self._which else 0)
 
     def forget(self) -> None:
-        """The state is complete, or is of no use."""
+        """Discard the chunks kept so far."""
         self._which = None
         self._state = bytearray()
 

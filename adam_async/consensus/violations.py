@@ -1,9 +1,9 @@
-"""Pure: what no node of a group ever sends, so that a node can refuse it and stay as it is.
+"""Pure: recognises messages that no correct node of a group sends, so that a node can refuse them unchanged.
 
-The core believes that the others keep the rules that it keeps itself. A node with a fault, or a liar, may
-send anything; here each message is compared with what a sound node could have sent to a core in this state.
-The comparison changes nothing. A message that passes can still be a lie (a vote, a term), and then the group
-may fail to agree; it cannot make this node raise, overwrite committed entries, or keep what it cannot read.
+The core assumes that the other nodes follow its own rules. A faulty or malicious node may send anything, so
+this module compares each message with the messages that a correct node could send to a core in this state.
+The comparison changes nothing. A message that passes can still be false (a vote, a term), and the group may
+then fail to agree; it cannot make this node raise, overwrite committed entries, or keep unreadable data.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,24 +27,24 @@ from adam_async.consensus.messages import (
 from adam_async.consensus.settings import Settings
 
 LARGEST = 1 << 53
-"""Largest index, commit, or number of a round. No group comes so far."""
+"""Largest index, commit index or round number that a message may have, beyond the reach of any group."""
 
 TERM_JUMP = 1 << 32
-"""Most terms by which a message may be ahead of this node: elections of a century."""
+"""Maximum number of terms by which a message may be ahead of this node: a century of elections."""
 
 NAME_BYTES = 128
-"""Length of the longest identity, in bytes: a node id of 80, and a number."""
+"""Maximum length of an identity, in bytes: a node id of 80 and a number."""
 
 MOST_MEMBERS = 64
-"""Most voters and learners of a group."""
+"""Maximum number of voters and learners in a group."""
 
 
 class Violation(Exception):
-    """A message that no sound node sends. The core is as it was.
+    """A message that no correct node sends. The core is unchanged.
 
     Attributes:
         rule: Short fixed name of the rule.
-        detail: What was found.
+        detail: The value that breaks the rule.
     """
 
     def __init__(self, rule: str, detail: str) -> None:
@@ -59,7 +59,7 @@ def _nothing_wrong(_: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What the state machine says of bytes that are to be kept: why it cannot read them, or nothing."""
+    """Checks bytes for the state machine: each function returns why they are unreadable, or an empty text."""
 
     command: Callable[[bytes], str] = _nothing_wrong
     state: Callable[[bytes], str] = _nothing_wrong
@@ -70,13 +70,13 @@ ANY_CONTENTS = Contents()
 
 
 class Guard:
-    """Compares each message with what a sound node could have sent.
+    """Compares each message with the messages that a correct node could send.
 
     Args:
         me: The identity of this node.
         settings: The sizes of the group.
         contents: Reads commands and states.
-        incoming: What there is of the snapshot that is being received.
+        incoming: The snapshot in transfer.
     """
 
     def __init__(self, me: str, settings: Settings, contents: Contents, incoming: Incoming) -> None:
@@ -88,14 +88,14 @@ class Guard:
     def check(
         self, message: Message, log: Log, commit: int, leading: Leading | None, term: int, leader: str | None
     ) -> None:
-        """Compare a message with the state of the core, which the other arguments are.
+        """Compare a message with the state of the core; the other arguments are that state.
 
         Raises:
-            Violation: No sound node sends this to this node, as it is now.
+            Violation: No correct node sends this message to a node in this state.
         """
         _check_shape(message, self._settings)
         if message.to != self._me:
-            return  # for an earlier life of this place: nothing is done with it
+            return  # addressed to an earlier incarnation: the core ignores it
         _check_term(message, term)
         _check_leader(message, self._me, term, leader)
         if message.term < term:
@@ -125,7 +125,7 @@ def _check_shape(message: Message, settings: Settings) -> None:
             _check_chunk(message, settings)
         case Taken():
             _check_numbers(message, "index", "offset", "round")
-        case _:  # votes and handovers have nothing else
+        case _:  # votes and handovers have no further fields
             return
 
 
@@ -145,7 +145,7 @@ def _check_numbers(message: Body, *fields: str) -> None:
 def _check_entries(append: Append, settings: Settings) -> None:
     term = append.prev_term
     for index, entry in enumerate(append.entries, append.prev_index + 1):
-        # Decoding has seen to the order of indices; what is made in another way comes here as well.
+        # Decoding checks the order of indices, but messages also reach this check without decoding.
         if entry.index != index or not term <= entry.term <= append.term:
             raise Violation("entries", f"entry {entry.index} of term {entry.term} follows one of term {term}")
         term = entry.term
@@ -182,13 +182,13 @@ def _check_chunk(chunk: Chunk, settings: Settings) -> None:
 
 
 def _check_term(message: Message, term: int) -> None:
-    """Refuse a term that no group has, or that is absurdly far ahead."""
+    """Refuse a term that no group reaches, or that is too far ahead of this node's."""
     if not 1 <= message.term <= term + TERM_JUMP:
         raise Violation("term", f"{message.term}, and this node is in term {term}")
 
 
 def _check_leader(message: Message, me: str, term: int, leader: str | None) -> None:
-    """Refuse what only a leader sends from one that is not the leader of this term."""
+    """Refuse a leader's message from a node that does not lead this term."""
     if message.sender == me and not isinstance(message, TakeOver):
         raise Violation("sender", f"{me} is this node")
     if isinstance(message, Append | Chunk) and message.term == term and leader not in (None, message.sender):
@@ -196,7 +196,7 @@ def _check_leader(message: Message, me: str, term: int, leader: str | None) -> N
 
 
 def _check_append(append: Append, log: Log, commit: int, contents: Contents) -> None:
-    """Refuse entries that contradict what is committed, or that the state machine cannot read."""
+    """Refuse entries that contradict committed ones, or that the state machine cannot read."""
     if append.prev_index <= commit:
         _check_agreement(log, append.prev_index, append.prev_term)
     for entry in append.entries:
@@ -218,7 +218,7 @@ def _check_content(problem: str, entry: Entry) -> None:
 
 
 def _check_snapshot(chunk: Chunk, state: bytes | None, log: Log, commit: int, contents: Contents) -> None:
-    """Refuse a snapshot that contradicts what is committed, or that the state machine cannot read."""
+    """Refuse a snapshot that contradicts committed entries, or that the state machine cannot read."""
     if chunk.index <= commit:
         _check_agreement(log, chunk.index, chunk.index_term)
         return
@@ -232,7 +232,7 @@ def _check_snapshot(chunk: Chunk, state: bytes | None, log: Log, commit: int, co
 
 
 def _check_answer(answer: Appended | Taken, leading: Leading, last_index: int) -> None:
-    """Refuse an answer to what this leader has not sent."""
+    """Refuse an answer to a message that this leader has not sent."""
     if answer.round > leading.round:
         raise Violation("answer", f"to round {answer.round}, of {leading.round} so far")
     if isinstance(answer, Appended) and max(answer.match, answer.prev_index) > last_index:

@@ -1,8 +1,8 @@
-"""Pure: whether the state machine can read a command, a state or a whole log that it did not make itself.
+"""Pure: checks that the state machine can read a command, a state or a log that it did not write itself.
 
-Other controllers send commands and states, and a file holds those of an earlier life. Bytes that the machine
-could not read would end this controller when they are applied, and again at every start; so they are looked
-at before they enter the log, and once more when a file is read.
+Other controllers send commands and states, and a file holds those of an earlier process. Unreadable bytes
+would end this controller when it applies them, and again at every start. So it checks them before they enter
+the log, and again when it reads a file.
 """
 
 from typing import Any
@@ -15,17 +15,17 @@ from adam_async.controller.records import MAX_DEPTH, nests_too_deep
 from adam_async.messages.sizes import MOST_VALUE_BYTES
 
 MAP_DEPTH = MAX_DEPTH + 4
-"""Containers of a state that may lie in each other: the map, its nodes, a record and the values in it."""
+"""Maximum nesting depth of a state, in containers: the map, its nodes, a record and the values in it."""
 
 MOST_VERSION = 1 << 53
 """Largest version of a cluster map."""
 
 UNREADABLE = (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError)
-"""Errors that bytes of a peer or a file may raise while they are read, or written again as text."""
+"""Errors that reading bytes of a peer or a file, or writing them again as text, may raise."""
 
 
 def command_problem(command: bytes) -> str:
-    """Say why the machine cannot read a command; empty if it can."""
+    """Return why the machine cannot read a command; empty if it can."""
     try:
         read = read_command(command)
         if not isinstance(read, Set):
@@ -39,7 +39,7 @@ def command_problem(command: bytes) -> str:
 
 
 def state_problem(state: bytes) -> str:
-    """Say why the machine cannot take up a state, or could not tell others of it; empty if it can."""
+    """Return why the machine cannot load a state, or could not send it on; empty if it can do both."""
     try:
         cluster = read_state(state).map
         if not 0 <= cluster.version <= MOST_VERSION:
@@ -51,11 +51,11 @@ def state_problem(state: bytes) -> str:
 
 
 CONTENTS = Contents(command=command_problem, state=state_problem)
-"""What the controllers' machine reads."""
+"""Checks of commands and states for the controllers' state machine."""
 
 
 def log_problem(saved: Saved) -> str:
-    """Name the first thing in a log that the machine cannot read; empty if it can read all."""
+    """Name the first part of a log that the machine cannot read; empty if it can read the whole log."""
     problem = state_problem(saved.snapshot.state) if saved.snapshot.index else ""
     if problem:
         return f"the state at entry {saved.snapshot.index}: {problem}"

@@ -1,7 +1,7 @@
-"""Pure: how many bytes the records of the cluster map have, and which record it has no room for.
+"""Pure: counts the bytes of the cluster map's records, and refuses a record that the map has no room for.
 
-The size is a function of the map, so all controllers refuse the same records, also those that were started
-again. It is kept up to date by what changes, for to write down the whole map takes long.
+The size is a function of the map, so all controllers refuse the same records, also after a restart. Each
+change updates the size, because encoding the whole map takes long.
 """
 
 from collections import deque
@@ -14,7 +14,7 @@ from adam_async.controller.changes import Change, difference
 from adam_async.messages.sizes import MOST_MAP_BYTES
 
 GROWTH_BYTES = 1 << 20
-"""Bytes by which records that are there may grow when the map is full: members go on, none joins."""
+"""Bytes by which present records may grow in a full map: members continue, and no node joins."""
 
 _ENCODE = msgspec.json.Encoder().encode
 
@@ -34,7 +34,7 @@ class MapSize:
             self.take(difference(ClusterMap(), cluster))
 
     def take(self, change: Change) -> None:
-        """The map has changed."""
+        """Update the size for a changed map."""
         for name in change.gone:
             self._set(f"nodes/{name}", 0)
         for name, node in change.nodes.items():
@@ -72,11 +72,11 @@ class MapSize:
             self._of[key] = size
 
     def refusal(self, key: str, size: int) -> str:
-        """Say why the map has no room for a record; empty if it has.
+        """Return why the map has no room for a record; empty if it has.
 
         Args:
-            key: Of the record. There is always room for the run, its epoch and its lending.
-            size: Bytes of its JSON text.
+            key: Key of the record. The run, its epoch and its lending always have room.
+            size: Bytes of the record's JSON text.
         """
         held = self._of.get(key, 0)
         most = MOST_MAP_BYTES + (GROWTH_BYTES if held else 0)

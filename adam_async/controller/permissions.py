@@ -1,4 +1,4 @@
-"""Pure: who may set which key of the cluster map, and with which fields.
+"""Pure: the permission table: which role sets which key of the cluster map, with which fields.
 
     key          controller   ps    data   worker   driver
     nodes/<id>   -            own   own    own      own, and the death of others
@@ -7,9 +7,9 @@
     lending      -            -     all    -        -
 
 *Own* is the record of the node of that id, with the role and the incarnation of the link. The leader asks
-`verdict` before it proposes a command. Where the answer depends on the record that is there, the expected
-version ties both together: a command that names another version than the leader knows changes nothing, or is
-told to come again.
+`verdict` before it proposes a command. If the verdict depends on the present record, the command names the
+version of that record: a command for an older version changes nothing, and the client of one for a newer
+version tries again.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,15 +23,15 @@ from adam_async.controller.records import is_piece
 from transport import Identity
 
 FORBIDDEN = "forbidden"
-"""Code of the refusal; the link is closed after it."""
+"""Code of a refusal by the table; the controller then closes the link."""
 
 BEHIND = "busy"
-"""Code of the refusal by a leader that does not know the version yet that the asker names; it asks again."""
+"""Code of a refusal by a leader that does not know the named version yet; the client tries again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a key is not set."""
+    """Reason for not setting a key: its code and its text."""
 
     code: str
     text: str
@@ -39,7 +39,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """A compare-and-set, as it comes over a link."""
+    """A compare-and-set that a link received."""
 
     peer: Identity
     key: str
@@ -48,10 +48,10 @@ class Attempt:
 
 
 Permits = Callable[[Attempt, ClusterMap], Refusal | None]
-"""Says whether an attempt is refused, given the map as the leader knows it."""
+"""Function from an attempt and the leader's cluster map to its refusal, or None."""
 
 _Rule = Callable[[Attempt, ClusterMap], str]
-"""Says whether an attempt is `_RIGHT`, `_WRONG` or `_LATER`."""
+"""Function from an attempt and the cluster map to `_RIGHT`, `_WRONG` or `_LATER`."""
 
 _RIGHT, _WRONG, _LATER = "right", "wrong", "later"
 
@@ -61,13 +61,13 @@ MEANT = {
     "epoch": "data servers set it; a driver may end a pause",
     "lending": "data servers set it",
 }
-"""Who may set a kind of key, in words."""
+"""Permission for each kind of key, as text for refusals."""
 
 
 def verdict(attempt: Attempt, cluster: ClusterMap) -> Refusal | None:
-    """Say whether an attempt is refused; None if it may be proposed.
+    """Return the refusal of an attempt; None if the leader may propose it.
 
-    Keys that no map has are let through: the map refuses them itself.
+    An unknown key passes: the map refuses it itself.
     """
     kind = attempt.key.partition("/")[0]
     if kind not in MEANT or ((kind == "nodes") != ("/" in attempt.key) and not is_piece(attempt.key)):
@@ -89,8 +89,8 @@ def _own_node(attempt: Attempt, cluster: ClusterMap) -> str:
         return _WRONG
     old = cluster.nodes.get(peer.node)
     if old is None:
-        # The record may be one of another role that is committed and not applied here yet. If all that is
-        # expected is applied here, the record has left the map, and the attempt is a conflict.
+        # A record of another role may be committed and not applied here yet. If this controller has applied
+        # the expected version, the record has left the map, and the attempt is a conflict.
         return _LATER if attempt.expected > cluster.version else _RIGHT
     return _RIGHT if old.role == peer.role else _WRONG
 
@@ -118,10 +118,10 @@ def _changes_only(
     kind: type[NodeRecord | EpochRecord],
     **fields: Any,
 ) -> str:
-    """Whether an attempt changes only these fields of the record that it expects."""
+    """Return `_RIGHT` if an attempt changes only these fields of the record that it expects."""
     known = old.changed if old is not None else 0
     if attempt.expected != known:
-        return _RIGHT if attempt.expected < known else _LATER  # an older version is a conflict, and no more
+        return _RIGHT if attempt.expected < known else _LATER  # an older version is a mere conflict
     if old is None:
         return _WRONG
     try:
@@ -141,4 +141,4 @@ TABLE: Mapping[tuple[str, str], _Rule] = {
     ("epoch", "driver"): _end_of_a_pause,
     ("lending", "data"): _anything,
 }
-"""By kind of key and role of the link; a pair that is not in it may not set the key."""
+"""Rules by kind of key and role of the link; a role without a rule may not set the key."""

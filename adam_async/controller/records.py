@@ -1,4 +1,4 @@
-"""Pure: what a record of the map may be like, before the map's rules look at it."""
+"""Pure: limits of a record of the cluster map, checked before the map's own rules."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,49 +11,49 @@ from adam_async.messages.body import ROLES
 from adam_async.messages.sizes import MOST_VALUE_BYTES
 
 MAX_DEPTH = 32
-"""Containers in a record of the map may nest so deep. Far deeper ones can be written by some and not be read
-by others, as far as the stack of each goes."""
+"""Maximum nesting depth of a record of the map, in containers. A controller with a smaller stack could not
+read a far deeper record that another one wrote."""
 
 MOST_ADDRESS = 1024
-"""Characters of an address."""
+"""Maximum length of an address, in characters."""
 
 MOST_WORD = 512
-"""Characters of what a node is ready for."""
+"""Maximum length of the `ready` field of a node, in characters."""
 
 MOST_INFO = 8192
-"""Bytes of what a node says of itself, as JSON text."""
+"""Maximum size of the `info` field of a node, in bytes of JSON text."""
 
 PIECE_BYTES = 45 << 10
-"""Bytes of JSON text in one piece of a run; as a record of the map they are a third more."""
+"""Size of one piece of a run, in bytes of JSON text; its record in the map is a third larger."""
 
 _PACK = msgspec.msgpack.Encoder()
 
 
 def nests_too_deep(text: bytes, most: int = MAX_DEPTH) -> bool:
-    """Whether a record has containers over `MAX_DEPTH` deep. Such a one must not come into the log.
+    """Return whether a record nests more than `most` deep. Such a record must not enter the log.
 
     Args:
-        text: JSON that can be decoded. Its brackets are counted: a walk through what it decodes to may take
-            twenty times as long.
-        most: How deep they may be.
+        text: Valid JSON. Counting its brackets takes down to a twentieth of the time of a walk through the
+            decoded value.
+        most: Maximum depth, in containers.
     """
     codes = np.frombuffer(text.replace(rb"\\", b"").replace(rb"\"", b""), np.uint8)
-    outside = ~np.logical_xor.accumulate(codes == ord('"'))  # of strings
-    braces = codes | 0x20  # of both kinds of brackets
+    outside = ~np.logical_xor.accumulate(codes == ord('"'))  # outside of strings
+    braces = codes | 0x20  # maps both kinds of brackets to braces
     opened = ((braces == ord("{")) & outside).astype(np.int32)
     depth = np.cumsum(opened - ((braces == ord("}")) & outside))
     return bool(depth.max(initial=0) > most)
 
 
 def value_too_large(key: str, size: int) -> str:
-    """Say why a record of the map is refused undecoded, and what to do."""
+    """Explain why the controller refuses a record of the map undecoded, and how to repair it."""
     return f"{key} of {size} bytes is above the limit of {MOST_VALUE_BYTES}: say less in it"
 
 
 def check_node(record: NodeRecord) -> str:
-    """Say what is wrong with the record of a node; empty if there is nothing.
+    """Return the fault of a node's record; empty if it has none.
 
-    It is small, for a while the map also holds the records of nodes that have left.
+    The record must be small: for a while the map also holds the records of nodes that have left.
     """
     if record.role not in ROLES:
         return f"there is no role {record.role[:80]!r}; there are {', '.join(ROLES)}"
@@ -69,10 +69,10 @@ def check_node(record: NodeRecord) -> str:
 
 
 def cut(record: RunRecord) -> list[RunPiece]:
-    """Cut the record of a run into pieces; empty if it is short enough to be one value.
+    """Cut the record of a run into pieces; empty if the record fits into one value.
 
     Raises:
-        ValueError: It is too long for `RUN_PIECES` pieces.
+        ValueError: The record needs more than `RUN_PIECES` pieces.
     """
     text = msgspec.json.encode(record)
     if len(text) <= MOST_VALUE_BYTES:
@@ -89,7 +89,7 @@ def cut(record: RunRecord) -> list[RunPiece]:
 
 
 def joined(whole: RunInPieces, pieces: Mapping[str, RunPiece]) -> RunRecord | str:
-    """The record of a run of which the map has the pieces; or what is wrong with them."""
+    """Return the record of a run from the pieces in the map, or the fault of the pieces."""
     if not 1 <= whole.pieces <= RUN_PIECES:
         return f"a run has 1 to {RUN_PIECES} pieces, not {whole.pieces}"
     found = [pieces.get(f"run/{number}") for number in range(whole.pieces)]
@@ -101,14 +101,14 @@ def joined(whole: RunInPieces, pieces: Mapping[str, RunPiece]) -> RunRecord | st
         value = msgspec.json.decode(text, type=dict[str, Any])
         if nests_too_deep(text):
             return f"it nests over {MAX_DEPTH} deep"
-        _PACK.encode(value)  # not all that JSON says can be written down
+        _PACK.encode(value)  # JSON can hold values that the log cannot encode
         return msgspec.convert(value, RunRecord)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError) as error:
         return str(error)
 
 
 def is_piece(key: str) -> bool:
-    """Whether a key of the map is that of a piece of a run."""
+    """Return whether a key of the map names a piece of a run."""
     kind, _, number = key.partition("/")
     return kind == "run" and number in _NUMBERS
 

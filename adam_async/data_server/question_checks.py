@@ -1,4 +1,4 @@
-"""Pure: what a data server refuses before it takes a question or a report: what no peer can rightly say."""
+"""Pure: checks of questions and reports to a data server; it refuses those that no correct peer sends."""
 
 from collections.abc import Callable
 
@@ -7,14 +7,14 @@ from adam_async.messages import LeaseGroups, ReadTest, ReportGroups
 from transport import Identity, RemoteProtocolError
 
 MOST_ASKED, MOST_WAIT_S = 64, 3600.0
-"""Groups that one question asks for, and seconds that it may wait, as another data server enters it."""
+"""Maximum number of groups, and maximum wait in seconds, of a lease question that another server enters."""
 
 LABEL_BYTES = 72
-"""What the label of an image takes beside it at most, and its part of the padding."""
+"""Upper bound of the bytes that a label and its padding add to an image."""
 
 
 def lease_refusal(body: LeaseGroups, *, partitions: int, height: int) -> tuple[str, str] | None:
-    """Code and text with which a question for groups is refused; None if it can be taken.
+    """Return code and text of the refusal of a question for groups; None if the server can take it.
 
     Args:
         body: The question.
@@ -40,18 +40,18 @@ def check_report(
     groups: int,
     count: Callable[[int], int],
 ) -> None:
-    """Refuse a report of what no worker can have finished.
+    """Refuse a report of groups that no worker can have finished.
 
     Args:
         body: The report.
         partitions: Workers of a replica.
         group_images: Images of a whole group.
-        epoch: The epoch in progress; 0 where its groups are not known.
-        groups: How many it has.
-        count: Images of each of them.
+        epoch: The epoch in progress; 0 if its groups are unknown.
+        groups: Number of groups of that epoch.
+        count: Function from the number of a group to its number of images.
 
     Raises:
-        RemoteProtocolError: Naming what cannot be.
+        RemoteProtocolError: The report is impossible; names the part that is.
     """
     if body.partition >= partitions:
         raise RemoteProtocolError(
@@ -69,10 +69,10 @@ def check_report(
 
 
 def check_test_part(body: ReadTest, total: int, *, image_bytes: int, most_bytes: int) -> str:
-    """Why test images cannot be sent because they are too many; empty if they can.
+    """Return why one message cannot hold these test images; empty if it can.
 
     Raises:
-        RemoteProtocolError: They end before they begin.
+        RemoteProtocolError: The range ends before it begins.
     """
     if body.stop < body.start:
         raise RemoteProtocolError("test images", f"there are none from {body.start} to {body.stop}")
@@ -86,7 +86,7 @@ def check_entering(event: LeaseAsked | GroupsReported, peer: Identity) -> None:
     """Refuse an event that another data server has no reason to enter.
 
     Raises:
-        RemoteProtocolError: It is of a question that the peer was not asked, or one that none asks.
+        RemoteProtocolError: The event is about a question to another server, or one that no worker asks.
     """
     if event.request is None or event.request[0] != peer.node:
         raise RemoteProtocolError(

@@ -1,11 +1,11 @@
-"""Pure: how large each number of a message may be, and how long each text: the types of all fields.
+"""Pure: the types of all message fields, with the largest number and the longest text of each.
 
 A field has one of these types or is a `bool`, an enumeration of them or a record of its own; a test walks all
-messages and finds the others. The bounds lie far beyond every honest value. They keep what a peer sends out
-of memory, arithmetic and waits; what is right at a moment the role that takes the message decides.
+messages and finds any other field. The bounds lie far beyond every correct value. They keep extreme values of
+a peer out of memory, arithmetic and waits; the receiving role checks a value against its present state.
 
-Comparisons let NaN pass, so a bound alone holds off the infinities only: `finite` looks at every number that
-is not a `Loss`.
+NaN passes a comparison with a bound, so a bound alone refuses only infinities. `finite` checks every number
+that is not a `Loss`.
 """
 
 from typing import Annotated
@@ -13,27 +13,27 @@ from typing import Annotated
 from msgspec import Meta
 
 MOST_IN_A_META = 8192
-"""Numbers of one field: with more of them a message would not fit into a frame's meta."""
+"""Maximum number of elements of one field; the meta of a frame has no room for more."""
 
 # --- numbers -----------------------------------------------------------------------------------
 
 Count = Annotated[int, Meta(ge=0, le=(1 << 53) - 1)]
-"""A number of things, of bytes, or the place of one among them."""
+"""Number of things or bytes, or the index of one."""
 
 Version = Annotated[int, Meta(ge=0, le=(1 << 53) - 1)]
-"""Version of a shard, of the cluster map or of a record in it; or a term."""
+"""Version of a shard, of the cluster map or of a record in it, or a term."""
 
 After = Annotated[int, Meta(ge=-1, le=(1 << 53) - 1)]
-"""A version or clock that was heard of; -1: none."""
+"""Newest version or clock that the sender knows; -1: none."""
 
 DrawnId = Annotated[int, Meta(ge=0, le=(1 << 56) - 1)]
-"""What is drawn, or hashed, from seven bytes: sessions, lives, incarnations."""
+"""Identifier drawn or hashed from seven bytes: a session, a life or an incarnation."""
 
 Epoch = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
 """Number of an epoch, from 1; 0: none."""
 
 Clock = Annotated[int, Meta(ge=0, le=(1 << 48) - 1)]
-"""Steps that a replica has behind it."""
+"""Number of steps that a replica has finished."""
 
 PushNumber = Annotated[int, Meta(ge=0, le=(1 << 48) - 1)]
 """Number of a push in its session, from 1; 0: none."""
@@ -42,31 +42,31 @@ GroupNumber = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
 """Number of a group in its epoch."""
 
 Attempt = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
-"""How often a group was leased."""
+"""Number of leases of a group."""
 
 Staleness = Annotated[int, Meta(ge=0, le=(1 << 20) - 1)]
-"""Steps that others applied while one was computed."""
+"""Number of steps that other replicas applied during the computation of one."""
 
 Images = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
-"""A number of images, or the place of one in a data set."""
+"""Number of images, or the index of one in a data set."""
 
 ReplicaNumber = Annotated[int, Meta(ge=0, le=(1 << 20) - 1)]
 """Number of a replica, from 0."""
 
 Partition = Annotated[int, Meta(ge=0, le=(1 << 16) - 1)]
-"""Number of a part of the model, or of a crossing between two of them."""
+"""Number of a part of the model, or of a crossing between two parts."""
 
 ShardNumber = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
 """Number of a shard in the model's table."""
 
 Place = Annotated[int, Meta(ge=0, le=MOST_IN_A_META)]
-"""Position in a field of several, or how many of it; or which of a few words it is."""
+"""Index into another field, or a number of its elements, or the index of an enumerated word."""
 
 Row = Annotated[int, Meta(ge=0, le=(1 << 20) - 1)]
 """Row of an image."""
 
 Seconds = Annotated[float, Meta(ge=0.0, le=1e9)]
-"""A time to wait, or one that something took."""
+"""Duration of a wait or of work, in seconds."""
 
 Instant = Annotated[float, Meta(ge=-1e15, le=1e15)]
 """Seconds on another process' clock."""
@@ -75,15 +75,15 @@ Rate = Annotated[float, Meta(ge=0.0, le=1e12)]
 """Learning rate."""
 
 Progress = Annotated[float, Meta(ge=0.0, le=1e12)]
-"""Epochs, or a part of something."""
+"""Number of epochs, or a fraction."""
 
 Loss = Annotated[float, Meta(extra={"diverges": True})]
-"""A loss: any number, and none where training diverged. It is added up and shown, and decides nothing."""
+"""Loss; NaN or infinite if training diverged. Roles only add it up and show it."""
 
 # --- texts -------------------------------------------------------------------------------------
 
 NodeId = Annotated[str, Meta(max_length=80)]
-"""Name of a node; as long as a link's handshake lets it be."""
+"""Name of a node, at most as long as the handshake of a link allows."""
 
 RoleName = Annotated[str, Meta(max_length=32)]
 """Name of a role, or of another word of the protocol."""
@@ -92,13 +92,13 @@ ReplicaText = Annotated[str, Meta(pattern=r"^[0-9]{1,6}$", max_length=6)]
 """Number of a replica, as text."""
 
 RunId = Annotated[str, Meta(max_length=160)]
-"""Name of a run: the driver's, and a number."""
+"""Name of a run: the name of its driver and a number."""
 
 Name = Annotated[str, Meta(max_length=160)]
-"""A group of controllers, the identity of one, a key of the map, an array, a digest."""
+"""Name of a group of controllers, a controller, a key of the map or an array, or a digest."""
 
 Addresses = Annotated[str, Meta(max_length=4096)]
-"""One address, or several with commas between them."""
+"""Address, or several addresses separated by commas."""
 
 Packed = Annotated[bytes, Meta(max_length=16384)]
 """Bytes that travel in a frame's meta."""
@@ -109,13 +109,13 @@ Shards = Annotated[tuple[ShardNumber, ...], Meta(max_length=MOST_IN_A_META)]
 """Numbers of shards."""
 
 PushNumbers = Annotated[tuple[PushNumber, ...], Meta(max_length=MOST_IN_A_META)]
-"""One for each of some shards."""
+"""Push numbers, one for each of some shards."""
 
 Versions = Annotated[tuple[Version, ...], Meta(max_length=MOST_IN_A_META)]
-"""The same."""
+"""Versions, one for each of some shards."""
 
 Places = Annotated[tuple[Place, ...], Meta(max_length=MOST_IN_A_META)]
-"""Positions in another field."""
+"""Indices into another field."""
 
 Names = Annotated[tuple[Name, ...], Meta(max_length=64)]
 """Names of arrays, or of members of a group."""

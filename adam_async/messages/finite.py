@@ -1,7 +1,7 @@
-"""Pure: finds a number that is not finite in what a peer sent, by the type that it should have.
+"""Pure: finds NaN or an infinity in a received value, guided by its declared type.
 
-`finder` reads a type once and leaves a function that looks at those fields only in which there can be such a
-number; where there is none in the whole type, there is no function.
+`finder` reads a type once and returns a function that checks only the fields that can hold such a number, or
+None for a type without such a field.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,12 +14,12 @@ import msgspec
 from msgspec import inspect
 
 Finder = Callable[[Any], str]
-"""Takes a value; returns where in it a number is not finite, or an empty text."""
+"""Function from a value to the path of its first number that is not finite, or an empty text."""
 
 
 @cache
 def finder(type_: Any) -> Finder | None:
-    """Make a function that finds a number that is not finite in a value of a type; None if none can be."""
+    """Make the function that finds NaN or an infinity in a value of a type; None if the type has no float."""
     return _of(inspect.type_info(type_))
 
 
@@ -49,7 +49,7 @@ def _float(value: Any) -> str:
 def _struct(type_: inspect.StructType) -> Finder | None:
     fields = [(f".{field.name}", attrgetter(field.name), _of(field.type)) for field in type_.fields]
     looked = [(name, get, look) for name, get, look in fields if look is not None]
-    if len(looked) == 1 and looked[0][2] is _float:  # as in most messages: one call less
+    if len(looked) == 1 and looked[0][2] is _float:  # most messages have one such field: this saves a call
         name, get, _ = looked[0]
         return lambda value: "" if isfinite(get(value)) else name + _float(get(value))
 

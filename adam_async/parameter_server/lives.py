@@ -1,6 +1,6 @@
-"""Pure: the lives of replicas that are over, in bounded memory.
+"""Pure: remembers ended lives of replicas in bounded memory.
 
-A life of a replica is a number; no two lives have the same one.
+A life of a replica has a unique number.
 """
 
 from collections import deque
@@ -13,20 +13,20 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 REMEMBERED = 8
-"""Number of lives of one replica that are over and whose push numbers are kept."""
+"""Maximum number of ended lives of one replica whose push numbers the server keeps."""
 
 OVER_KEPT = 1 << 14
-"""Number of lives that are known to be over, of all replicas together."""
+"""Maximum number of ended lives that the server remembers, over all replicas."""
 
 
 class LivesOver:
-    """The newest lives that are over. `(replica, life) in lives` asks whether one is."""
+    """The newest ended lives. `(replica, life) in lives` is true for an ended one."""
 
     def __init__(self) -> None:
         self._over: dict[tuple[Replica, int], None] = {}
         self._newest: dict[Replica, deque[int]] = {}
         self.forgotten = 0
-        """Number of lives whose push numbers were dropped."""
+        """Number of lives with dropped push numbers."""
 
     def __contains__(self, life: tuple[Replica, int]) -> bool:
         return life in self._over
@@ -35,7 +35,7 @@ class LivesOver:
         return len(self._over)
 
     def end(self, replica: Replica, life: int) -> int | None:
-        """Note that a life is over. Returns the life whose push numbers are to be dropped now, if any."""
+        """Record the end of a life. Returns the life whose push numbers the caller must drop, if any."""
         self._over[replica, life] = None
         while len(self._over) > OVER_KEPT:
             del self._over[next(iter(self._over))]
@@ -47,11 +47,11 @@ class LivesOver:
         return newest.popleft()
 
     def is_forgotten(self, replica: Replica, life: int) -> bool:
-        """Whether a life is over and its push numbers were dropped."""
+        """Whether a life has ended and its push numbers are dropped."""
         return (replica, life) in self._over and life not in self._newest[replica]
 
     def begin(self, live: Mapping[Replica, int]) -> None:
-        """Take back lives that are live again."""
+        """Remove lives that are live again."""
         for replica, life in live.items():
             if (replica, life) in self._over:
                 del self._over[replica, life]
@@ -63,7 +63,7 @@ class LivesOver:
 
 
 def keep_newest(table: dict[K, dict[V, int]], key: K, most: int) -> dict[V, int]:
-    """The entry of a key, made if it is not there; the oldest entry goes if there are more than `most`."""
+    """Return the entry of a key, made if missing; drops the oldest entry if there are more than `most`."""
     if key not in table:
         table[key] = {}
         if len(table) > most:

@@ -1,14 +1,14 @@
-"""Pure: what a parameter server refuses before it takes a question: what contradicts itself or the run.
+"""Pure: checks of questions to a parameter server; it refuses those that contradict themselves or the run.
 
-`messages.bounds` holds each field by itself to what any run could have. Here are the bounds that need the
-run: shards are named once, an epoch is one ahead at most, nothing was read that was never written, an answer
-fits into a message. What is refused here has changed nothing. What is right but comes too early (the server
-hears of epochs perhaps later than workers do) is refused as well, and a client says it again.
+`messages.bounds` limits each field for every run. The checks here need the state of this run: a question
+names each shard once and an epoch at most one ahead, no version is newer than its shard, and the answer fits
+into a message. A refused question changes nothing. The server may receive an epoch later than workers do, so
+it also refuses a correct question that comes too early, and the client sends it again.
 
-A replica that lies about its clock within the bound harms itself. With a clock that is too high nobody waits
-for it: in bsp its later contributions come too late and are refused, in ssp it runs ahead with old values.
-With one that is too low the others wait, as for a replica that trains nothing. It moves no other clock, for
-only the workers of a live life speak for it (`speakers`); and in asp nothing waits for a clock.
+A replica that reports a wrong clock within the bound harms mainly itself. If the clock is too high, no
+replica waits for it: in bsp the server refuses its later contributions as late, in ssp it runs ahead with old
+values. If the clock is too low, the others wait, as for a replica that trains nothing. It moves no other
+clock, because only the workers of a live life may report it (`speakers`). In asp nothing waits for a clock.
 """
 
 from collections.abc import Sequence
@@ -22,30 +22,30 @@ from adam_async.parameter_server.state import ServerState
 from adam_async.shares import most_clock
 
 MOST_WAIT_S = 60.0
-"""Seconds after which a pull is answered at the latest, whatever it asks for."""
+"""Maximum wait of a pull for its answer, in seconds, whatever wait it asks for."""
 
 PADDING_BYTES = 64
-"""What a tensor may take in a message beyond its own bytes."""
+"""Maximum padding of a tensor in a message, in bytes."""
 
 TABLE_ROW_BYTES = 24
-"""A row of the tables in front of shards, at most."""
+"""Maximum size of a row of the tables in front of shards, in bytes."""
 
 EARLY_STEPS = 4096
-"""Steps that replicas may have behind them, from where the run began, before a server hears of an epoch."""
+"""Number of steps from the start of the run that a replica may report before the server knows of an epoch."""
 
 
 Question = Push | Tick | Record | Pull | ReadShards
-"""What is about shards of a run."""
+"""Questions about shards of a run."""
 
 SPOKEN = (Push, Tick, Record)
-"""Questions of a session."""
+"""Types of the questions that belong to a push session."""
 
 ASKED = (*SPOKEN, Pull, ReadShards)
-"""All of `Question`."""
+"""Types of all questions."""
 
 
 class Refusal(NamedTuple):
-    """Why a question is not taken."""
+    """Reason for refusing a question: its code and its text."""
 
     code: str
     text: str
@@ -67,10 +67,10 @@ class QuestionChecks:
     """The checks of one server on one run.
 
     Args:
-        state: The run's.
-        most_images: Images of one step.
-        resumed_epoch: Epoch in progress when the run was taken up; 0 for one that begins.
-        resumed_clock: Steps that the fastest replica had behind it then.
+        state: State of the run.
+        most_images: Maximum number of images of one step.
+        resumed_epoch: Epoch in progress at the checkpoint that the run resumes; 0 for a new run.
+        resumed_clock: Steps that the fastest replica had finished at that checkpoint.
     """
 
     def __init__(
@@ -83,20 +83,20 @@ class QuestionChecks:
         self._most_clock = resumed_clock + EARLY_STEPS
 
     def epoch_began(self, number: int, *, first_clock: int, groups: int) -> None:
-        """The controllers began an epoch of so many groups."""
+        """Move the bounds to an epoch of so many groups, which the controllers began."""
         self._most_epoch = number + 1
         self._most_clock = most_clock(
             stands_at=max(first_clock, self._resumed_clock), epochs=number + 1, groups=groups
         )
 
     def refusal(self, body: Question, *, most_bytes: int) -> Refusal | None:
-        """Why a question cannot be taken; None if it can.
+        """Return the refusal of a question; None if the server can take it.
 
-        A question for another run or generation is left to those who refuse it by that name.
+        The server's state refuses a question for another run or generation, with its own code.
 
         Args:
             body: The question.
-            most_bytes: Bytes of the largest message of its link.
+            most_bytes: Size of the largest message of its link.
         """
         if body.run != self._state.run:
             return None
@@ -159,7 +159,7 @@ class QuestionChecks:
         return "" if images <= self._most_images else f"{images} images, and a step has {self._most_images}"
 
     def _too_large(self, body: Question, most_bytes: int) -> Refusal | None:
-        """Refuse an answer that would not fit into a message, before anything is copied for it."""
+        """Refuse an answer that would not fit into a message, before copying its values."""
         if isinstance(body, (Tick, Record)) or (isinstance(body, Push) and not body.pull):
             return None
         known = self._state.shards
@@ -172,7 +172,7 @@ class QuestionChecks:
 
 
 def _twice(numbers: Sequence[int]) -> str:
-    """Name what is there twice."""
+    """Name the first number that occurs twice; empty if none does."""
     if len(numbers) < 2 or len(set(numbers)) == len(numbers):
         return ""
     again = next(one for one, other in pairwise(sorted(numbers)) if one == other)

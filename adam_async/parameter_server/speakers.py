@@ -1,11 +1,11 @@
-"""Pure: which peer speaks in which push session, and for which replica.
+"""Pure: binds each push session to one peer and one replica.
 
-A session belongs to the link identity (node and incarnation) that used it first: numbers that another peer
-gave in it would make this one's pushes duplicates. It belongs to one replica, too; and if the life that it
-names is the live one of that replica, to one of the workers that the cluster map names as its members.
+A session belongs to the link identity (node and incarnation) that used it first: push numbers of another peer
+would turn this peer's pushes into duplicates. It also belongs to one replica. If its life is the live one of
+that replica, the peer must be a worker that the cluster map names as a member of the replica.
 
-A server hears of the map perhaps later than workers do. So a life that it does not know to be live may speak,
-and is remembered; when the life is known its members are.
+A server may receive the map later than workers do. So it accepts and remembers sessions of a life that it
+does not know to be live, and checks the members once it knows the life.
 """
 
 from collections.abc import Mapping
@@ -16,13 +16,13 @@ from adam_async.parameter_server.shard import Session
 from transport import Identity
 
 Peer = tuple[str, int]
-"""Node and incarnation."""
+"""Identity of a peer: its node and its incarnation."""
 
 MOST_SESSIONS = 64
-"""Sessions of one peer in lives that are not over."""
+"""Maximum number of sessions of one peer at a time."""
 
 MOST_SPEAKERS = 4096
-"""Sessions of all peers; beyond that the oldest of a life that is not live is forgotten."""
+"""Number of sessions of all peers above which the server forgets the oldest of lives that are not live."""
 
 
 class Speakers:
@@ -34,7 +34,7 @@ class Speakers:
         self._members: Mapping[tuple[Replica, int], frozenset[Peer]] = {}
 
     def lives_changed(self, members: Mapping[tuple[Replica, int], frozenset[Peer]]) -> None:
-        """Take in the workers of each live replica, by replica and life; its other lives speak no more."""
+        """Set the workers of each live replica, by replica and life; forgets sessions of its other lives."""
         self._members = members
         live = dict(members.keys())
         for session, (_, replica) in list(self._of.items()):
@@ -42,7 +42,7 @@ class Speakers:
                 self._forget(session)
 
     def refusal(self, peer: Identity, said: Push | Tick | Record) -> str:
-        """Why a peer may not say this; empty if it may, and it speaks in that session from now on."""
+        """Return why a peer may not send this message; empty if it may. Binds the session to the peer."""
         session: Session = (said.session, said.incarnation)
         replica, speaker = Replica(said.replica), (peer.node, peer.incarnation)
         bound = self._of.get(session)
@@ -62,7 +62,7 @@ class Speakers:
         return ""
 
     def surplus(self) -> list[Session]:
-        """Forget sessions beyond `MOST_SPEAKERS`, none of a live life; returns which."""
+        """Forget and return the sessions beyond `MOST_SPEAKERS`, except those of live lives."""
         over = len(self._of) - MOST_SPEAKERS
         if over <= 0:
             return []
