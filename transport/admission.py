@@ -3,14 +3,15 @@
 A connection is *unauthenticated* from accept to the end of its handshake. It is *silent* until its first
 record is complete, and *proving* from then on. Above the limit the listener closes connections of the source
 that has the most of them: first the oldest silent ones, and once more than half of that source's connections
-are proving, the oldest of these. So neither silent connections nor valid first records fill all places, and a
-flood of one source takes no place of another.
+are proving, the oldest of these. So neither silent connections nor valid first records fill the listener, and
+a flood from one source displaces no connection of another.
 
     admission = Admission(limit=2)
     admission.arrived("a", "10.0.0.1"); admission.arrived("b", "10.0.0.1"); admission.arrived("c", "10.0.0.2")
     admission.take_excess()         # ["a"]
 
-A source is an IPv4 address, or the /64 network of an IPv6 address: one host can use all addresses of that.
+A source is an IPv4 address, or the /64 network of an IPv6 address, because one host can use that whole
+network.
 """
 
 import heapq
@@ -47,7 +48,7 @@ class _Source(Generic[Connection]):
         return len(self.silent) + len(self.proving)
 
     def take_victim(self) -> Connection:
-        # Proving connections yield only above half: a silent newcomer would else be the only victim for ever.
+        # Proving connections yield only above half: else every new silent one would be the victim.
         victims = self.silent if len(self.silent) >= len(self.proving) else self.proving
         victim = next(iter(victims))
         del victims[victim]
@@ -73,7 +74,7 @@ class Admission(Generic[Connection]):
 
     @property
     def over_limit(self) -> bool:
-        """Whether `take_excess` has something to close."""
+        """Whether `take_excess` would return a connection."""
         return len(self._source_of) > self._limit
 
     def arrived(self, connection: Connection, source: str) -> None:
@@ -82,7 +83,7 @@ class Admission(Generic[Connection]):
         self._sources.setdefault(source, _Source()).silent[connection] = None
 
     def introduced(self, connection: Connection) -> None:
-        """Note that the first record of a connection is complete and in order."""
+        """Note that the first record of a connection is complete and valid."""
         source = self._sources[self._source_of[connection]]
         del source.silent[connection]
         source.proving[connection] = None
@@ -103,7 +104,7 @@ class Admission(Generic[Connection]):
         victims: list[Connection] = []
         if excess <= 0:
             return victims
-        # Among sources of equal size the one that has been here longest comes first.
+        # Among sources of equal size the one that came first yields first.
         fullest = [(-len(source), place, name) for place, (name, source) in enumerate(self._sources.items())]
         heapq.heapify(fullest)
         for _ in range(excess):

@@ -1,16 +1,16 @@
-"""Pure: the memory that the links of a process may hold for their peers, and how they share it.
+"""Pure: limits the memory that the links of a process hold for their peers, and shares it among them.
 
-Each link has an `Account`. It is charged for what the link holds because of its peer: requests until they are
-answered, messages until they are taken, a large message while it arrives, answers from the moment their size
-is known until the peer has taken their bytes. All accounts of a process belong to one `Budget`.
+Each link has an `Account`. The link charges it for memory held for the peer: requests until it answers them,
+messages until the application receives them, a large message while it arrives, answers from the moment their
+size is known until the peer has taken their bytes. All accounts of a process belong to one `Budget`.
 
 Half of the limit is divided equally: within its part a link always has room, so links that hold much cannot
-lock out the others. The other half is shared: beyond its part a link may hold as much as is left free of it
-(dynamic thresholds, as in switches with shared buffers).
+lock out the others. The other half is shared: beyond its part a link may hold as many bytes as remain
+free in it (dynamic thresholds, as in switches with shared buffers).
 
-A link that does not fit waits in line. The first in line is let past the limit with one answer or one
-message, so the budget is overshot by one largest message at most, and links that hold a part of a message
-each do not wait for one another for ever.
+A link that does not fit waits in a queue. The first in the queue may exceed the limit by one answer or one
+message. So the links together exceed the budget by one largest message at most, and links that each hold a
+part of a message cannot deadlock.
 """
 
 from collections.abc import Callable
@@ -18,15 +18,15 @@ from collections.abc import Callable
 __all__ = ["Account", "Budget"]
 
 EQUAL_SHARE = 2
-"""Divisor of the limit: this share of it is divided equally among the links."""
+"""Divisor of the limit; the quotient is the part that all links divide equally."""
 
 
 class Budget:
     """Bytes that the links of one process hold together.
 
     Attributes:
-        limit_bytes: The most, but for one largest message.
-        held_bytes: What they hold now: the sum over all open accounts.
+        limit_bytes: Maximum of `held_bytes`, except for one largest message.
+        held_bytes: Bytes held now: the sum over all open accounts.
         links: Number of open accounts.
     """
 
@@ -43,7 +43,7 @@ class Budget:
 
     @property
     def part_bytes(self) -> int:
-        """What each link may hold whatever the others do."""
+        """Bytes that each link may hold regardless of the others."""
         return self.limit_bytes // EQUAL_SHARE // max(self.links, 1)
 
     def __repr__(self) -> str:
@@ -52,15 +52,15 @@ class Budget:
 
 
 class Account:
-    """What one link holds.
+    """Bytes that one link holds for its peer.
 
     Args:
-        budget: That of the process.
-        limit_bytes: The most this link may hold, but for one largest message.
+        budget: Budget of the process.
+        limit_bytes: Maximum of `held_bytes`, except for one largest message.
 
     Attributes:
-        held_bytes: What it holds now.
-        releases: How often something was released: a mark of progress.
+        held_bytes: Bytes held now.
+        releases: Number of releases, which shows progress.
     """
 
     __slots__ = ("_open", "budget", "held_bytes", "limit_bytes", "releases")
@@ -74,7 +74,7 @@ class Account:
         budget.links += 1
 
     def charge(self, nbytes: int) -> None:
-        """Hold ``nbytes`` more, whether they fit or not: they are here. A closed account holds nothing."""
+        """Hold ``nbytes`` more, even above the limits: they are in memory. A closed account holds nothing."""
         if self._open:
             self.held_bytes += nbytes
             self.budget.held_bytes += nbytes
@@ -83,7 +83,7 @@ class Account:
         """Hold ``nbytes`` less.
 
         Raises:
-            ValueError: It does not hold so many.
+            ValueError: The account holds fewer.
         """
         if not self._open:
             return
@@ -99,7 +99,7 @@ class Account:
             self._wake()
 
     def fits(self, nbytes: int) -> bool:
-        """Whether ``nbytes`` more are within the budget of the process."""
+        """Whether ``nbytes`` more fit into the budget of the process."""
         budget = self.budget
         after = self.held_bytes + nbytes
         free = budget.limit_bytes - budget.limit_bytes // EQUAL_SHARE - budget.held_bytes
@@ -107,7 +107,7 @@ class Account:
 
     @property
     def is_full(self) -> bool:
-        """Whether the link holds what it may by its own limit."""
+        """Whether the link has reached its own limit."""
         return self.held_bytes >= self.limit_bytes
 
     @property
@@ -116,14 +116,14 @@ class Account:
         return self.held_bytes > self.budget.limit_bytes // max(self.budget.links, 1)
 
     def admit(self, nbytes: int) -> bool:
-        """Charge for an answer before it is made, if there is room for it; the first in line has room."""
+        """Charge for a coming answer and return True, if it has room or is the first in the queue."""
         if self.is_full or not (self.fits(nbytes) or self._pass()):
             return False
         self.charge(nbytes)
         return True
 
     def may_go_on(self, arriving_bytes: int) -> bool:
-        """Whether more of a message may be received of which ``arriving_bytes`` are charged already."""
+        """Whether the link may receive more of a message with ``arriving_bytes`` already charged."""
         if self.fits(0):
             return True
         budget = self.budget
@@ -132,7 +132,7 @@ class Account:
         return budget._passed is self or self._pass()
 
     def _pass(self) -> bool:
-        """Let the first in line past the limit, unless another one is past it."""
+        """Let the first in the queue exceed the limit, unless another link exceeds it."""
         budget = self.budget
         passed = budget._passed
         if passed is not None and not passed.fits(0):
@@ -145,13 +145,13 @@ class Account:
     def wait(self, on_room: Callable[[], None], *, in_line: bool) -> None:
         """Have ``on_room`` called whenever there may be room, until `leave`.
 
-        It must not raise, nor charge or release anything at once. ``in_line`` says whether one answer or one
-        message is what it waits for: then its turn comes even if no room does. Repeated, it keeps its place.
+        ``on_room`` must not raise, charge or release. With ``in_line`` the account waits for one answer or
+        message, which it gets in its turn even without room. A repeated call keeps its position.
         """
         self.budget._line[self] = (on_room, in_line)
 
     def leave(self) -> None:
-        """Wait no longer."""
+        """Leave the queue."""
         if self.budget._line.pop(self, None) is not None:
             self._wake()
 
@@ -160,7 +160,7 @@ class Account:
             on_room()
 
     def close(self) -> None:
-        """Release everything; what is charged or released later counts for nothing."""
+        """Release everything; later charges and releases have no effect."""
         if not self._open:
             return
         budget = self.budget

@@ -1,4 +1,4 @@
-"""Pure: the CRC-32C of payload bytes, which finds what the 16 bits of TCP let pass.
+"""Pure: the CRC-32C of payload bytes, which finds errors that the 16-bit checksum of TCP misses.
 
 checksum([memoryview(b"123"), b"456789"])       # 0xE3069283
 """
@@ -20,8 +20,8 @@ _UINT8 = np.dtype(np.uint8)
 
 
 def checksum(parts: Iterable[bytes | memoryview | Tensor], begun: int = 0) -> int:
-    """Return the CRC-32C of contiguous parts in turn, behind bytes with the checksum ``begun``."""
+    """Return the CRC-32C of contiguous parts in order, continued from the checksum ``begun``."""
     for part in parts:
-        # The extension takes arrays, but no memoryviews.
+        # The extension accepts arrays, but not memoryviews.
         begun = extend(begun, np.frombuffer(part, _UINT8))
     return begun

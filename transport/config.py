@@ -9,7 +9,7 @@ KIB = 1 << 10
 MIB = 1 << 20
 
 Checksum = Literal["auto", "on", "off"]
-"""Values of `LinkConfig.checksum`."""
+"""Permitted values of `LinkConfig.checksum`."""
 
 PROBES = 3
 """Number of unanswered probes after which the kernel ends a connection."""
@@ -51,8 +51,8 @@ class LinkConfig:
     """The same as a count."""
 
     link_budget_bytes: int = 64 * MIB
-    """With this much held for the peer (requests, messages, answers owed), reading from it stops; one largest
-    message may come on top."""
+    """Bytes held for the peer (requests, messages, unsent answers) at which reading from it stops; one
+    largest message may exceed this."""
 
     max_requests: int = 4096
     """Unanswered requests of the peer; one more is refused with code ``busy``."""
@@ -61,13 +61,13 @@ class LinkConfig:
     """Seconds from connection to the end of the handshake."""
 
     first_record_s: float = 1.0
-    """Seconds from connection to the end of the client's first record; at most `handshake_s` counts."""
+    """Seconds from connection to the end of the client's first record; `handshake_s` limits this too."""
 
     max_unauthenticated: int = 256
-    """Connections of one listener that may be in their handshake; above it `admission` closes some."""
+    """Maximum number of connections of one listener in their handshake; `admission` closes excess ones."""
 
     backlog: int = 4096
-    """Connections that the kernel accepts for a listener before its loop takes them, if it allows so many."""
+    """Maximum number of connections that the kernel accepts for a listener before its loop does."""
 
     ping_every_s: float = 5.0
     """A peer not heard for this long is sent a ping."""
@@ -76,8 +76,8 @@ class LinkConfig:
     """A peer not heard for this long is given up."""
 
     stalled_after_s: float = 10.0
-    """A link on which nothing moves for this long is given up: the peer takes none of the bytes waiting for
-    it, sends no more of a message in progress, or reading waits and nothing that is held gets released."""
+    """Seconds without progress after which a link ends: the peer takes none of the bytes waiting for it, or
+    sends no more of a message in progress, or reading waits and the link releases no held bytes."""
 
     probe_after_s: float = 15.0
     """Seconds without a byte after which the kernel probes whether the peer's machine answers."""
@@ -89,8 +89,8 @@ class LinkConfig:
     """Seconds after which the kernel ends a connection whose peer acknowledges none of the bytes sent."""
 
     checksum: Checksum = "auto"
-    """Whether payloads that leave carry a CRC-32C; ``auto``: unless the peer is on the same host. A payload
-    that arrives with one is always checked."""
+    """Whether sent payloads carry a CRC-32C; ``auto``: unless the peer is on the same host. The receiver
+    always checks a payload that has one."""
 
     close_s: float = 5.0
     """For the bytes still unsent when a link is closed; what is left is dropped."""

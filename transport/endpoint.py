@@ -1,11 +1,11 @@
 """What every kind of link has in common: calls, the inbox, roles, counting, and how it ends.
 
-A kind of link adds how a message gets to the other side, `_transmit`, and `_over_water` for back-pressure.
-It hands what arrives to `_deliver`, whole.
+A kind of link adds `_transmit`, which sends a message, and `_over_water` for back-pressure. It hands each
+complete received message to `_deliver`.
 
-Back-pressure has two parts. What we send is bounded by the water marks. What we hold for the peer, requests,
-messages, and the answers owed to it, is bounded by the inbox limits and by the budgets of the link and of the
-process: past them reading waits (`intake.py`), and the peer's water marks do the rest.
+Back-pressure has two parts. The water marks limit unsent bytes. The inbox limits and the budgets of the link
+and of the process limit the bytes held for the peer: requests, messages and unsent answers. At a limit
+reading waits (`intake.py`), and then the peer reaches its own water marks.
 """
 
 import asyncio
@@ -143,7 +143,7 @@ class Endpoint(Link):
 
     @abstractmethod
     def _arriving_bytes(self) -> int:
-        """How much is charged for what was received and not delivered: messages in progress, kept frames."""
+        """Bytes charged for undelivered input: messages in progress and kept frames."""
 
     @abstractmethod
     def _pause_reading(self) -> None:
@@ -447,7 +447,7 @@ class Endpoint(Link):
         """Note that the application has taken a message from the inbox."""
 
     def _inbox_full(self) -> bool:
-        """Whether too much waits to be received or handled."""
+        """Whether the messages not yet received or handled reach the limit of the inbox."""
         config = self._config
         return (
             self._inbox_bytes >= config.inbox_bytes
@@ -455,7 +455,7 @@ class Endpoint(Link):
         )
 
     def _note_owed(self, replied_bytes: int = 0) -> None:
-        """Charge for what of our replies the peer has not taken: these more, less what has left."""
+        """Charge for replies that the peer has not taken: add these, and release those that have left."""
         was = self._owed
         owed = self._owed = min(was + replied_bytes, self._unsent_bytes())
         if owed > was:
@@ -517,7 +517,7 @@ class Endpoint(Link):
     # Time
 
     def _arm_by(self, deadline: float) -> None:
-        """Have the timer ring at that time or earlier."""
+        """Set the timer to that time, unless it is set to an earlier one."""
         if self._timer is None or deadline < self._timer_at:
             self._arm(deadline)
 
@@ -537,7 +537,7 @@ class Endpoint(Link):
                 self._detach(request_id)
                 _fail(call.waiter, CallTimeout(call.message_type, call.timeout_s, str(self.peer)))
             deadlines = (self._tick(now), self._intake.tick(now), self._calls.next_deadline())
-        except Exception as error:  # without its timer the link would never notice a silent peer
+        except Exception as error:  # without its timer the link would not detect a silent peer
             self._defect("its timer", error)
             return
         deadline = min((one for one in deadlines if one is not None), default=None)

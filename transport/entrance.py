@@ -1,7 +1,7 @@
-"""The unauthenticated connections of one listener, and room for new ones; `admission` chooses what to close.
+"""Tracks the unauthenticated connections of one listener, and closes those that `admission` chooses.
 
-A connection above the limit is closed only in a later round of the loop: all that was accepted at once is
-read once before the choice, so that a client whose first record came with its connection counts as proving.
+The listener closes connections above the limit only in a later iteration of the loop. It first reads once
+from all connections accepted together, so a client that sent its first record at once counts as proving.
 """
 
 import asyncio
@@ -15,17 +15,17 @@ __all__ = ["Entrance"]
 logger = logging.getLogger(__name__)
 
 ROUND_S = 0.005
-"""Seconds from the first connection above the limit to the choice of those to close."""
+"""Seconds from the first connection above the limit to the choice of connections to close."""
 
 NEWS_EVERY_S = 10.0
-"""Least seconds between two log lines about closed connections."""
+"""Minimum interval between two log lines about closed connections, in seconds."""
 
 
 class Entrance:
-    """Knows the greeters of one listener.
+    """Tracks the greeters of one listener.
 
     Args:
-        limit: Connections that may be in their handshake; more are closed after `ROUND_S`.
+        limit: Maximum number of connections in their handshake; excess ones are closed after `ROUND_S`.
     """
 
     def __init__(self, limit: int) -> None:
@@ -36,21 +36,21 @@ class Entrance:
         self._news_at = 0.0
 
     def accepted(self, greeter: Greeter) -> None:
-        """Note the greeter of a connection that is about to be made."""
+        """Note the greeter of a connection before its `connected`."""
         self._greeters[greeter] = None
 
     def connected(self, greeter: Greeter, host: str) -> None:
-        """Note that the connection of a greeter is made, from a remote ``host``."""
+        """Note the connection of a greeter from a remote ``host``."""
         self._admission.arrived(greeter, source_of(host))
         if self._admission.over_limit and self._round is None:
             self._round = asyncio.get_running_loop().call_later(ROUND_S, self._make_room)
 
     def introduced(self, greeter: Greeter) -> None:
-        """Note that the first record of a greeter's client is complete and in order."""
+        """Note that the first record of a greeter's client is complete and valid."""
         self._admission.introduced(greeter)
 
     def left(self, greeter: Greeter) -> None:
-        """Note that a handshake is over."""
+        """Note the end of a handshake."""
         self._greeters.pop(greeter, None)
         self._admission.left(greeter)
 

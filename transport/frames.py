@@ -384,13 +384,13 @@ class FrameDecoder:
 
     @property
     def lacking_bytes(self) -> int:
-        """How much of messages in progress has not arrived; 0 if none is in progress."""
+        """Bytes of messages in progress that have not arrived; 0 if none is in progress."""
         large = self._large
         return self._need + (large.lacking if large is not None else 0)
 
     @property
     def arriving_bytes(self) -> int:
-        """How much has arrived of requests and messages in progress; replies were asked for, and are none."""
+        """Arrived bytes of requests and messages in progress; requested replies do not count."""
         found = 0
         large, current = self._large, self._current
         if large is not None and large.kind != REPLY:
@@ -400,7 +400,7 @@ class FrameDecoder:
         return found
 
     def drop(self) -> None:
-        """Let go of messages in progress, because the stream is gone."""
+        """Release messages in progress, because the stream has ended."""
         self._current = self._large = None
         self._need = 0
 
@@ -503,14 +503,14 @@ class FrameDecoder:
             )
 
     def _open_checked(self, packed: bytearray, payload_length: int) -> bytearray:
-        """Keep the checksum at the end of a meta for the coming payload; return the meta without it."""
+        """Store the checksum at the end of a meta for the coming payload; return the meta without it."""
         if len(packed) < CHECKSUM_BYTES or not payload_length:
             raise RemoteProtocolError("flags", "a frame is flagged to have a checksum and has none")
         self._expected = int.from_bytes(packed[-CHECKSUM_BYTES:], "little")
         return packed[:-CHECKSUM_BYTES]
 
     def _compare(self) -> None:
-        """Compare the checksum of a payload that is complete."""
+        """Compare the checksum of a complete payload."""
         expected, self._expected = self._expected, None
         if self._computed != expected:
             raise RemoteProtocolError(
@@ -589,7 +589,7 @@ class FrameDecoder:
         if more:
             arrival.lacking = total - payload_length
             self._large = arrival
-            # A chunk's head is all that is asked for between chunks, so that nothing of a chunk is moved.
+            # Between chunks, read only the head of a chunk, so that its payload needs no copy.
             self._prelude = self._view[: PRELUDE_BYTES + (CHECKSUM_BYTES if flags & CHECKED else 0)]
         return None, arrival
 

@@ -29,8 +29,8 @@ __all__ = ["Greeter"]
 class Greeter(asyncio.BufferedProtocol):
     """Carries out the handshake on a new connection, then hands the connection to a `TcpLink`.
 
-    ``done`` is called once, with the link or with the error that ended the handshake. The greeters of a
-    listener tell its ``entrance`` how far they are, which calls `crowd_out` if one has to make room.
+    The greeter calls ``done`` once, with the link or with the error that ended the handshake. The greeters of
+    a listener report their progress to its ``entrance``, which calls `crowd_out` to make room.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Greeter(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # Not an isinstance check: uvloop's transports do not derive from asyncio's.
         self._transport = transport = cast(asyncio.Transport, transport)
-        if self._done is None:  # given up between accept and here
+        if self._done is None:  # abandoned between accept and here
             transport.close()
             return
         self._connected_at = asyncio.get_running_loop().time()
@@ -70,12 +70,12 @@ class Greeter(asyncio.BufferedProtocol):
         else:
             self._wait_for("first record", min(self._config.first_record_s, self._config.handshake_s))
         if self._entrance is not None:
-            # A peer that has hung up already has no name any more.
+            # A peer that has already hung up has no name.
             host, *_ = transport.get_extra_info("peername") or ("",)
             self._entrance.connected(self, host)
 
     def _wait_for(self, goal: str, limit_s: float) -> None:
-        """Refuse the connection ``limit_s`` after it was made, unless something cancels that."""
+        """Set the time-out of the handshake: refuse the connection ``limit_s`` after its start."""
         if self._deadline is not None:
             self._deadline.cancel()
         loop = asyncio.get_running_loop()
@@ -112,7 +112,7 @@ class Greeter(asyncio.BufferedProtocol):
             self._entrance.introduced(self)
 
     def _defect(self, error: Exception) -> None:
-        """Let the peer go after an unexpected error of ours, and report the error."""
+        """End the handshake after an unexpected error of this side, and report the error."""
         asyncio.get_running_loop().call_exception_handler(
             {"message": "a handshake raised", "exception": error, "protocol": self}
         )
@@ -123,7 +123,7 @@ class Greeter(asyncio.BufferedProtocol):
         assert self._done is not None
         if self._deadline is not None:
             self._deadline.cancel()
-        # Only now: thousands of connections that never get here cost no system calls for their options.
+        # Set options only now, so that connections that fail their handshake cost no system calls for them.
         tune(self._transport, self._config)
         link = TcpLink(
             self._handshake.identity, peer, self._transport,
@@ -143,12 +143,12 @@ class Greeter(asyncio.BufferedProtocol):
         self._fail(HandshakeRejected("late", f"no {goal} within {limit_s:g} s"), tell=True)
 
     def crowd_out(self) -> None:
-        """Refuse the connection, so that others have room for their handshakes."""
+        """Refuse the connection to make room for other handshakes."""
         text = "too many connections are in their handshake: try again"
         self._fail(HandshakeRejected("crowded", text), tell=True)
 
     def abandon(self) -> None:
-        """Give up, because nobody waits for the link any more."""
+        """End the handshake, because the caller no longer waits for the link."""
         self._fail(LinkClosed("given up during the handshake"))
 
     def _fail(self, error: TransportError, *, tell: bool = False) -> None:

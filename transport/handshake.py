@@ -6,8 +6,8 @@
     PROOF      HMAC(key, "client", both) --->
                <---    ACCEPT      HMAC(key, "server", both)        or REJECT code, text at any point
 
-The key is that of the pair of roles (`keys`): a root token derives it, and a party that holds the keys of one
-role alone can prove no other to other roles.
+The key belongs to the pair of roles (`keys`). A root token derives it; a party with the keys of one role only
+can prove no other role to other roles.
 
 Both proofs cover both records, hence both identities and both nonces; the label keeps
 one from being played back as the other. The client proves first: a client without the key learns

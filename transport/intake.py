@@ -1,10 +1,11 @@
-"""What a link takes in from its peer: how much it may hold, when reading waits, and for how long.
+"""Intake of a link: limits the bytes held for the peer, and pauses reading above the limits.
 
 Reading waits while the inbox is full, while the link holds what its limit or the budget of the process
-allows, and while an answer waits for room. Frames that were decoded before are kept by the link, undelivered.
-A wait has a name (`Intake.waits`) and a deadline: if nothing is released for ``stalled_after_s`` (no message
-is taken, no answer is made, the peer takes none of its bytes), the link is given up. A link that waits for
-room that others hold is not given up for it, unless it holds more than its equal share.
+allows, and while an answer waits for room. The link keeps frames that it has decoded,
+undelivered.
+A wait has a name (`Intake.waits`) and a deadline: if ``stalled_after_s`` pass without a release (the
+application receives no message, the server makes no answer, the peer takes no bytes), the link ends. A link
+that waits for room in the budget of the process does not end so, unless it holds more than its equal share.
 """
 
 import asyncio
@@ -20,13 +21,13 @@ from transport.messages import Identity, Message
 __all__ = ["META_COST", "UNCHECKED_BYTES", "Asked", "Intake", "frame_cost"]
 
 META_COST: Final = 72
-"""Bytes of memory that a byte of packed meta can become: an empty dict in a list takes 64, its place 8."""
+"""Memory, in bytes, that decoding a byte of meta can take: 64 for an empty dict in a list, 8 for its slot."""
 
 MESSAGE_COST_BYTES: Final = 256
-"""Bytes that a message counts for beside its frame."""
+"""Bytes charged for a message in addition to its frame."""
 
 UNCHECKED_BYTES: Final = 64 << 10
-"""Bytes that a link may hold before its budget is looked at after each request."""
+"""Bytes that a link may hold before each further request checks its budget."""
 
 INBOX, LINK, PROCESS = "inbox", "link", "process"
 
@@ -34,12 +35,12 @@ MB = 1e6
 
 
 def frame_cost(payload_bytes: int, frame_bytes: int) -> int:
-    """Bytes of memory that a received message is charged for, at most and about."""
+    """Return the bytes charged for a received message: an upper estimate of its memory."""
     return payload_bytes + META_COST * frame_bytes + MESSAGE_COST_BYTES
 
 
 class Asked(Protocol):
-    """What is needed of a request that waits for room for its answer."""
+    """Interface of a request that waits for room for its answer."""
 
     message: Message
 
@@ -48,27 +49,27 @@ class Asked(Protocol):
         """Whether an answer may still be given."""
 
     def begin(self, nbytes: int, then: Callable[[], object]) -> None:
-        """Make the answer, for which so many bytes are charged."""
+        """Make the answer, after a charge of ``nbytes`` for it."""
 
 
 class Taker(Protocol):
-    """What is needed of the link: the inbox as it is, and how reading is stopped."""
+    """Interface of the link: its inbox, and a way to pause reading."""
 
     peer: Identity
     _owed: int
     """Bytes of replies that the peer has not taken."""
 
     def _inbox_full(self) -> bool:
-        """Whether too much waits to be received or handled."""
+        """Whether the messages not yet received or handled reach the limit of the inbox."""
 
     def _arriving_bytes(self) -> int:
-        """How much is charged for what was received and not delivered: messages in progress, kept frames."""
+        """Bytes charged for undelivered input: messages in progress and kept frames."""
 
     def _pause_reading(self) -> None:
         """Stop delivering."""
 
     def _resume_reading(self) -> None:
-        """Deliver again, what was kept first."""
+        """Deliver again, kept frames first."""
 
     def _give_up(self, error: TransportError) -> None:
         """End the link."""
@@ -78,11 +79,11 @@ class Taker(Protocol):
 
 
 class Intake:
-    """See the module's text. One per link; `close` it with the link.
+    """Decides when a link reads and when it answers: see the module. One per link; `close` it with the link.
 
     Attributes:
-        account: What the link holds.
-        reason: Why reading waits, in a word; empty while it does not.
+        account: Account of the link.
+        reason: Why reading waits, in a word; empty while the link reads.
     """
 
     __slots__ = (
@@ -108,7 +109,7 @@ class Intake:
     # Answers
 
     def charge(self, request: Asked, nbytes: int, then: Callable[[], object]) -> None:
-        """Begin the answer of a request as soon as there is room for it."""
+        """Begin the answer of a request as soon as the account has room for it."""
         if not self._waiting and self.account.admit(nbytes):
             self._announced += nbytes
             request.begin(nbytes, then)
@@ -117,7 +118,7 @@ class Intake:
             self.look()
 
     def release(self, nbytes: int, announced: int) -> None:
-        """A request was answered: release what it held, of which so much was announced."""
+        """Release ``nbytes`` of an answered request, of which ``announced`` were charged for the answer."""
         self._announced -= announced
         self.account.release(nbytes)
         if self.reason:
@@ -126,7 +127,7 @@ class Intake:
     # Reading
 
     def look_soon(self) -> None:
-        """Look in a later turn whether there is room."""
+        """Check for room in a later iteration of the loop."""
         if not self._looking:
             self._looking = True
             self._loop.call_soon(self._look_again)
@@ -147,7 +148,7 @@ class Intake:
         self.look()
 
     def look(self) -> None:
-        """Stop reading if too much is held, or read again."""
+        """Pause reading if the link holds too much, else resume it."""
         if self._over:
             return
         account, was = self.account, self.reason
@@ -157,7 +158,7 @@ class Intake:
             whole = account.held_bytes - arriving <= account.budget.part_bytes
             account.wait(self.look_soon, in_line=bool(self._waiting) or (arriving > 0 and whole))
             if was != PROCESS:
-                self.look_soon()  # if it is the first in line, its turn has come
+                self.look_soon()  # the first in the queue may proceed at once
         elif was == PROCESS:
             account.leave()
         if reason and not was:
@@ -180,7 +181,7 @@ class Intake:
 
     @property
     def waits(self) -> str:
-        """What reading waits for, as a clause; empty while it does not."""
+        """What reading waits for, as a clause; empty while the link reads."""
         if not self.reason:
             return ""
         account, peer = self.account, self._link.peer.node
@@ -197,7 +198,7 @@ class Intake:
     # Time
 
     def tick(self, now: float) -> float | None:
-        """Give the link up if nothing was released for too long; return when to look again."""
+        """End the link after too long without a release; return the time of the next check."""
         if not self.reason:
             return None
         account, stalled_s = self.account, self._config.stalled_after_s
@@ -209,11 +210,11 @@ class Intake:
         return self._marked_at + stalled_s
 
     def close(self) -> None:
-        """The link is over: nothing waits any more."""
+        """Drop everything that waits, because the link has ended."""
         self._over = True
         self.reason = ""
-        # Intake and link refer to each other: a link that is over must not keep its memory until the next
-        # collection of garbage.
+        # Intake and link refer to each other: without this, an ended link would keep its memory until
+        # the next garbage collection.
         del self._link
         self._waiting.clear()
         self.account.leave()

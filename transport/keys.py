@@ -1,10 +1,10 @@
 """Pure: one key for each pair of roles, derived from the cluster's root token.
 
-A root token derives the key of every pair. `RoleKeys` hold the keys of the pairs of one role and nothing
-else: to other roles, their holder can prove this role and no other.
+A root token derives the key of every pair. `RoleKeys` hold the keys of the pairs of one role only:
+their holder can prove this role to other roles, and no other role.
 
 The derivation is HKDF-SHA-256 (RFC 5869); its info is a fixed label and both names in alphabetical order, so
-both sides of a link derive the same key, whichever of them dials.
+both sides of a link derive the same key, whichever side dials.
 
 The keys are symmetric. A holder of the keys of role A can pose as any other holder of role A, and, to these,
 as any role that talks with A.
@@ -31,10 +31,10 @@ __all__ = [
 ]
 
 KEY_BYTES: Final = 32
-"""Length of a pair's key, in bytes."""
+"""Length of the key of a pair of roles, in bytes."""
 
 LEAST_TOKEN_BYTES: Final = 16
-"""Least length of a root token, in bytes; a shorter one can be guessed."""
+"""Minimum length of a root token, in bytes; an attacker can guess a shorter one."""
 
 _HASH_BYTES = 32
 _SALT = b"transport root token"
@@ -45,7 +45,7 @@ def hkdf(secret: bytes, *, salt: bytes, info: bytes, length: int) -> bytes:
     """Derive ``length`` bytes from a secret: HKDF-SHA-256, RFC 5869.
 
     Raises:
-        ValueError: More bytes are wanted than the function can give, 8160.
+        ValueError: ``length`` is above 8160, the limit of the function.
     """
     if length > 255 * _HASH_BYTES:
         raise ValueError(f"HKDF-SHA-256 gives at most {255 * _HASH_BYTES} bytes, not {length}")
@@ -62,11 +62,11 @@ class RoleKeys:
     """The keys of the pairs of one role.
 
     Attributes:
-        role: Whose keys these are.
-        keys: By the other role of the pair, `KEY_BYTES` each.
+        role: Role of the holder.
+        keys: Keys by the other role of the pair, `KEY_BYTES` each.
 
     Raises:
-        ValueError: A key has another length, or there is none.
+        ValueError: A key has another length, or ``keys`` is empty.
     """
 
     role: str
@@ -84,14 +84,14 @@ class RoleKeys:
 
 
 Secret = bytes | RoleKeys
-"""What a party holds: the root token, or the keys of its role."""
+"""Secret of a party: the root token, or the keys of its role."""
 
 
 def check_secret(secret: Secret | None) -> None:
-    """Refuse a root token that can be guessed.
+    """Refuse a root token that an attacker can guess.
 
     Raises:
-        ValueError: It is too short.
+        ValueError: The token is too short.
     """
     if isinstance(secret, bytes) and len(secret) < LEAST_TOKEN_BYTES:
         raise ValueError(
@@ -104,12 +104,12 @@ def derive(token: bytes, role: str, others: Iterable[str], rules: RoleTable) -> 
 
     Args:
         token: The root token.
-        role: Whose keys are wanted.
-        others: All roles of the cluster; those that ``role`` has no rules with get no key.
-        rules: Which roles talk with each other.
+        role: Role to derive keys for.
+        others: All roles of the cluster; a role that has no rules with ``role`` gets no key.
+        rules: Table of the roles that talk with each other.
 
     Raises:
-        ValueError: The role talks with no other, or the token can be guessed.
+        ValueError: The role talks with no other, or the token is too short.
     """
     check_secret(token)
     return RoleKeys(
@@ -118,7 +118,7 @@ def derive(token: bytes, role: str, others: Iterable[str], rules: RoleTable) -> 
 
 
 def pair_key(secret: Secret, role: str, other: str) -> bytes:
-    """Return the key that ``role``, which is ours, shares with ``other``.
+    """Return the key that our own role ``role`` shares with ``other``.
 
     Raises:
         HandshakeRejected: The keys are those of another role, or have none for this pair.

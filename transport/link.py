@@ -51,9 +51,9 @@ class LinkStatistics:
     outstanding_calls: int
     unanswered_requests: int
     held_bytes: int = 0
-    """What the link holds for its peer, as charged to the budgets."""
+    """Bytes that the link holds for its peer, as charged to the budgets."""
     waits: str = ""
-    """What reading waits for, as a clause; empty while it does not."""
+    """What reading waits for, as a clause; empty while the link reads."""
 
 
 class Request(ABC):
@@ -68,21 +68,21 @@ class Request(ABC):
 
     @abstractmethod
     def charge(self, nbytes: int, then: Callable[[], object]) -> None:
-        """Announce an answer of about ``nbytes``, and have ``then`` make and send it when there is room.
+        """Announce an answer of about ``nbytes``; ``then`` makes and sends it when the budgets have room.
 
-        To be called before the work, and before any answer of more than 1 MiB. ``then`` is called at once if
-        the budgets of the link and of the process have room, otherwise in a later turn of the loop, and never
-        if the link ends first. If it raises a `RemoteProtocolError` the request is refused as malformed; any
-        other error answers with code ``internal`` and is logged.
+        Call this before the work, and before any answer of more than 1 MiB. The link calls ``then`` at
+        once if the budgets of the link and of the process have room, otherwise in a later iteration of the
+        loop, and never if the link ends first. A `RemoteProtocolError` of ``then`` answers the request with
+        code ``malformed``; any other error answers with ``internal`` and is logged.
         """
 
     @abstractmethod
     def reply(self, message: Message, release: Release | None = None) -> None:
-        """Answer it. If the link is gone the answer is dropped and released.
+        """Answer the request. If the link has ended, the answer is dropped and released.
 
         Raises:
-            LocalProtocolError: Already answered, no row in the role table, it cannot travel, or it has more
-                than 1 MiB and was not announced with `charge`.
+            LocalProtocolError: The request was answered before, the role table has no row for the answer, no
+                frame can hold it, or it has more than 1 MiB and was not announced with `charge`.
         """
 
     @abstractmethod

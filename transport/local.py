@@ -166,7 +166,7 @@ class LocalLink(Endpoint):
         super()._on_reply(request_id, message)
 
     def _pause_reading(self) -> None:
-        """`_drain` looks whether reading waits."""
+        """Do nothing: `_drain` checks whether reading waits."""
 
     def _arriving_bytes(self) -> int:
         return 0

@@ -356,9 +356,9 @@ class LocalNetwork(Network):
     ``local://`` listens under a name of its own choosing.
 
     Args:
-        rules: Who may say what.
+        rules: Table of the messages that each role may send.
         config: Limits and waiting times of its links.
-        budget: What its links may hold for their peers together; 512 MiB without it.
+        budget: Bytes that all its links together may hold for their peers; default 512 MiB.
     """
 
     def __init__(

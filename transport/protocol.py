@@ -74,7 +74,7 @@ class Conversation:
         config: Limits and waiting times.
         memory: Lends memory for received payloads.
         now: Time at which it begins, in seconds.
-        checked: Whether payloads that leave carry a checksum.
+        checked: Whether sent payloads carry a checksum.
     """
 
     def __init__(self, config: LinkConfig, memory: Memory, *, now: float, checked: bool = False) -> None:
@@ -157,7 +157,7 @@ class Conversation:
     def _frame(
         self, kind: int, request_id: int, meta: bytes, payload: deque[Buffer], size: int, flags: int
     ) -> list[Buffer]:
-        """Take ``size`` bytes off the front of a payload, and return the buffers of a frame of them."""
+        """Remove ``size`` bytes from the front of a payload, and return the buffers of a frame with them."""
         taken: list[Buffer] = []
         _take(payload, size, taken)
         if self._checked:
@@ -247,7 +247,7 @@ class Conversation:
         return []
 
     def _stuck(self, now: float) -> GiveUp | None:
-        """Give up a peer that began a message and sends no more of it, whatever it sends beside it."""
+        """End the link of a peer that stops in the middle of a message, even if it sends other frames."""
         lacking = self.decoder.lacking_bytes if self._reading else 0
         if not lacking:
             self._lacking_at = None

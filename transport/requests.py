@@ -18,13 +18,13 @@ __all__ = ["InboundRequest"]
 logger = logging.getLogger(__name__)
 
 UNCHARGED_BYTES = 1 << 20
-"""Payload of an answer that is made without a charge for it, at most."""
+"""Maximum payload of an answer without a charge, in bytes."""
 
 
 class InboundRequest(Request):
     """A request of the peer, until it is answered."""
 
-    # What a plain call never changes stays in the class.
+    # Class attributes, because a plain call never changes them: this saves two assignments.
     _answered = False
 
     _announced = 0
@@ -49,7 +49,7 @@ class InboundRequest(Request):
             self._link._intake.charge(self, nbytes, then)
 
     def begin(self, nbytes: int, then: Callable[[], object]) -> None:
-        """Make the answer, for which so many bytes are charged."""
+        """Make the answer, after a charge of ``nbytes`` for it."""
         self._announced += nbytes
         try:
             then()
@@ -92,7 +92,7 @@ class InboundRequest(Request):
             )
 
     def _close(self) -> None:
-        """There is an answer: release what is held for the request."""
+        """Release the bytes held for the request, because it has its answer."""
         self._answered = True
         link = self._link
         if link._requests.pop(self._id, None) is None:

@@ -36,8 +36,7 @@ def is_loopback(host: str) -> bool:
 def tune(transport: asyncio.Transport, config: LinkConfig) -> None:
     """Set the socket options of a new link.
 
-    The kernel's own probes end the connection to a machine that is gone even while this side does not read
-    and so expects nothing from its peer.
+    The kernel's own probes end the connection to a lost machine even while this side does not read.
     """
     sock = transport.get_extra_info("socket")
     if sock is None:
@@ -50,7 +49,7 @@ def tune(transport: asyncio.Transport, config: LinkConfig) -> None:
         ("TCP_USER_TIMEOUT", config.unacknowledged_s * 1000),
     ):
         option = getattr(socket, name, None)
-        if option is not None:  # not every platform has all of them
+        if option is not None:  # some platforms lack some of them
             sock.setsockopt(socket.IPPROTO_TCP, option, max(1, round(value)))
     if config.socket_buffer_bytes:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, config.socket_buffer_bytes)
@@ -62,14 +61,14 @@ def checks_payloads(config: LinkConfig, transport: asyncio.Transport) -> bool:
     if config.checksum != "auto":
         return config.checksum == "on"
     ours, theirs = (transport.get_extra_info(name) for name in ("sockname", "peername"))
-    # Bytes that stay within a host pass no wire; a peer that has hung up already has no name any more.
+    # Bytes within a host cross no wire. A peer that has already hung up has no name.
     return not (ours and theirs and (ours[0] == theirs[0] or is_loopback(theirs[0])))
 
 
 def deepen_backlog(server: asyncio.AbstractServer, backlog: int) -> None:
     """Let the kernel accept ``backlog`` connections for a serving server before its loop takes them.
 
-    asyncio takes the backlog that it knows of in one round; this one is the kernel's alone.
+    asyncio accepts up to its own backlog in one iteration; only the kernel knows this one.
     """
     for sock in server.sockets:  # type: ignore[attr-defined]
         if hasattr(sock, "fileno"):  # not on a simulated network

@@ -147,7 +147,7 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
             self._written_bytes += len(frame)
             try:
                 self._transport.write(frame)
-            except Exception as error:  # the loop calls this: a frame that is lost must end the link
+            except Exception as error:  # the loop calls this: a lost frame must end the link
                 self._defect("writing", error)
 
     def _write(self, buffers: list[Buffer], size: int) -> None:
@@ -180,12 +180,12 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
                 self._write_small(_PONG_FRAME)
             self._pump()
             unsent = self._unsent_bytes()
-            # Nobody calls this again, if the queue went out whole and writing was not paused by it.
+            # The loop does not call this again if the whole queue left without a pause of writing.
             if self._room and (self._writing or unsent <= self._config.low_water_bytes):
                 self._wake_senders()
             if self._owed:
                 self._note_owed()
-        except Exception as error:  # senders that are not woken would wait for ever
+        except Exception as error:  # else senders would wait for ever
             self._defect("writing", error)
 
     def _unsent_bytes(self) -> int:
@@ -230,7 +230,7 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
             self._intake.look()
 
     def _deliver_all(self, frames: Iterable[Frame]) -> None:
-        """Deliver what was decoded; what is behind a pause is kept."""
+        """Deliver decoded frames; keep those behind a pause."""
         # What handlers answer inline leaves in one write when all that was read has been delivered.
         self._delivering = not self._turn
         try:
@@ -260,7 +260,7 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
             if self._writing:
                 self._write_small(_PONG_FRAME)
             else:
-                self._pong_owed = True  # one for all pings that come until there is room
+                self._pong_owed = True  # one pong answers all pings that come until the queue has room
         elif frame.kind == CLOSE:
             self._on_goodbye()
         elif frame.kind != PONG:
@@ -298,7 +298,7 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
             self._transport.resume_reading()
 
     def _note_arriving(self) -> None:
-        """Charge for what has arrived of a large message so far."""
+        """Charge for the arrived part of a large message."""
         arriving = self._decoder.arriving_bytes
         if arriving > self._arriving:
             self._account.charge(arriving - self._arriving)
@@ -373,7 +373,7 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
         return False
 
     def _deliver_last(self) -> None:
-        """What arrived before the end and waits is for our application, but for what nobody can answer."""
+        """Deliver frames that arrived before the end, except requests, whose answers cannot be sent."""
         backlog, self._backlog = self._backlog, deque()
         try:
             for frame in backlog:
@@ -386,12 +386,12 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
         try:
             self._deliver_last()
             self._finish(LinkBroken(f"connection to {self.peer} lost: {exc or 'the peer hung up'}"))
-            # Its `_flush` comes yet, and a transport that is gone may refuse to be written to.
+            # Its `_flush` is still to come, and a closed transport may refuse writes.
             self._turn.clear()
             self._turn_bytes = 0
             self._conversation.drop_queue()
             self._wake_senders()
-        finally:  # closing waits for this
+        finally:  # `close` waits for this
             self._decoder.drop()
             self._account.close()
             if not self._gone.done():
