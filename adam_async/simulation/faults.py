@@ -214,10 +214,10 @@ async def damage(world: World, fault: Fault) -> None:
 async def damage_between(
     world: World, pairs: list[tuple[str, str]], *, patience_s: float = PATIENCE_S
 ) -> None:
-    """Flip a bit of the next large piece in any of these directions, perhaps of one in each.
+    """Flip a bit of the next large piece in any of these directions, possibly of one in each.
 
     Raises:
-        Missed: None came for ``patience_s``.
+        Missed: No such piece came for ``patience_s``.
     """
     wires = [world.network.wire(*pair) for pair in pairs]
     for wire in wires:

@@ -28,7 +28,7 @@ RETRY_S = 1.0
 """After this long an attempt that met nobody is made again."""
 
 UNDAMAGED_BYTES = 256
-"""Size of the largest piece in which no bit flips: a handshake that is damaged is refused for good."""
+"""Size of the largest piece without bit flips, in bytes: a damaged handshake ends its client for good."""
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 EVERYWHERE = ("", "0.0.0.0", "::")
@@ -70,7 +70,7 @@ class Wire:
     Attributes:
         made: Connections that were made from its source to its target.
         broken: Connections that were reset because they had carried too much on it.
-        damages: Pieces, of those that are to come, in which a bit flips; see `SimulatedNetwork.damaged`.
+        damages: Number of coming pieces in which a bit flips; see `SimulatedNetwork.damaged`.
     """
 
     __slots__ = ("broken", "conditions", "cut", "damages", "made", "waiting")

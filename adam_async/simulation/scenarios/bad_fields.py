@@ -1,8 +1,8 @@
-"""Pure: every message of the system with one field spoilt at a time.
+"""Pure: generates every message of the system with one bad field at a time.
 
-The generator walks the type information of a message and a valid example of it side by side. Each field, also
-those of nested records and of what rides along as text or packed bytes, is replaced by each value that its
-type or its meaning forbids; each tensor gets a wrong count, shape, dtype and content.
+The generator walks the type information of a message and a valid example of it in parallel. It replaces each
+field, also in nested records and in attached text or packed records, by each value that its type or its
+meaning forbids. It gives each tensor a wrong count, shape, dtype and content.
 
     for bad in bad_messages(valid_messages(facts), meant=facts.meant()):
         bad.name                                    # "Pull.wait_s=nan"
@@ -28,25 +28,25 @@ from adam_async.simulation.scenarios.valid_messages import Example, Ride
 from transport import Message
 
 Path = tuple[str | int, ...]
-"""Names and indices from a message down to one value."""
+"""Path of names and indices from a message to one value."""
 
 Spoilt = tuple[Path, str, Any]
-"""Where a value was replaced, the name of the new value, and the whole with it."""
+"""Path of the replaced value, name of the new value, and the whole with it."""
 
 Meant = Mapping[str, Mapping[str, Any]]
-"""Field name to named values that have the right type and the wrong meaning."""
+"""Values of the right type and the wrong meaning, by field name and by name of the value."""
 
 MISSING = "missing"
-"""Name of the value of a field that is left out."""
+"""Name of the value of a missing field."""
 
 LONG_TEXT, LONG_TUPLE = 9_000, 3_000
-"""Characters and elements of what is too long; a meta of 16 KiB holds either of them."""
+"""Number of characters, and of elements, of a value that is too long; a meta of 16 KiB holds either."""
 
 LARGE_TEXT_BYTES = 72 << 10
-"""Of a JSON record that is valid and larger than a record may be."""
+"""Size of a valid JSON record above the limit of a map record, in bytes."""
 
 DEPTH = 5_000
-"""Levels of nested JSON arrays."""
+"""Nesting depth of JSON arrays, in levels."""
 
 NUMBERS: Mapping[str, float] = {
     "nan": math.nan,
@@ -57,7 +57,7 @@ NUMBERS: Mapping[str, float] = {
     "2**40": 1 << 40,
     "2**63": 1 << 63,
 }
-"""Values for fields that are numbers. Over links integers travel as MessagePack, up to 64 bits."""
+"""Values to try in number fields. Over links integers travel as MessagePack, up to 64 bits."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,12 +65,12 @@ class BadMessage:
     """A message that differs from a valid one in one place.
 
     Attributes:
-        name: The message's type, the field and the value, unique among all: ``Push.parts[0].count=-1``. Where
-            a message has several valid examples, which one: ``CompareAndSet(run).tensor.phase=empty``.
-        message: What a link carries.
-        pairs: The (from, to) roles that the permission table allows it between.
-        field: Path of the field within the message: ``parts[0].count``. For tensors ``tensors``; for a record
-            that rides along as one ``tensor`` and the path within it.
+        name: The message's type, the field and the value, unique among all: ``Push.parts[0].count=-1``. If a
+            message has several valid examples: ``CompareAndSet(run).tensor.phase=empty``.
+        message: The message as a link carries it.
+        pairs: The (from, to) pairs of roles between which the role table allows the message.
+        field: Path of the field within the message: ``parts[0].count``. ``tensors`` for tensors;
+            ``tensor`` and the path within it for an attached record.
         value: Name of the bad value: ``nan``, ``missing``, ``duplicate``, ``type-text``, ...
     """
 
@@ -82,11 +82,11 @@ class BadMessage:
 
 
 def bad_messages(examples: Iterable[Example], *, meant: Meant | None = None) -> Iterator[BadMessage]:
-    """Yield every bad message that can be made from valid ones, in a fixed order.
+    """Yield every bad message derived from valid ones, in a fixed order.
 
     Args:
         examples: Valid messages; see `valid_messages`.
-        meant: Values of the right type that are wrong where the message goes, by field name: another run's
+        meant: Values of the right type that are wrong for the receiver, by field name: another run's
             id, an older generation, an epoch two ahead.
     """
     for example in examples:
@@ -157,7 +157,7 @@ def spoil(kind: inspect.Type, value: Any, meant: Meant) -> Iterator[Spoilt]:
 
 
 def _spoil_struct(kind: inspect.StructType, value: Any, meant: Meant) -> Iterator[Spoilt]:
-    """Spoil each field of a record that travels as a mapping or, if it is `array_like`, as a list."""
+    """Yield bad values for each field of a record, a mapping or, if it is `array_like`, a list."""
     yield (), "type-text", "text"
     yield (), "type-none", None
     if kind.array_like:
@@ -192,7 +192,7 @@ def _spoil_dict(inner: inspect.Type, value: Any, meant: Meant) -> Iterator[Spoil
     for key, one in (value or {}).items():
         for path, name, bad in spoil(inner, one, meant):
             yield (key, *path), name, {**value, key: bad}
-        return  # the first stands for all
+        return  # the first represents all
 
 
 def _spoil_sequence(inner: inspect.Type, value: Any, meant: Meant) -> Iterator[Spoilt]:
@@ -204,14 +204,14 @@ def _spoil_sequence(inner: inspect.Type, value: Any, meant: Meant) -> Iterator[S
     yield (), "empty", []
     yield (), "shorter", some[:-1]
     yield (), "duplicate", [*some, some[0]]
-    if len(msgspec.msgpack.encode(some[0])) < 5:  # else a meta does not hold so many
+    if len(msgspec.msgpack.encode(some[0])) < 5:  # a meta cannot hold so many larger ones
         yield (), "long", [some[0]] * LONG_TUPLE
     for path, name, bad in spoil(inner, some[0], meant):
         yield (0, *path), name, [bad, *some[1:]]
 
 
 def _spoil_row(row: list[tuple[int, inspect.Type]], value: Any, meant: Meant) -> Iterator[Spoilt]:
-    """Spoil each place of a list of fixed length."""
+    """Yield bad values for each position of a list of fixed length."""
     some = list(value)
     yield (), "shorter", some[:-1]
     yield (), "empty", []
@@ -222,7 +222,7 @@ def _spoil_row(row: list[tuple[int, inspect.Type]], value: Any, meant: Meant) ->
 
 
 def _spoil_leaf(kind: inspect.Type, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield bad values for what holds no other values, each with its name."""
+    """Yield bad values for a value without inner values, each with its name."""
     match kind:
         case inspect.IntType() | inspect.FloatType():
             yield from ((name, bad) for name, bad in NUMBERS.items() if bad != value)
@@ -242,12 +242,12 @@ def _spoil_leaf(kind: inspect.Type, value: Any) -> Iterator[tuple[str, Any]]:
             yield "control", "\x1b[2J\x07\r\n\x00"
             yield "type-number", 7
             yield "type-none", None
-        case _:  # anything goes there
+        case _:  # every value is valid there
             yield "type-none", None
 
 
 def _beyond(kind: inspect.IntType | inspect.FloatType) -> Iterator[tuple[str, Any]]:
-    """Yield the nearest values outside a number's declared bounds."""
+    """Yield the nearest values beyond the declared bounds of a number."""
     if kind.ge is not None:
         yield "below", kind.ge - 1
     if kind.gt is not None:
@@ -269,11 +269,11 @@ def _alternative(types: tuple[inspect.Type, ...], value: Any) -> inspect.Type:
     return next(kind for kind in types if not isinstance(kind, inspect.NoneType))
 
 
-# --- what rides along ------------------------------------------------------------------------
+# --- attached records ------------------------------------------------------------------------
 
 
 def spoil_ride(ride: Ride, meant: Meant) -> Iterator[tuple[Path, str, bytes]]:
-    """Yield the bytes of a record that rides along, once with each bad value in each place, and noise."""
+    """Yield the bytes of an attached record, once with each bad value in each place, and noise."""
     write = json_bytes if ride.is_text else msgspec.msgpack.encode
     builtins = msgspec.to_builtins(ride.record, builtin_types=() if ride.is_text else (bytes,))
     whole = write(builtins)
@@ -288,12 +288,12 @@ def spoil_ride(ride: Ride, meant: Meant) -> Iterator[tuple[Path, str, bytes]]:
 
 
 def json_bytes(value: Any) -> bytes:
-    """Write JSON in which numbers that are not finite stand as numbers too large for a float."""
+    """Write JSON with each number that is not finite as a number too large for a float."""
     return json.dumps(value, default=msgspec.to_builtins).replace("Infinity", "1e999").encode()
 
 
 def spoil_tensors(tensors: tuple[NDArray[Any], ...]) -> Iterator[tuple[str, tuple[NDArray[Any], ...]]]:
-    """Yield tensors once with each kind of fault, each with its name; `surplus` alone where none belong."""
+    """Yield tensors once with each kind of fault, each with its name; only `surplus` if none belong."""
     yield "surplus", (*tensors, np.zeros(3, np.float32))
     if not tensors:
         return

@@ -58,7 +58,7 @@ def draw_settings(dice: Dice, *, sessions: int) -> dict[str, Setting]:
 
 
 def permit_all(attempt: Attempt, cluster: ClusterMap) -> Refusal | None:
-    """Refuse nothing: clients that test how controllers agree set keys that belong to none of them."""
+    """Refuse nothing: the clients of this test of consensus set keys of other nodes."""
     return None
 
 

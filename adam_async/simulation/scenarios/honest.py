@@ -1,7 +1,7 @@
 """One machine that serves by the shipped transport, and clients that ask it in every way there is.
 
-They keep to the rules of the wire: whatever others do meanwhile, each answer is that of its question, and
-no client loses its link for a rule.
+They follow the protocol. Despite other clients, each answer belongs to its question, and no client loses its
+link for a broken rule.
 """
 
 import asyncio
@@ -240,7 +240,7 @@ class Honest:
 
 
 async def _answer(request: Request) -> None:
-    """Send back what came; a `count` is refused after a while."""
+    """Send the message back; refuse a `count` after a while."""
     _check_question(request)
     message = request.message
     if message.type == "echo":

@@ -1,11 +1,12 @@
 """Peers that hold the keys of a role and send every message with every bad field.
 
 A *hostile peer* proves a role that may talk to its target, and sends messages that differ from valid ones in
-one place (`bad_fields.py`), in an order and a number that the seed draws: one after the other, many at once,
-or as messages that get no answer. Other peers read no answers, hold silent sockets, or set records of others.
+one place (`bad_fields.py`). The seed draws their order and number. The peer sends them one after the other,
+many at once, or without waiting for answers. Other peers read no answers, hold silent sockets, or set records
+of other roles.
 
-After each of them the target runs and answers an honest question within `PROBE_S`; no handler has failed;
-and no message that can never be right was answered as if it were.
+After each hostile peer the target still runs and answers a valid question within `PROBE_S`. No handler fails,
+and no target accepts a message that is never valid.
 """
 
 import asyncio
@@ -70,7 +71,7 @@ HOSTILES = ("hostile-0", "hostile-1", "hostile-2")
 """Machines of the hostile peers."""
 
 PROBER = "prober"
-"""Machine of the driver that asks honest questions."""
+"""Machine of the driver that asks valid questions."""
 
 TARGETS: Mapping[str, tuple[str, ...]] = {
     "ps": SERVERS,
@@ -86,26 +87,26 @@ SENDERS: Mapping[str, tuple[str, ...]] = {
     "worker": ("worker", "driver", "ps", "data"),
     "controller": ("worker", "driver", "data", "ps"),
 }
-"""Roles that hostile peers prove to a target. Controllers trust each other's keys."""
+"""Roles that hostile peers prove to a target; never `controller`, because controllers trust each other."""
 
 ONE_WAY = ("Greet", "Blocks", "Agree")
-"""Messages that get no answer."""
+"""Types of messages without an answer."""
 
 ANSWER_S, PROBE_S, READY_S, STRIKE_S = 3.0, 2.0, 60.0, 60.0
-"""Seconds: for the answer to a bad message, for that to an honest question with its dial, for a target to be
-in a run, and for all that one hostile peer does."""
+"""Time limits, in seconds: of the answer to a bad message, of the dial and answer of a valid question, of the
+wait until a target is in a run, and of all actions of one hostile peer."""
 
 LEADER_SHARE = 0.8
-"""Share of hostile peers of controllers that turn to the one that leads."""
+"""Share of the hostile peers of controllers that attack the leader."""
 
 HELD_S = 0.3
 """Seconds between two signs of life of a socket without a handshake."""
 
 AT_ONCE = 24
-"""Bad messages under way together in a burst."""
+"""Number of bad messages in progress together in a burst."""
 
 DIVERGED = ("nan", "inf", "-inf", "2**63")
-"""Values that a loss may have."""
+"""Names of bad values that a loss may have."""
 
 NEVER_RIGHT = (
     "nan",
@@ -125,19 +126,19 @@ NEVER_RIGHT = (
     "unknown-tag",
     "wrong-run",
 )
-"""Names of bad values that no receiver may answer as if they were right."""
+"""Names of bad values that no receiver may accept."""
 
 
 class HostilePeers:
     """All hostile peers of a run.
 
     Args:
-        world: Where the machines are.
+        world: World of the machines.
         cluster: The cluster that trains meanwhile.
-        ledger: Counts what became of bad messages.
+        ledger: Counts the outcomes of bad messages.
 
     Attributes:
-        strikes: By kind, for `faults.strike_all`.
+        strikes: Faults by kind, for `faults.strike_all`.
     """
 
     def __init__(self, world: World, cluster: TrainingCluster, ledger: Ledger) -> None:
@@ -149,11 +150,11 @@ class HostilePeers:
             world.node(name).start(_idle)
 
     async def _strike(self, world: World, fault: Fault) -> None:
-        """Do what a fault says, then ask its target an honest question.
+        """Carry out a fault, then ask its target a valid question.
 
         Raises:
-            Missed: Nothing was sent.
-            Violation: The target was harmed.
+            Missed: The peer sent nothing.
+            Violation: The target failed.
         """
         hostile, target = fault.targets
         await self.in_a_run(target)
@@ -172,7 +173,7 @@ class HostilePeers:
         """Wait until a role is in a run.
 
         Raises:
-            Violation: It is in none for `READY_S`.
+            Violation: The role is in no run for `READY_S`.
         """
         by = self._world.now + READY_S
         while not self._is_ready(target):
@@ -189,13 +190,13 @@ class HostilePeers:
             return server is not None and server.state is not None
         return target in CONTROLLERS or target in cluster.map.nodes
 
-    # --- what is seen ------------------------------------------------------------------------
+    # --- observations ------------------------------------------------------------------------
 
     async def probe(self, target: str) -> None:
-        """Ask a role an honest question, as a driver would: dial, prove the role, ask.
+        """Ask a role a valid question, as a driver would: dial, prove the role, ask.
 
         Raises:
-            Violation: There is no answer within `PROBE_S`.
+            Violation: No answer came within `PROBE_S`.
         """
         node = self._world.nodes[PROBER]
         task = self._world.loop.spawn(self._ask(node, target), f"probe-{target}", node.host.context.copy())
@@ -222,7 +223,7 @@ class HostilePeers:
 
     @property
     def leader(self) -> str:
-        """The controller that leads; empty if none does."""
+        """The leader of the controllers; empty if there is none."""
         return self._cluster.leader
 
     @property
@@ -231,15 +232,15 @@ class HostilePeers:
         return next(iter(self._cluster.controllers.values())).machine.group
 
     def address(self, target: str) -> str:
-        """Where a role listens."""
+        """Address of a role."""
         return CONTROLLERS.get(target) or self._cluster.map.nodes[target].address
 
     def count(self, what: str) -> None:
-        """Count what became of a message."""
+        """Count the outcome of a message."""
         self._ledger.counts[what] += 1
 
     def facts(self, target: str, *, session: int, map_session: int, node: str) -> Facts:
-        """What is true now for a peer that is about to send something to a target."""
+        """Facts of the present for a peer that is about to attack a target."""
         cluster, controllers = self._cluster.map, self._cluster.controllers
         server = self._cluster.servers.get(target)
         state = server.state if server is not None else None
@@ -273,11 +274,11 @@ class HostilePeers:
 RULES = role_table()
 
 REPLICA = 99
-"""That hostile peers speak for; no run has it."""
+"""Number of a replica that hostile peers claim and no run has."""
 
 
 class _Peer:
-    """One hostile peer, for as long as one fault lasts."""
+    """One hostile peer, for the duration of one fault."""
 
     def __init__(self, peers: HostilePeers, node: Node, target: str, dice: Dice, amount: int) -> None:
         self._peers = peers
@@ -315,7 +316,7 @@ class _Peer:
         return [_numbered(bad, number) for number, bad in enumerate(found[: self._amount], 1)]
 
     async def _open_session(self) -> int:
-        """Return a session of numbered questions, which only the controller that leads can open."""
+        """Return a session of numbered questions, which only the leader can open."""
         if self._dice.chance(LEADER_SHARE):
             self._target = self._peers.leader or self._target
         link = await self._dial()
@@ -352,7 +353,7 @@ class _Peer:
         return self._sent > 0
 
     async def _say(self, link: Link, bad: BadMessage) -> None:
-        """Send a bad message, and see what comes of it."""
+        """Send a bad message, and check its outcome."""
         try:
             self._sent += 1
             if bad.message.type in ONE_WAY:
@@ -381,7 +382,7 @@ class _Peer:
                 raise Violation("bad fields are refused", text)
 
     async def say_one_way(self) -> bool:
-        """Send messages without waiting, as ones that get no answer, then hang up."""
+        """Send messages without waiting for answers, then hang up."""
         link = await self._dial()
         for bad in await self._draw():
             if link.closed:
@@ -397,7 +398,7 @@ class _Peer:
     # --- records and roles -------------------------------------------------------------------
 
     async def set_records_of_others(self) -> bool:
-        """Set records of the map that belong to other roles, each with the version that it has."""
+        """Try to set records of other roles in the map, each at its current version."""
         cluster = self._peers.map
         self._target = self._peers.leader or self._target
         link = await self._dial()
@@ -426,7 +427,7 @@ class _Peer:
         return True
 
     def _stolen(self, cluster: ClusterMap) -> list[tuple[str, NodeRecord | RunRecord | LendingRecord]]:
-        """Records that this role may not set, with what it would like them to be."""
+        """Records that this role may not set, with the values that it tries to set."""
         change = msgspec.structs.replace
         found: list[tuple[str, NodeRecord | RunRecord | LendingRecord]] = [
             (f"nodes/{name}", change(record, failed="stolen"))
@@ -442,7 +443,7 @@ class _Peer:
         return found
 
     async def claim_other_roles(self) -> bool:
-        """Prove, with the keys of one role, that this is another one."""
+        """Claim another role than that of the keys."""
         keys = _keys_of(self._as)
         for role in ROLES:
             if role != self._as and RULES.may_talk(role, self._role):
@@ -471,9 +472,9 @@ class _Peer:
     # --- sockets -----------------------------------------------------------------------------
 
     async def hold_sockets(self) -> bool:
-        """Hold sockets that say nothing, too little or nonsense, each dialled again when it is closed.
+        """Hold sockets that send nothing, too little or noise, and dial each again when it closes.
 
-        Meanwhile honest peers are let in.
+        Meanwhile the target admits valid peers.
         """
         async with asyncio.TaskGroup() as group:
             holds = [
@@ -543,7 +544,7 @@ def _keys_of(role: str) -> RoleKeys:
 
 
 def _numbered(bad: BadMessage, number: int) -> BadMessage:
-    """Give a numbered question the next number of its session, unless that is the field which is bad."""
+    """Give a numbered question the next number of its session, unless the number is the bad field."""
     if bad.message.type != CompareAndSet.__name__ or bad.field == "number":
         return bad
     message = bad.message
@@ -552,20 +553,20 @@ def _numbered(bad: BadMessage, number: int) -> BadMessage:
 
 
 def _is_poison(bad: BadMessage) -> bool:
-    """Whether a message harms what is learnt and no bound forbids it: a worker may push large gradients."""
+    """Whether a permitted message harms the model: a worker may push large gradients."""
     return bad.message.type == "Push" and bad.value == "largest"
 
 
 def _is_never_right(bad: BadMessage) -> bool:
-    """Whether no receiver may answer a message as if it were right."""
+    """Whether no receiver may accept a message."""
     if bad.message.type == "GetStatistics" and bad.value == "wrong-run":
-        return False  # a role answers a driver of any run: it may be the next one's
+        return False  # a role answers a driver of any run, which may be the next one
     if bad.field.endswith("loss") and bad.value in DIVERGED:
-        return False  # a run that diverges says so
+        return False  # a diverging run reports such losses
     if bad.value == "repeated":
         return "shards" in bad.message.meta or "states" in bad.message.meta
     if bad.field == "tensors" and bad.value in DIVERGED:
-        return False  # a push that is not finite is answered, refused and counted
+        return False  # a server answers such a push, refuses its values and counts it
     return bad.value in NEVER_RIGHT
 
 
@@ -582,4 +583,4 @@ KINDS: Mapping[str, Callable[[_Peer], Awaitable[bool]]] = {
     "sockets": _Peer.hold_sockets,
     "deaf": _Peer.read_nothing,
 }
-"""What a hostile peer does, by kind of fault."""
+"""Actions of a hostile peer by kind of fault."""

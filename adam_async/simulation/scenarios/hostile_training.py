@@ -1,9 +1,8 @@
 """A whole cluster learns digits while hostile peers send every message with every bad field.
 
-Every role is a machine of its own, as in `training`, and none of them is lost: what happens comes from
-hostile peers alone (`hostile_peers.py`). What must hold besides what holds for them: no role ends or begins
-anew, the run ends in time with the right counts, epochs advance, the model has learnt, every value is finite,
-and the cluster map stays small.
+Every role is a machine of its own, as in `training`. No machine fails: all faults are hostile peers
+(`hostile_peers.py`). In addition to the conditions there: no role ends or restarts, the run ends in time with
+the right counts, epochs advance, the model learns, every value is finite, and the cluster map stays small.
 """
 
 import asyncio
@@ -29,20 +28,20 @@ from adam_async.simulation.scenarios.training_cluster import LINKS, TrainingClus
 from adam_async.simulation.scenarios.training_setups import draw_setup, setup_of
 
 BEGUN_S, STRIKE_S = 0.5, 8.0
-"""Seconds from which and until which hostile peers begin."""
+"""Earliest and latest start of a hostile peer, in seconds."""
 
 SETTINGS = ("resumed", "late_s", "profiled")
-"""Settings of `training` that are not drawn here: no role comes, goes or begins anew."""
+"""Settings of `training` with fixed values here: no role joins, leaves or restarts."""
 
 MOST_MAP_BYTES = 1 << 20
-"""Bytes of the cluster map as JSON text that hostile peers cannot make it exceed."""
+"""Maximum size of the cluster map despite hostile peers, in bytes of JSON text."""
 
 LOOK_S = 0.5
-"""Seconds between two looks at values and the map."""
+"""Seconds between two checks of values and the map."""
 
 
 def draw_plan(dice: Dice) -> Plan:
-    """Draw each kind of hostile peer once, and some more; the options of the run; and its conditions."""
+    """Draw each kind of hostile peer once and some more, the options of the run, and its conditions."""
     kinds = [*KINDS, *(dice.choose([*KINDS]) for _ in range(2 + dice.below(4)))]
     drawn = draw_setup(dice.fork("setup"), TRAINING)
     settings = {name: value for name, value in drawn.items() if name not in SETTINGS}
@@ -96,10 +95,10 @@ class _Story:
             self.look()
 
     def look(self) -> None:
-        """See that no role has ended, values are finite and the map is small.
+        """Check that no role has ended, values are finite and the map is small.
 
         Raises:
-            Violation: They are not.
+            Violation: One of these is false.
         """
         if self.ledger.counts["started again"]:
             ended = [span for span in self.ledger.spans if span.kind == "ended"]
@@ -119,7 +118,7 @@ class _Story:
 
 
 async def run(world: World, plan: Plan, ledger: Ledger) -> None:
-    """Go through a plan."""
+    """Carry out a plan."""
     images()
     await _Story(world, plan, ledger).run()
 

@@ -1,4 +1,4 @@
-"""A connection without any protocol, for peers that keep to none."""
+"""A connection without any protocol, for peers that break the protocol."""
 
 import asyncio
 from contextlib import suppress
@@ -10,7 +10,7 @@ DIAL_PAUSE_S = 0.2
 
 
 class RawWire(asyncio.Protocol):
-    """One connection: the bytes that came, and whether it is over."""
+    """One connection, with its received bytes and its end."""
 
     def __init__(self) -> None:
         self.came = bytearray()
@@ -31,17 +31,17 @@ class RawWire(asyncio.Protocol):
         self.news.set()
 
     def say(self, data: bytes) -> None:
-        """Send bytes; nothing happens if the connection is over."""
+        """Send bytes; does nothing after the end of the connection."""
         assert self.transport is not None
         self.transport.write(data)
 
     def stop_reading(self) -> None:
-        """Leave everything that comes from now on with the kernel."""
+        """Stop reading: later bytes stay with the kernel."""
         assert self.transport is not None
         self.transport.pause_reading()
 
     async def until(self, count: int) -> bytes:
-        """Wait for so many bytes, or the end; return and forget them."""
+        """Wait for so many bytes or the end; return and drop the received bytes."""
         while len(self.came) < count and not self.over:
             self.news.clear()
             await self.news.wait()
@@ -52,7 +52,7 @@ class RawWire(asyncio.Protocol):
         """Wait for a record of a handshake.
 
         Raises:
-            ConnectionError: The end came before it.
+            ConnectionError: The connection ended first.
         """
         record = await self.until(RECORD_BYTES)
         if len(record) < RECORD_BYTES:
@@ -77,7 +77,7 @@ class RawWire(asyncio.Protocol):
 
 
 async def dial_raw(host: str, port: int) -> RawWire:
-    """Connect, however many attempts it takes."""
+    """Connect, with as many attempts as needed."""
     while True:
         with suppress(OSError):
             _, wire = await asyncio.get_running_loop().create_connection(RawWire, host, port)

@@ -46,10 +46,10 @@ STRIKE_S, SETTLED_S, TURNED_S = 20.0, 20.0, 12.0
 """Until when faults strike; so long after the last one all are answered; so long a stranger stays at most."""
 
 FLOOD = LINKS.max_unauthenticated + 4
-"""Connections of a flood at a time; each is made again as soon as it is closed."""
+"""Number of simultaneous connections of a flood; each connects again as soon as it closes."""
 
 FLOODED_S, JOIN_S = 0.3, 2.0
-"""Seconds of a flood before a member joins, and most seconds until it has."""
+"""Seconds of a flood before a member joins, and the maximum seconds until it has joined."""
 
 REFUSAL = 5
 """Kind of the record that refuses."""
@@ -171,7 +171,7 @@ class _Story:
             wire.hang_up()
 
     async def _flood(self, node: Node) -> None:
-        """Make connections without a proof again and again, until a member has joined beside them."""
+        """Open connections without a proof repeatedly, until a member has joined beside them."""
         joiner = self.world.nodes[JOINER]
         async with asyncio.TaskGroup() as group:
             floods = [

@@ -109,7 +109,7 @@ async def run_result(cluster: TrainingCluster) -> RunResult:
     """Wait for the result of the run.
 
     Raises:
-        Violation: The run failed, or goes on for `END_S`.
+        Violation: The run failed, or did not end within `END_S`.
     """
     task = cluster.driver.task
     assert task is not None
@@ -130,7 +130,7 @@ def check_result(cluster: TrainingCluster, result: RunResult, ledger: Ledger) ->
     """Check the result of the run, and the shards at its end.
 
     Raises:
-        Violation: An image or a push was lost or counted twice, or the model has not learnt.
+        Violation: The run lost or double-counted an image or a push, or the model has not learnt.
     """
     config = cluster.setup.config
     told = [(epoch.images, epoch.skipped) for epoch in result.epochs]

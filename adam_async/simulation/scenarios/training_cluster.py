@@ -270,7 +270,7 @@ class TrainingCluster:
 
     @property
     def newest_session(self) -> int:
-        """The push session of a worker's newest life; 0 before there is one."""
+        """Push session of a worker's newest life; 0 before its first life."""
         return next(iter(self._sessions.values()), 0)
 
     def look_who_leads(self) -> None:
@@ -311,7 +311,7 @@ class TrainingCluster:
         """What a worker was told is in the shards."""
         ordered = self.ordered()
         for session, told in self.acknowledged.items():
-            # Servers drop the numbers of lives that were over long ago.
+            # Servers drop the push numbers of lives that ended long ago.
             if session not in ordered and any(
                 s.state and s.state.lives_forgotten for s in self.servers.values()
             ):

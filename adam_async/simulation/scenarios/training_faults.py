@@ -112,7 +112,7 @@ class TrainingFaults:
             )
             return
         if fault.kind == "damage":
-            # The other worker also: this one may be down, or wait for the end of an epoch.
+            # Include the other worker: this one may be down, or wait for the end of an epoch.
             ways = [(name, server) for name in WORKERS for server in SERVERS]
             await damage_between(world, [*ways, *(pair[::-1] for pair in ways)], patience_s=VICTIM_S)
             return

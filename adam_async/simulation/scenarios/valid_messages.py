@@ -1,9 +1,9 @@
-"""Pure: one valid example of every message, made from the facts of a cluster that runs.
+"""Pure: makes valid examples of every message from the facts of a running cluster.
 
     facts = Facts(run=state.run, generation=state.generation, shards=(3, 4), sizes=(640, 128), session=7)
     examples = valid_messages(facts)
 
-The facts that nobody knows keep their defaults: such a message is well formed, and refused for its meaning.
+Unknown facts keep their defaults: the message is then well formed, and its receiver refuses its meaning.
 """
 
 from dataclasses import dataclass, field
@@ -28,16 +28,16 @@ from adam_async.trace_events import Part as ProfilePart
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Ride:
-    """A record that rides beside a message's fields, written as text or packed."""
+    """A record attached to a message, as text or packed."""
 
     kind: Any
-    """Its type, as a decoder takes it."""
+    """Type of the record, as a decoder takes it."""
     record: Any
-    """A valid one."""
+    """Valid value of the record."""
     is_text: bool = True
-    """JSON text; else MessagePack."""
+    """Whether the record is JSON text; else it is MessagePack."""
     field: str = ""
-    """The field of bytes that holds it; empty: the one tensor does."""
+    """Name of the bytes field that holds the record; empty if the one tensor holds it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -48,28 +48,28 @@ class Example:
     tensors: tuple[NDArray[Any], ...] = ()
     ride: Ride | None = None
     of: str = ""
-    """Which example of its message this is; empty where there is one."""
+    """Name of this example among those of its message; empty for a single one."""
 
     def meta(self) -> dict[str, Any]:
-        """The fields as builtins, as a link carries them."""
+        """Return the fields as builtins, as a link carries them."""
         return m.pack(self.body).meta
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What a peer knows of the cluster, of the receiver and of itself. Counts are numbers, not bytes."""
+    """Facts that a peer knows of the cluster, the receiver and itself. Sizes count numbers, not bytes."""
 
     run: str = "run"
     generation: int = 1
     shards: tuple[int, ...] = (0, 1)
     """Shards of the receiving server."""
     sizes: tuple[int, ...] = (4, 4)
-    """Numbers in each of them."""
+    """Number of values in each of these shards."""
     dtype: str = "float32"
     session: int = 1
     """Push session of the sender."""
     incarnation: int = 1
-    """Of the sender."""
+    """Incarnation of the sender."""
     others_session: int = 2
     """Push session of another worker."""
     replica: int = 0
@@ -80,28 +80,28 @@ class Facts:
     clock: int = 1
     rule_arrays: tuple[str, ...] = ()
     group: str = "group"
-    """Of controllers."""
+    """Name of the group of controllers."""
     core_term: int = 1
-    """Of their consensus."""
+    """Term of the consensus of the controllers."""
     core_index: int = 1
-    """Of the last entry of their log."""
+    """Index of the last entry of their log."""
     sender_identity: str = "controller-2/2"
     receiver_identity: str = "controller-1/1"
     version: int = 1
-    """Of the cluster map."""
+    """Version of the cluster map."""
     node: str = "worker-0"
     """Name of the sender."""
     address: str = "tcp://worker-0:1"
     others_node: str = "ps-0"
     map_session: int = 1
-    """Of the controllers' numbered questions."""
+    """Session of numbered questions to the controllers."""
     map_number: int = 1
     lending_term: int = 1
     digest: str = "0" * 32
     cluster: ClusterMap = field(default_factory=ClusterMap)
 
     def meant(self) -> dict[str, dict[str, Any]]:
-        """Values of the right type that are wrong where these facts hold, by field name."""
+        """Return values of the right type that are wrong under these facts, by field name."""
         return {
             "run": {"wrong-run": "another run"},
             "generation": {"older": self.generation - 1, "newer": self.generation + 1},
