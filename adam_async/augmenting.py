@@ -19,10 +19,10 @@ def transforms_of(
     """Settle the transforms of a run that may continue another one.
 
     Args:
-        config: Of the run.
-        resumed: Of the checkpoint that it continues; None for a run of its own.
-        asked: See `steps_for`; a checkpoint has its own, of which the caller names functions that may be
-            imported.
+        config: Configuration of the run.
+        resumed: Manifest of the checkpoint that the run continues; None for a new run.
+        asked: See `steps_for`. A checkpoint has its own steps; `asked` then only names functions that
+            the run may import.
         image_shape: (C, H, W) of every image.
         functions: Kinds of steps that are functions of the user; see `Recipe.of`.
 

@@ -57,12 +57,12 @@ def read_size(name: str, text: str, *, besides: str = "") -> int:
     """Read a size such as ``512M`` or ``4G``; without a letter it is in bytes.
 
     Args:
-        name: Of the option, for the error.
+        name: Name of the option, for the error.
         text: The size.
-        besides: What else the option may be, for the error.
+        besides: Other permitted values of the option, for the error.
 
     Raises:
-        ConfigError: It is no size.
+        ConfigError: The text is not a size.
     """
     found = re.fullmatch(r"(\d{1,15})\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE | re.ASCII)
     if found is None:
@@ -71,10 +71,10 @@ def read_size(name: str, text: str, *, besides: str = "") -> int:
 
 
 def room_for_whole(cache: CacheLimits | None, *, available_bytes: int) -> int:
-    """Bytes that a source may take which is decoded as a whole, whatever fits into the cache later.
+    """Bytes that a source may take if it decodes as a whole, regardless of the cache.
 
     Args:
-        cache: As the options say it. A size that was asked for may raise the room, and does not lower it.
+        cache: Limits from the options. A requested size may raise the room, but does not lower it.
         available_bytes: Memory that this process could use.
     """
     automatic = available_bytes // SHARE_OF_AVAILABLE

@@ -364,15 +364,15 @@ def resumed_spec(manifest: Manifest, spec: ModelSpec | None) -> ModelSpec:
 def resumed_transforms(
     manifest: Manifest, asked: Sequence[Mapping[str, Any]] | None, functions: Collection[str] = ()
 ) -> tuple[dict[str, Any], ...]:
-    """What a resumed run does to training images: the same as the checkpoint's run.
+    """Transforms of training images in a resumed run: the same as in the checkpoint's run.
 
     Args:
-        manifest: Of the checkpoint.
-        asked: Transforms that the caller asks for; functions that they name may be imported.
+        manifest: Manifest of the checkpoint.
+        asked: Transforms that the caller asks for; they permit the import of the functions they name.
         functions: Kinds that the caller brings functions for.
 
     Raises:
-        ConfigError: The checkpoint names a function to be imported that the caller does not.
+        ConfigError: The checkpoint names a function to import that the caller does not name.
     """
     check_named(manifest.transforms, manifest.name, allowed={*named_functions(asked), *functions})
     return manifest.transforms

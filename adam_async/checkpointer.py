@@ -1,9 +1,9 @@
 """Takes the checkpoints of one run: reads all shards while training pauses, writes them while it goes on.
 
-One is written at a time. The next one waits until it is written, for `checkpoint_s` at most; a note of
-progress is given up after as long. A checkpoint that fails is a *miss*: it is logged at once and is an event
-of the run, and the checkpoint before stays. `checkpoint_misses` in a row end the run, for a crash would cost
-all that was trained since the newest checkpoint.
+It writes one checkpoint at a time. The next one waits for it, for `checkpoint_s` at most; a note of progress
+has the same limit. A failed checkpoint is a *miss*: the driver logs it at once as an event of the run, and
+keeps the checkpoint before. `checkpoint_misses` in a row end the run, because a crash would lose all training
+since the newest checkpoint.
 """
 
 import asyncio
@@ -103,7 +103,7 @@ class Checkpointer:
                 reached.
 
         Returns:
-            None if they could not be read, which is a miss.
+            None if the servers could not be read, which is a miss.
 
         Raises:
             RunFailed: See `miss`.
@@ -134,7 +134,7 @@ class Checkpointer:
         Args:
             reading: All shards.
             cluster: The map in which the epoch has ended.
-            results: What came of all epochs up to this one, as the map had it.
+            results: Results of all epochs up to this one, as the map had them.
             epochs: What the epochs came to, up to this one.
         """
         ended = cluster.epoch
@@ -157,7 +157,7 @@ class Checkpointer:
 
         Args:
             reading: All shards.
-            results: What came of all epochs before this one, as the map had it.
+            results: Results of all epochs before this one, as the map had them.
             data: What the data server said during the pause.
             epochs: What the epochs before this one came to.
             paused_s: How long training stood still.
@@ -225,7 +225,7 @@ class Checkpointer:
         logger.info("%s: paused %.3f s, %d bytes in %.3f s", name, paused_s, size, result.written_s)
 
     async def settle(self) -> None:
-        """Wait until the checkpoint that was begun is written; after `checkpoint_s` it is a miss.
+        """Wait for the checkpoint in progress; after `checkpoint_s` it is a miss.
 
         Raises:
             RunFailed: See `miss`.
@@ -240,13 +240,13 @@ class Checkpointer:
             self.miss(f"a checkpoint was not written within {self._timeout_s:g} s and is given up")
 
     def miss(self, what: str) -> None:
-        """Report a checkpoint that failed; the run goes on, unless this was one too many in a row.
+        """Report a failed checkpoint; the run goes on, unless too many in a row have failed.
 
         Args:
-            what: Which checkpoint, and why it failed.
+            what: Name of the checkpoint, and reason of the failure.
 
         Raises:
-            RunFailed: `checkpoint_misses` in a row have failed; names the newest one.
+            RunFailed: `checkpoint_misses` in a row have failed; names the newest good one.
         """
         self._misses += 1
         self._note(f"{what}; training goes on without it")

@@ -17,13 +17,13 @@ START_CODES = range(1, 9)
 """Exit codes that say why a role could not start; the parent ends with the same."""
 
 COMMAND = (sys.executable, "-P", "-m", "adam_async")
-"""Words that start this package's command without the working directory on the path of its imports."""
+"""Command line that starts this package's command without the working directory on its import path."""
 
 PACKAGES = str(Path(__file__).resolve().parents[1])
-"""Folder in which the packages of this process lie."""
+"""Folder of the packages of this process."""
 
 READ_BYTES = 65536
-"""Bytes read at once from a child's output."""
+"""Maximum number of bytes of one read from a child's output."""
 
 
 class ChildProcess:
@@ -33,8 +33,8 @@ class ChildProcess:
         node: Its node id; prefixes what it says.
         arguments: After ``adam-async``.
         orders: The first line on its stdin; see `cli_parent`.
-        environment: Of the child, which `child_environment` adds to.
-        say: Told each line that it writes to stderr, prefixed; see `LineSplitter` for long ones.
+        environment: Environment of the child, which `child_environment` extends.
+        say: Called with each line that the child writes to stderr, prefixed; `LineSplitter` cuts long ones.
 
     `run` is its life, `ended` is set after it. `address` is set by its first line, or fails with
     `RoleDied` if it ends before.
@@ -154,9 +154,9 @@ def child_environment(environment: Mapping[str, str], packages: str = PACKAGES) 
     """The environment of a child that runs `COMMAND`: with it the child finds the packages of this process.
 
     Args:
-        environment: What the child gets otherwise.
-        packages: Folder of the packages. Python finds installed ones by itself; others, such as those of a
-            source checkout, it finds at the end of ``PYTHONPATH``.
+        environment: Other variables of the child.
+        packages: Folder of the packages. Python finds installed packages by itself, and packages of a source
+            checkout at the end of ``PYTHONPATH``.
     """
     found = dict(environment)
     named = found.get("PYTHONPATH", "")

@@ -308,7 +308,7 @@ def token_new(*, out: Path | None = None, loop: LoopName = "uvloop") -> int:
     Parameters
     ----------
     out
-        Write it to this new file, which only its owner can read; without it to stdout.
+        Write the token to this new file, which only its owner can read; without it to stdout.
     loop
         The event loop.
     """
@@ -321,7 +321,7 @@ def token_new(*, out: Path | None = None, loop: LoopName = "uvloop") -> int:
 def token_derive(
     *, role: str, token_file: Path | None = None, out: Path | None = None, loop: LoopName = "uvloop"
 ) -> int:
-    """Write the keys of one role, for hosts that are to join as that role and as no other.
+    """Write the keys of one role, for hosts that may join as that role only.
 
     Parameters
     ----------
@@ -330,7 +330,7 @@ def token_derive(
     token_file
         File with the cluster's token; without it ADAM_TOKEN.
     out
-        Write them to this new file, which only its owner can read; without it to stdout.
+        Write the keys to this new file, which only its owner can read; without it to stdout.
     loop
         The event loop.
     """

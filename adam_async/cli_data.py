@@ -39,8 +39,8 @@ async def load_data(
         environment: Says where data and the user's cache are.
         damaged: What to do with damaged images; ``skip`` leaves out up to one in twenty.
         cache: Memory of a data server for them; without it all images are loaded.
-        available: Bytes of memory that this process could use; a source that is decoded as a whole may take
-            what `room_for_whole` makes of them.
+        available: Bytes of memory that this process could use; `room_for_whole` derives the limit of a source
+            that decodes as a whole.
 
     Raises:
         DataError: The source is missing, damaged beyond what may be left out, or too large to be decoded.

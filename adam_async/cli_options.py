@@ -189,9 +189,9 @@ class RoleOptions:
     slow: Annotated[tuple[str, ...], _OnlyOn] = ()
     """Be slow on purpose: NODE:SHARE of its cores, or NODE~NODE:DELAY of what it says to another; repeat."""
     memory_budget: str = "512M"
-    """Memory that this process holds for its peers: their requests, and answers that they are owed."""
+    """Maximum memory that this process holds for its peers: their requests, and answers to them."""
     checksum: Checksum = "auto"
-    """Send tensors with a CRC-32C: on, off, or auto (to other hosts); one that arrives is always checked."""
+    """Send tensors with a CRC-32C: on, off, or auto (to other hosts); receivers always check one."""
     verbose: Annotated[bool, _OnlyOn] = False
     """Say what the role does."""
     loop: LoopName = "uvloop"

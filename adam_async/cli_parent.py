@@ -2,7 +2,7 @@
 
 The parent writes one line, the `Orders`, and then keeps the pipe open and silent. End of file says both
 "you may go" and "I am gone": the system closes the pipe of a parent that was killed, too. The keys of the
-child's role travel this way because arguments and environments can be read by others. Where the system has
+child's role travel this way because other users can read arguments and environments. Where the system has
 it (Linux), the kernel is also asked to kill the child when its parent dies, for a child that is too busy to
 read; `prctl` is asked by the child itself, so that nothing runs between fork and exec.
 

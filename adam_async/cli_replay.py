@@ -106,7 +106,7 @@ async def repeat(
 ) -> Replay:
     """Repeat a run on a compute thread, and say what came of its epochs. Returns it when it is checked.
 
-    `functions` are transforms of the record that may be imported.
+    `functions` are the transforms of the record that it may import.
 
     Cancelling it ends it after the batches that the thread is in.
     """

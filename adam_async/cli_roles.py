@@ -143,16 +143,16 @@ async def serve_worker(
 
 
 async def read_token(file: Path | None, environment: Mapping[str, str], *, role: str = "") -> str | None:
-    """The cluster's token, or the keys of a role: what the file holds, else ADAM_TOKEN, else none.
+    """Return the cluster's token or the keys of a role: from the file, else from ADAM_TOKEN, else none.
 
     Args:
-        file: What ``--token-file`` names.
-        environment: Of the command.
-        role: Of the command; keys of another role are refused. Empty if it has none, or several.
+        file: File that ``--token-file`` names.
+        environment: Environment of the command.
+        role: Role of the command, which refuses keys of another; empty if it has none or several.
 
     Raises:
         ConfigError: The file cannot be read, is empty, is not private (see `Disk.read_secret`), or holds
-            what this command cannot use.
+            a secret that this command cannot use.
     """
     token = await _token_text(file, environment)
     if token and role:

@@ -18,7 +18,7 @@ Aside = Callable[[], AbstractContextManager[None]]
 class Terminal:
     """Plain lines, in colour where a person reads them.
 
-    What is printed may hold words of peers and files: controls in it are escaped, ends of lines too.
+    Printed text may come from peers and files: the terminal escapes its controls, ends of lines included.
 
     Args:
         quiet: Drop what `say` is told; errors and news of deaths still show.
@@ -66,7 +66,7 @@ class _LogLines(logging.StreamHandler[TextIO]):
 
 
 class _OneLine(logging.Formatter):
-    """Writes a record as one line, whatever peers put into it; a traceback after it has lines of its own."""
+    """Writes a record as one line, escaping text of peers; a traceback follows on its own lines."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line, and the traceback if there is one."""

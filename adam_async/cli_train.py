@@ -133,7 +133,7 @@ async def run_training(options: TrainOptions, environment: Mapping[str, str], te
 
 
 def tell_imports(steps: Sequence[object], origin: str, terminal: Terminal) -> None:
-    """Name the functions of a checkpoint or record before their modules are imported."""
+    """Name the functions of a checkpoint or record before the import of their modules."""
     if functions := named_functions(steps):
         terminal.news(f"{origin} names functions, whose modules are imported: {', '.join(functions)}")
 

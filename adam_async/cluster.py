@@ -123,7 +123,7 @@ class LocalCluster:
         self._address = address or ("local://" if one_process else LOOPBACK)
         if self._hosts and one_process:
             if token:
-                root_token(token)  # each role that is started here needs keys of its own
+                root_token(token)  # each role started here needs its own keys
             tcp = cluster_network(token, entropy=entropy, buffers=self.buffers)
             self.network = SchemeNetworks(local=self.network, tcp=tcp)
         self._spec = spec

@@ -17,10 +17,10 @@ RESULTS_KEPT = 32
 """Number of the newest results of epochs that the map holds."""
 
 MOST_REASON = 2048
-"""Largest number of characters in which a node says what it ended by."""
+"""Maximum length of a node's reason for its end, in characters."""
 
 RUN_PIECES = 24
-"""Largest number of pieces in which the record of a run is submitted."""
+"""Maximum number of pieces of a run's record."""
 
 Phase = Literal["preparing", "training", "between", "finished", "failed"]
 """Where a run is. `between`: an epoch ended, the driver has not started the next one."""
@@ -95,25 +95,25 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     lost: str = ""
     """The role by whose loss it failed, if it did by one."""
     resumed: ResumeRecord | None = None
-    """Where it takes up, if it continues another run: servers then wait for their shards from the driver. It
-    has the results of the last epochs only, of one at least."""
+    """Starting point of a run that continues another run: servers then wait for their shards from the driver.
+    Holds the results of the last epochs only, at least one."""
     carried: bytes = b""
-    """Images with which the first epoch of these results began because the one before it had skipped them, as
-    `EpochOrder.carried_images` has them."""
+    """Images that the first epoch of these results began with because the epoch before skipped them, as in
+    `EpochOrder.carried_images`."""
     changed: int = 0
 
     def without_fixed(self) -> Self:
-        """The record without the fields that are the same for as long as the run lasts."""
+        """Return the record without the `FIXED` fields, which do not change during the run."""
         return msgspec.structs.replace(
             self, config={}, spec={}, plan=None, transforms=(), resumed=None, carried=b""
         )
 
     def with_fixed_of(self, run: "RunRecord") -> Self:
-        """The record with those fields of another record of the same run."""
+        """Return the record with the `FIXED` fields of another record of the same run."""
         return msgspec.structs.replace(self, **{name: getattr(run, name) for name in FIXED})
 
     def has_fixed_of(self, run: "RunRecord") -> bool:
-        """Whether another record is of the same run, with the same in those fields."""
+        """Whether another record belongs to the same run, with the same `FIXED` fields."""
         pairs = ((getattr(self, name), getattr(run, name)) for name in FIXED)
         return self.id == run.id and all(here is there or here == there for here, there in pairs)
 
@@ -124,7 +124,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 FIXED = ("config", "spec", "plan", "transforms", "resumed", "carried")
-"""Fields of a `RunRecord` that stay as they were submitted; a later change of the record leaves them out."""
+"""Names of the `RunRecord` fields that never change; a later change of the record omits them."""
 
 
 class RunPiece(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,7 +137,7 @@ class RunPiece(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunInPieces(msgspec.Struct, frozen=True, kw_only=True):
-    """Stands for the record of a run whose text is in the pieces ``run/0``, ``run/1``, and so on."""
+    """Placeholder for the record of a run with its text in the pieces ``run/0``, ``run/1``, and so on."""
 
     id: str
     pieces: int
@@ -199,19 +199,19 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True):
     """Primary of each bucket; empty until the run is placed."""
     epoch: EpochRecord | None = None
     ended: int = 0
-    """Epochs of the run that have ended, those of the runs that it continues included."""
+    """Number of ended epochs of the run and of the runs that it continues."""
     results: tuple[dict[str, Any], ...] = ()
-    """What came of the last of these, in order; `RESULTS_KEPT` at most."""
+    """Results of the newest of these epochs, in order; `RESULTS_KEPT` at most."""
     lending: LendingRecord | None = None
     """Who leases the run's groups; None before a data server is ready for it."""
     pieces: dict[str, RunPiece] = {}
-    """Pieces of a run that is being submitted, by key; they go when a run is set."""
+    """Pieces of a run in submission, by key; setting a run removes them."""
 
     def result(self, epoch: int) -> dict[str, Any]:
-        """What came of an epoch of the run, counted from 1.
+        """Return the result of an epoch of the run, counted from 1.
 
         Raises:
-            RunFailed: It has not ended, or so many others have ended since that the map does not hold it.
+            RunFailed: The epoch has not ended, or the map no longer holds its result.
         """
         at = epoch - 1 - self.ended + len(self.results)
         if not 0 <= at < len(self.results):

@@ -65,7 +65,7 @@ LOCK = "lock"
 """A file in it whose lock is held for as long as the cluster is there."""
 
 CHILDREN = ("controller", "data", "ps", "worker")
-"""Roles that child processes have."""
+"""Roles of child processes."""
 
 CHOICES = 3
 """How often ports are chosen for controllers, should somebody take one before they listen."""
@@ -425,10 +425,10 @@ class ProcessCluster:
 
 
 def orders_for(token: str, waits: Waits, *, profile_events: int) -> dict[str, bytes]:
-    """The first line on the stdin of each role's child: it has the keys of that role, and no others.
+    """Return the first stdin line for the children of each role, with the keys of that role only.
 
     Raises:
-        ConfigError: The token is the keys of one role, or can be guessed.
+        ConfigError: The token holds the keys of one role, or is too short.
     """
     lines = {}
     for role in CHILDREN:

@@ -76,10 +76,10 @@ class Place:
 
 
 def memory_budget(text: str) -> Budget:
-    """Make the budget that the links of a process share, of a size such as ``512M``.
+    """Make the budget that the links of a process share, from a size such as ``512M``.
 
     Raises:
-        ConfigError: It is no size, or nothing.
+        ConfigError: The text is not a size, or the size is 0.
     """
     try:
         return Budget(read_size("memory-budget", text))
@@ -101,11 +101,11 @@ def cluster_network(
         token: The text of a token file; see `token_text`.
         entropy: Returns that many unpredictable bytes.
         buffers: Where its links receive.
-        checksum: Whether payloads that leave carry a CRC-32C; see `LinkConfig.checksum`.
-        budget: What its links hold for their peers together; 512 MiB without it.
+        checksum: Whether sent payloads carry a CRC-32C; see `LinkConfig.checksum`.
+        budget: Bytes that its links together may hold for their peers; default 512 MiB.
 
     Raises:
-        ConfigError: The token can be guessed, or is a line of keys that is damaged.
+        ConfigError: The token is too short, or is a damaged line of keys.
     """
     secret = read_token_text(token) if token else None
     try:

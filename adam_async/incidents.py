@@ -8,7 +8,7 @@ from typing import Any
 from adam_async.cluster_map import ClusterMap
 
 EVENTS_KEPT = 1 << 12
-"""Maximum number of events of a run that are kept."""
+"""Maximum number of events kept of a run."""
 
 
 class Incidents:

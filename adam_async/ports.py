@@ -53,10 +53,10 @@ Entropy = Callable[[int], bytes]
 """Return that many unpredictable bytes: nonces, session ids, incarnations. Never used for training."""
 
 SECRET_BYTES = 65536
-"""Bytes of a secret at most; a file with more holds something else."""
+"""Maximum size of a secret, in bytes; a larger file is no secret."""
 
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
-"""Permission bits of a file that concern everyone but its owner."""
+"""Permission bits of a file for all users except its owner."""
 
 FETCH_CHUNK_BYTES = 1 << 18
 
@@ -105,8 +105,8 @@ class Disk:
     Args:
         name: What the thread and the repr are called.
         close_timeout_s: How long `aclose` waits for work that was asked for before it.
-        private: Files and folders that this disk makes are for their owner alone (0600 and 0700). Without
-            it the process's umask decides.
+        private: Makes files and folders that only their owner can access (0600 and 0700). Without it the
+            process's umask decides.
     """
 
     def __init__(self, *, name: str = "disk", close_timeout_s: float = 10.0, private: bool = False) -> None:
@@ -168,12 +168,12 @@ class Disk:
         return data
 
     async def read_secret(self, path: Path) -> bytes:
-        """Return what a file, or a pipe such as that of ``<(command)``, holds that others must not know.
+        """Return the secret in a file, or in a pipe such as that of ``<(command)``.
 
         Raises:
-            PermissionError: Others may read or change it, or its owner is neither this user nor root; says
-                what to do.
-            OSError: It holds more than `SECRET_BYTES`, or the system's own reasons.
+            PermissionError: Other users may read or change the file, or its owner is neither this user nor
+                root; the text names the remedy.
+            OSError: The file is larger than `SECRET_BYTES`, or the system cannot read it.
         """
         data = await self.run(_read_secret, path)
         self._reads += 1
@@ -181,13 +181,13 @@ class Disk:
         return data
 
     async def keep_private(self, path: Path) -> str:
-        """Take a file away from everyone but its owner.
+        """Revoke the access of all users except the owner of a file.
 
         Returns:
-            The mode that it had, such as ``0644``; empty if others had no access.
+            The previous mode, such as ``0644``; empty if other users had no access.
 
         Raises:
-            OSError: It is not there, or not this user's.
+            OSError: The file is missing, or belongs to another user.
         """
         return await self.run(_keep_private, path)
 
@@ -344,8 +344,8 @@ class Disk:
         """Write a new file that only its owner can read (mode 0600).
 
         Raises:
-            FileExistsError: There is one of this name.
-            OSError: It cannot be written.
+            FileExistsError: A file of this name exists.
+            OSError: The system cannot write the file.
         """
         await self.run(_write_private, path, data)
 
@@ -406,7 +406,7 @@ def _keep_private(path: Path) -> str:
 
 
 def _write_private(path: Path, data: bytes) -> None:
-    # The mode is given when the file is made: there is no moment at which others could open it.
+    # Set the mode at creation, so that other users can never open the file.
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(data)
 

@@ -52,12 +52,12 @@ class Progress:
     checkpoint: str = ""
     """Name of the newest checkpoint; empty while there is none."""
     checkpointed_at: float = 0.0
-    """When it was written, or resumed, in seconds of the loop's clock."""
+    """Time of its writing or resumption, in seconds of the loop's clock."""
     _series: Series | None = field(default=None, init=False, repr=False)
     _began: float = field(default=0.0, init=False, repr=False)
     _looked: float = field(default=0.0, init=False, repr=False)
     _added_up: tuple[int, float, int] = field(default=(0, 0.0, 0), init=False, repr=False)
-    """Of so many of `epochs`, the seconds and images."""
+    """Number of `epochs` added up so far, and their seconds and images."""
 
     def begin(self, series: Series) -> None:
         """A run begins: what an earlier one came to is in its result."""
@@ -69,7 +69,7 @@ class Progress:
         self.checkpoint = ""
 
     def written(self, checkpoint: str, *, now: float) -> None:
-        """A checkpoint is written, or resumed; `now` is in seconds of the loop's clock."""
+        """Note a written or resumed checkpoint; `now` is in seconds of the loop's clock."""
         self.checkpoint, self.checkpointed_at = checkpoint, now
 
     def begin_epoch(self, epoch: int, *, now: float) -> None:
@@ -125,7 +125,7 @@ class Progress:
             )
 
     def _before(self) -> tuple[float, int]:
-        """Seconds and images of all epochs that are over; only those since the last call are added up."""
+        """Return seconds and images of all ended epochs; adds up only those since the last call."""
         count, train_s, images = self._added_up
         for epoch in self.epochs[count:]:
             train_s += epoch.train_s

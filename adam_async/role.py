@@ -28,7 +28,7 @@ from adam_async.traffic import Traffic
 from transport import Identity, Link, LocalProtocolError, Message, Network, ProtocolError, Request
 
 STATISTICS_BYTES = 1 << 20
-"""Bytes that an answer with statistics is charged for before it is made."""
+"""Bytes charged in advance for an answer with statistics."""
 
 
 class Role:
@@ -194,12 +194,12 @@ class Role:
 
 
 def reply_when_room(request: Request, nbytes: int, make: Callable[[], Message]) -> None:
-    """Answer a request with about so many bytes: made and sent as soon as the budgets have room for them."""
+    """Answer a request with about so many bytes, made and sent as soon as the budgets have room."""
     request.charge(nbytes, lambda: reply_or_fail(request, make()))
 
 
 def reply_or_fail(request: Request, message: Message) -> None:
-    """Answer a request. An answer that cannot travel, such as one that is too large, fails it."""
+    """Answer a request. An unsendable answer, such as a too large one, fails the request."""
     try:
         request.reply(message)
     except LocalProtocolError as error:

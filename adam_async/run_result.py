@@ -46,7 +46,7 @@ class CheckpointResult:
 
     name: str
     epoch: int
-    """The epoch in which it was taken, at its end or before."""
+    """Epoch of the checkpoint, taken at its end or before."""
     paused_s: float
     """How long training stood still for it."""
     written_s: float
@@ -87,11 +87,11 @@ class RunResult:
 
 
 def divergence(epochs: Sequence[EpochResult], statistics: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Say from which epoch on the loss was not finite, if it was not.
+    """Report the first epoch without a finite loss, if there is one.
 
     Args:
         epochs: The epochs that have ended.
-        statistics: What each node counted, by node id.
+        statistics: Counts of each node, by node id.
     """
     lost = next((epoch.epoch for epoch in epochs if not isfinite(epoch.train_loss)), None)
     if lost is not None:

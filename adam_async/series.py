@@ -48,7 +48,7 @@ class Series:
         self._pushes = 0
         self._staleness = 0.0
         self.samples: list[Sample] = []
-        """Of a long run every other one of the older half goes, again and again."""
+        """Samples of the run; above the limit, every other one of the older half goes, repeatedly."""
 
     def take(
         self,

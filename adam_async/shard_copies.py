@@ -35,10 +35,10 @@ MESSAGE_BYTES = 8 << 20
 """Tensors of one message at most, or one shard."""
 
 META_BYTES = 12 << 10
-"""What describes the tensors of one message; a frame's meta may hold a little more."""
+"""Maximum size of the descriptions of one message's tensors, in bytes; a frame's meta holds a little more."""
 
 TENSOR_META_BYTES = 16
-"""Bytes that describe one flat tensor in a frame's meta, at most."""
+"""Maximum size of the description of one flat tensor in a frame's meta, in bytes."""
 
 PAUSES = RetrySchedule(first_s=0.005, longest_s=0.2)
 """Between two questions to a server that has not taken up the run."""

@@ -23,10 +23,10 @@ Ranges = Sequence[tuple[int, int]]
 """Ranges of group numbers, each from its first to behind its last."""
 
 MOST_LEASES = 256
-"""Times that every group of an epoch may be leased, as far as the clocks of an epoch are bounded."""
+"""Maximum number of leases of every group of an epoch in the bound of clocks."""
 
 LEAST_STEPS = 4096
-"""Groups that an epoch counts for at least, when clocks are bounded."""
+"""Minimum number of steps of an epoch in the bound of clocks."""
 
 POOL = Replica(-1)
 """Whose queue the common pool is."""
@@ -174,15 +174,15 @@ def covers(shares: Iterable[tuple[int, int]], *, groups: int, turn: int) -> bool
 
 
 def most_clock(*, stands_at: int, epochs: int, groups: int) -> int:
-    """The clock, in steps, that no replica can have passed.
+    """Return a clock, in steps, that no replica can have passed.
 
-    A step has a group at least, so an epoch has as many steps as groups, and once more as many each time that
-    all of them are leased again because replicas are lost. The bound is far off: it holds what a replica says
-    to numbers that a run could have come to, and waits for nothing.
+    A step has at least one group, so an epoch has at most as many steps as groups, and as many again each
+    time that lost replicas cause a new lease of all groups. The bound is generous: it only limits the clock
+    of a replica to numbers that a run could reach.
 
     Args:
-        stands_at: Steps that the fastest replica has behind it where the epochs begin.
-        epochs: How many there are from there on.
-        groups: Of each.
+        stands_at: Clock of the fastest replica at the begin of the epochs, in steps.
+        epochs: Number of epochs from there on.
+        groups: Number of groups of each epoch.
     """
     return stands_at + epochs * max(groups, LEAST_STEPS) * MOST_LEASES

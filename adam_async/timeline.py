@@ -39,10 +39,10 @@ LIMIT_EVENTS = 300_000
 """About 40 000 groups in place, 60 MB of memory, and a file of 100 MB, which Perfetto still takes."""
 
 EVENT_TEXT_BYTES = 160
-"""Bytes of text that an event is charged for before it is made."""
+"""Bytes of text charged in advance for an event."""
 
 MOST_ANSWERED = 100_000
-"""Events of one answer: some 20 MB of text."""
+"""Maximum number of events of one answer: some 20 MB of text."""
 
 
 class Timeline:

@@ -1,8 +1,8 @@
 """Pure: what a node's links carried, by peer and message type, also of links that are gone.
 
-Each end counts what it sent, so that adding up all nodes counts every message once. Counts of the
-`PEERS_KEPT` peers whose links closed last stay apart; those of earlier peers are added up by their role, so
-that a node that thousands come to and leave keeps a bounded table.
+Each end counts what it sent, so that adding up all nodes counts every message once. The
+`PEERS_KEPT` peers whose links closed last keep counts of their own. Those of earlier peers are added up by
+role, so the table stays bounded after thousands of peers.
 """
 
 from collections import Counter
@@ -26,9 +26,9 @@ class Traffic:
         self._timeline = timeline
         self._live: dict[Link, None] = {}
         self._gone: dict[tuple[str, str], Counter[tuple[str, str]]] = {}
-        """By node and role of a peer whose links closed, the least recent one first."""
+        """Counts by node and role of a peer without links, the least recent one first."""
         self._earlier: dict[str, Counter[tuple[str, str]]] = {}
-        """By role, the counts of all earlier peers."""
+        """Counts of all earlier peers, by role."""
 
     def watch(self, link: Link) -> None:
         """Count a link from now on."""
@@ -74,7 +74,7 @@ class Traffic:
 
 
 PEERS_KEPT = 64
-"""Maximum number of peers without a link whose counts stay apart."""
+"""Maximum number of peers without a link that keep counts of their own."""
 
 FIELDS = ("messages", "payload_bytes", "frame_bytes")
 

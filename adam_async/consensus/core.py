@@ -94,7 +94,7 @@ class Core:
         settings: Times and sizes.
         draw: Returns a number from 0 to 1, another one each time: it spreads the election time-outs.
         now: The time, in seconds of the caller's clock.
-        contents: Says of commands and states of others whether the state machine can read them.
+        contents: Checks that the state machine can read commands and states of other nodes.
     """
 
     def __init__(
@@ -154,10 +154,10 @@ class Core:
         return self._deadline
 
     def handle(self, event: Event, *, now: float) -> list[Effect]:
-        """Take one event. The effects are to be carried out in their order.
+        """Take one event. The caller carries out the effects in their order.
 
         Raises:
-            Violation: No sound node sends the message that was received; nothing has changed.
+            Violation: No correct node sends the received message; nothing has changed.
         """
         if isinstance(event, Received):
             self._guard.check(event.message, self.log, self.commit, self._leading, self.term, self.leader)

@@ -59,15 +59,15 @@ def diagram() -> str:
 def by_role(
     follower: _Handler, prober: _Handler, candidate: _Handler, leader: _Handler
 ) -> dict[Role, _Handler]:
-    """What handles an event in each role."""
+    """Return the handlers of an event by role."""
     return dict(zip(Role, (follower, prober, candidate, leader), strict=True))
 
 
 def always(handler: _Handler) -> dict[Role, _Handler]:
-    """One handler for an event, whatever the role."""
+    """Return the same handler of an event for every role."""
     return by_role(handler, handler, handler, handler)
 
 
 def if_leading(handler: _Handler, otherwise: _Handler) -> dict[Role, _Handler]:
-    """One handler for the leader, and another for all other roles."""
+    """Return one handler for the leader, and another for all other roles."""
     return by_role(otherwise, otherwise, otherwise, handler)

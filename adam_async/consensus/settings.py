@@ -16,7 +16,7 @@ class Settings:
     message_bytes: int = 1 << 20
     """Entries in one message, unless the first alone is larger."""
     state_bytes: int = 64 << 20
-    """Largest state of a snapshot that is taken from another node."""
+    """Maximum size of a snapshot's state from another node, in bytes."""
     chunk_bytes: int = 256 << 10
     """Piece of a snapshot in one message."""
     window: int = 64

@@ -1,10 +1,9 @@
 """Pure: one version of the cluster map to the next, as what became of it, and the last of these in a row.
 
-A `Change` names the fields that are new. Of the nodes it names those whose records are new and those that
-are gone; of the results of epochs those that were added; of a run that goes on what may change in it. So its
-length does not grow with the number of epochs. Who has the map of the version before makes the next one of
-it; so a watcher sees each version once, in order, and goes on after a break where it was, at any controller:
-they all have the same changes.
+A `Change` holds the changed fields of the map: new records of nodes and the names of departed ones, added
+results of epochs, and the variable fields of a continuing run. So its length does not grow with the number of
+epochs. A watcher applies it to the map of the version before. The watcher sees each version once, in order,
+and continues after a break at any controller, because all controllers have the same changes.
 """
 
 from collections import deque
@@ -38,13 +37,13 @@ class Change(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Nodes that have left the map."""
     run: RunRecord | UnsetType | None = UNSET
     same_run: bool = False
-    """Whether `run` lacks the fields `cluster_map.FIXED`: they are as before."""
+    """Whether `run` lacks the fields `cluster_map.FIXED`, which are unchanged."""
     generation: int | UnsetType = UNSET
     buckets: tuple[str, ...] | UnsetType = UNSET
     epoch: EpochRecord | UnsetType | None = UNSET
     ended: int | UnsetType = UNSET
     results: tuple[dict[str, Any], ...] | UnsetType = UNSET
-    """All that there are, or with `more_results` those that were added."""
+    """All results of the map, or with `more_results` the added ones."""
     more_results: bool = False
     lending: LendingRecord | UnsetType | None = UNSET
     pieces: dict[str, RunPiece] | UnsetType = UNSET
@@ -58,7 +57,7 @@ _WHOLE = tuple(
 
 
 def difference(before: ClusterMap, after: ClusterMap) -> Change:
-    """Say what became of a map."""
+    """Return the change from one map to the next."""
     nodes, new = {}, {}
     for name, node in after.nodes.items():
         was = before.nodes.get(name)
@@ -89,7 +88,7 @@ def changed(before: ClusterMap, change: Change) -> ClusterMap:
     """Make the next version of a map.
 
     Raises:
-        ValueError: The change does not follow this version, or goes on with another run.
+        ValueError: The change does not follow this version, or continues another run.
     """
     if change.version != before.version + 1:
         raise ValueError(f"version {change.version} does not follow version {before.version}")

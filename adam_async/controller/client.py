@@ -57,7 +57,7 @@ class Membership:
         record: What the map shall say of this node; `run` keeps it set.
         waits: Deadlines.
         traffic: Where the links to the controllers are counted.
-        seen: Called with each version of the map that is heard of, in order; what it raises ends `run`.
+        seen: Called with each received version of the map, in order; an error in it ends `run`.
 
     Run `run` as a task of the owner's group; everything else waits for what it learns.
 
@@ -239,10 +239,10 @@ class Membership:
             logger.info("the controller did not hear from %s that %s is gone: %r", self.node, node, error)
 
     async def submit_run(self, record: RunRecord) -> None:
-        """Begin a run, as its driver; in pieces if its record is too long for one value of the map.
+        """Begin a run, as its driver; in pieces if one value of the map cannot hold its record.
 
         Raises:
-            RunFailed: The record is too long also for that, or the controller refused it.
+            RunFailed: The record is too long even in pieces, or the controller refused it.
             DeadlineExceeded: No controller led, or answered.
         """
         try:
@@ -255,9 +255,9 @@ class Membership:
         await self._update("run", lambda _: whole)
 
     async def update_run(self, change: Callable[[RunRecord], RunRecord | None]) -> None:
-        """Change the run, as its driver: `change` makes the new record of the newest, or None to leave it.
+        """Change the run, as its driver: `change` returns the new record from the newest, or None to keep it.
 
-        Fields in `cluster_map.FIXED` stay as they were submitted.
+        Fields in `cluster_map.FIXED` keep their submitted values.
         """
 
         def changed(newest: ClusterMap) -> RunRecord | None:

@@ -70,8 +70,8 @@ from transport import Identity, Network, RemoteProtocolError
 logger = logging.getLogger(__name__)
 
 SETTINGS = Settings(heartbeat_s=0.1, election_s=0.8, command_bytes=2 * MOST_VALUE_BYTES)
-"""Of all controllers. A follower misses a leader after 0.8 to 1.6 s without a word. Beside a record of the
-map a command has names and numbers."""
+"""Consensus settings of all controllers. A follower starts an election after 0.8 to 1.6 s without a message
+of its leader. A command holds a record of the map, names and numbers."""
 
 ADMIT_S = 0.25
 """Between two looks of a leader at who is to be taken in."""
@@ -236,7 +236,7 @@ class Group:
         A controller that `meet` did not name is ignored, whatever its messages say.
 
         Raises:
-            RemoteProtocolError: No sound controller sends this; nothing has changed. Close its link.
+            RemoteProtocolError: No correct controller sends this; nothing has changed. Close its link.
         """
         if self._core is None or not self._peers.listens_to(name, message):
             return

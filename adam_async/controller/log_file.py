@@ -35,7 +35,7 @@ class LogFile:
     """The file in one folder.
 
     Args:
-        disk: Where; a private one, see `Disk`.
+        disk: Disk of the log; a private one, see `Disk`.
         folder: Made if it is not there; of one controller alone.
 
     Attributes:
@@ -110,7 +110,7 @@ class LogFile:
         return saved
 
     async def _keep_private(self) -> None:
-        """Take a log that others can read away from them: it holds all that its cluster knows."""
+        """Make a log private if other users can read it, because it holds the whole state of the cluster."""
         try:
             mode = await self._disk.keep_private(self._path)
         except PermissionError:

@@ -33,7 +33,7 @@ MAX_SESSIONS = 4096
 """So many are known where nothing else is said."""
 
 MOST_TEXT = 1000
-"""Characters of a refusal, which is kept for as long as its session."""
+"""Maximum length of a refusal, in characters; the machine keeps it as long as its session."""
 
 UNWORKABLE = (AdamError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 """What the map's rules may raise at a record that they did not expect. It would be raised again at every
@@ -114,7 +114,7 @@ def read_command(command: bytes) -> Command:
     """Read a command of the log.
 
     Raises:
-        DecodeError: It is none of this release.
+        DecodeError: This release does not know the command.
     """
     return _DECODER.decode(command)
 
@@ -123,7 +123,7 @@ def read_state(state: bytes) -> _State:
     """Read a whole state, as `Machine.snapshot` writes it.
 
     Raises:
-        DecodeError: It is none of this release.
+        DecodeError: This release cannot read the state.
     """
     return _STATES.decode(state)
 

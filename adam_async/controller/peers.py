@@ -181,12 +181,12 @@ class Peers:
     def introduced(self, name: str, identity: str) -> None:
         """Another controller said who it is."""
         if len(identity.encode()) > NAME_BYTES:
-            return  # no member may be called so: its step of the membership would be a violation
+            return  # adding a member with so long a name would be a violation
         if name_of(identity) == name and name in self._addresses and name != self._identity.node:
             self._known[name] = identity
 
     def listens_to(self, name: str, message: Message) -> bool:
-        """Whether `name` is another one of the controllers that we were told of, and speaks for itself."""
+        """Whether `name` is another controller with a known address, and sends in its own name."""
         return name in self._addresses and name != self._identity.node and name_of(message.sender) == name
 
     def next_step(self, core: Core, *, silent_s: float, now: float) -> Step | None:

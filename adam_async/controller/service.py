@@ -83,7 +83,7 @@ STOOD_STILL_S = 1.0
 """A timer that rings so late says that this process did not run, and heard nobody."""
 
 MOST_NEWS_BYTES = MOST_MAP_BYTES // 2
-"""Bytes of changes, as JSON text, beyond which the whole map is sent in their place."""
+"""Size of changes above which the controller sends the whole map instead, in bytes of JSON text."""
 
 MOST_WAIT_S = 60.0
 """A watch without news is answered after this long at the latest."""
@@ -116,7 +116,7 @@ class Controller(Role):
         settings: Times and sizes of the group, the same for all of it.
         snapshot_entries: After so many entries the state is written down in their place.
         most_sessions: So many sessions of clients are known at once; the same in all of a group.
-        permits: Says who may set which key of the map; the same in all of a group.
+        permits: Permission table of the map's keys; the same for all controllers of a group.
         observe: Told after each event of the group, when all that it led to is done.
 
     Attributes:
@@ -171,7 +171,7 @@ class Controller(Role):
         self._permits = permits
         self._links: dict[Life, set[Link]] = {}
         self._leaving: set[Link] = set()
-        """Links that are being closed because of a forbidden attempt."""
+        """Links in closing after a forbidden attempt."""
         self._suspicion = Suspicion(grace_s=waits.grace_s, find_s=FIND_S)
         self._timer = Timer(self._next_deadline, self._due)
 
@@ -223,7 +223,7 @@ class Controller(Role):
                 message = await link.receive()
                 self.group.receive(link.peer.node, *hear(message))
         except ProtocolError as error:
-            # A peer that breaks a rule loses its link, and this controller stays as it was.
+            # A peer that breaks a rule loses its link; this controller stays unchanged.
             logger.warning(
                 "%s: %s sent an invalid message: %s; its link is closed",
                 self._identity.node,
@@ -274,7 +274,7 @@ class Controller(Role):
             request.fail(SESSION_OVER, text)
             return
         size = sum(tensor.nbytes for tensor in request.message.tensors)
-        if size > MOST_VALUE_BYTES:  # decoding it would hold up this controller
+        if size > MOST_VALUE_BYTES:  # decoding it would block this controller
             request.fail("invalid", value_too_large(body.key, size))
             return
         record = read_text_tensor(request.message, dict[str, Any], MOST_VALUE_BYTES)
@@ -293,7 +293,7 @@ class Controller(Role):
         )
 
     def _refuse(self, request: Request, refusal: Refusal) -> None:
-        """Refuse an attempt; one that is forbidden costs its link, behind the refusal."""
+        """Refuse an attempt; after the refusal of a forbidden one, close its link."""
         request.fail(refusal.code, refusal.text)
         link = request.link
         if refusal.code == FORBIDDEN and link not in self._leaving:

@@ -9,7 +9,7 @@ command the standing rules run, each of which reads the map and may change it:
     begin     all primaries, a data server and as many replicas as the run wants are ready: it begins
     advance   the driver moved the run to its next epoch: its groups are shared out
     fail      a primary, the last data server that has the leases, or the driver is lost: the run has failed
-    forget    of the nodes of a role that have left, the last `DEPARTED_KEPT` stay, and those of the run
+    forget    the map drops departed nodes, except the last `DEPARTED_KEPT` of each role and those of the run
 
 A replica consists of as many workers as its model is cut over, and restarts as a unit: with one of its
 workers it is out, until another one has the place and all are ready for the life that begins then. Who gets
@@ -61,10 +61,10 @@ _NO_PLACE = {"replica": -1, "partition": 0, "placed": 0}
 """Fields of a node that has none."""
 
 LIVES_KEPT = 16
-"""Number of the lives of a node that are known to be over."""
+"""Maximum number of ended lives that the map remembers of a node."""
 
 DEPARTED_KEPT = 64
-"""Number of the nodes of each role that stay in the map when they have left; the last ones to leave stay."""
+"""Maximum number of departed nodes of each role in the map; the last ones to leave stay."""
 
 MAX_SHARDS = 100_000
 """Of a run. Placing them takes a second, in which nobody is answered."""
@@ -191,7 +191,7 @@ class ControllerState:
         return None
 
     def _read_value(self, value: Any, wanted: type[_Record]) -> _Record | str:
-        """The record that a value is; or what is wrong with it."""
+        """Return the record of a value, or the fault of the value."""
         try:
             if wanted is RunRecord and isinstance(value, dict) and "pieces" in value:
                 return joined(msgspec.convert(value, RunInPieces), self.map.pieces)
@@ -211,7 +211,7 @@ class ControllerState:
             before = (*before, old.incarnation)[-LIVES_KEPT:]
         new = msgspec.structs.replace(new, before=before)
         if old is not None and old.live and old.incarnation != new.incarnation:
-            # The node restarted before its old life was found dead; what it held is gone all the same.
+            # The node restarted before its old life was reported lost; the state of that life is lost too.
             self._node_lost(NodeLost(name, old.incarnation))
             self._fail_if_lost()
         if old is not None and old.incarnation == new.incarnation and old.live:
@@ -268,9 +268,9 @@ class ControllerState:
             self._set(lending=msgspec.structs.replace(lending, keepers=left, term=term, changed=changed))
 
     def _forget_departed(self) -> None:
-        """Take nodes out of the map that left long ago, unless the run in the map is theirs.
+        """Remove nodes that left long ago from the map, except those of its run.
 
-        Such a node joins again like any other; which of its lives others have followed is forgotten with it.
+        A removed node can join again as a new one; the map also forgets its ended lives.
         """
         run, kept = self.map.run, set(self.map.buckets)
         if run is not None:

@@ -86,8 +86,8 @@ async def load(
             `Dataset.damaged` then lists.
         cache: Memory that there is for training images: of folders, shards and .npy files those that do not
             fit stay where they are until they are needed. Without it all are loaded.
-        room_bytes: Memory for a source that is decoded as a whole; see `cache_limits.room_for_whole`. A
-            source that would take more is refused before it is decoded.
+        room_bytes: Memory for a source that decodes as a whole; see `cache_limits.room_for_whole`. A
+            larger source is refused before decoding.
 
     Raises:
         DataError: The source is missing or damaged; names the file, what was found, what was expected

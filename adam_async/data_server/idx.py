@@ -44,7 +44,7 @@ def gunzip(data: bytes, origin: str, room_bytes: int = LIMIT_BYTES) -> bytes:
         return data
     unpacker = zlib.decompressobj(wbits=GZIP_WINDOW_BITS)
     try:
-        # One byte more than fits tells a content that just fits from one that does not.
+        # Reading one byte past the limit distinguishes content at the limit from content above it.
         content = unpacker.decompress(data, min(LIMIT_BYTES, room_bytes) + 1)
     except zlib.error as error:
         raise DataError(f"{origin} is a damaged gzip file ({error}); delete it and fetch it again") from None

@@ -26,7 +26,7 @@ from adam_async.data_server.state import Event, Opening
 from adam_async.messages.bounds import Count
 
 MOST_ENTRIES = 1 << 16
-"""Entries of one part; a lender sends fewer."""
+"""Maximum number of entries of one part; the sender sends fewer."""
 
 Keeper = tuple[str, int]
 """Node and incarnation of a data server."""

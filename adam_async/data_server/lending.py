@@ -51,7 +51,7 @@ PART_ENTRIES = 1024
 """Entries of one message at most: some hundred kilobytes."""
 
 MOST_TERMS = 16
-"""Terms that a lender may be ahead of the cluster map that a keeper has seen."""
+"""Maximum number of terms by which a lender may be ahead of the map that a keeper knows."""
 
 PAUSE_S = 0.05
 """Between two attempts to reach the same server."""
@@ -220,7 +220,7 @@ class Lending:
             or not record.live
             or (record.role, record.incarnation) != ("data", peer.incarnation)
         ):
-            # A stranger's copy in a later term would end our lending, and the run with it.
+            # A copy in a later term from a node outside the cluster would end this lending, and the run.
             request.fail(
                 "not-member", f"{peer.node} is no live data server of the cluster: it has to join it"
             )

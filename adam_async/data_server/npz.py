@@ -35,7 +35,7 @@ def parse_npz(
         origin: What to call it in an error.
         name: Short name of the data set.
         source: Sentence for the report.
-        room_bytes: Memory for all four arrays; what their headers say is compared before any is unpacked.
+        room_bytes: Memory for all four arrays, compared with their headers before unpacking.
 
     Raises:
         DataError: Not such an archive, an array is missing, an array has a wrong dtype, shape or count, or
@@ -90,7 +90,7 @@ def _refusing(key: str, origin: str) -> Iterator[None]:
 
 
 def _size(archive: Any, key: str, origin: str) -> int:
-    """Bytes of an array by its header, before memory is asked for it."""
+    """Return the size of an array in bytes, from its header, before allocating memory for it."""
     with _refusing(key, origin):
         members: zipfile.ZipFile = archive.zip
         name = f"{key}.npy" if f"{key}.npy" in members.namelist() else key

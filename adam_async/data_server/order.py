@@ -1,9 +1,9 @@
 """Pure: the order of an epoch, cut into image groups.
 
 The order is a function of the seed, the epoch, and the images that the epoch before skipped: every server,
-restart and replay sees the same. Which images those are depends on the order of that epoch, and so on the
-epochs before it; one bit for each image stands for all of them. They come first; they, and all others behind
-them, are in the order of a permutation that depends on seed and epoch only. Group `number` holds the images
+restart and replay sees the same. The skipped images depend on the order of that epoch, and so on the epochs
+before it; one bit for each image represents them. Skipped images come first, then all others, both in the
+order of a permutation that depends on seed and epoch only. Group `number` holds the images
 at positions `number * images_per_group` onwards; the last group of an epoch may be short.
 """
 
@@ -88,13 +88,13 @@ class EpochOrders:
 
         Args:
             epoch: From 1.
-            skipped: For each epoch from `first` to the one before, ranges of its groups that were not
-                trained. They are the same at every call for one run.
-            first: The epoch with which `skipped` begins, at most `epoch`.
+            skipped: For each epoch from `first` to the one before, ranges of its untrained groups; the same
+                at every call for one run.
+            first: First epoch of `skipped`, at most `epoch`.
             carried: `EpochOrder.carried_images` of epoch `first`.
 
         Raises:
-            DataError: `carried` is of another number of images.
+            DataError: `carried` belongs to another number of images.
         """
 
         def of(number: int) -> Ranges:

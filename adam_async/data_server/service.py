@@ -151,8 +151,7 @@ class DataServer(Role):
             available_bytes=available_bytes,
         )
         self._supplied: tuple[int, bytes] = (0, b"")
-        """Whose groups are supplied: the epoch in progress, or from its end on the next; and the images with
-        which it begins."""
+        """Epoch of the supplied groups, in progress or after its end the next one, and its first images."""
         self._began: EpochBegan | None = None
         self._first_as_lender: TimePassed | None = None
         """What we entered when we became the lender."""
@@ -270,7 +269,7 @@ class DataServer(Role):
 
         Raises:
             DataError: The run's record has those of other data.
-            RunFailed: The map does not hold the results of the epochs since the one of the ledger.
+            RunFailed: The map no longer holds the results of all epochs since the ledger's.
         """
         if self._supplied[0] == number:  # foreseen when the epoch before ended
             return self._supplied[1]
@@ -342,7 +341,7 @@ class DataServer(Role):
                 super()._answer(request, body)
 
     def _images_bytes(self, images: int) -> int:
-        """Bytes of so many images with their labels."""
+        """Return the size of so many images with their labels, in bytes."""
         return images * (prod(self._dataset.image_shape) + self._dataset.test_labels.itemsize)
 
     def _test_images(self, part: slice) -> Message:
@@ -455,7 +454,7 @@ class DataServer(Role):
                 self._untold.put_nowait(partial(self._pause, self._run, effect))
 
     def _charge_groups(self, question: _Question, grant: Grant) -> None:
-        """Have groups sent for which there is room, and not made before."""
+        """Charge for an answer of groups before the server makes it; it goes out when there is room."""
         images = self._images_bytes(sum([self._supply.count(number) for number, _ in grant.groups]))
         if question.rows is not None:
             first, stop = question.rows

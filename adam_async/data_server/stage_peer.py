@@ -42,7 +42,7 @@ from transport import (
 )
 
 FILE_TEXT_BYTES = 256
-"""Bytes of text that an entry of the list of files is charged for before it is made."""
+"""Bytes of text charged in advance for an entry of the list of files."""
 
 LISTED = 2000
 """Files of a manifest that one answer holds."""

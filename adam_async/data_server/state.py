@@ -48,13 +48,13 @@ from adam_async.messages.bounds import Epoch as EpochNumber
 from adam_async.shares import POOL, most_clock
 
 MOST_REPLICAS = 1 << 16
-"""Replicas that one event names."""
+"""Maximum number of replicas in one event."""
 
 MOST_IMAGE_BYTES = 16 << 20
-"""Bytes that name images of a data set, one bit for each."""
+"""Maximum size of a bit set of images of a data set, in bytes."""
 
 MOST_PARKED = 1 << 16
-"""Questions that wait when an epoch begins."""
+"""Maximum number of waiting questions at the begin of an epoch."""
 
 ReplicaNumber = Annotated[Replica, msgspec.Meta(ge=0, le=(1 << 20) - 1)]
 """Number of a replica."""
@@ -65,7 +65,7 @@ GroupRanges = Annotated[tuple[tuple[GroupNumber, GroupNumber], ...], msgspec.Met
 Shares = Annotated[
     dict[ReplicaNumber, tuple[GroupNumber, GroupNumber]], msgspec.Meta(max_length=MOST_REPLICAS)
 ]
-"""Replica to its range of groups, or to its place and the number of places."""
+"""Range of groups by replica, or its place and the number of places by replica."""
 
 Request = tuple[NodeId, Count] | None
 """Who is asked, and which of its questions this is; passed back in the effect that answers it."""
@@ -259,7 +259,7 @@ class DataState:
         self._partitions = partitions
         self._epoch: Epoch | None = None
         self.carried_images = b""
-        """Those of the epoch that began last."""
+        """`EpochOrder.carried_images` of the newest epoch."""
         self._outcome: EpochEnded | None = None
         self._images = 0
         self._loss_sum = 0.0
@@ -267,7 +267,7 @@ class DataState:
         self._before_s = self._train_s = 0.0
         self._clock = 0
         self._most_clock = 0
-        """Beyond it no clock is believed, where replicas meet."""
+        """Largest clock accepted from a replica, in steps, if replicas synchronise their clocks."""
         self._logs: dict[Replica, LeaseLog] = {}
         """Of the live replicas."""
         self._tempo = Tempo()
@@ -374,7 +374,7 @@ class DataState:
         self._parked = [parked for parked in self._parked if parked not in void]
         self._parked.append(Parked(event, now + event.wait_s))
         log = self._logs.get(event.replica)
-        # Who claims groups that were not leased waits for them, and has them kept.
+        # A worker that claims unleased groups waits for them, and confirms none.
         if log is not None and log.life == event.life and event.position <= log.stop:
             log.confirm(event.partition, event.position)
         # Unless it is the same one, that came in twice.
@@ -419,7 +419,7 @@ class DataState:
         return effects
 
     def _is_beyond(self, epoch: Epoch, clock: int) -> bool:
-        """Whether no replica can have such a clock; all of them would tick up to it."""
+        """Whether no replica can have reached such a clock, to which all would tick."""
         return epoch.meeting is not None and clock > self._most_clock
 
     def _ended_if_over(self) -> list[Effect]:

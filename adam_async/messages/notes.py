@@ -21,7 +21,7 @@ class GetRecord(Body, frozen=True, kw_only=True):
 
 
 def part_refusal(body: GetRecord, num_bytes: int, *, most_bytes: int) -> tuple[str, str] | None:
-    """Code and text with which a part of a record is refused; None if it can be sent.
+    """Return code and text of the refusal of a part of a record; None if the role can send it.
 
     Args:
         body: The question.

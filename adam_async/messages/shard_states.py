@@ -1,4 +1,4 @@
-"""Pure: driver and parameter server: shards with all that travels with them.
+"""Pure: driver and parameter server: shards with their values, versions, clocks and rule state.
 
 The tables of versions and clocks ride as two tensors of int64 in front of the values, for a frame's meta
 holds 16 KiB:
@@ -36,7 +36,7 @@ from transport import RemoteProtocolError
 
 
 class ShardState(msgspec.Struct, frozen=True, array_like=True):
-    """The tables of a shard, beside its values and its rule state."""
+    """Tables of a shard, which its values and its rule state follow."""
 
     shard: ShardNumber
     version: Version
@@ -45,7 +45,7 @@ class ShardState(msgspec.Struct, frozen=True, array_like=True):
     numbers: Annotated[
         tuple[tuple[DrawnId, DrawnId, PushNumber], ...], msgspec.Meta(max_length=MOST_IN_A_META)
     ] = ()
-    """Push numbers of sessions, in manifests of earlier checkpoints; they are not used."""
+    """Push numbers of sessions, in manifests of earlier checkpoints; unused."""
 
 
 class ReadShards(Body, frozen=True, kw_only=True):
@@ -78,11 +78,11 @@ class Loaded(Body, frozen=True, kw_only=True):
 
 
 TABLES = 2
-"""Tensors that hold the tables, in front of all others."""
+"""Number of tensors that hold the tables, in front of all others."""
 
 
 def state_tables(states: Iterable[ShardState]) -> list[NDArray[np.int64]]:
-    """The two tables of some shards, in their order."""
+    """Return the two tables of some shards, in their order."""
     versions: list[tuple[int, int]] = []
     clocks: list[tuple[int, int, int]] = []
     for state in states:
@@ -94,7 +94,7 @@ def state_tables(states: Iterable[ShardState]) -> list[NDArray[np.int64]]:
 def read_state_tables(
     tensors: Sequence[NDArray[Any]],
 ) -> tuple[tuple[ShardState, ...], Sequence[NDArray[Any]]]:
-    """Take the tables off the front of a message's tensors; returns the states and the other tensors.
+    """Read the tables at the front of a message's tensors; returns the states and the other tensors.
 
     Raises:
         RemoteProtocolError: A table is missing or of another shape or type, a shard is named twice, a clock

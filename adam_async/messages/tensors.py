@@ -76,7 +76,7 @@ def read_packed_tensor(message: Message, expected: Any, most_bytes: int) -> Any:
 
 
 def _only_bytes(message: Message, kind: str, most_bytes: int) -> bytes:
-    """The bytes of the one tensor that a message carries, unless they are more than it may."""
+    """Return the bytes of the one tensor of a message, if they are within the limit."""
     if len(message.tensors) != 1 or message.tensors[0].dtype != np.uint8:
         raise RemoteProtocolError("tensors", f"{message.type} must carry one {kind} tensor")
     size = message.tensors[0].nbytes

@@ -56,7 +56,7 @@ MESSAGE_BYTES = 32 << 20
 """Their tensors at most, unless it is a single one."""
 
 MOST_BEGUN = 1 << 16
-"""Groups that the other side begins at most between two messages."""
+"""Maximum number of groups that the other side begins between two messages."""
 
 CONFIRM_BLOCKS = 32
 """After so many blocks that nothing was said behind, they are confirmed by a message of their own."""
@@ -88,7 +88,7 @@ class Neighbour:
         on_blocks: Takes what arrives.
         on_progress: Called when it has begun more groups.
         on_linked: Called when there is a link to it.
-        callbacks: Runs what sends in a later turn of the loop.
+        callbacks: Runs the sending callbacks in a later iteration of the loop.
     """
 
     def __init__(
@@ -437,7 +437,7 @@ class Neighbours:
         return known
 
     def knows(self, greet: Greet, peer: Identity) -> bool:
-        """Whether a peer speaks for this life of this replica, and has the part that it says it has."""
+        """Whether a peer is the known worker of its part, in this life of this replica."""
         ours, other = self._greet, self._others.get(greet.partition)
         if other is None or other.node != peer.node:
             return False

@@ -206,7 +206,7 @@ class ModelWorker(Role):
         nbytes = len(range(len(data))[body.start : body.stop])
 
         def part() -> Message:
-            # A copy, for the log grows while the answer is on its way.
+            # Copy it, because the log grows while the answer is in transit.
             copy = np.frombuffer(bytes(data[body.start : body.stop]), np.uint8)
             return pack(RecordPart(total=len(data)), [copy])
 

@@ -241,7 +241,7 @@ class Channel:
             except TransportError as malformed:
                 error = malformed
             except Exception as defect:
-                # Nobody waits for an answer: without this, the exchange would stay open for ever.
+                # No caller awaits the answer: without this, the exchange would stay open for ever.
                 self._callbacks.fail(defect)
                 return
             else:

@@ -141,7 +141,7 @@ class ParameterServer(Role):
         self._preparing: ServerState | None = None
         self._checks: QuestionChecks
         self._speakers = Speakers()
-        """Both are those of the run that is prepared or in progress."""
+        """Checks and sessions (both above) of the run in preparation or in progress."""
         self._lacking: set[int] = set()
         self._complete = asyncio.Event()
         self._timer = Timer(self._next_deadline, self._due)
@@ -249,7 +249,7 @@ class ParameterServer(Role):
 
     def _answer(self, request: Request, body: Body) -> None:
         if isinstance(body, Push) and body.pull and self.state is not None:
-            # Charged on arrival: its answer says which versions the values have, so neither can wait.
+            # Charge on arrival: the answer names the versions of the values, so neither can wait.
             held = [self.state.shards.get(ShardId(number)) for number in set(body.shards)]
             nbytes = _values_bytes([shard for shard in held if shard is not None])
             request.charge(nbytes, partial(self._take, request, body))
@@ -257,7 +257,7 @@ class ParameterServer(Role):
             self._take(request, body)
 
     def _take(self, request: Request, body: Body) -> None:
-        """Hand a question to the state, and do what follows."""
+        """Pass a question to the state, and carry out its effects."""
         state, timeline = self.state, self._timeline
         if state is None:
             if isinstance(body, LoadShards):
@@ -303,7 +303,7 @@ class ParameterServer(Role):
         self._drain_soon(state)
 
     def _may_ask(self, request: Request, body: Body) -> bool:
-        """Refuse a question that cannot be right, and close the link of a peer that speaks for another."""
+        """Refuse an invalid question, and close the link of a peer that sends for another."""
         assert self.state is not None
         if isinstance(body, ASKED):
             refusal = self._checks.refusal(body, most_bytes=request.link.max_message_bytes)
@@ -375,7 +375,7 @@ class ParameterServer(Role):
 
     def _drain(self) -> None:
         """Apply about a shard's worth of what is queued; come back in the next turn while there is more."""
-        state = self.state  # None while another run is taken up
+        state = self.state  # None while the server prepares another run
         try:
             if state is not None:
                 self._apply_some(state)
@@ -498,7 +498,7 @@ def _values_bytes(shards: Sequence[Shard]) -> int:
 
 
 def _states_bytes(shards: Sequence[Shard]) -> int:
-    """Bytes of shards with the arrays that their rule keeps."""
+    """Return the bytes of shards with the arrays of their rule."""
     return sum([array.nbytes for shard in shards for array in (shard.values, *shard.rule_state.values())])
 
 

@@ -44,14 +44,14 @@ def load_states(
 
     Args:
         shards: The shards of this server. Their rule says which arrays must come.
-        body: Names the arrays.
-        tensors: The tables and the arrays, see `ShardStates`.
+        body: Message with the names of the arrays.
+        tensors: Tables and arrays, see `ShardStates`.
 
     Returns the numbers of the shards set.
 
     Raises:
-        RemoteProtocolError: A shard is not ours, a table is malformed, or an array is missing or of another
-            shape or type.
+        RemoteProtocolError: A shard belongs to another server, a table is malformed, or an array is missing
+            or of another shape or type.
     """
     states, tensors = read_state_tables(tensors)
     arrays = len(body.arrays) + 1

@@ -24,10 +24,10 @@ What a *life* of a replica pushes and ticks when it has left the live ones is re
 others. Its worker says it again, at growing intervals, until the map tells it to begin another life; as it is
 not acknowledged, no group of it is reported. What came before stays, and is answered again.
 
-Lives come and go for as long as a run lasts, and their memory is bounded (`lives.py`). The server forgets the
-push numbers of a life when `REMEMBERED` later lives of its replica are over. From then on every push of that
-life is refused, also one that was applied, so none is applied twice. The server knows the newest `OVER_KEPT`
-lives to be over. A client sends an open push again for `patience_s` only and then fails, so no push comes
+A run may have any number of lives, and the server remembers them in bounded memory (`lives.py`). It forgets
+the push numbers of a life when `REMEMBERED` later lives of its replica have ended. From then on it refuses
+every push of that life, even an applied one, so it applies none twice. The server remembers the newest
+`OVER_KEPT` ended lives. A client repeats an open push for `patience_s` only and then fails, so no push comes
 from an older life.
 
 Staleness of a push on a shard is the number of pushes applied since the oldest version that its
@@ -91,10 +91,10 @@ MAX_BATCH = 32
 
 
 EARLY_KEPT = 256
-"""Maximum number of lives whose clocks are kept until the map names them."""
+"""Maximum number of lives with clocks kept until the map names them."""
 
 MOST_GATED = 4096
-"""Pushes and ticks that wait for an epoch to begin; beyond that they are refused, and said again."""
+"""Maximum number of pushes and ticks that wait for an epoch; the server refuses more, and clients retry."""
 
 
 class ServerState:
@@ -376,7 +376,7 @@ class ServerState:
         if len(ours) < len(shards) or not ours:
             return [Refuse(event.request, "not-primary", f"not the primary of all of {record.shards[:8]}")]
         if self._over.is_forgotten(Replica(record.replica), record.incarnation):
-            return [_refuse_over(event.request, record)]  # its number 1 may have been counted
+            return [_refuse_over(event.request, record)]  # the server may have counted its number 1 already
         seen = [shard.last_number.get(session, 0) for shard in ours]
         if min(seen) >= last_step:
             for shard in ours:
@@ -461,7 +461,7 @@ class ServerState:
         return self.parked.answer()
 
     def _gate(self, event: PushArrived | TickArrived, session: Session) -> list[Effect]:
-        """Have something wait for its epoch, and what its session says later behind it."""
+        """Hold an event until its epoch begins, and later ones of its session behind it."""
         if len(self._gated) >= MOST_GATED:
             return [Refuse(event.request, "busy", f"{MOST_GATED} pushes and ticks wait for the next epoch")]
         self._gated.append(event)
@@ -474,14 +474,14 @@ class ServerState:
         return self._live.get(replica) != life and (replica, life) in self._over
 
     def _forget(self, lives: Set[int | None]) -> None:
-        """Drop the push numbers of lives. Their pushes are refused from now on."""
+        """Drop the push numbers of lives. From then on the server refuses their pushes."""
         for shard in self.shards.values() if lives - {None} else ():
             for session in [session for session in shard.last_number if session[1] in lives]:
                 del shard.last_number[session]
 
     @property
     def lives_forgotten(self) -> int:
-        """Number of lives whose push numbers were dropped."""
+        """Number of lives with dropped push numbers."""
         return self._over.forgotten
 
     def _epoch_began(self, event: EpochBegan) -> list[Effect]:
@@ -541,7 +541,7 @@ class ServerState:
         return Refuse(request, "wrong-run", f"this server is on run {here}, not {there}")
 
     def forget(self, sessions: Iterable[Session]) -> None:
-        """Forget what sessions have pushed: their lives were never live, and others speak in their place."""
+        """Forget the pushes of sessions whose lives were never live, to make room for other sessions."""
         for session in sessions:
             for shard in self.shards.values():
                 shard.last_number.pop(session, None)

@@ -62,7 +62,7 @@ class Replay:
         functions: Transforms of the record, as ``package.module:function``, that may be imported.
 
     Raises:
-        ConfigError: The record names another function to be imported.
+        ConfigError: The record names another function to import.
         RecordError: The record is damaged, or the data are not those of the run.
         SpecError: The kernels of the run are not installed here.
     """

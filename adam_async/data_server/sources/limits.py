@@ -1,9 +1,8 @@
 """Pure: how much a source may hold, checked against what its headers say before anything is decoded.
 
 They are far above every data set that fits this package, which keeps images in memory; they are there so
-that a small damaged or hostile file cannot ask for all memory. What is decoded as a whole must also fit the
-machine: its room is what `--cache` says. Images that are decoded one by one, when they are needed, have no
-such limit together.
+that a small damaged or hostile file cannot ask for all memory. A source that decodes as a whole must also fit
+the machine: `--cache` sets its room. Images that decode one by one, on demand, have no such limit in total.
 """
 
 from adam_async.errors import DataError
@@ -45,15 +44,15 @@ def check_members(members: int, origin: str) -> None:
 
 
 def check_total(size: int, origin: str, room_bytes: int = MAX_TOTAL_BYTES) -> None:
-    """Refuse a data set of more than `MAX_TOTAL_BYTES`, or of more than this machine has room for.
+    """Refuse a data set above `MAX_TOTAL_BYTES` or above the room of this machine.
 
     Args:
-        size: Its bytes, decoded.
-        origin: What to call it in an error.
-        room_bytes: Memory for data that are decoded as a whole.
+        size: Size of the decoded data set, in bytes.
+        origin: Name of the data set in an error.
+        room_bytes: Memory for data that decode as a whole.
 
     Raises:
-        DataError: It has more; says what to do.
+        DataError: The data set is larger; the text says how to proceed.
     """
     if size > MAX_TOTAL_BYTES:
         raise DataError(

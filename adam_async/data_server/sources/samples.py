@@ -26,7 +26,7 @@ from adam_async.ports import Disk
 T = TypeVar("T")
 
 BYTES_OF_PIXEL = 4
-"""Bytes of one pixel while its image is decoded, at most."""
+"""Maximum memory of one pixel during decoding, in bytes."""
 
 AT_A_TIME = 256
 """Images that one job on the disk's thread decodes."""

@@ -31,10 +31,10 @@ def functions_for(
 
 
 def named_functions(steps: Sequence[object] | None) -> tuple[str, ...]:
-    """Kinds of steps that are functions to be imported, in their order, each once.
+    """Return the kinds of steps that are functions to import, in their order, each once.
 
     Args:
-        steps: As a file or a user has them; None has none.
+        steps: Steps of a file or a user; None has none.
     """
     kinds = [step.get("kind") for step in steps or () if isinstance(step, Mapping)]
     return tuple(dict.fromkeys(kind for kind in kinds if isinstance(kind, str) and ":" in kind))
@@ -43,15 +43,15 @@ def named_functions(steps: Sequence[object] | None) -> tuple[str, ...]:
 def check_named(steps: Sequence[object], origin: str, *, allowed: Collection[str]) -> None:
     """Refuse functions that a file names, unless the user names or allows them.
 
-    Importing a function runs its module: a checkpoint or a record must not choose that alone.
+    Importing a function runs its module, so a checkpoint or a record alone must not cause an import.
 
     Args:
-        steps: As the file has them.
-        origin: What to call the file in an error.
+        steps: Steps of the file.
+        origin: Name of the file in an error.
         allowed: Kinds that the user names, as ``package.module:function``.
 
     Raises:
-        ConfigError: Other functions are named; says which, and how to allow them.
+        ConfigError: The file names other functions; the text lists them and how to allow them.
     """
     others = [name for name in named_functions(steps) if name not in allowed]
     if others:

@@ -100,7 +100,7 @@ LEADER_SHARE = 0.8
 """Share of the hostile peers of controllers that attack the leader."""
 
 HELD_S = 0.3
-"""Seconds between two signs of life of a socket without a handshake."""
+"""Seconds between two writes to a socket without a handshake."""
 
 AT_ONCE = 24
 """Number of bad messages in progress together in a burst."""
