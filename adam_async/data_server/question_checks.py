@@ -1,7 +1,8 @@
 """Pure: checks of questions and reports to a data server; it refuses those that no correct peer sends."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
+from adam_async.cluster_map import ClusterMap
 from adam_async.data_server.state import GroupsReported, LeaseAsked
 from adam_async.messages import LeaseGroups, ReadTest, ReportGroups
 from transport import Identity, RemoteProtocolError
@@ -11,6 +12,31 @@ MOST_ASKED, MOST_WAIT_S = 64, 3600.0
 
 LABEL_BYTES = 72
 """Upper bound of the bytes that a label and its padding add to an image."""
+
+
+Takers = Mapping[tuple[int, int, int], tuple[str, int]]
+"""Replica, life and part to the node and the incarnation of the worker that has the part."""
+
+
+def takers(cluster: ClusterMap) -> Takers:
+    """The workers that may ask for groups and report them, in the lives that the map knows."""
+    lives = cluster.lives()
+    return {
+        (int(replica), life, part): (name, cluster.nodes[name].incarnation)
+        for replica, life in lives.items()
+        for part, name in enumerate(cluster.members(int(replica)))
+    }
+
+
+def taker_refusal(body: LeaseGroups | ReportGroups, peer: Identity, known: Takers) -> str:
+    """Why a peer may not speak for a part of a replica; empty if it may.
+
+    A life that is not known may be one of which the map has not told yet: its questions wait.
+    """
+    taker = known.get((body.replica, body.life, body.partition))
+    if taker is None or taker == (peer.node, peer.incarnation):
+        return ""
+    return f"{peer.node} is not the worker with part {body.partition} of replica {body.replica}"
 
 
 def lease_refusal(body: LeaseGroups, *, partitions: int, height: int) -> tuple[str, str] | None:

@@ -29,7 +29,15 @@ from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.ledger import Settled
 from adam_async.data_server.lending import Lending
 from adam_async.data_server.order import EpochOrders
-from adam_async.data_server.question_checks import MOST_WAIT_S, check_report, check_test_part, lease_refusal
+from adam_async.data_server.question_checks import (
+    MOST_WAIT_S,
+    Takers,
+    check_report,
+    check_test_part,
+    lease_refusal,
+    taker_refusal,
+    takers,
+)
 from adam_async.data_server.state import (
     DataState,
     Effect,
@@ -141,6 +149,7 @@ class DataServer(Role):
         self._run = ""
         self._most_groups = 1
         self._partitions = 1
+        self._takers: Takers = {}
         self._read_ahead = 1
         self._supply = Supply(
             dataset,
@@ -219,6 +228,7 @@ class DataServer(Role):
                 cluster = self._membership.map
             if cluster.lenders:
                 self._check_data(cluster)
+            self._takers = takers(cluster)
             self._lending.look(cluster)
             if not self._lending.keeps:
                 self._refuse_all("not-lending", f"{self._identity.node} has no leases of run {self._run}")
@@ -327,6 +337,10 @@ class DataServer(Role):
                 request.fail("wrong-run", f"this data server is on run {self._run}, not {body.run}")
             case LeaseGroups() | ReportGroups() if not self._lending.keeps:
                 request.fail("not-lending", f"{self._identity.node} has no leases of run {self._run}")
+            case LeaseGroups() | ReportGroups() if text := taker_refusal(
+                body, request.link.peer, self._takers
+            ):
+                request.fail("not-yours", text)
             case LeaseGroups():
                 self._asked(request, body)
             case ReportGroups():

@@ -18,7 +18,17 @@ from adam_async.data_server.keeping import Part
 from adam_async.data_server.service import DataServer
 from adam_async.data_server.state import Opening
 from adam_async.errors import DataError, first_cause
-from adam_async.messages import CopyLedger, Enter, Finished, Groups, LeaseGroups, pack, packed_tensor, unpack
+from adam_async.messages import (
+    CopyLedger,
+    Enter,
+    Finished,
+    Groups,
+    LeaseGroups,
+    ReportGroups,
+    pack,
+    packed_tensor,
+    unpack,
+)
 from adam_async.model.named import digits
 from adam_async.traffic import Traffic
 from tests.adam_async.runs import NETWORKS, PATIENT, Rough, address_of, entropy_of, tiny_dataset, turns, until
@@ -417,6 +427,20 @@ async def test_a_ledger_of_a_stranger_in_a_later_term_is_not_taken(network):
             assert await refused(party, server, CopyLedger(run=RUN, term=9), foreign) == "not-member"
             assert server.statistics()["lending"]["term"] == 1
         assert lender.statistics()["lending"]["leads"]
+
+
+async def test_only_the_worker_that_has_a_part_asks_for_its_groups_and_reports_them(network):
+    async with party_of(network, 2) as party:
+        await party.train()
+        await until(lambda: all(0 in server.state.lives for server in party.servers.values()))
+        part = {"run": RUN, "replica": 0, "life": party.map.life(0), "partition": 0}
+        questions = (
+            LeaseGroups(**part, position=0, count=1, wait_s=0.0),
+            ReportGroups(**part, finished=(Finished(1, 0, 1, 1, 0.5),)),
+        )
+        for server in party.servers.values():
+            for question in questions:
+                assert await refused(party, server, question, role="worker") == "not-yours"
 
 
 # --- whole clusters -----------------------------------------------------------------------------
