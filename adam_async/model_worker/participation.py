@@ -42,8 +42,8 @@ from adam_async.placement import holders, part_table
 from adam_async.shard_storage import ShardStorage
 from adam_async.timeline import Timeline
 from adam_async.traffic import Traffic
-from dataflow import ComputePool, Engine, EngineClosed, MakePool, Tag, WaitTimedOut
-from transport import BufferPool, Identity, Network
+from dataflow import ComputePool, Engine, EngineClosed, MakePool, Tag, TokenError, WaitTimedOut
+from transport import BufferPool, Identity, Network, RemoteProtocolError
 
 LEAD = 2
 """Groups that a worker may be ahead of one that it sends to, per group in flight: enough for that one to find
@@ -366,15 +366,7 @@ class Participation:
 
     def _on_blocks(self, arrived: Sequence[tuple[Block, NDArray[Any]]]) -> None:
         """Something of some groups came from another worker of the replica."""
-        assert self._engine is not None, "the replica is live, so all its workers are ready"
-        ports = self._ports
-        with suppress(EngineClosed):  # the run is over: others still talk until they hear of it
-            self._engine.deliver_all(
-                [
-                    (ports[block.crossing], Tag(block.epoch, block.number, block.attempt), tensor)
-                    for block, tensor in arrived
-                ]
-            )
+        hand_over(self._engine, self._ports, arrived)
 
     def _landed(self, tag: Tag) -> None:
         assert self._engine is not None
@@ -397,3 +389,24 @@ class Participation:
             "pool": self._pool.statistics() if self._pool is not None else None,
             "engine": self._engine.statistics() if self._engine is not None else None,
         }
+
+
+def hand_over(
+    engine: Engine | None, ports: Mapping[int, str], arrived: Sequence[tuple[Block, NDArray[Any]]]
+) -> None:
+    """Deliver blocks of another worker, by the number of the crossing that each came over.
+
+    Raises:
+        RemoteProtocolError: No worker sends these now: groups have not begun, or a block came before.
+    """
+    if engine is None:
+        raise RemoteProtocolError("blocks", "the replica is not ready, and no group has begun")
+    tokens = [
+        (ports[block.crossing], Tag(block.epoch, block.number, block.attempt), tensor)
+        for block, tensor in arrived
+    ]
+    try:
+        with suppress(EngineClosed):  # the run is over: other workers still talk until they hear of it
+            engine.deliver_all(tokens)
+    except TokenError as error:
+        raise RemoteProtocolError("blocks", str(error)) from None

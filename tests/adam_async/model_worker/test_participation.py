@@ -8,11 +8,13 @@ import pytest
 
 from adam_async.config import Config
 from adam_async.errors import RunFailed
-from adam_async.model_worker.participation import Participation
+from adam_async.messages import Block
+from adam_async.model_worker.participation import Participation, hand_over
 from adam_async.shard_storage import StorageShelf
 from adam_async.traffic import Traffic
+from dataflow import ComputePool, Engine, Graph, Node, Tag
 from tests.adam_async.runs import PATIENT, cluster_of, until
-from transport import BufferPool, Identity
+from transport import BufferPool, Identity, RemoteProtocolError
 
 
 def config_of(**options):
@@ -125,3 +127,19 @@ async def test_before_it_begins_a_part_has_nothing_to_report():
         told = part.statistics()
         assert (told["pool"], told["engine"], told["parameters"].acknowledged) == (None, None, 0)
         assert not part.prepared.is_set()
+
+
+async def test_blocks_that_no_worker_sends_now_are_refused_and_the_engine_goes_on():
+    graph = Graph(inputs=("in-0",), nodes=(Node("take", lambda firing, value: None, inputs=("in-0",)),))
+    block = Block(0, 1, 0, 1)
+    arrived = [(block, np.zeros(1, np.float32))]
+    with pytest.raises(RemoteProtocolError, match="not ready"):
+        hand_over(None, {0: "in-0"}, arrived)
+    async with ComputePool(threads=1) as pool, Engine(graph, pool=pool, in_flight=1, early_limit=1) as engine:
+        hand_over(engine, {0: "in-0"}, arrived)
+        for again in (block, Block(0, 1, 7, 1)):
+            with pytest.raises(RemoteProtocolError):
+                hand_over(engine, {0: "in-0"}, [(again, arrived[0][1])])
+        engine.admit_nowait(Tag(1, 0, 1))
+        await engine.drain()
+        assert engine.statistics().finished == 1
