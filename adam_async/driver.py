@@ -671,7 +671,7 @@ class Driver:
             # Who is about to leave may not answer, and nobody waits for it.
             async with asyncio.timeout(LOOK_S):
                 answers = [await self._ask_statistics(a) for a in self._addresses("data", "ps", "worker")]
-        except (TransportError, TimeoutError):
+        except (TransportError, TimeoutError, ValueError):  # a node may name an address that is none
             return
         self.progress.look(dict(answers), now=asyncio.get_running_loop().time(), ended=ended)
         self.progress.replicas = len(self.map.live_replicas())

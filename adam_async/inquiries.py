@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from adam_async.config import Waits
+from adam_async.counted import check_counted
 from adam_async.messages import (
     GetProfile,
     GetRecord,
@@ -57,6 +58,7 @@ class Inquiries:
 
         Raises:
             TransportError: It cannot be reached, or did not answer.
+            ValueError: The cluster map has no address of this network for it.
         """
         timeout_s = self._waits.dial_s if dial_s is None else dial_s
         async with self._network.connect(address, self._identity, timeout_s=timeout_s) as link:
@@ -65,11 +67,12 @@ class Inquiries:
                 reply = await link.call(pack(GetStatistics(run=run)), timeout_s=self._waits.call_s)
             finally:
                 self._traffic.gone(link)
-            asked = unpack(reply, Statistics)
-            return asked.node, {
-                "role": asked.role,
-                **read_text_tensor(reply, dict[str, Any], MOST_STATISTICS_BYTES),
-            }
+            told = unpack(reply, Statistics)
+            if (told.node, told.role) != (link.peer.node, link.peer.role):
+                raise RemoteProtocolError("statistics", f"{link.peer} gave those of {told.role} {told.node}")
+            values = read_text_tensor(reply, dict[str, Any], MOST_STATISTICS_BYTES)
+            check_counted(values, told.role)
+            return told.node, {**values, "role": told.role}
 
     async def all_statistics(
         self,
@@ -97,7 +100,7 @@ class Inquiries:
         for address in addresses:
             try:
                 found += await self.profile(address)
-            except TransportError as error:
+            except (TransportError, ValueError) as error:
                 on_silence(f"the role at {address} did not say what it noted: {error}")
         return found
 

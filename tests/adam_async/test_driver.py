@@ -316,6 +316,24 @@ async def test_where_no_data_server_is_left_an_evaluation_names_it():
             await driver.evaluate(Model(digits()), {})
 
 
+async def test_a_worker_whose_address_is_none_does_not_end_the_run():
+    stray = Identity(role="worker", node="worker-9", incarnation=9)
+    async with cluster_of(config_of(epochs=3)) as cluster, asyncio.TaskGroup() as group:
+        member = Membership(
+            network=cluster.network,
+            controller=cluster.controller.address,
+            identity=stray,
+            record=NodeRecord(role="worker", address="nowhere", incarnation=9),
+            waits=cluster.config.waits,
+            traffic=Traffic("worker-9"),
+        )
+        joined = group.create_task(member.run(), name="worker-9")
+        await until(lambda: "worker-9" in cluster.controller.map.nodes)
+        result = await cluster.train()
+        joined.cancel()
+    assert len(result.epochs) == 3
+
+
 async def test_every_node_is_heard_in_the_statistics():
     async with cluster_of(config_of(replicas=2, servers=2)) as cluster:
         result = await cluster.train()
