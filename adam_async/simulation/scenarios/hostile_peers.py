@@ -313,7 +313,7 @@ class _Peer:
             if pair in bad.pairs and not _is_poison(bad)
         ]
         self._dice.shuffle(found)
-        return [_numbered(bad, number) for number, bad in enumerate(found[: self._amount], 1)]
+        return [numbered(bad, number) for number, bad in enumerate(found[: self._amount], 1)]
 
     async def _open_session(self) -> int:
         """Return a session of numbered questions, which only the leader can open."""
@@ -377,7 +377,7 @@ class _Peer:
                 self._peers.count("refused")
                 return
             self._peers.count("answered")
-            if _is_never_right(bad):
+            if is_never_right(bad):
                 text = f"{self._target} answered {bad.name} of a {self._as} with {answer!r}"
                 raise Violation("bad fields are refused", text)
 
@@ -543,7 +543,7 @@ def _keys_of(role: str) -> RoleKeys:
     return derive(TOKEN, role, ROLES, RULES)
 
 
-def _numbered(bad: BadMessage, number: int) -> BadMessage:
+def numbered(bad: BadMessage, number: int) -> BadMessage:
     """Give a numbered question the next number of its session, unless the number is the bad field."""
     if bad.message.type != CompareAndSet.__name__ or bad.field == "number":
         return bad
@@ -557,7 +557,7 @@ def _is_poison(bad: BadMessage) -> bool:
     return bad.message.type == "Push" and bad.value == "largest"
 
 
-def _is_never_right(bad: BadMessage) -> bool:
+def is_never_right(bad: BadMessage) -> bool:
     """Whether no receiver may accept a message."""
     if bad.message.type == "GetStatistics" and bad.value == "wrong-run":
         return False  # a role answers a driver of any run, which may be the next one

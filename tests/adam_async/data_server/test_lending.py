@@ -157,10 +157,12 @@ class Party:
         await ps.set_node(ready=RUN)
         await until(lambda: len(self.map.lenders) == servers)
 
-    async def train(self):
-        """Let two workers take part."""
+    async def train(self, *, waiting=False):
+        """Let two workers take part; waiting ones take no group before their gates open."""
         self.workers = [Worker(self, number) for number in range(2)]
         for worker in self.workers:
+            if waiting:
+                worker.gate.clear()
             await worker.run(self._group)
 
     def member(self, role, number, group):

@@ -6,19 +6,18 @@ import numpy as np
 import pytest
 
 from adam_async.messages import Pushed, pack, unpack
-from adam_async.simulation.scenarios.bad_fields import bad_messages
-from adam_async.simulation.scenarios.hostile_peers import NEVER_RIGHT
-from adam_async.simulation.scenarios.valid_messages import Facts, valid_messages
+from adam_async.simulation.scenarios.valid_messages import Facts
+from tests.adam_async.bad_clients import bad_client, refusable
 from tests.adam_async.parameter_server.test_service import push_of, shard_named
 from tests.adam_async.runs import NETWORKS, servers_of
-from transport import Identity, TransportError
+from transport import Identity
 
 ROLES = ("worker", "driver")
 
 
-def all_bad(servers):
+def facts_of(servers):
     shards = list(servers.shards().values())[:2]
-    facts = Facts(
+    return Facts(
         run="run",
         generation=servers.map.generation,
         shards=tuple(int(shard.spec.id) for shard in shards),
@@ -27,7 +26,6 @@ def all_bad(servers):
         replica=99,
         epoch=0,
     )
-    return list(bad_messages(valid_messages(facts), meant=facts.meant()))
 
 
 @pytest.mark.thorough
@@ -37,20 +35,10 @@ async def test_a_bad_message_changes_no_value_and_an_honest_client_goes_on(netwo
     async with asyncio.timeout(120), servers_of(NETWORKS[network]()) as servers:
         before = {number: shard.values.copy() for number, shard in servers.shards().items()}
         address = servers.map.nodes["ps-0"].address
-        known, sent, link = Identity(role=role, node="hostile", incarnation=3), 0, None
-        for bad in all_bad(servers):
-            if (role, "ps") not in bad.pairs or bad.value not in NEVER_RIGHT or bad.field == "tensors":
-                continue
-            if bad.message.type == "GetStatistics" and bad.value == "wrong-run":
-                continue  # a role answers a driver of any run: it may be the next one's
-            if link is None or link.closed:
-                link = await servers.network.dial(address, known, timeout_s=20.0)
-            with pytest.raises(TransportError):
-                await link.call(bad.message, timeout_s=20.0)
-                pytest.fail(f"{bad.name} was answered")
-            sent += 1
-        link.abort()
-        assert sent > 20
+        known = Identity(role=role, node="hostile", incarnation=3)
+        async with bad_client(servers.network, address, known) as bad:
+            await bad.expect_refusals(refusable((role, "ps"), facts_of(servers)))
+            assert bad.sent > 20
         for number, shard in servers.shards().items():
             np.testing.assert_array_equal(shard.values, before[number])
             assert (shard.version, shard.last_number, shard.clocks) == (0, {}, {})
