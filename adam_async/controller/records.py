@@ -6,7 +6,16 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from adam_async.cluster_map import MOST_REASON, RUN_PIECES, NodeRecord, RunInPieces, RunPiece, RunRecord
+from adam_async.cluster_map import (
+    MOST_REASON,
+    RUN_PIECES,
+    EpochRecord,
+    LendingRecord,
+    NodeRecord,
+    RunInPieces,
+    RunPiece,
+    RunRecord,
+)
 from adam_async.messages.body import ROLES
 from adam_async.messages.sizes import MOST_VALUE_BYTES
 
@@ -63,6 +72,37 @@ def check_node(record: NodeRecord) -> str:
             return f"{name} has {length} characters; {most} are the most"
     size = len(msgspec.json.encode(record.info))
     return f"info has {size} bytes as JSON text; {MOST_INFO} are the most" if size > MOST_INFO else ""
+
+
+def check_epoch(record: EpochRecord, old: EpochRecord | None) -> str:
+    """Say what is wrong with a change of a run's epoch; empty if there is nothing.
+
+    The controllers begin epochs and share them out. Nodes set only its pause, its end and its result.
+    """
+    if old is None:
+        return "no epoch is in progress, and the controllers begin each of them"
+    fixed = msgspec.structs.replace(
+        record, paused=old.paused, ended=old.ended, result=old.result, changed=old.changed
+    )
+    if fixed != old:
+        return f"only paused, ended and result of epoch {old.number} of run {old.run} can be set"
+    if not 0 <= record.paused <= old.groups:
+        return f"paused is {record.paused}, and the epoch has {old.groups} groups"
+    return ""
+
+
+def check_lending(record: LendingRecord, old: LendingRecord | None) -> str:
+    """Say what is wrong with a change of the record of a run's leases; empty if there is nothing.
+
+    The controllers name the first lender, and begin terms. Nodes set only the keepers.
+    """
+    if not record.keepers:
+        return "somebody has to have the leases: there are no keepers"
+    if old is None:
+        return "no data server lends, and the controllers name the first one"
+    if (record.run, record.term) != (old.run, old.term):
+        return f"only the keepers of term {old.term} of run {old.run} can be set"
+    return ""
 
 
 # --- runs in pieces --------------------------------------------------------------------------

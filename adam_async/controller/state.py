@@ -45,7 +45,7 @@ from adam_async.cluster_map import (
 )
 from adam_async.config import FIELDS, make_config
 from adam_async.controller.places import place_workers
-from adam_async.controller.records import check_node, is_piece, joined
+from adam_async.controller.records import check_epoch, check_lending, check_node, is_piece, joined
 from adam_async.errors import AdamError
 from adam_async.ids import NodeId
 from adam_async.model.layer import Layer
@@ -181,10 +181,15 @@ class ControllerState:
             case RunPiece():
                 self._set(pieces={**self.map.pieces, key: new})
             case EpochRecord():
+                # Without a run nothing reads the epoch.
+                problem = check_epoch(new, self.map.epoch) if self.map.run is not None else ""
+                if problem:
+                    return Invalid(f"{key}: {problem}")
                 self._set(epoch=new)
             case LendingRecord():
-                if not new.keepers:
-                    return Invalid(f"{key}: somebody has to have the leases: there are no keepers")
+                problem = check_lending(new, self.map.lending)
+                if problem:
+                    return Invalid(f"{key}: {problem}")
                 self._set(lending=new)
             case _:
                 assert_never(new)
