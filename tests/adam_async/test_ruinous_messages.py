@@ -1,0 +1,78 @@
+"""Messages that once ended or ruined a run: each is refused, and the servers go on."""
+
+import asyncio
+import math
+
+import msgspec
+import numpy as np
+import pytest
+
+from adam_async.data_server.service import DataServer
+from adam_async.messages import (
+    Groups,
+    LeaseGroups,
+    Pull,
+    Pushed,
+    Tick,
+    Values,
+    pack,
+    role_table,
+    unpack,
+)
+from tests.adam_async.parameter_server.test_service import push_of, shard_named
+from tests.adam_async.runs import address_of, servers_of, tiny_dataset, until
+from transport import LinkConfig, LocalNetwork, RemoteError
+
+FAR = 1 << 40
+LEASE = LeaseGroups(run="run", replica=0, life=1, partition=0, position=0, count=1, wait_s=0.0)
+LINKS = LinkConfig(max_message_bytes=60 << 10)
+"""Links whose messages hold fewer bytes than the model has."""
+
+
+def ruinous(servers, shard):
+    """Bad messages, each with what its refusal says."""
+    run = {"run": "run", "generation": servers.map.generation}
+    session = {"session": 1, "incarnation": 1, "replica": 0}
+    everything = tuple(servers.shards())
+    delta = np.ones(shard.size, np.float32)
+    return {
+        "epoch": pack(Tick(**run, **session, shards=(shard.id,), clock=1, numbers=(0,), epoch=FAR)),
+        "wait_s": pack(Pull(**run, shards=(shard.id,), clock=FAR, wait_s=math.nan)),
+        "rate": pack(push_of(servers, [shard.id], rate=math.nan), [delta]),
+        "is named twice": pack(Pull(**run, shards=(shard.id,) * 3000, clock=0, wait_s=0.0)),
+        "too-large": pack(Pull(**run, shards=everything, clock=0, wait_s=0.0)),
+    }
+
+
+async def test_what_once_ended_or_ruined_a_run_is_refused_and_the_servers_go_on():
+    network = LocalNetwork(rules=role_table(), config=LINKS)
+    async with asyncio.timeout(30), servers_of(network) as servers:
+        data = DataServer(
+            network=network,
+            address=address_of(network),
+            controller=servers.controller.address,
+            identity=servers.identity("data"),
+            waits=servers.waits,
+            dataset=tiny_dataset(),
+        )
+        bias = shard_named(servers, "fc2.bias")
+        address, known = servers.map.nodes["ps-0"].address, servers.identity("worker", 5)
+        async with (
+            data,
+            network.connect(address, known) as to_server,
+            network.connect(data.address, known) as to_data,
+        ):
+            await until(lambda: bool(servers.controller.map.lenders))
+            push = push_of(servers, [bias.id])
+            pushed = to_server.call_nowait(pack(push, [np.ones(bias.size, np.float32)]), timeout_s=20.0)
+            for said, message in ruinous(servers, bias).items():
+                with pytest.raises(RemoteError, match=said):
+                    await to_server.call(message, timeout_s=20.0)
+            with pytest.raises(RemoteError, match="wait_s"):
+                await to_data.call(pack(msgspec.structs.replace(LEASE, wait_s=math.nan)), timeout_s=20.0)
+            assert unpack(await pushed, Pushed).versions == (1,)
+            pull = Pull(run="run", generation=servers.map.generation, shards=(bias.id,), clock=0, wait_s=0.0)
+            answer = await to_server.call(pack(pull), timeout_s=20.0)
+            assert unpack(answer, Values).versions == (1,)
+            assert np.isfinite(answer.tensors[0]).all()
+            unpack(await to_data.call(pack(LEASE), timeout_s=20.0), Groups)
