@@ -1,4 +1,4 @@
-"""Every message of the table with as much in it as may travel: what `benchmarks.stalls` sends."""
+"""Every message of the role table at its largest permitted size, for `benchmarks.stalls`."""
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -21,7 +21,7 @@ from adam_async.trace_events import Part as ProfilePart
 from transport import LinkConfig, Message, RemoteProtocolError
 
 META_BYTES = LinkConfig().max_meta_bytes - 600
-"""Bytes that a meta is filled to; the rest is for descriptions of tensors."""
+"""Size of a full meta, in bytes; the rest of a frame's meta describes tensors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,17 +30,17 @@ class Largest:
 
     example: Example
     most_bytes: int
-    """Bytes that a record beside it may have; 0 where there is none."""
+    """Maximum size of the attached record, in bytes; 0 if the message has none."""
 
     @property
     def name(self) -> str:
-        """The message, and which example of it."""
+        """Name of the message and of its example."""
         of = self.example.of
         return type(self.example.body).__name__ + (f" ({of})" if of else "")
 
     @property
     def message(self) -> Message:
-        """What a link carries."""
+        """The message as a link carries it."""
         return Message(
             type=type(self.example.body).__name__, meta=self.example.meta(), tensors=self.example.tensors
         )
@@ -58,11 +58,11 @@ MOST_BYTES = {
     "CopyLedger": sizes.MOST_LEDGER_BYTES,
     "Agree": sizes.MOST_AGREE_BYTES,
 }
-"""Bytes of the record that may ride beside a message."""
+"""Maximum size of the record attached to a message, in bytes, by name of the message."""
 
 
 def largest_messages(facts: Facts) -> Iterator[Largest]:
-    """Yield every message of the table with as much in it as may travel."""
+    """Yield every message of the table at its largest permitted size."""
     for example in valid_messages(facts):
         name = type(example.body).__name__
         ride = example.ride
@@ -75,7 +75,7 @@ def largest_messages(facts: Facts) -> Iterator[Largest]:
 
 
 def _with_full_meta(example: Example, facts: Facts) -> Example:
-    """Repeat what a message has several of until its meta is full; shards are all those of the server."""
+    """Repeat the elements of a message until its meta is full; shards are all those of the server."""
     fields = {
         name: value
         for name in example.body.__struct_fields__
@@ -130,7 +130,7 @@ def _repeated(example: Example, facts: Facts, fields: dict[str, Any], count: int
 
 
 def _with_full_ride(example: Example, ride: Ride, most_bytes: int) -> Example:
-    """Repeat what a record has several of until it is as long as it may be."""
+    """Repeat the elements of a record up to its maximum size."""
     write = msgspec.json.encode if ride.is_text else msgspec.msgpack.encode
     make = _MAKERS.get(type(ride.record), _MAKERS[dict])
     few = len(write(make(ride.record, 1000))) - len(write(make(ride.record, 1)))
@@ -146,10 +146,10 @@ def _with_full_ride(example: Example, ride: Ride, most_bytes: int) -> Example:
 
 
 def read_ride(example: Example, most_bytes: int) -> None:
-    """Decode and validate the record that rides along.
+    """Decode and validate the attached record.
 
     Raises:
-        RemoteProtocolError: It is longer, or has more, than it may.
+        RemoteProtocolError: The record exceeds a limit.
     """
     message, ride = m.pack(example.body, example.tensors), example.ride
     if ride is not None and ride.field:

@@ -1,9 +1,9 @@
 """Seconds until a member joins a listener that attackers without the token flood with connections.
 
-A listener runs in a process of its own, attackers in another: 500 connections that say nothing, 500 that say
-one byte at a time, 500 that send noise, 500 that send a valid first record and no second; each connects again
-as soon as it is closed. A member with the token dials beside them, again and again, and the longest of its
-joins counts. The attackers have the member's address, or 127.0.0.2. The first row is a listener without
+A listener runs in its own process, attackers in another: 500 connections that send nothing, 500 that send
+one byte at a time, 500 that send noise, 500 that send a valid first record and no second; each connects
+again as soon as it closes. A member with the token dials beside them repeatedly, and the longest of its joins
+counts. The attackers have the member's address, or 127.0.0.2. The first row is a listener without
 attackers.
 
     python -m benchmarks.flood --json FILE [--attackers 500] [--joins 10] [--loop uvloop] [--limit 256]
@@ -48,13 +48,13 @@ BYTE_EVERY_S = 0.02
 """Seconds between two bytes of a slow attacker: its first record would take 5 s."""
 
 MOST = 1_000_000
-"""Connections that an attacker makes one after the other, at most."""
+"""Maximum number of successive connections of an attacker."""
 
 SETTLE_S = 1.0
 """Seconds from the first connection of an attacker to the first join."""
 
 JOIN_LIMIT_S = 10.0
-"""Seconds after which a join counts as failed."""
+"""Time-out of a join, in seconds."""
 
 
 def entropy(count: int) -> bytes:
@@ -62,7 +62,7 @@ def entropy(count: int) -> bytes:
 
 
 def hello() -> bytes:
-    """Return a first record that is in order; no token is needed to say it."""
+    """Return a valid first record, which needs no token."""
     return ClientHandshake(WORKER, token=b"x" * 16, entropy=entropy, rules=RULES).hello()
 
 
@@ -160,7 +160,7 @@ def listener_process(channel: Connection, loop: str, config: LinkConfig) -> None
 
 
 async def join(address: str, joins: int) -> list[float]:
-    """Dial so many times, one after the other; return the seconds of each, infinite where it failed."""
+    """Dial so many times in sequence; return the seconds of each dial, infinite for a failed one."""
     network = TcpNetwork(token=TOKEN, entropy=entropy, rules=RULES)
     times = []
     for _ in range(joins):

@@ -1,9 +1,9 @@
 """Memory of each role beside hostile peers that have the rights of a member.
 
-A controller, a parameter server, a data server and a worker run as processes of their own and train. Each of
-them is attacked by peers of every kind below, one kind after the other, on loopback; a row says how much
-memory of its own (`RssAnon`) the role has before, at most during the attack, and after the peers are gone,
-how many links were still held a while after that, and how many honest questions were answered meanwhile.
+A controller, a parameter server, a data server and a worker run as processes of their own and train. Peers of
+every kind below attack each role, one kind after the other, on loopback. A row gives the role's own memory
+(`RssAnon`) before, at most during, and after the attack, the number of links left a while later, and the
+number of valid questions answered meanwhile.
 
     python -m benchmarks.peer_memory --json FILE [--deaf 8] [--dead 100] [--seconds 15]
 
@@ -46,9 +46,9 @@ MB = 1 << 20
 ROLES = ("controller", "ps", "data", "worker")
 KINDS = ("deaf", "one-way", "half", "silent")
 QUESTIONS = 2000
-"""Requests of a deaf or silent peer, at most."""
+"""Maximum number of requests of a deaf or silent peer."""
 AFTER_S = 15.0
-"""Seconds from the end of an attack to the last look: stalled links are given up within them."""
+"""Seconds from the end of an attack to the last measurement, in which stalled links end."""
 
 
 def network() -> TcpNetwork:
@@ -63,7 +63,7 @@ def who(role: str, name: str) -> Identity:
 
 
 def own_bytes(pid: int) -> int:
-    """Memory of a process that is no file's."""
+    """Return the anonymous memory of a process."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith("RssAnon:")).split()[1]) << 10
 
@@ -89,7 +89,7 @@ def address_of(process: subprocess.Popen[str]) -> str:
 
 
 class Target:
-    """One role of the cluster, and what is asked of it."""
+    """One role of the cluster, and the questions to it."""
 
     def __init__(self, role: str, process: subprocess.Popen[str]) -> None:
         self.role, self.pid, self.address = role, process.pid, address_of(process)
@@ -116,7 +116,7 @@ class Target:
 
 
 async def attack(kind: str, link: TcpLink, target: Target, question: Message) -> None:
-    """What one peer does before it falls silent."""
+    """Actions of one peer before it falls silent."""
     link._transport.pause_reading()
     with suppress(WouldBlock, TransportError):
         if kind == "half":
@@ -135,7 +135,7 @@ async def attack(kind: str, link: TcpLink, target: Target, question: Message) ->
 
 
 async def honest(target: Target, answers: list[float]) -> None:
-    """Ask small questions, one after the other, and note how long each took."""
+    """Ask small questions in sequence, and record the duration of each."""
     while True:
         try:
             async with network().connect(target.address, who("driver", "honest")) as link:

@@ -4,12 +4,12 @@
 
 A simulated cluster of shipped roles, on virtual time, holds a model of 67 MB on one parameter server. A peer
 with the keys of a role sends each message at the largest size that the frame's meta, the permitted text and
-the message allow. The longest step of the receiver's loop from then on is taken in processor time, median of
-the repeats: it has the decoding, the validation and the handling, and what the answer costs. Messages that
-are answers are decoded and validated by themselves: the simulation has no client that asks for all of them.
+the message allow. The figure is the longest later step of the receiver's loop in processor time, the median
+of the repeats: decoding, validation, handling and the answer. Answers are decoded and validated on their own,
+because the simulation has no client that asks for all of them.
 
 One row each, the longest first: message, receiver, bytes of fields and beside them, milliseconds, and the
-share of the election time-out that they are. A controller that stalls for longer loses its leadership.
+stall as a share of the election time-out. A controller that stalls for longer loses its leadership.
 """
 
 import os
@@ -45,16 +45,16 @@ from transport import BufferPool, Identity, LinkConfig, Message, TransportError
 from transport.frames import FrameDecoder
 
 MODEL = mlp((64, 4032, 4032, 10), input_shape=(1, 8, 8))
-"""66 MB in float32: its values are about as many as one message holds."""
+"""Model of 66 MB in float32, about the most that one message holds."""
 
 RECEIVERS = {"ps": SERVERS[0], "data": "data-0", "worker": "worker-0", "controller": "controller-1"}
-"""Machines by role; all that receive messages but the driver."""
+"""Machines by role, of all roles that receive messages except the driver."""
 
 ELECTION_S = SETTINGS.election_s
-"""Seconds without a leader's word after which a controller asks for votes."""
+"""Seconds without a message of the leader after which a controller starts an election."""
 
 REST_S = 0.5
-"""Seconds of the simulation after a message in which its receiver works on it."""
+"""Simulated seconds for the receiver to handle a message."""
 
 
 class Stopwatch:
@@ -100,7 +100,7 @@ async def _measure_requests(world: World, watch: Stopwatch, repeats: int, only: 
     for target in RECEIVERS.values():
         await peers.in_a_run(target)
     for name in ("worker-0", "worker-1", "driver"):
-        world.nodes[name].freeze()  # nothing is trained: steps of other work would be measured
+        world.nodes[name].freeze()  # stop training, whose steps would count too
     await asyncio.sleep(1.0)
     rows = []
     for role, target in RECEIVERS.items():

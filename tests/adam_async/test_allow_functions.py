@@ -23,7 +23,7 @@ STEPS = [{"kind": "flip"}, {"kind": KIND}]
 
 @pytest.fixture(autouse=True)
 def strangers_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A module that can be imported, and is not."""
+    """A module that a test could import, but does not."""
     (tmp_path / "strangers_module.py").write_text("def invert(image, draws):\n    return 255 - image\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "strangers_module", raising=False)
@@ -35,7 +35,7 @@ async def digits() -> Dataset:
 
 
 async def trained(folder: Path) -> None:
-    """A run that brings the function itself: its checkpoint and its record name it."""
+    """A run that brings the function; its checkpoint and its record name it."""
     config = Config(data="digits", epochs=1, augment=True, images_per_group=240)
     cluster = LocalCluster(
         config,

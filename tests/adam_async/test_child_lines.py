@@ -1,4 +1,4 @@
-"""Lines out of a child's bytes."""
+"""Splitting the bytes of a child into lines."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The token that a role is given by a file or by its environment."""
+"""The token of a role, from a file or from its environment."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Nothing that a peer or a file says acts on the terminal, whichever way it gets there."""
+"""Text of a peer or a file cannot control the terminal, on any path to it."""
 
 import io
 import logging
@@ -18,7 +18,7 @@ SHOWN = "ps-0\\x1b]0;owned\\x07\\x9b31m\\u202e[red]:bug:\\nadam-async: forged"
 
 @pytest.fixture
 def no_handlers() -> Iterator[None]:
-    """What `log_to_stderr` sets is taken back."""
+    """Restore the state that `log_to_stderr` sets."""
     root = logging.getLogger()
     handlers, level, quiet = root.handlers[:], root.level, logging.getLogger("asyncio").level
     yield

@@ -1,4 +1,4 @@
-"""`token new` and `token derive` write what `--token-file` takes, for their owner's eyes alone."""
+"""`token new` and `token derive` write files that `--token-file` takes and only their owner can read."""
 
 from pathlib import Path
 

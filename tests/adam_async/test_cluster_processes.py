@@ -1,4 +1,4 @@
-"""A cluster of processes tells each child what its role may know, and no more."""
+"""A cluster of processes gives each child the keys of its own role only."""
 
 import msgspec
 import pytest

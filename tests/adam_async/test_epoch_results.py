@@ -1,4 +1,4 @@
-"""What came of the epochs of a run, as its driver gathers it."""
+"""The results of a run's epochs, as its driver gathers them."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from adam_async.errors import RunFailed
 
 
 def cluster(*, run="run", ended=0, kept=2):
-    """A map in which some epochs of a run have ended."""
+    """A map with some ended epochs of a run."""
     results = tuple({"epoch": epoch} for epoch in range(ended - kept + 1, ended + 1) if epoch > 0)
     record = RunRecord(id=run, driver="driver", config={}, spec={})
     return ClusterMap(run=record, ended=ended, results=results)

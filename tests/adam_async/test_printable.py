@@ -1,4 +1,4 @@
-"""Words of peers and files lose what acts on a terminal, and nothing else."""
+"""Text of peers and files loses its terminal controls, and nothing else."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""A run whose workers are replaced again and again keeps its promises, and its roles keep little of them."""
+"""A run with repeatedly replaced workers stays correct, and its roles keep bounded state of them."""
 
 import asyncio
 from contextlib import AsyncExitStack

@@ -1,4 +1,4 @@
-"""What a run that continues another one says of the epochs before."""
+"""The record of earlier epochs in a run that continues another run."""
 
 import msgspec
 import numpy as np

@@ -1,4 +1,4 @@
-"""A token file holds a root token or the keys of one role, and what it is given to is told which."""
+"""A token file holds a root token or the keys of one role, and its reader can tell which."""
 
 import pytest
 

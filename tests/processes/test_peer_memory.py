@@ -1,7 +1,7 @@
 """Memory of roles in processes of their own, beside peers that have the rights of members and misuse them.
 
 Eight peers ask for large answers and read none; a hundred send messages that the role does not receive.
-Honest questions are answered all the while. `benchmarks/peer_memory.py` has more kinds and all roles.
+Meanwhile the roles answer valid questions. `benchmarks/peer_memory.py` has more kinds and all roles.
 """
 
 import argparse
@@ -18,7 +18,7 @@ pytestmark = [
 
 BUDGET_MB = 512
 KEPT_MB = 128
-"""What the pools of a process keep for reuse, and its links' tables."""
+"""Memory for the pools and link tables of a process, in MB."""
 
 
 @pytest.mark.timeout(180)

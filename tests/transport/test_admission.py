@@ -1,4 +1,4 @@
-"""Which connections a listener closes: those of the fullest source, silent ones first, oldest first."""
+"""A listener closes connections of the fullest source, silent ones first, oldest first."""
 
 import pytest
 from hypothesis import given
@@ -10,7 +10,7 @@ MEMBER, FLOOD = "10.0.0.1", "10.0.0.2"
 
 
 def filled(limit: int, silent: int, proving: int = 0) -> Admission[str]:
-    """A listener with so many connections of one source, the proving ones older."""
+    """A listener with connections of one source, of which the proving ones are older."""
     admission = Admission[str](limit)
     for number in range(proving):
         admission.arrived(f"proving-{number}", FLOOD)

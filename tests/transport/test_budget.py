@@ -15,7 +15,7 @@ def drain(account: Account, step: int) -> None:
 
 
 def no_room() -> None:
-    """Nobody waits in these tests."""
+    """Do nothing: no link waits in these tests."""
 
 
 STEPS = st.lists(
@@ -60,7 +60,7 @@ def test_the_sum_of_all_accounts_is_what_the_budget_holds_and_answers_overshoot_
         assert min(one.held_bytes for one in accounts) >= 0
         assert all(accounts[number].held_bytes == 0 for number in closed)
         assert budget.links == 4 - len(closed)
-        # What was not asked for first may always come; answers beyond the limit are one at a time.
+        # Charges always succeed; answers beyond the limit come one at a time.
         assert budget.held_bytes <= LIMIT + forced + LIMIT // 2
 
 

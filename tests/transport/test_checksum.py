@@ -1,4 +1,4 @@
-"""The checksum is CRC-32C, however its bytes are cut."""
+"""The checksum is CRC-32C, independent of the division of its bytes."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""An error of ours in a callback of a link closes that link by name and is reported."""
+"""An error in a callback of a link closes that link with a named reason and is reported."""
 
 import asyncio
 from collections.abc import Callable

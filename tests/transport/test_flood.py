@@ -17,7 +17,7 @@ from transport.testing import FAR, NEAR, open_rules
 ROOT = Path(__file__).resolve().parents[2]
 
 JOIN_S = 2.0
-"""Seconds in which a member joins."""
+"""Maximum time of a join, in seconds."""
 
 KINDS = FLOODS["all kinds"]
 

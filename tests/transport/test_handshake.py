@@ -139,7 +139,7 @@ def test_with_the_keys_of_one_role_no_other_can_be_claimed() -> None:
         one.receive(other.receive(one.hello()))
 
     class Liar(ClientHandshake):
-        """Proves with the key that it has for the server's role, whatever it says it is."""
+        """Proves with its key for the server's role, regardless of the role that it claims."""
 
         def _proof(self, label: bytes, client: bytes, server: bytes) -> bytes:
             self.identity = SERVER

@@ -1,4 +1,4 @@
-"""What a peer can make a link hold: bounded by its budget and that of the process, and never for ever."""
+"""The budgets of a link and its process bound the memory held for a peer, and its time."""
 
 import asyncio
 import gc
@@ -56,14 +56,14 @@ either = pytest.mark.parametrize("make_network", [tcp, local], ids=["tcp", "loca
 
 
 async def turns(condition: Callable[[], object]) -> None:
-    """Let the loop turn until something is so."""
+    """Run the loop until a condition is true."""
     async with asyncio.timeout(PATIENCE_S):
         while not condition():  # noqa: ASYNC110 - bytes have no event
             await asyncio.sleep(0)
 
 
 def fill(link: Link) -> None:
-    """Send messages until the link takes no more, or for a long time."""
+    """Send 5 000 messages, or fewer if the link takes no more."""
     with suppress(WouldBlock):
         for _ in range(5_000):
             link.send_nowait(Message(type="note", tensors=(np.zeros(1000, np.uint8),)))
@@ -221,7 +221,7 @@ async def test_one_pong_is_owed_while_the_peer_does_not_read() -> None:
 
 
 async def peers(net: Network, count: int, far_links: list[Link], stack: AsyncExitStack) -> list[Link]:
-    """Dial so many links to one listener."""
+    """Dial a number of links to one listener."""
 
     async def on_link(link: Link) -> None:
         far_links.append(link)

@@ -1,4 +1,4 @@
-"""Each pair of roles has a key of its own, and a role has the keys of its own pairs alone."""
+"""Each pair of roles has its own key, and a role has only the keys of its own pairs."""
 
 import itertools
 

@@ -69,7 +69,7 @@ def test_a_peer_that_takes_nothing_is_given_up_after_ten_seconds() -> None:
 
 
 def begin_message(one: Conversation) -> None:
-    """Have the conversation receive the beginning of a message, of which nearly all is lacking."""
+    """Have the conversation receive the first bytes of a large message."""
     outgoing = one.encode(MESSAGE, 0, Message(type="push", tensors=(np.zeros(100_000, np.uint8),)))
     head = bytes(outgoing.buffers[0])
     one.decoder.get_buffer()[: len(head)] = head

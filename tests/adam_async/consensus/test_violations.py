@@ -1,4 +1,4 @@
-"""Whatever another node says, a core raises nothing but a violation, and then it is as it was."""
+"""A core handles any message of another node, or raises a violation and stays unchanged."""
 
 from zlib import crc32
 
@@ -48,7 +48,7 @@ HEAD = {"sender": NAMES, "to": st.sampled_from(["a", "a", "a", "b"]), "term": NU
 
 @st.composite
 def appends(draw: st.DrawFn) -> Append:
-    """Entries in a row, as decoding makes sure of them; all else is any."""
+    """Consecutive entries, as decoding guarantees; all other fields are arbitrary."""
     append = {name: draw(NUMBERS) for name in ("prev_index", "prev_term", "commit", "round")}
     head = {name: draw(field) for name, field in HEAD.items()}
     entries = tuple(
@@ -88,13 +88,13 @@ MESSAGES = st.one_of(
 
 
 def group_of(kind: str) -> SmallGroup:
-    """Three nodes, of which `a` is what the kind says."""
+    """Three nodes, with `a` in the state that the kind names."""
     group = SmallGroup("abc", command_bytes=64, state_bytes=64, chunk_bytes=16)
     leader = "a" if kind == "leader" else "b"
     group.elect(leader)
     group.propose(leader)
     group.deliver()
-    group.beat(leader)  # so that all know what is committed
+    group.beat(leader)  # so that all nodes know the commit index
     if kind == "candidate":
         group.hand(TakeOver(sender="b", to="a", term=2))
     if kind == "blank":
@@ -103,7 +103,7 @@ def group_of(kind: str) -> SmallGroup:
 
 
 def told(core: Core) -> tuple[object, ...]:
-    """All that others or a disk could see of a core."""
+    """State of a core that other nodes or a disk could observe."""
     return (core.saved, core.role, core.leader, core.commit, core.next_deadline(), repr(vars(core)["_votes"]))
 
 

@@ -1,4 +1,4 @@
-"""Who sets which key of the map: every pair of a role and a key, in the table and over real links."""
+"""The permission table: every pair of a role and a key of the map, in the table and over real links."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -33,7 +33,7 @@ def own(role: str, **changes: Any) -> dict[str, Any]:
 
 
 def asks(role: str, key: str, record: Any, expected: int, node: str = "") -> str:
-    """The code with which an attempt is refused, or nothing."""
+    """Code of the refusal of an attempt, or an empty text."""
     value: Mapping[str, Any] = msgspec.to_builtins(record)
     peer = Identity(role=role, node=node or ("me" if role == "driver" else f"{role}-me"), incarnation=9)
     refusal = verdict(Attempt(peer=peer, key=key, value=value, expected=expected), MAP)

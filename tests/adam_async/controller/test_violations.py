@@ -1,4 +1,4 @@
-"""A controller outlives whatever another one says, and is not ended by what it cannot read in its log."""
+"""A controller survives any message of another one, and refuses an unreadable log."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What a data server refuses before it takes a question, a report, or events of another data server."""
+"""Checks of a data server on questions, reports and events of another data server."""
 
 import msgspec
 import pytest

@@ -1,4 +1,4 @@
-"""A small file that decodes to more than the machine has room for is refused before it is decoded."""
+"""A data server refuses a small file that decodes to more than its room, before decoding it."""
 
 import gzip
 import io
@@ -17,7 +17,7 @@ from adam_async.ports import Disk
 
 AVAILABLE = 1 << 20
 BOMB = 6 << 20
-"""Bytes that each file below decodes to."""
+"""Decoded size of each file below, in bytes."""
 
 
 def npz(folder: Path) -> Path:

@@ -36,7 +36,7 @@ from transport import RemoteProtocolError
 
 
 def unbounded(type_, path):
-    """Paths of all that a peer may make as large, or as long, as it likes."""
+    """Paths of all fields without a bound."""
     match type_:
         case inspect.Metadata():
             return [] if (type_.extra or {}).get("diverges") else unbounded(type_.type, path)

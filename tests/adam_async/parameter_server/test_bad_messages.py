@@ -1,4 +1,4 @@
-"""Every message with every bad field, sent to a parameter server over real links: it costs a link at most."""
+"""Every message with every bad field, sent to a parameter server, costs its sender a link at most."""
 
 import asyncio
 

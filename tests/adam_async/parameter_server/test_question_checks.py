@@ -1,4 +1,4 @@
-"""What a server refuses before it takes a question, and which peers it lets speak for whom."""
+"""Checks of a parameter server on questions, and on the peers that may send for a replica."""
 
 import msgspec
 import pytest

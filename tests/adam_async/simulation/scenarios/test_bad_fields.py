@@ -1,4 +1,4 @@
-"""Bad messages: every field of every message is spoilt, one at a time, and in no other way."""
+"""Bad messages: each differs from a valid one in one field, and every field of every message has one."""
 
 import math
 from typing import get_args

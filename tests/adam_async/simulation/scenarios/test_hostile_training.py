@@ -1,4 +1,4 @@
-"""Hostile peers beside a cluster that trains: seeds that end well, and what is seen without a bound."""
+"""Hostile peers beside a cluster in training: seeds that pass, and failures after the removal of a bound."""
 
 import pytest
 
@@ -11,11 +11,11 @@ from adam_async.simulation.scenarios.hostile_peers import KINDS, SENDERS, TARGET
 from adam_async.simulation.scenarios.hostile_training import HOSTILE, draw_plan
 
 QUICK = 25
-"""A seed that takes little longer than a second."""
+"""Number of a seed that takes about a second."""
 
 
 def struck_by(kind: str, target: str, amount: int = 200) -> Case:
-    """A run in which one hostile peer does one thing."""
+    """A run with one hostile peer and one action."""
     fault = Fault(at_s=1.0, kind=kind, targets=("hostile-0", target), amount=float(amount))
     return Case(scenario="hostile", seed=1, plan=Plan(options=Options(), faults=(fault,)))
 
