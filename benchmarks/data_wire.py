@@ -133,6 +133,9 @@ async def answer(link: Link, memory: Any, size: int) -> None:
     at = 0
 
     def handle(request: Request) -> None:
+        request.charge(size, lambda: reply(request))
+
+    def reply(request: Request) -> None:
         nonlocal at
         request.reply(pack(Reported(), [memory[at : at + size]]))
         at = at + size if at + 2 * size <= len(memory) else 0
