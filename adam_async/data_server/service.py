@@ -173,7 +173,7 @@ class DataServer(Role):
         """Those that are open, by number, oldest first."""
         self._asking: WeakSet[Link] = WeakSet()
         """Links with a question for groups that is not answered."""
-        self._asked_so_far = 0
+        self._asked_so_far = first_question(identity.incarnation)
         self._lending = Lending(
             network=network,
             identity=identity,
@@ -629,3 +629,12 @@ def _cut(
     if first == stop:
         return (labels,)
     return *(np.ascontiguousarray(piece[:, :, first:stop]) for piece in images), labels
+
+
+def first_question(incarnation: int) -> int:
+    """Number below the first question of an incarnation.
+
+    The ledger names a question by node and number, and a restarted server reads the answers to the questions
+    of its earlier incarnation. Ranges of 2**24 numbers, one for each incarnation, keep those apart.
+    """
+    return incarnation % (1 << 28) << 24

@@ -3,6 +3,7 @@
 import asyncio
 import re
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from itertools import pairwise
 
 import msgspec
 import numpy as np
@@ -15,7 +16,7 @@ from adam_async.controller.service import Controller
 from adam_async.data_server import client as client_module
 from adam_async.data_server.client import DataClient
 from adam_async.data_server.keeping import Part
-from adam_async.data_server.service import DataServer
+from adam_async.data_server.service import DataServer, first_question
 from adam_async.data_server.state import Opening
 from adam_async.errors import DataError, first_cause
 from adam_async.messages import (
@@ -506,3 +507,10 @@ async def test_a_pause_for_a_checkpoint_goes_on_when_the_lender_is_lost_in_it(mo
         result = await training
         assert cluster.controller.map.lending.term == 2
     assert [epoch.images for epoch in result.epochs] == [IMAGES] * 2
+
+
+def test_an_answer_to_an_earlier_incarnation_is_never_taken_for_an_answer_to_this_one() -> None:
+    firsts = [first_question(incarnation) for incarnation in (0, 1, 2, 2000, 2001, (1 << 28) - 1)]
+
+    assert all(later - first >= 1 << 24 for first, later in pairwise(firsts))
+    assert firsts[-1] + (1 << 24) <= 1 << 53
