@@ -1,5 +1,6 @@
 """Pure: limits of a record of the cluster map, checked before the map's own rules."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -59,6 +60,10 @@ def value_too_large(key: str, size: int) -> str:
     return f"{key} of {size} bytes is above the limit of {MOST_VALUE_BYTES}: say less in it"
 
 
+ADDRESS = re.compile(r"tcp://[^\s/]+:\d{1,5}|local://.+")
+"""Addresses that others can dial."""
+
+
 def check_node(record: NodeRecord) -> str:
     """Return the fault of a node's record; empty if it has none.
 
@@ -70,6 +75,9 @@ def check_node(record: NodeRecord) -> str:
         length = len(getattr(record, name))
         if length > most:
             return f"{name} has {length} characters; {most} are the most"
+    # A driver listens nowhere; all others are dialled for as long as they are live.
+    if record.live and record.role != "driver" and not ADDRESS.fullmatch(record.address):
+        return f"address {record.address[:80]!r} is not of the form tcp://host:port: others could not dial it"
     size = len(msgspec.json.encode(record.info))
     return f"info has {size} bytes as JSON text; {MOST_INFO} are the most" if size > MOST_INFO else ""
 

@@ -41,7 +41,7 @@ def network_of(node):
 
 
 def record(number=0, *, role="worker", incarnation=5):
-    return {"role": role, "address": "x", "incarnation": incarnation, "info": {"number": number}}
+    return {"role": role, "address": "local://x", "incarnation": incarnation, "info": {"number": number}}
 
 
 class Client:

@@ -83,7 +83,7 @@ class Alone:
 def value(dice, number):
     text = "x" * dice.randrange(1500)
     return json.dumps(
-        {"role": "worker", "address": "x", "incarnation": 5, "info": {"n": number, "text": text}}
+        {"role": "worker", "address": "local://x", "incarnation": 5, "info": {"n": number, "text": text}}
     ).encode()
 
 

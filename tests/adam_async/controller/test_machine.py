@@ -22,7 +22,9 @@ GROUP = "a-group"
 
 def node(incarnation=1, **fields):
     """A node's record as it comes over a link."""
-    return msgspec.json.encode(NodeRecord(role="worker", address="a", incarnation=incarnation, **fields))
+    return msgspec.json.encode(
+        NodeRecord(role="worker", address="local://a", incarnation=incarnation, **fields)
+    )
 
 
 class Log:
@@ -213,10 +215,13 @@ def test_asking_the_same_again_keeps_a_session_from_being_forgotten():
         (b"\xff", "nodes/a: "),
         (b'{"role":"worker"}', "missing required field `address`"),
         (
-            b'{"role":"worker","address":"a","incarnation":1,"info":{"x":123456789012345678901234567890}}',
+            b'{"role":"worker","address":"local://a","incarnation":1,"info":{"x":123456789012345678901234567890}}',
             "can't serialize ints",
         ),
-        (b'{"role":"worker","address":"a","incarnation":18446744073709551616}', "can't serialize ints"),
+        (
+            b'{"role":"worker","address":"local://a","incarnation":18446744073709551616}',
+            "can't serialize ints",
+        ),
     ],
 )
 def test_a_value_that_cannot_be_read_or_written_down_is_refused_and_uses_its_number(value, said):

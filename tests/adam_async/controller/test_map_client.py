@@ -41,7 +41,7 @@ WAITS = Waits(dial_s=20.0, call_s=20.0, patience_s=20.0)
 
 
 def record(name="x"):
-    return NodeRecord(role="worker", address=name, incarnation=1)
+    return NodeRecord(role="worker", address=f"local://{name}", incarnation=1)
 
 
 class Mind:

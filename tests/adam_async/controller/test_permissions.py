@@ -29,7 +29,7 @@ MAP = ClusterMap(
 
 
 def own(role: str, **changes: Any) -> dict[str, Any]:
-    return {"role": role, "address": "", "incarnation": 9, **changes}
+    return {"role": role, "address": "local://x", "incarnation": 9, **changes}
 
 
 def asks(role: str, key: str, record: Any, expected: int, node: str = "") -> str:

@@ -388,8 +388,17 @@ def test_a_compare_and_set_that_comes_too_late_changes_nothing():
         ("nodes/", {}, "no key"),
         ("nodes/worker-0", {"role": "worker"}, "nodes/worker-0: Object missing required field `address`"),
         ("nodes/x", {"role": "spy", "address": "", "incarnation": 1}, "there is no role 'spy'"),
+        (
+            "nodes/x",
+            {"role": "ps", "address": "file:///etc/passwd", "incarnation": 1},
+            "not of the form tcp://",
+        ),
         ("nodes/x", {"role": "ps", "address": "x" * 1025, "incarnation": 1}, "address has 1025 char"),
-        ("nodes/x", {"role": "ps", "address": "", "incarnation": 1, "info": {"x": "x" * 9000}}, "9008 bytes"),
+        (
+            "nodes/x",
+            {"role": "ps", "address": "local://x", "incarnation": 1, "info": {"x": "x" * 9000}},
+            "9008 bytes",
+        ),
         ("run/24", {"run": "r", "text": ""}, "no key"),
         ("run", {"id": "r", "pieces": 25}, "run: a run has 1 to 24 pieces, not 25"),
         ("nodes/data-0", {"role": "data", "address": "", "incarnation": 1}, "train_images"),

@@ -69,7 +69,7 @@ def test_each_version_of_a_machine_is_looked_at_once_with_none_left_out():
     machine, maps = Machine(), Maps()
     session = machine.apply(1, command_bytes(Open())).at
     for number, incarnation in enumerate((1, 2), start=1):
-        value = {"role": "ps", "address": "x", "incarnation": incarnation}
+        value = {"role": "ps", "address": "local://x", "incarnation": incarnation}
         command = Set(
             session=session,
             number=number,
