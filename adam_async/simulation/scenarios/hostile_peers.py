@@ -12,9 +12,11 @@ and no target accepts a message that is never valid.
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from typing import Any
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from adam_async.cluster_map import ClusterMap, LendingRecord, NodeRecord, RunRecord
 from adam_async.controller.leader_link import unpack_answer
@@ -24,7 +26,10 @@ from adam_async.messages import (
     GetMap,
     GetStatistics,
     OpenSession,
+    Part,
     Pull,
+    Push,
+    Pushed,
     ReadTest,
     SessionOpened,
     pack,
@@ -37,6 +42,7 @@ from adam_async.simulation.faults import Strike, check_noticed, is_running
 from adam_async.simulation.nodes import Node, World
 from adam_async.simulation.plan import Fault
 from adam_async.simulation.scenario import Ledger, Violation
+from adam_async.simulation.scenarios.bad_answers import is_never_right, is_poison, numbered
 from adam_async.simulation.scenarios.bad_fields import BadMessage, bad_messages
 from adam_async.simulation.scenarios.hostile import request_frame
 from adam_async.simulation.scenarios.raw_wire import dial_raw
@@ -99,34 +105,14 @@ wait until a target is in a run, and of all actions of one hostile peer."""
 LEADER_SHARE = 0.8
 """Share of the hostile peers of controllers that attack the leader."""
 
+SPOKEN = 20
+"""Pushes that a hostile peer tries to make in the sessions of others."""
+
 HELD_S = 0.3
 """Seconds between two writes to a socket without a handshake."""
 
 AT_ONCE = 24
 """Number of bad messages in progress together in a burst."""
-
-DIVERGED = ("nan", "inf", "-inf", "2**63")
-"""Names of bad values that a loss may have."""
-
-NEVER_RIGHT = (
-    "nan",
-    "inf",
-    "-inf",
-    "2**63",
-    "below",
-    "above",
-    "missing",
-    "type-text",
-    "type-number",
-    "repeated",
-    "torn",
-    "noise",
-    "deep",
-    "large",
-    "unknown-tag",
-    "wrong-run",
-)
-"""Names of bad values that no receiver may accept."""
 
 
 class HostilePeers:
@@ -216,6 +202,35 @@ class HostilePeers:
         async with network_of(node).connect(self.address(target), identity, timeout_s=PROBE_S) as link:
             await link.call(pack(GetStatistics(run="")), timeout_s=PROBE_S)
 
+    def next_push(self, target: str) -> tuple[Push | None, NDArray[Any]]:
+        """The next push of a worker to the first shard of a server, of zeros; None while none has pushed."""
+        server = self._cluster.servers[target]
+        state, cluster = server.state, self._cluster.map
+        shard = next(iter(state.shards.values())) if state is not None else None
+        if state is None or shard is None:
+            return None, np.zeros(0)
+        zeros = np.zeros(shard.spec.size, shard.values.dtype)
+        replicas = {life: replica for replica, life in cluster.lives().items()}
+        for (session, life), number in reversed(shard.last_number.items()):
+            if life in replicas:
+                push = Push(
+                    run=state.run,
+                    session=session,
+                    incarnation=life,
+                    replica=replicas[life],
+                    clock=1,
+                    images=1,
+                    rate=0.0,
+                    generation=state.generation,
+                    parts=(Part(factors=False, count=1),),
+                    shards=(int(shard.spec.id),),
+                    numbers=(number + 1,),
+                    versions=(0,),
+                    own=(0,),
+                )
+                return push, zeros
+        return None, zeros
+
     @property
     def map(self) -> ClusterMap:
         """The newest cluster map."""
@@ -239,7 +254,7 @@ class HostilePeers:
         """Count the outcome of a message."""
         self._ledger.counts[what] += 1
 
-    def facts(self, target: str, *, session: int, map_session: int, node: str) -> Facts:
+    def facts(self, target: str, *, sender: Identity, map_session: int) -> Facts:
         """Facts of the present for a peer that is about to attack a target."""
         cluster, controllers = self._cluster.map, self._cluster.controllers
         server = self._cluster.servers.get(target)
@@ -254,7 +269,8 @@ class HostilePeers:
             shards=tuple(int(shard.spec.id) for shard in shards) or (0, 1),
             sizes=tuple(shard.spec.size for shard in shards) or (4, 4),
             dtype=str(shards[0].values.dtype) if shards else "float32",
-            session=session,
+            session=sender.incarnation,
+            incarnation=sender.incarnation,
             others_session=self._cluster.newest_session,
             replica=REPLICA,
             others_replica=0,
@@ -265,8 +281,9 @@ class HostilePeers:
             core_term=leader.group.term,
             version=cluster.version,
             map_session=map_session,
-            node=node,
-            address=f"tcp://{node}:1",
+            node=sender.node,
+            role=sender.role,
+            address=f"tcp://{sender.node}:1",
             lending_term=lending.term if lending is not None else 1,
         )
 
@@ -303,14 +320,12 @@ class _Peer:
     async def _draw(self) -> list[BadMessage]:
         """Draw bad messages that may travel to the target."""
         map_session = await self._open_session() if self._role == "controller" else 1
-        facts = self._peers.facts(
-            self._target, session=self._session, map_session=map_session, node=self._node.name
-        )
+        facts = self._peers.facts(self._target, sender=self._identity(), map_session=map_session)
         pair = (self._as, self._role)
         found = [
             bad
             for bad in bad_messages(valid_messages(facts), meant=facts.meant())
-            if pair in bad.pairs and not _is_poison(bad)
+            if pair in bad.pairs and not is_poison(bad)
         ]
         self._dice.shuffle(found)
         return [numbered(bad, number) for number, bad in enumerate(found[: self._amount], 1)]
@@ -469,6 +484,27 @@ class _Peer:
                 wire.hang_up()
             await asyncio.sleep(0.2)
 
+    async def speak_for_others(self) -> bool:
+        """Push in the session of a worker that trains, under its next number."""
+        self._as, self._network = "worker", network_of(self._node, token=_keys_of("worker"))
+        for _ in range(SPOKEN):
+            push, zeros = self._peers.next_push(self._target)
+            if push is None:
+                await asyncio.sleep(HELD_S)
+                continue
+            self._sent += 1
+            link = await self._dial()
+            try:
+                pushed = unpack(await link.call(pack(push, [zeros]), timeout_s=ANSWER_S), Pushed)
+                if not pushed.problems:
+                    text = f"{self._target} took a push of another peer in session {push.session:x}"
+                    raise Violation("sessions belong to their workers", text)
+            except (TransportError, CallTimeout):
+                self._peers.count("pushes refused")
+            finally:
+                link.abort()
+        return self._sent > 0
+
     # --- sockets -----------------------------------------------------------------------------
 
     async def hold_sockets(self) -> bool:
@@ -525,11 +561,11 @@ class _Peer:
 
     def _large(self) -> Message:
         """A question with a large answer."""
-        facts = self._peers.facts(self._target, session=1, map_session=1, node=self._node.name)
+        facts = self._peers.facts(self._target, sender=self._identity(), map_session=1)
         if self._role == "ps":
             return pack(Pull(run=facts.run, generation=facts.generation, shards=facts.shards))
         if self._role == "data":
-            return pack(ReadTest(start=0, stop=256))
+            return pack(ReadTest(start=0, stop=360))
         if self._role == "controller":
             return pack(GetMap())
         return pack(GetStatistics(run=facts.run))
@@ -543,33 +579,6 @@ def _keys_of(role: str) -> RoleKeys:
     return derive(TOKEN, role, ROLES, RULES)
 
 
-def numbered(bad: BadMessage, number: int) -> BadMessage:
-    """Give a numbered question the next number of its session, unless the number is the bad field."""
-    if bad.message.type != CompareAndSet.__name__ or bad.field == "number":
-        return bad
-    message = bad.message
-    meta = {**message.meta, "number": number}
-    return replace(bad, message=Message(type=message.type, meta=meta, tensors=message.tensors))
-
-
-def _is_poison(bad: BadMessage) -> bool:
-    """Whether a permitted message harms the model: a worker may push large gradients."""
-    return bad.message.type == "Push" and bad.value == "largest"
-
-
-def is_never_right(bad: BadMessage) -> bool:
-    """Whether no receiver may accept a message."""
-    if bad.message.type == "GetStatistics" and bad.value == "wrong-run":
-        return False  # a role answers a driver of any run, which may be the next one
-    if bad.field.endswith("loss") and bad.value in DIVERGED:
-        return False  # a diverging run reports such losses
-    if bad.value == "repeated":
-        return "shards" in bad.message.meta or "states" in bad.message.meta
-    if bad.field == "tensors" and bad.value in DIVERGED:
-        return False  # a server answers such a push, refuses its values and counts it
-    return bad.value in NEVER_RIGHT
-
-
 async def _idle(node: Node) -> None:
     await asyncio.Event().wait()
 
@@ -580,6 +589,7 @@ KINDS: Mapping[str, Callable[[_Peer], Awaitable[bool]]] = {
     "one-way": _Peer.say_one_way,
     "steal": _Peer.set_records_of_others,
     "claim": _Peer.claim_other_roles,
+    "speak": _Peer.speak_for_others,
     "sockets": _Peer.hold_sockets,
     "deaf": _Peer.read_nothing,
 }

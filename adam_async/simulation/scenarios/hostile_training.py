@@ -36,6 +36,10 @@ SETTINGS = ("resumed", "late_s", "profiled")
 MOST_MAP_BYTES = 1 << 20
 """Maximum size of the cluster map despite hostile peers, in bytes of JSON text."""
 
+MOST_HELD_BYTES, LEFT_BYTES = 6 << 20, 256 << 10
+"""Bytes that a machine holds for three hostile links, of 1 MiB each, and for honest ones; and for these alone
+after the run."""
+
 LOOK_S = 0.5
 """Seconds between two checks of values and the map."""
 
@@ -53,11 +57,10 @@ def draw_plan(dice: Dice) -> Plan:
 
 def _draw_fault(dice: Dice, kind: str) -> Fault:
     role = kind.removeprefix("bad-") if kind.startswith("bad-") else dice.choose([*TARGETS])
-    if kind == "steal":
-        role = "controller"
+    role = {"steal": "controller", "speak": "ps"}.get(kind, role)
     amount = 40 + dice.below(200)
     if kind == "deaf":
-        amount = 1 + dice.below(200)
+        amount = 100 + dice.below(400)
     elif kind == "sockets":
         amount = LINKS.max_unauthenticated + dice.below(100)
     targets = (dice.choose(HOSTILES), dice.choose(TARGETS[role]))
@@ -107,11 +110,18 @@ class _Story:
             for shard in server.state.shards.values() if server.state is not None else ():
                 if not np.isfinite(shard.values).all():
                     raise Violation("values are finite", f"{name}: {shard!r}")
+        for name, network in self.cluster.networks.items():
+            budget = network.budget
+            if budget.held_bytes > MOST_HELD_BYTES:
+                raise Violation("memory is bounded", f"{name}: {budget!r}")
         if (size := len(msgspec.json.encode(self.cluster.map))) > MOST_MAP_BYTES:
             raise Violation("the map stays small", f"it has {size} bytes")
 
     def _check(self, result: RunResult) -> None:
         self.look()
+        for name, network in self.cluster.networks.items():
+            if network.budget.held_bytes > LEFT_BYTES:
+                raise Violation("memory is given back", f"{name}, when all is over: {network.budget!r}")
         operations = self.ledger.operations
         check_result(self.cluster, result, self.ledger)
         self.ledger.operations += operations

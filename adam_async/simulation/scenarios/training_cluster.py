@@ -37,7 +37,7 @@ from adam_async.simulation.pool import SimulatedPool
 from adam_async.simulation.scenario import Ledger, Violation
 from adam_async.simulation.scenarios.training_setups import Setup
 from adam_async.timeline import Timeline
-from transport import BufferPool, Identity, LinkConfig, Secret, TcpNetwork, TransportError
+from transport import Budget, BufferPool, Identity, LinkConfig, Secret, TcpNetwork, TransportError
 
 CONTROLLERS = {f"controller-{number}": f"tcp://controller-{number}:7000" for number in (1, 2, 3)}
 """Where they listen, by name; all others are told all addresses."""
@@ -51,7 +51,11 @@ LINKS = LinkConfig(
     handshake_s=2.0,
     close_s=1.0,
     max_unauthenticated=32,
+    link_budget_bytes=1 << 20,
 )
+
+MEMORY_BYTES = 24 << 20
+"""Bytes that the links of one machine hold for their peers together."""
 
 IMAGES = 300
 """How many digits are trained on, of 1 437; all 360 of the others are for testing."""
@@ -69,7 +73,14 @@ LOOK_S = 0.2
 
 def network_of(node: Node, *, token: Secret = TOKEN) -> TcpNetwork:
     """Make the network of one life of a machine; `token` may be the keys of one role."""
-    return TcpNetwork(token=token, entropy=node.entropy, rules=role_table(), config=LINKS, pool=BufferPool())
+    return TcpNetwork(
+        token=token,
+        entropy=node.entropy,
+        rules=role_table(),
+        config=LINKS,
+        pool=BufferPool(),
+        budget=Budget(MEMORY_BYTES),
+    )
 
 
 def process_memory() -> ProcessMemory:
@@ -99,6 +110,7 @@ class TrainingCluster:
         controllers: Those that run, by name.
         servers: The newest life of each, by name.
         workers: The same.
+        networks: That of the newest life of each machine, by name.
         acknowledged: Of how many pushes to single shards each session was told.
         driver: The machine whose program ends when the run does.
     """
@@ -108,6 +120,7 @@ class TrainingCluster:
         self.controllers: dict[str, Controller] = {}
         self.servers: dict[str, ParameterServer] = {}
         self.workers: dict[str, ModelWorker] = {}
+        self.networks: dict[str, TcpNetwork] = {}
         self.acknowledged: dict[int, int] = {}
         self._ledger = ledger
         self._term = 0
@@ -135,12 +148,16 @@ class TrainingCluster:
         incarnation = int.from_bytes(node.entropy(7), "little")
         timeline = Timeline(node.name, clock=asyncio.get_running_loop().time) if self.setup.profiled else None
         return {
-            "network": network_of(node),
+            "network": self._network(node),
             "timeline": timeline,
             "controller": ",".join(CONTROLLERS.values()),
             "identity": Identity(role=role, node=node.name, incarnation=incarnation),
             "process_memory": process_memory,
         }
+
+    def _network(self, node: Node) -> TcpNetwork:
+        network = self.networks[node.name] = network_of(node)
+        return network
 
     def _member(self, role: str, node: Node) -> dict[str, Any]:
         return {
@@ -151,7 +168,7 @@ class TrainingCluster:
 
     async def _control(self, node: Node) -> None:
         controller = Controller(
-            network=network_of(node),
+            network=self._network(node),
             address=CONTROLLERS[node.name],
             identity=Identity(role="controller", node=node.name, incarnation=node.life),
             waits=self.setup.config.waits,

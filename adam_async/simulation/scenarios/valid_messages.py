@@ -91,6 +91,8 @@ class Facts:
     """Version of the cluster map."""
     node: str = "worker-0"
     """Name of the sender."""
+    role: str = "worker"
+    """That the sender has proven."""
     address: str = "tcp://worker-0:1"
     others_node: str = "ps-0"
     map_session: int = 1
@@ -110,7 +112,7 @@ class Facts:
             "replica": {"anothers": self.others_replica},
             "life": {"older": self.life ^ 1},
             "partition": {"unknown": self.partition + 9},
-            "epoch": {"two-ahead": self.epoch + 2},
+            "epoch": {"one-ahead": self.epoch + 1, "two-ahead": self.epoch + 2},
             "clock": {"ahead": self.clock + (1 << 20)},
             "count": {"many": 1 << 20},
             "position": {"ahead": 1 << 20},
@@ -160,7 +162,7 @@ def _with_a_controller(facts: Facts) -> list[Example]:
         after=facts.version,
         group=facts.group,
     )
-    node = NodeRecord(role="worker", address=facts.address, incarnation=facts.incarnation)
+    node = NodeRecord(role=facts.role, address=facts.address, incarnation=facts.incarnation)
     run = RunRecord(id=facts.run, driver="driver", config={"epochs": 1}, spec={"name": "mlp"})
     epoch = EpochRecord(
         run=facts.run, number=facts.epoch, groups=8, shares={"0": (0, 8)}, result={"loss": 1.0}

@@ -2,7 +2,6 @@
 
 import pytest
 
-from adam_async.messages import body
 from adam_async.parameter_server.question_checks import QuestionChecks
 from adam_async.simulation.campaign import run_case, run_seed
 from adam_async.simulation.dice import Dice
@@ -47,8 +46,8 @@ def test_a_cluster_learns_whatever_hostile_peers_do(first: int) -> None:
 
 
 @pytest.mark.thorough
-def test_a_number_that_is_not_finite_and_answered_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body, "finder", lambda _: None)
+def test_a_question_that_contradicts_the_run_and_is_answered_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(QuestionChecks, "refusal", lambda *_, **__: None)
     result = run_case(HOSTILE, struck_by("bad-ps", "ps-0", amount=2000))
 
     assert not result.ok

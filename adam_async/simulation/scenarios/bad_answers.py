@@ -1,0 +1,64 @@
+"""Pure: which bad messages hostile peers send, and which of them no receiver may accept."""
+
+from dataclasses import replace
+
+from adam_async.messages import CompareAndSet
+from adam_async.simulation.scenarios.bad_fields import BadMessage
+from transport import Message
+
+DIVERGED = ("nan", "inf", "-inf", "2**63")
+"""Names of bad values that a loss may have."""
+
+NEVER_RIGHT = (
+    "nan",
+    "inf",
+    "-inf",
+    "2**63",
+    "below",
+    "above",
+    "missing",
+    "type-text",
+    "type-number",
+    "repeated",
+    "torn",
+    "noise",
+    "deep",
+    "large",
+    "unknown-tag",
+    "wrong-run",
+)
+"""Names of bad values that no receiver may accept."""
+
+GIVEN = tuple(f"tensor.{name}" for name in ("before", "replica", "partition", "placed", "changed"))
+"""Fields of a node's record that the controllers set themselves."""
+
+
+def numbered(bad: BadMessage, number: int) -> BadMessage:
+    """Give a numbered question the next number of its session, unless the number is the bad field."""
+    if bad.message.type != CompareAndSet.__name__ or bad.field == "number":
+        return bad
+    message = bad.message
+    meta = {**message.meta, "number": number}
+    return replace(bad, message=Message(type=message.type, meta=meta, tensors=message.tensors))
+
+
+def is_poison(bad: BadMessage) -> bool:
+    """Whether a permitted message harms the model: a worker may push large gradients."""
+    return bad.message.type == "Push" and bad.value == "largest"
+
+
+def is_never_right(bad: BadMessage) -> bool:
+    """Whether no receiver may accept a message."""
+    if bad.message.type == "GetStatistics" and bad.value == "wrong-run":
+        return False  # a role answers a driver of any run, which may be the next one
+    if bad.field.endswith("loss") and bad.value in DIVERGED:
+        return False  # a diverging run reports such losses
+    if bad.field == "tensor.role" and bad.value == "anothers":
+        return True
+    if bad.field in GIVEN:
+        return False
+    if bad.value == "repeated":
+        return "shards" in bad.message.meta or "states" in bad.message.meta
+    if bad.field == "tensors" and bad.value in DIVERGED:
+        return False  # a server answers such a push, refuses its values and counts it
+    return bad.value in NEVER_RIGHT
