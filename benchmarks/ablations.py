@@ -25,6 +25,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from benchmarks._bounds import BOUNDS
 from benchmarks._safeguards import ABLATIONS, Ablation
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -181,7 +182,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="only safeguards whose name has this in it")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    chosen = [ablation for ablation in ABLATIONS if options.only in ablation.name]
+    chosen = [ablation for ablation in (*ABLATIONS, *BOUNDS) if options.only in ablation.name]
     if options.guards:
         rows = check_guards(chosen)
         missed = [row["name"] for row in rows if not row["caught"]]

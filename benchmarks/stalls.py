@@ -117,7 +117,8 @@ async def _measure_requests(world: World, watch: Stopwatch, repeats: int, only: 
 
 
 def _facts(cluster: TrainingCluster, peers: HostilePeers, target: str) -> Facts:
-    facts = peers.facts(target, session=7, map_session=1, node=HOSTILES[0])
+    sender = Identity(role="worker", node=HOSTILES[0], incarnation=1)
+    facts = peers.facts(target, sender=sender, map_session=1)
     server = cluster.servers[SERVERS[0]].state
     assert server is not None
     shards = list(server.shards.values())

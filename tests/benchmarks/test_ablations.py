@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks._bounds import BOUNDS
 from benchmarks._safeguards import ABLATIONS
 from benchmarks.ablations import (
     ROOT,
@@ -14,8 +15,9 @@ from benchmarks.ablations import (
     taken_out,
 )
 
-each = pytest.mark.parametrize("ablation", ABLATIONS, ids=lambda ablation: ablation.name)
-NAMED = {ablation.name: ablation for ablation in ABLATIONS}
+ALL = (*ABLATIONS, *BOUNDS)
+each = pytest.mark.parametrize("ablation", ALL, ids=lambda ablation: ablation.name)
+NAMED = {ablation.name: ablation for ablation in ALL}
 CONFLICT = NAMED["entries in conflict with the leader's go"]
 LOSS = NAMED["a loss is agreed on before anybody acts on it"]
 """The first client that ends shows it."""
@@ -45,7 +47,7 @@ def test_what_seeds_are_not_expected_to_miss_says_why(ablation):
 
 
 def test_safeguards_are_told_apart_by_their_names():
-    assert len(NAMED) == len(ABLATIONS)
+    assert len(NAMED) == len(ALL)
 
 
 def test_at_least_twelve_are_such_that_seeds_miss_them():
