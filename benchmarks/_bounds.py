@@ -191,7 +191,7 @@ BOUNDS = (
     Ablation(
         name="a command is one that the machine can read",
         file=CONTROLLER + "contents.py",
-        old="        value = msgspec.json.decode(read.value, type=dict[str, Any])\n",
+        old="        msgspec.json.decode(read.value, type=dict[str, Any])\n",
         new='        return ""\n',
         guard=TEST_CONTROLLER + "test_violations.py::test_a_command_that_the_machine_cannot_read_is_named",
         seldom="no peer without the controllers' keys brings bytes into a log",
