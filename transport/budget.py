@@ -115,9 +115,12 @@ class Account:
         """Whether the link holds more than an equal share of the process's limit."""
         return self.held_bytes > self.budget.limit_bytes // max(self.budget.links, 1)
 
-    def admit(self, nbytes: int) -> bool:
-        """Charge for a coming answer and return True, if it has room or is the first in the queue."""
-        if self.is_full or not (self.fits(nbytes) or self._pass()):
+    def admit(self, nbytes: int, *, alone: bool = False) -> bool:
+        """Charge for a coming answer and return True, if it has room or is the first in the queue.
+
+        With ``alone`` the link may exceed its own limit, because it releases nothing before this answer.
+        """
+        if (self.is_full and not alone) or not (self.fits(nbytes) or self._pass()):
             return False
         self.charge(nbytes)
         return True

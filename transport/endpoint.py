@@ -376,16 +376,16 @@ class Endpoint(Link):
         request = InboundRequest(self, request_id, message, cost)
         if len(self._requests) >= self._config.max_requests:
             request.fail("busy", f"{self._config.max_requests} requests are unanswered: call less at a time")
+            self._intake.look()
             return
         self._requests[request_id] = request
-        account = self._account
-        account.charge(cost)
+        self._account.charge(cost)
         if self._handler is None or self._unhandled:
             self._unhandled.append(request)
             self._intake.look()
         else:
             self._handle(request)
-            if account.held_bytes > self._unchecked:
+            if self._account.held_bytes > self._unchecked:
                 self._intake.look()
 
     def _handle(self, request: InboundRequest) -> None:
@@ -455,7 +455,7 @@ class Endpoint(Link):
         )
 
     def _note_owed(self, replied_bytes: int = 0) -> None:
-        """Charge for replies that the peer has not taken: add these, and release those that have left."""
+        """Charge for answers that the peer has not taken: add these, and release those that have left."""
         was = self._owed
         owed = self._owed = min(was + replied_bytes, self._unsent_bytes())
         if owed > was:

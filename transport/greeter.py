@@ -124,7 +124,11 @@ class Greeter(asyncio.BufferedProtocol):
         if self._deadline is not None:
             self._deadline.cancel()
         # Set options only now, so that connections that fail their handshake cost no system calls for them.
-        tune(self._transport, self._config)
+        try:
+            tune(self._transport, self._config)
+        except OSError as error:  # the peer reset the connection behind its last record
+            self._fail(LinkBroken(f"connection lost during the handshake: {error}"))
+            return
         link = TcpLink(
             self._handshake.identity, peer, self._transport,
             config=self._config, rules=self._rules, memory=self._memory, budget=self._budget,

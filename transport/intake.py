@@ -48,6 +48,10 @@ class Asked(Protocol):
     def is_open(self) -> bool:
         """Whether an answer may still be given."""
 
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that the link holds for the request and its answer."""
+
     def begin(self, nbytes: int, then: Callable[[], object]) -> None:
         """Make the answer, after a charge of ``nbytes`` for it."""
 
@@ -57,7 +61,7 @@ class Taker(Protocol):
 
     peer: Identity
     _owed: int
-    """Bytes of replies that the peer has not taken."""
+    """Bytes of answers that the peer has not taken, errors among them."""
 
     def _inbox_full(self) -> bool:
         """Whether the messages not yet received or handled reach the limit of the inbox."""
@@ -138,7 +142,7 @@ class Intake:
         while waiting:
             request, nbytes, then = waiting[0]
             if request.is_open:
-                if not self.account.admit(nbytes):
+                if not self.account.admit(nbytes, alone=self._is_stuck()):
                     break
                 waiting.popleft()
                 self._announced += nbytes
@@ -173,11 +177,22 @@ class Intake:
         if link._inbox_full():
             return INBOX
         if self._waiting:
-            return LINK if account.is_full else PROCESS
+            return LINK if account.is_full and not self._is_stuck() else PROCESS
         arriving = link._arriving_bytes()
         if account.held_bytes - arriving >= account.limit_bytes:
             return LINK
         return "" if account.may_go_on(arriving) else PROCESS
+
+    def _is_stuck(self) -> bool:
+        """Whether the link is full and releases nothing before the next answer begins.
+
+        Then it holds only input not yet delivered and requests that wait for room for their answers.
+        """
+        account = self.account
+        if not account.is_full:
+            return False
+        waiting = sum([request.held_bytes for request, _, _ in self._waiting if request.is_open])
+        return account.held_bytes <= self._link._arriving_bytes() + waiting
 
     @property
     def waits(self) -> str:

@@ -84,7 +84,7 @@ class LocalLink(Endpoint):
             self._count_out(message.type, payload_bytes, 0)
         self._unsent += payload_bytes + MESSAGE_COST_BYTES
         self._other._arrive(Frame(kind, request_id, message, payload_bytes, 0))
-        if kind == REPLY and self._unsent > UNCHECKED_BYTES:
+        if REPLY <= kind <= ERROR and self._unsent > UNCHECKED_BYTES:
             self._note_owed(payload_bytes + MESSAGE_COST_BYTES)
 
     def _over_water(self, message: Message | None, ordered: bool) -> bool:

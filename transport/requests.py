@@ -29,6 +29,8 @@ class InboundRequest(Request):
 
     _announced = 0
 
+    _charged = False
+
     def __init__(self, link: "Endpoint", request_id: int, message: Message, cost: int) -> None:
         self._link = link
         self._id = request_id
@@ -44,12 +46,18 @@ class InboundRequest(Request):
         """Whether an answer may still be given."""
         return not self._answered and self._link._error is None
 
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that the link holds for the request and its answer."""
+        return self._cost + self._announced
+
     def charge(self, nbytes: int, then: Callable[[], object]) -> None:
         if self.is_open:
             self._link._intake.charge(self, nbytes, then)
 
     def begin(self, nbytes: int, then: Callable[[], object]) -> None:
         """Make the answer, after a charge of ``nbytes`` for it."""
+        self._charged = True  # also by a charge of 0 bytes
         self._announced += nbytes
         try:
             then()
@@ -68,7 +76,7 @@ class InboundRequest(Request):
         if link._error is None:
             if message.type not in link._may_say:
                 link._check(message)
-            if message.tensors and not self._announced:
+            if message.tensors and not self._charged:
                 self._check_size(message)
             link._transmit(REPLY, self._id, message, release, False)
         elif release is not None:

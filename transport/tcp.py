@@ -110,7 +110,7 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
                 self._write_small(frame, kind == REQUEST and not self._calls)
                 if release is not None:
                     release()
-                if kind == REPLY and not self._writing:
+                if not self._writing and REPLY <= kind <= ERROR:
                     self._note_owed(len(frame))
                 return
         outgoing = conversation.encode(kind, request_id, message, release)
@@ -121,7 +121,7 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
             self._pump()
         else:
             self._write(outgoing.buffers, outgoing.size_bytes)
-        if kind == REPLY and not self._writing:
+        if not self._writing and REPLY <= kind <= ERROR:
             self._note_owed(outgoing.payload_bytes + outgoing.frame_bytes)
 
     def _write_small(self, frame: bytes, alone: bool = False) -> None:

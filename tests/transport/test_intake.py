@@ -344,6 +344,59 @@ async def test_a_link_that_ends_releases_what_its_requests_held() -> None:
         assert budget.held_bytes == 0
 
 
+def refuse(request: Request) -> None:
+    request.fail("malformed", "x" * 200)
+
+
+def leave_open(request: Request) -> None:
+    """Give no answer, so that the link refuses each request beyond ``max_requests``."""
+
+
+@either
+@pytest.mark.parametrize("handler", [refuse, leave_open], ids=["refused", "busy"])
+async def test_refused_requests_of_a_peer_that_does_not_read_pause_reading(
+    make_network: MakeNetwork, handler: Callable[[Request], None]
+) -> None:
+    limits = {"link_budget_bytes": MB // 4, "max_requests": 1, "inbox_messages": 8}
+    async with link_pair(make_network(**limits, socket_buffer_bytes=64 << 10)) as (near, far):
+        far.serve(handler)
+        for _ in range(8):
+            far.send_nowait(NOTE)
+        await turns(lambda: near.statistics().waits)
+        while not far.statistics().waits:
+            with suppress(WouldBlock):
+                for _ in range(100):
+                    near.call_nowait(ASK, timeout_s=PATIENCE_S)
+            await asyncio.sleep(0)
+            assert far.statistics().unsent_bytes < MB
+        near.abort()
+
+
+@either
+async def test_an_answer_charged_with_zero_bytes_counts_as_charged(make_network: MakeNetwork) -> None:
+    answer = Message(type="answer", tensors=(np.zeros(2 * MB, np.uint8),))
+    async with link_pair(make_network()) as (near, far):
+        far.serve(lambda request: request.charge(0, lambda: request.reply(answer)))
+        assert (await near.call(ASK, timeout_s=PATIENCE_S)).type == "answer"
+
+
+@either
+async def test_requests_that_fill_the_link_by_themselves_get_their_charged_answers(
+    make_network: MakeNetwork,
+) -> None:
+    asked: list[Request] = []
+    ask = Message(type="ask", tensors=(np.zeros(MB, np.uint8),))
+    async with link_pair(make_network(link_budget_bytes=MB * 3 // 2)) as (near, far):
+        far.serve(asked.append)
+        for count in (1, 2):
+            calls = [near.call_nowait(ask, timeout_s=PATIENCE_S) for _ in range(count)]
+            await turns(lambda count=count: len(asked) == count)  # type: ignore[misc]
+            for request in asked:
+                request.charge(MB, lambda request=request: request.reply(ANSWER))  # type: ignore[misc]
+            asked.clear()
+            await asyncio.gather(*calls)
+
+
 def test_a_byte_of_meta_counts_for_what_it_can_become() -> None:
     assert META_COST == 72
     assert frame_cost(1000, 100) == 1000 + 7200 + 256
