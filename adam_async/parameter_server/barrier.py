@@ -10,6 +10,9 @@ after the other, however pushes, ticks and deaths interleave.
 
 `Held.clock` is the clock that the values are of: all up to it that was contributed has been applied. It
 never goes back, and a contribution to a clock that has been reached comes too late for it.
+
+A session contributes to a clock once. The shard refuses a second contribution, because its push is
+acknowledged at once and its gradients stay in memory until the clock is reached.
 """
 
 from collections import deque
@@ -29,6 +32,8 @@ class Contribution:
     """The push that it came in, as it waits."""
     place: int
     """Where in that push the shard is."""
+    session: tuple[int, int]
+    """Session that pushed it, and its incarnation."""
 
 
 @dataclass(slots=True, eq=False)
@@ -53,10 +58,13 @@ class Held:
         return not self.waiting and not self.due
 
     def contribute(self, clock: int, contribution: Contribution) -> bool:
-        """Hold a contribution. Returns False if it comes too late."""
+        """Hold a contribution. Returns False if it comes too late, or if its session has contributed before."""
         if clock <= self.reached:
             return False
-        self.waiting.setdefault(clock, []).append(contribution)
+        held = self.waiting.setdefault(clock, [])
+        if any(other.session == contribution.session for other in held):
+            return False
+        held.append(contribution)
         return True
 
     def reach(self, slowest: int) -> list[tuple[int, list[Contribution]]]:

@@ -5,6 +5,11 @@ names each shard once and an epoch at most one ahead, no version is newer than i
 into a message. A refused question changes nothing. The server may receive an epoch later than workers do, so
 it also refuses a correct question that comes too early, and the client sends it again.
 
+In bsp the server acknowledges a push before it applies it, and holds its gradients until the sum is complete.
+So the checks bound the clocks that it holds. A replica pushes clock c only after it has received the values of
+clock c - 1, and the server sends these only after all live replicas have reached that clock. So an honest push
+is at most one clock ahead of each of its shards, also at the end of an epoch and after a replica has joined.
+
 A replica that reports a wrong clock within the bound harms mainly itself. If the clock is too high, no
 replica waits for it: in bsp the server refuses its later contributions as late, in ssp it runs ahead with old
 values. If the clock is too low, the others wait, as for a replica that trains nothing. It moves no other
@@ -32,6 +37,9 @@ TABLE_ROW_BYTES = 24
 
 EARLY_STEPS = 4096
 """Number of steps from the start of the run that a replica may report before the server knows of an epoch."""
+
+MOST_AHEAD = 4
+"""Number of clocks by which a push in bsp may be ahead of the slowest live replica. An honest one is 1 ahead."""
 
 
 Question = Push | Tick | Record | Pull | ReadShards
@@ -113,6 +121,8 @@ class QuestionChecks:
                 text = _twice(body.shards)
         if text:
             return Refusal("malformed", f"{type(body).__name__}: {text}")
+        if self._state.synchronous and isinstance(body, Push) and (text := self._ahead(body)):
+            return Refusal("busy", text)
         return self._too_large(body, most_bytes)
 
     def _push(self, push: Push) -> str:
@@ -152,6 +162,15 @@ class QuestionChecks:
     def _clock(self, clock: int) -> str:
         most = self._most_clock
         return "" if clock <= most else f"clock {clock}, and no replica can be beyond {most}"
+
+    def _ahead(self, push: Push) -> str:
+        """Name the first shard whose clock a push is too far ahead of; empty if there is none."""
+        for number in push.shards:
+            shard = self._state.shards.get(ShardId(number))
+            if shard is not None and shard.held is not None and push.clock > shard.held.reached + MOST_AHEAD:
+                reached = shard.held.reached
+                return f"clock {push.clock} of shard {number}, and all replicas have reached {reached}: wait"
+        return ""
 
     def _images(self, images: int) -> str:
         if images < 1:

@@ -142,6 +142,8 @@ class ParameterServer(Role):
         self._checks: QuestionChecks
         self._speakers = Speakers()
         """Checks and sessions (both above) of the run in preparation or in progress."""
+        self._leaving: set[Link] = set()
+        """Links that are being closed because the peer spoke for another."""
         self._lacking: set[int] = set()
         self._complete = asyncio.Event()
         self._timer = Timer(self._next_deadline, self._due)
@@ -314,11 +316,19 @@ class ParameterServer(Role):
             text = self._speakers.refusal(request.link.peer, body)
             if text:
                 request.fail("not-yours", text)
-                request.link.abort()
+                self._close_behind(request.link, text)
                 return False
             if surplus := self._speakers.surplus():
                 self.state.forget(surplus)
         return True
+
+    def _close_behind(self, link: Link, text: str) -> None:
+        """Close a link once its peer has the refusal: an honest peer with an old identity learns the reason."""
+        if link not in self._leaving:
+            self._leaving.add(link)
+            logger.warning("%s: %s; its link is closed", self._identity.node, text)
+            closing = self._spawn(f"closes {link.peer.node}", link.aclose())
+            closing.add_done_callback(lambda _: self._leaving.discard(link))
 
     def _what_lacks(self) -> str:
         if self._preparing is None:

@@ -268,7 +268,7 @@ class ServerState:
             assert shard is not None
             assert shard.held is not None
             shards.append(shard)
-            contribution = Contribution(replica, queued, place)
+            contribution = Contribution(replica, queued, place, (push.session, push.incarnation))
             if not (finite[place] and shard.held.contribute(push.clock, contribution)):
                 shard.refused += 1
                 queued.problems.append(Problem(place, REFUSED))

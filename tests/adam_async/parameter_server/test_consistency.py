@@ -454,6 +454,14 @@ def test_a_contribution_that_comes_after_its_sum_is_refused():
     assert server.applied[0] == [(1, 1, 1)]
 
 
+def test_a_session_contributes_to_a_clock_once():
+    server = Server(synchronous=True, live=(0, 1))
+    server.push("a", 0, 1, {0: 1, 1: 1})
+    (again,) = server.push("again", 0, 1, {0: 2, 1: 2})
+    assert again.body.problems == (Problem(0, REFUSED), Problem(1, REFUSED))
+    assert server.state.statistics()["held"] == 2
+
+
 def test_shards_of_one_step_that_came_in_different_messages_are_summed_each_when_complete():
     server = Server(synchronous=True, live=(0, 1))
     server.push("a", 0, 1, {0: 1, 1: 1})

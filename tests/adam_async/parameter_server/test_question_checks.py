@@ -6,7 +6,7 @@ import pytest
 from adam_async.ids import Replica
 from adam_async.messages import GetRecord, Pull, ReadShards, Record, StepRecord, Tick, part_refusal
 from adam_async.parameter_server import speakers
-from adam_async.parameter_server.question_checks import EARLY_STEPS, QuestionChecks
+from adam_async.parameter_server.question_checks import EARLY_STEPS, MOST_AHEAD, QuestionChecks
 from adam_async.parameter_server.speakers import MOST_SESSIONS, Speakers
 from adam_async.parameter_server.state import ServerState
 from tests.adam_async.parameter_server.test_state import push_of, shard_of
@@ -98,6 +98,20 @@ def test_an_answer_that_no_message_holds_is_refused_before_it_is_made():
         assert refusal.code == "too-large"
         assert checks.refusal(large, most_bytes=1 << 20) is None
     assert checks.refusal(msgspec.structs.replace(push, pull=False), most_bytes=1) is None
+
+
+def test_in_bsp_a_push_far_ahead_is_refused_until_the_others_have_caught_up():
+    state = ServerState(run="run", generation=1, shards=[shard_of(0), shard_of(1)], group_images=16)
+    checks = QuestionChecks(state, most_images=16)
+    state.shards[0].held.reached = state.shards[1].held.reached = 7
+    for clock in range(8, 8 + MOST_AHEAD):
+        assert checks.refusal(msgspec.structs.replace(PUSH, clock=clock), most_bytes=1) is None
+    far = msgspec.structs.replace(PUSH, clock=8 + MOST_AHEAD)
+    state.shards[0].held.reached = 8
+    code, text = checks.refusal(far, most_bytes=1)
+    assert (code, text) == ("busy", "clock 12 of shard 1, and all replicas have reached 7: wait")
+    state.shards[1].held.reached = 8
+    assert checks.refusal(far, most_bytes=1) is None
 
 
 def test_a_part_of_a_record_has_an_order_and_a_size():
