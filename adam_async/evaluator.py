@@ -1,7 +1,7 @@
 """How well weights do on the test images of a data server."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -16,7 +16,10 @@ from dataflow import ComputePool
 from transport import Identity, Network
 
 TEST_CHUNK = 1000
-"""Test images read in one message."""
+"""Maximum number of test images read in one message."""
+
+MESSAGE_SHARE = 2
+"""Factor by which a message with test images stays below the largest one of its link."""
 
 
 class Evaluator:
@@ -74,19 +77,28 @@ class Evaluator:
     async def _read(self, address: str) -> tuple[NDArray[Any], NDArray[Any]]:
         pieces: list[tuple[NDArray[Any], NDArray[Any]]] = []
         have, total = 0, 1
+        count = 1  # the first image tells its size, and with it how many fit into one message
         async with self._network.connect(address, self._identity, timeout_s=self._waits.dial_s) as link:
             self._traffic.watch(link)
             while have < total:
-                ask = pack(ReadTest(start=have, stop=have + TEST_CHUNK))
+                ask = pack(ReadTest(start=have, stop=have + count))
                 reply = await link.call(ask, timeout_s=self._waits.call_s)
                 total = unpack(reply, TestImages).total
                 pieces.append((reply.tensors[0], reply.tensors[1]))
                 have += len(reply.tensors[1])
+                count = _images_in(link.max_message_bytes, reply.tensors)
             self._traffic.gone(link)
         return (
             np.concatenate([images for images, _ in pieces]),
             np.concatenate([labels for _, labels in pieces]),
         )
+
+
+def _images_in(most_bytes: int, tensors: Sequence[NDArray[Any]]) -> int:
+    """Number of test images to ask for in one message, at least 1; `tensors` is an answer with some."""
+    images = max(len(tensors[1]), 1)
+    image_bytes = max(sum(tensor.nbytes for tensor in tensors) // images, 1)
+    return min(max(most_bytes // MESSAGE_SHARE // image_bytes, 1), TEST_CHUNK)
 
 
 @np.errstate(over="ignore", invalid="ignore")

@@ -58,7 +58,7 @@ class Held:
         return not self.waiting and not self.due
 
     def contribute(self, clock: int, contribution: Contribution) -> bool:
-        """Hold a contribution. Returns False if it comes too late, or if its session has contributed before."""
+        """Hold a contribution. Returns False if it is too late or the second one of its session."""
         if clock <= self.reached:
             return False
         held = self.waiting.setdefault(clock, [])

@@ -56,7 +56,7 @@ from transport import (
 logger = logging.getLogger(__name__)
 
 PAUSES = RetrySchedule(first_s=0.01, longest_s=0.5)
-"""Between two links on which nothing was answered: a peer that refuses everything is not hounded."""
+"""Pauses between two links if nothing was answered on the first one, or a question was refused on it."""
 
 MAX_UNACKNOWLEDGED = 8
 """Pushes that one server may owe answers for before admission waits."""
@@ -138,6 +138,7 @@ class Channel:
         self._backlog: deque[Exchange] = deque()
         self._has_backlog = asyncio.Event()
         self._settled = 0
+        self._refused = False
         self.session = Session(limit=MAX_UNACKNOWLEDGED)
         self.reconnects = -1
 
@@ -165,13 +166,13 @@ class Channel:
                 deadline = loop.time() + self._waits.patience_s
             if settled:
                 pauses = PAUSES.waits()
-            else:
+            if self._refused or not settled:
                 await asyncio.sleep(next(pauses))
 
     async def _attend(self, link: Link) -> bool:
         """Use one link until trouble. Returns whether anything was settled on it."""
         self._trouble.clear()
-        self._settled = 0
+        self._settled, self._refused = 0, False
         self._link = link
         self._traffic.watch(link)
         async with asyncio.TaskGroup() as group:
@@ -250,6 +251,7 @@ class Channel:
                 if settled:
                     return
         if isinstance(error, RemoteError):
+            self._refused = True
             logger.warning("%s refused %s: %s", self.server, exchange.message.type, error)
         if link is self._link:
             self._trouble.set()

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from adam_async.parameter_server.shard import Shard
+from adam_async.parameter_server.shard import OTHERS, Shard
 
 
 def count_shards(shards: Collection[Shard]) -> dict[str, Any]:
@@ -13,7 +13,10 @@ def count_shards(shards: Collection[Shard]) -> dict[str, Any]:
     by_tensor: dict[str, Counter[int]] = {}
     for shard in shards:
         for replica, counts in shard.staleness_of.items():
-            by_replica.setdefault(str(replica), Counter()).update(counts)
+            if not counts:
+                continue  # the map names it, and it has not pushed
+            name = str(replica) if replica != OTHERS else "others"
+            by_replica.setdefault(name, Counter()).update(counts)
             by_tensor.setdefault(shard.spec.tensor, Counter()).update(counts)
     total: Counter[int] = Counter()
     for counts in by_replica.values():

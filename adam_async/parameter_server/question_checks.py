@@ -5,10 +5,10 @@ names each shard once and an epoch at most one ahead, no version is newer than i
 into a message. A refused question changes nothing. The server may receive an epoch later than workers do, so
 it also refuses a correct question that comes too early, and the client sends it again.
 
-In bsp the server acknowledges a push before it applies it, and holds its gradients until the sum is complete.
-So the checks bound the clocks that it holds. A replica pushes clock c only after it has received the values of
-clock c - 1, and the server sends these only after all live replicas have reached that clock. So an honest push
-is at most one clock ahead of each of its shards, also at the end of an epoch and after a replica has joined.
+In bsp the server acknowledges a push before it applies it, and holds its gradients until the sum is
+complete. So the checks bound the clocks that it holds. A replica pushes clock c only after it has received the
+values of clock c - 1, and the server sends these only after all live replicas have reached that clock. So an
+honest push is at most one clock ahead of each of its shards, also at the end of an epoch and after a join.
 
 A replica that reports a wrong clock within the bound harms mainly itself. If the clock is too high, no
 replica waits for it: in bsp the server refuses its later contributions as late, in ssp it runs ahead with old
@@ -39,7 +39,7 @@ EARLY_STEPS = 4096
 """Number of steps from the start of the run that a replica may report before the server knows of an epoch."""
 
 MOST_AHEAD = 4
-"""Number of clocks by which a push in bsp may be ahead of the slowest live replica. An honest one is 1 ahead."""
+"""Number of clocks by which a push in bsp may be ahead of the slowest replica. An honest one is 1 ahead."""
 
 
 Question = Push | Tick | Record | Pull | ReadShards

@@ -323,7 +323,7 @@ class ParameterServer(Role):
         return True
 
     def _close_behind(self, link: Link, text: str) -> None:
-        """Close a link once its peer has the refusal: an honest peer with an old identity learns the reason."""
+        """Close a link once its peer has the refusal: one with an old identity learns the reason."""
         if link not in self._leaving:
             self._leaving.add(link)
             logger.warning("%s: %s; its link is closed", self._identity.node, text)

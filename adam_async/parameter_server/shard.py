@@ -7,7 +7,8 @@ as a whole (I2 in the words of the reliability rules: dedup state kept apart fro
 retry is applied twice).
 """
 
-from collections import Counter, defaultdict
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +20,12 @@ from adam_async.placement import ShardSpec
 
 Session = tuple[int, int]
 """Identity of a pushing client: (session id, incarnation)."""
+
+MOST_ROWS = 256
+"""Number of replicas from which replicas that the map does not name share one row of the staleness."""
+
+OTHERS = -1
+"""Row of the replicas that share one."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -37,14 +44,28 @@ class Shard:
     """Clock table: the step that each live replica has finished, on this shard."""
     held: Held | None = None
     """In bsp: contributions to sums that are not complete."""
-    staleness_of: defaultdict[int, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
-    """By replica: how many of its pushes were applied at each staleness."""
+    staleness_of: dict[int, Counter[int]] = field(default_factory=dict)
+    """By replica: how many of its pushes were applied at each staleness. Row `OTHERS` has the rest."""
     loaded: Version = Version(0)  # noqa: RUF009 - a NewType call is the identity
     """Version that a resumed run began with: what was applied before is counted there."""
     refused: int = 0
     """Pushes that were not finite, or too late for their sum. They consumed their number and ticked."""
     duplicates: int = 0
     """Pushes answered again without being applied."""
+
+    def name_replicas(self, replicas: Iterable[int]) -> None:
+        """Give each replica that the map names a row of its own, however many rows there are."""
+        for replica in replicas:
+            self.staleness_of.setdefault(replica, Counter())
+
+    def count_staleness(self, replica: int, staleness: int) -> None:
+        """Count a push of a replica that was applied at this staleness, in pushes."""
+        row = self.staleness_of.get(replica)
+        if row is None:
+            # A peer chooses the number, perhaps before the map names it: memory is bounded all the same.
+            key = replica if len(self.staleness_of) < MOST_ROWS else OTHERS
+            row = self.staleness_of.setdefault(key, Counter())
+        row[staleness] += 1
 
     @property
     def staleness(self) -> Counter[int]:

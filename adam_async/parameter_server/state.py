@@ -312,7 +312,7 @@ class ServerState:
                 push, place = queued.push, places[at]
                 if finite:
                     since = shard.version - push.versions[place] - push.own[place]
-                    shard.staleness_of[push.replica][max(since, 0)] += 1
+                    shard.count_staleness(push.replica, max(since, 0))
                 else:
                     shard.refused += 1
                 flags = SUMMED | (JOINED if number else 0) | (0 if finite else NOT_APPLIED)
@@ -330,7 +330,7 @@ class ServerState:
                 if ok:
                     push = queued.push
                     since = shard.version - push.versions[place] - push.own[place]
-                    shard.staleness_of[push.replica][since if since > 0 else 0] += 1
+                    shard.count_staleness(push.replica, since if since > 0 else 0)
                     shard.version = Version(shard.version + 1)
                 else:
                     shard.refused += 1
@@ -392,7 +392,7 @@ class ServerState:
                     shard.refused += 1
                 else:
                     shard.version = Version(shard.version + 1)
-                    shard.staleness_of[record.replica][step.staleness] += 1
+                    shard.count_staleness(record.replica, step.staleness)
         self._advance(ours, Replica(record.replica), record.incarnation, clock)
         return [AcknowledgeRecord(event.request)]
 
@@ -454,6 +454,7 @@ class ServerState:
         early = {replica: self._early.pop((replica, life), {}) for replica, life in live.items()}
         self._early = {key: clocks for key, clocks in self._early.items() if key[0] not in live}
         for number, shard in self.shards.items():
+            shard.name_replicas(live)
             staying = {r: c for r, c in shard.clocks.items() if r in live and r not in reborn}
             slowest = min((staying or shard.clocks).values(), default=self._first_clock)
             shard.clocks = {r: max(staying.get(r, slowest), early[r].get(number, 0)) for r in live}

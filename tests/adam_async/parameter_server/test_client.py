@@ -10,8 +10,9 @@ import pytest
 from adam_async.errors import ShardUnavailable
 from adam_async.ids import ShardId
 from adam_async.messages import Part, StepRecord, role_table
+from adam_async.parameter_server import client as client_module
 from adam_async.parameter_server.client import MAX_UNACKNOWLEDGED, StepPush
-from adam_async.parameter_server.events import ReplicasChanged
+from adam_async.parameter_server.events import PushArrived, Refuse, ReplicasChanged
 from tests.adam_async.runs import (
     IMPATIENT,
     NETWORKS,
@@ -433,3 +434,31 @@ async def steps_in_lockstep(servers, replica, client):
             client.pull(server, shards, landed, clock=clock)
         await client.flush()
         assert set(arrived) == {clock}
+
+
+async def test_a_link_on_which_something_was_refused_is_followed_by_a_pause(monkeypatch):
+    pauses = []
+
+    class Counted:
+        def waits(self):
+            while True:
+                pauses.append(0.0)
+                yield 0.0
+
+    monkeypatch.setattr(client_module, "PAUSES", Counted())
+    async with servers_of(NETWORKS["local"](), waits=PATIENT) as servers:
+        (server,) = servers.servers
+        handle, left = server.state.handle, [3]
+
+        def busy_at_first(event):
+            if isinstance(event, PushArrived) and left[0]:
+                left[0] -= 1
+                return [Refuse(event.request, "busy", "say it again")]
+            return handle(event)
+
+        server.state.handle = busy_at_first
+        client = servers.client()
+        client.client.tick("ps-0", (ShardId(0),), 1)  # it is answered on the first link, and the push is not
+        client.push(1.0)
+        await client.client.flush()
+        assert client.client.channels["ps-0"].reconnects == len(pauses) > 0

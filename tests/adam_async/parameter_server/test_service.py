@@ -563,7 +563,7 @@ async def test_for_a_live_replica_only_its_own_workers_speak(network):
         delta, push = np.ones(bias.size, np.float32), push_of(servers, [bias.id])
         own = msgspec.structs.replace(push, replica=1)
         assert unpack(await link.call(pack(own, [delta]), timeout_s=50.0), Pushed).versions == (1,)
-        with pytest.raises(RemoteError, match="not-yours: .* is no worker of replica 0"):
+        with pytest.raises(RemoteError, match=r"not-yours: .* is no worker of replica 0"):
             await link.call(pack(msgspec.structs.replace(push, session=2), [delta]), timeout_s=50.0)
         await asyncio.wait_for(link.wait_closed(), 50.0)
         assert servers.shards()[bias.id].version == 1

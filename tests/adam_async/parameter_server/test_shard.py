@@ -1,0 +1,17 @@
+"""What a shard counts by replica stays small, and its totals stay right."""
+
+from adam_async.parameter_server.counts import count_shards
+from adam_async.parameter_server.shard import MOST_ROWS
+from tests.adam_async.parameter_server.test_state import shard_of
+
+
+def test_staleness_has_few_rows_for_replicas_that_the_map_does_not_name():
+    shard = shard_of(0)
+    for replica in range(1000, 1000 + 2 * MOST_ROWS):
+        shard.count_staleness(replica, 3)
+    shard.name_replicas([7, 8])
+    shard.count_staleness(7, 1)
+    assert shard.staleness == {3: 2 * MOST_ROWS, 1: 1}
+    rows = count_shards([shard])["staleness_by_replica"]
+    assert len(rows) == MOST_ROWS + 2
+    assert (rows["others"], rows["7"]) == ({"3": MOST_ROWS}, {"1": 1})
