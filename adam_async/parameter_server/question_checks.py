@@ -6,14 +6,14 @@ into a message. A refused question changes nothing. The server may receive an ep
 it also refuses a correct question that comes too early, and the client sends it again.
 
 In bsp the server acknowledges a push before it applies it, and holds its gradients until the sum is
-complete. So the checks bound the clocks that it holds. A replica pushes clock c only after it has received the
-values of clock c - 1, and the server sends these only after all live replicas have reached that clock. So an
-honest push is at most one clock ahead of each of its shards, also at the end of an epoch and after a join.
-
-A replica that reports a wrong clock within the bound harms mainly itself. If the clock is too high, no
-replica waits for it: in bsp the server refuses its later contributions as late, in ssp it runs ahead with old
-values. If the clock is too low, the others wait, as for a replica that trains nothing. It moves no other
-clock, because only the workers of a live life may report it (`speakers`). In asp nothing waits for a clock.
+complete. So the checks bound the clocks that it holds. A replica pushes clock c only after it has received
+the values of clock c - 1, and the server sends these only after all live replicas have reached that clock.
+So an honest push is at most one clock ahead of each of its shards, also at the end of an epoch and after a
+join. A replica that reports a wrong clock within the bound harms mainly itself. If the clock is too high,
+no replica waits for it: in bsp the server refuses its later contributions as late, in ssp it runs ahead
+with old values. If the clock is too low, the others wait, as for a replica that trains nothing. It moves no
+other clock, because only the workers of a live life may report it (`speakers`). In asp nothing waits for a
+clock.
 """
 
 from collections.abc import Sequence
