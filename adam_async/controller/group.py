@@ -61,7 +61,7 @@ from adam_async.controller.machine import DONE, Command, Machine, Outcome, comma
 from adam_async.controller.peers import Peers
 from adam_async.errors import ConfigError
 from adam_async.messages import Introduced
-from adam_async.messages.sizes import MOST_VALUE_BYTES
+from adam_async.messages.sizes import MOST_MAP_BYTES, MOST_VALUE_BYTES
 from adam_async.simulation import buggify
 from adam_async.timer import Timer
 from adam_async.traffic import Traffic
@@ -69,9 +69,15 @@ from transport import Identity, Network, RemoteProtocolError
 
 logger = logging.getLogger(__name__)
 
-SETTINGS = Settings(heartbeat_s=0.1, election_s=0.8, command_bytes=2 * MOST_VALUE_BYTES)
+SETTINGS = Settings(
+    heartbeat_s=0.1,
+    election_s=0.8,
+    command_bytes=2 * MOST_VALUE_BYTES,
+    state_bytes=4 * MOST_MAP_BYTES,
+)
 """Consensus settings of all controllers. A follower starts an election after 0.8 to 1.6 s without a message
-of its leader. A command holds a record of the map, names and numbers."""
+of its leader. A command holds a record of the map, names and numbers; a state holds the map, the run and up
+to 16 MiB of sessions."""
 
 ADMIT_S = 0.25
 """Between two looks of a leader at who is to be taken in."""

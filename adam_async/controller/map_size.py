@@ -16,6 +16,12 @@ from adam_async.messages.sizes import MOST_MAP_BYTES
 GROWTH_BYTES = 1 << 20
 """Bytes by which present records may grow in a full map: members continue, and no node joins."""
 
+MARKS_BYTES = 16
+"""Maximum size of the quotes, colons and commas around one record, with the key of a piece, in bytes."""
+
+OUTLINE_BYTES = 1024
+"""Maximum size of a map without records as JSON text, with the commas between results, in bytes."""
+
 _ENCODE = msgspec.json.Encoder().encode
 
 
@@ -70,6 +76,11 @@ class MapSize:
         self.total += size - self._of.pop(key, 0)
         if size:
             self._of[key] = size
+
+    @property
+    def most_text(self) -> int:
+        """Upper bound of the JSON text of the whole map, in bytes, with names and marks between records."""
+        return self.total + MARKS_BYTES * len(self._of) + OUTLINE_BYTES
 
     def refusal(self, key: str, size: int) -> str:
         """Return why the map has no room for a record; empty if it has.

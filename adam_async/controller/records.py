@@ -18,7 +18,7 @@ from adam_async.cluster_map import (
     RunRecord,
 )
 from adam_async.messages.body import ROLES
-from adam_async.messages.sizes import MOST_VALUE_BYTES
+from adam_async.messages.sizes import MOST_INFO_BYTES, MOST_VALUE_BYTES
 
 MAX_DEPTH = 32
 """Maximum nesting depth of a record of the map, in containers. A controller with a smaller stack could not
@@ -30,11 +30,10 @@ MOST_ADDRESS = 1024
 MOST_WORD = 512
 """Maximum length of the `ready` field of a node, in characters."""
 
-MOST_INFO = 8192
-"""Maximum size of the `info` field of a node, in bytes of JSON text."""
-
 PIECE_BYTES = 45 << 10
 """Size of one piece of a run, in bytes of JSON text; its record in the map is a third larger."""
+
+_IRRELEVANT = bytes(set(range(256)).difference(b'"[]{}'))
 
 _PACK = msgspec.msgpack.Encoder()
 
@@ -47,7 +46,9 @@ def nests_too_deep(text: bytes, most: int = MAX_DEPTH) -> bool:
             decoded value.
         most: Maximum depth, in containers.
     """
-    codes = np.frombuffer(text.replace(rb"\\", b"").replace(rb"\"", b""), np.uint8)
+    quotes_and_brackets = text.replace(rb"\\", b"").replace(rb"\"", b"").translate(None, _IRRELEVANT)
+    # Two adjacent quotes change nothing for the brackets around them.
+    codes = np.frombuffer(quotes_and_brackets.replace(b'""', b""), np.uint8)
     outside = ~np.logical_xor.accumulate(codes == ord('"'))  # outside of strings
     braces = codes | 0x20  # maps both kinds of brackets to braces
     opened = ((braces == ord("{")) & outside).astype(np.int32)
@@ -79,7 +80,9 @@ def check_node(record: NodeRecord) -> str:
     if record.live and record.role != "driver" and not ADDRESS.fullmatch(record.address):
         return f"address {record.address[:80]!r} is not of the form tcp://host:port: others could not dial it"
     size = len(msgspec.json.encode(record.info))
-    return f"info has {size} bytes as JSON text; {MOST_INFO} are the most" if size > MOST_INFO else ""
+    if size <= MOST_INFO_BYTES:
+        return ""
+    return f"info has {size} bytes as JSON text; {MOST_INFO_BYTES} are the most"
 
 
 def check_epoch(record: EpochRecord, old: EpochRecord | None) -> str:

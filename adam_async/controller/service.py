@@ -88,6 +88,12 @@ MOST_NEWS_BYTES = MOST_MAP_BYTES // 2
 MOST_WAIT_S = 60.0
 """A watch without news is answered after this long at the latest."""
 
+WARN_EVERY_S = 10.0
+"""Minimum interval between two warnings about invalid messages of one controller, in seconds."""
+
+MOST_WARNED = 64
+"""Maximum number of controllers with a warning in one such interval; a peer chooses its own name."""
+
 
 @dataclass(slots=True)
 class _Watch:
@@ -166,10 +172,11 @@ class Controller(Role):
         self._ready = False
         """Whether we lead and have applied all that earlier leaders answered."""
         self._shown = self.machine.map
-        self._map_bytes = 0
         self._watches: dict[Request, _Watch] = {}
         self._permits = permits
         self._links: dict[Life, set[Link]] = {}
+        self._warn_again: dict[str, float] = {}
+        """Earliest time of the next warning about each controller that sent an invalid message."""
         self._leaving: set[Link] = set()
         """Links in closing after a forbidden attempt."""
         self._suspicion = Suspicion(grace_s=waits.grace_s, find_s=FIND_S)
@@ -224,17 +231,24 @@ class Controller(Role):
                 self.group.receive(link.peer.node, *hear(message))
         except ProtocolError as error:
             # A peer that breaks a rule loses its link; this controller stays unchanged.
-            logger.warning(
-                "%s: %s sent an invalid message: %s; its link is closed",
-                self._identity.node,
-                link.peer.node,
-                error,
-            )
+            self._warn_of(link.peer.node, error)
         except TransportError:
             pass  # the link is over: the other one dials again
         finally:
             link.abort()
             self._traffic.gone(link)
+
+    def _warn_of(self, name: str, error: ProtocolError) -> None:
+        now = self._loop.time()
+        if now < self._warn_again.get(name, now):
+            return
+        self._warn_again = {other: at for other, at in self._warn_again.items() if at > now}
+        if len(self._warn_again) >= MOST_WARNED:
+            return
+        self._warn_again[name] = now + WARN_EVERY_S
+        logger.warning(
+            "%s: %s sent an invalid message: %s; its link is closed", self._identity.node, name, error
+        )
 
     def _answer(self, request: Request, body: Body) -> None:
         match body:
@@ -331,13 +345,12 @@ class Controller(Role):
         elif outcome.problem:
             request.fail(outcome.problem, outcome.text)
         elif request.message.type == GetMap.__name__:
-            reply_when_room(request, self._map_bytes, self._whole)
+            reply_when_room(request, self.machine.size.most_text, self._whole)
         elif request.message.type == OpenSession.__name__:
             request.reply(pack(SessionOpened(session=outcome.at)))
         else:
             body = unpack(request.message, CompareAndSet)
-            news = partial(self._news, body.after, body.group, outcome)
-            reply_when_room(request, self._map_bytes, news)
+            self._reply_news(request, body.after, body.group, outcome)
 
     def _whole(self, outcome: Outcome = DONE) -> Message:
         state = MapState(
@@ -347,9 +360,16 @@ class Controller(Role):
             at=outcome.at,
             controllers=self.group.addresses,
         )
-        text = text_tensor(self.map)
-        self._map_bytes = text.nbytes
-        return pack(state, [text])
+        return pack(state, [text_tensor(self.map)])
+
+    def _reply_news(self, request: Request, after: int, group: str, outcome: Outcome = DONE) -> None:
+        """Answer a request with the changes since a version, or with the whole map, charged at their size."""
+        changes = self.machine.since(after, group)
+        size = MOST_NEWS_BYTES + 1 if changes is None else text_tensor(changes).nbytes
+        if size > MOST_NEWS_BYTES:
+            size = self.machine.size.most_text
+        # The text is made again, so that an answer that waits for room holds no text.
+        reply_when_room(request, size, partial(self._news, after, group, outcome))
 
     def _news(self, after: int, group: str, outcome: Outcome = DONE) -> Message:
         """What became of the map since a version, or all of it."""
@@ -374,7 +394,7 @@ class Controller(Role):
         until = self._loop.time() + min(body.wait_s, MOST_WAIT_S)
         watch = _Watch(body.after, body.group, until)
         if self._has_news(watch):
-            reply_when_room(request, self._map_bytes, partial(self._news, watch.after, watch.group))
+            self._reply_news(request, watch.after, watch.group)
         else:
             self._watches[request] = watch
             self._timer.rearm()
@@ -386,7 +406,7 @@ class Controller(Role):
         for request, watch in list(self._watches.items()):
             if self._has_news(watch):
                 del self._watches[request]
-                reply_when_room(request, self._map_bytes, partial(self._news, watch.after, watch.group))
+                self._reply_news(request, watch.after, watch.group)
 
     def _led(self) -> None:
         if self.group.leads:

@@ -18,7 +18,7 @@ from typing import Any
 
 from adam_async.config import Waits
 from adam_async.data_server.dataset import Dataset
-from adam_async.data_server.service import DataServer
+from adam_async.data_server.service import DataServer, describe
 from adam_async.errors import first_cause
 from adam_async.machine import ProcessMemory, available_bytes, process_memory
 from adam_async.messages import Body, Serve, Serving, pack, text_tensor
@@ -64,6 +64,7 @@ class DataHost(Role):
         super().__init__(
             network=network, address=address, identity=identity, waits=waits, process_memory=process_memory
         )
+        describe(dataset)  # refuses a description that the map of no cluster has room for
         self._dataset = dataset
         self._make_pool = make_pool
         self._available_bytes = available_bytes

@@ -69,6 +69,7 @@ from adam_async.messages import (
     TestImages,
     pack,
 )
+from adam_async.messages.sizes import MOST_INFO_BYTES
 from adam_async.role import Role, reply_or_fail, reply_when_room
 from adam_async.shares import warm_groups
 from adam_async.timeline import Timeline
@@ -141,7 +142,7 @@ class DataServer(Role):
             identity=identity,
             waits=waits,
             controller=controller,
-            info={**dataset.info(), "digest": _digest(dataset)},
+            info=describe(dataset),
             timeline=timeline,
             process_memory=process_memory,
         )
@@ -578,6 +579,23 @@ class DataServer(Role):
 
     def __repr__(self) -> str:
         return f"<DataServer {self._identity.node} at {self.address} {self._dataset!r}>"
+
+
+def describe(dataset: Dataset) -> dict[str, Any]:
+    """Describe a dataset for the cluster map.
+
+    Raises:
+        DataError: The cluster map has no room for a description of this size.
+    """
+    info = {**dataset.info(), "digest": _digest(dataset)}
+    size = len(msgspec.json.encode(info))
+    if size > MOST_INFO_BYTES:
+        raise DataError(
+            f"the description of the data has {size} bytes, above the limit of {MOST_INFO_BYTES}: "
+            f"shorten the name of the dataset ({len(dataset.name)} characters) or its source "
+            f"({len(dataset.source)} characters)"
+        )
+    return info
 
 
 def _began(run: RunRecord, config: Config, epoch: EpochRecord, carried_images: bytes) -> EpochBegan:

@@ -14,8 +14,9 @@ MOST_MAP_TEXT_BYTES = 2 * MOST_MAP_BYTES
 """Maximum size of a cluster map or its changes in one answer, in bytes. The map also has names, and shares
 and places that the controllers add."""
 
-MOST_INFO_BYTES = MOST_VALUE_BYTES
-"""Maximum size of a data server's description of its data, in bytes; the cluster map holds it."""
+MOST_INFO_BYTES = 8 << 10
+"""Maximum size of the `info` field of a node in the cluster map, such as a data server's description of its
+data, in bytes of JSON text."""
 
 MOST_STATISTICS_BYTES = 8 << 20
 """Maximum size of the statistics of one role, in bytes of JSON text."""

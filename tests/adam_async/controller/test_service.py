@@ -462,3 +462,17 @@ def test_a_controller_that_leaves_answers_what_was_asked_or_ends_the_link():
         assert trio.world.now - begun < CALL_S / 2
 
     simulated(scenario)
+
+
+def test_the_first_asker_after_a_restart_gets_a_map_of_over_a_mebibyte():
+    async def scenario(trio):
+        client = await (await trio.client(await trio.settled())).open()
+        large = {**record(), "info": {"text": "x" * 8000}}
+        for number in range(132):
+            assert (await client.set(f"nodes/w{number}", 0, large)).done
+        trio.crash(*trio.peers)
+        await trio.restart()
+        cluster, _ = await (await trio.client(await trio.settled())).map()
+        assert len(cluster.nodes) == 132
+
+    simulated(scenario)

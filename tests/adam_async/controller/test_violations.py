@@ -20,6 +20,7 @@ from adam_async.controller.machine import Lost, Open, Set, command_bytes, first_
 from adam_async.controller.peers import say
 from adam_async.controller.service import Controller
 from adam_async.errors import DataError, first_cause
+from adam_async.messages.sizes import MOST_MAP_BYTES
 from adam_async.ports import Disk
 from tests.adam_async.controller.simulated_group import record, simulated
 from tests.adam_async.runs import entropy_of, local_network
@@ -92,6 +93,10 @@ LIES: dict[str, Make] = {
         sender=me, to=to, term=term + 1, index=commit + 9, index_term=term + 1, members=Members((me, to)),
         size=1, crc=crc32(NO_COMMAND), offset=0, data=NO_COMMAND, round=0,
     ),
+    "a state larger than any map": lambda me, to, term, commit: Chunk(
+        sender=me, to=to, term=term + 1, index=commit + 9, index_term=term + 1, members=Members((me, to)),
+        size=4 * MOST_MAP_BYTES + 1, crc=0, offset=0, data=b"x", round=0,
+    ),
     "entries that nobody has": lambda me, to, term, commit: Appended(
         sender=me, to=to, term=term, ok=True, match=commit + 10**6, round=0
     ),
@@ -99,7 +104,7 @@ LIES: dict[str, Make] = {
 }  # fmt: skip
 
 
-def test_a_controller_outlives_the_lies_of_another_and_ends_its_links() -> None:
+def test_a_controller_outlives_the_lies_of_another_and_ends_its_links(caplog) -> None:
     async def scenario(trio):
         leader = await trio.settled()
         liar, other = trio.others(leader)
@@ -122,6 +127,7 @@ def test_a_controller_outlives_the_lies_of_another_and_ends_its_links() -> None:
         assert (trio.leaders, set(trio.running)) == ([leader], {leader, other})
 
     simulated(scenario)
+    assert sum("sent an invalid message" in line for line in caplog.messages) == 1
 
 
 async def test_a_log_with_a_command_that_cannot_be_read_is_named_at_the_start(tmp_path: Path) -> None:

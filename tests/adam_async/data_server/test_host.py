@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from adam_async.cluster_map import NodeRecord
 from adam_async.controller.client import Membership
 from adam_async.data_server import host as host_module
-from adam_async.errors import RunFailed
+from adam_async.errors import DataError, RunFailed
 from adam_async.messages import GetStatistics, Statistics, pack, read_text_tensor, unpack
 from adam_async.traffic import Traffic
 from tests.adam_async.data_server.hosts import DATA, asked_host, asker_of, controller_of, host_of, identity
@@ -162,3 +163,11 @@ async def test_a_data_server_that_fails_is_logged_and_leaves_the_host_alone(netw
         async with controller_of(network) as second:
             await asker.serve(second.address)
             assert second.map.live("data") == ["host-2"]
+
+
+def test_a_description_of_the_data_that_no_map_has_room_for_is_refused_at_once(network):
+    dataset = replace(DATA, source="x" * 9000)
+    with pytest.raises(
+        DataError, match=r"above the limit of 8192: shorten .* its source \(9000 characters\)"
+    ):
+        host_of(network, dataset=dataset)
