@@ -91,9 +91,10 @@ SENDERS: Mapping[str, tuple[str, ...]] = {
     "ps": ("worker", "worker", "driver"),
     "data": ("worker", "driver", "data"),
     "worker": ("worker", "driver", "ps", "data"),
-    "controller": ("worker", "driver", "data", "ps"),
+    "controller": ("worker", "driver", "data", "ps", "controller"),
 }
-"""Roles that hostile peers prove to a target; never `controller`, because controllers trust each other."""
+"""Roles that hostile peers prove to a target. A hostile `controller` belongs to no group, because the members of
+a group trust each other."""
 
 ONE_WAY = ("Greet", "Blocks", "Agree")
 """Types of messages without an answer."""
@@ -104,6 +105,9 @@ wait until a target is in a run, and of all actions of one hostile peer."""
 
 LEADER_SHARE = 0.8
 """Share of the hostile peers of controllers that attack the leader."""
+
+STOLEN = 6
+"""Records that one hostile peer tries to set."""
 
 SPOKEN = 20
 """Pushes that a hostile peer tries to make in the sessions of others."""
@@ -413,33 +417,32 @@ class _Peer:
     # --- records and roles -------------------------------------------------------------------
 
     async def set_records_of_others(self) -> bool:
-        """Try to set records of other roles in the map, each at its current version."""
+        """Try to set records of other roles in the map, each at its current version and over its own link."""
         cluster = self._peers.map
         self._target = self._peers.leader or self._target
-        link = await self._dial()
-        self._sent += 1
-        try:
-            session = unpack(await link.call(pack(OpenSession()), timeout_s=ANSWER_S), SessionOpened).session
-            for number, (key, record) in enumerate(self._stolen(cluster), 1):
+        for key, record in self._stolen(cluster)[:STOLEN]:
+            link = await self._dial()
+            self._sent += 1
+            try:
+                opened = await link.call(pack(OpenSession()), timeout_s=ANSWER_S)
                 body = CompareAndSet(
                     key=key,
                     expected=record.changed,
-                    session=session,
-                    number=number,
+                    session=unpack(opened, SessionOpened).session,
+                    number=1,
                     after=cluster.version,
                     group=self._peers.group,
                 )
-                try:
-                    answer = await link.call(pack(body, [text_tensor(record)]), timeout_s=ANSWER_S)
-                except RemoteError:
-                    self._peers.count("records refused")
-                    continue
+                answer = await link.call(pack(body, [text_tensor(record)]), timeout_s=ANSWER_S)
                 if unpack_answer(answer).done:
                     raise Violation("records belong to their roles", f"a {self._as} has set {key}")
-        except (TransportError, CallTimeout):
-            self._peers.count("links closed")
-        link.abort()
-        return True
+            except RemoteError:
+                self._peers.count("records refused")
+            except (TransportError, CallTimeout):
+                self._peers.count("links closed")
+            finally:
+                link.abort()
+        return self._sent > 0
 
     def _stolen(self, cluster: ClusterMap) -> list[tuple[str, NodeRecord | RunRecord | LendingRecord]]:
         """Records that this role may not set, with the values that it tries to set."""
