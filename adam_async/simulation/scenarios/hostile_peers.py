@@ -93,8 +93,8 @@ SENDERS: Mapping[str, tuple[str, ...]] = {
     "worker": ("worker", "driver", "ps", "data"),
     "controller": ("worker", "driver", "data", "ps", "controller"),
 }
-"""Roles that hostile peers prove to a target. A hostile `controller` belongs to no group of controllers: members
-of one trust each other."""
+"""Roles that hostile peers prove to a target. A hostile `controller` is in no group of controllers:
+members of one trust each other."""
 
 ONE_WAY = ("Greet", "Blocks", "Agree")
 """Types of messages without an answer."""
