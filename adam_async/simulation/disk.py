@@ -293,6 +293,20 @@ class SimulatedDisk(Disk):
         self._writes += 1
         self._written_bytes += len(content)
 
+    async def read_secret(self, path: Path) -> bytes:
+        """Return the bytes of a file. A simulated machine has one user: files have no modes."""
+        return await self.read_bytes(path)
+
+    async def write_private(self, path: Path, data: bytes) -> None:
+        """Write a new file.
+
+        Raises:
+            FileExistsError: A file of this name exists.
+        """
+        if path.name in await self.names(path.parent):
+            raise FileExistsError(f"{path} exists")
+        await self.write_down(path, [data])
+
     async def keep_private(self, path: Path) -> str:
         return ""  # a simulated machine has one user
 

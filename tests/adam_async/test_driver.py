@@ -323,7 +323,7 @@ async def test_a_worker_whose_address_is_none_does_not_end_the_run():
             network=cluster.network,
             controller=cluster.controller.address,
             identity=stray,
-            record=NodeRecord(role="worker", address="nowhere", incarnation=9),
+            record=NodeRecord(role="worker", address="tcp://127.0.0.1:1", incarnation=9),
             waits=cluster.config.waits,
             traffic=Traffic("worker-9"),
         )
