@@ -113,7 +113,9 @@ async def cluster_of(folder: Path, *, workers: int) -> AsyncIterator[Cluster]:
         server = stack.enter_context(Command("data", *place, "--data", str(folder), "--cache", str(BUDGET)))
         seats: list[Membership] = []
         for identity in (who("driver"), *(who("worker", number) for number in range(workers))):
-            record = NodeRecord(role=identity.role, address="", incarnation=identity.incarnation)
+            record = NodeRecord(
+                role=identity.role, address=f"local://{identity.node}", incarnation=identity.incarnation
+            )
             seat = Membership(identity=identity, record=record, traffic=Traffic(identity.node), **reach)
             seats.append(seat)
             stack.callback(group.create_task(seat.run()).cancel)

@@ -34,7 +34,9 @@ async def join(network, addresses, identity):
         network=network,
         controller=addresses,
         identity=identity,
-        record=NodeRecord(role=identity.role, address="", incarnation=identity.incarnation),
+        record=NodeRecord(
+            role=identity.role, address=f"local://{identity.node}", incarnation=identity.incarnation
+        ),
         waits=PATIENT,
         traffic=Traffic(identity.node),
     )

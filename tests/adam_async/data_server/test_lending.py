@@ -172,7 +172,9 @@ class Party:
             network=self.network,
             controller=self.controller.address,
             identity=identity,
-            record=NodeRecord(role=role, address="", incarnation=identity.incarnation),
+            record=NodeRecord(
+                role=role, address=f"local://{identity.node}", incarnation=identity.incarnation
+            ),
             waits=self.waits,
             traffic=Traffic(identity.node),
         )
