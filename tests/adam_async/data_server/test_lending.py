@@ -241,7 +241,9 @@ async def ask(party, node, **more):
         run=RUN, replica=0, partition=0, position=0, count=3, wait_s=1.0, heard=-1, rows=None, **more
     )
     address = party.map.nodes[node].address
-    async with party.network.connect(address, party.identity("worker", "asker")) as link:
+    (worker,) = party.map.members(0)
+    identity = Identity(role="worker", node=worker, incarnation=party.map.nodes[worker].incarnation)
+    async with party.network.connect(address, identity) as link:
         reply = await link.call(pack(body), timeout_s=20.0)
         return unpack(reply, Groups).leases, [np.array(tensor) for tensor in reply.tensors]
 
