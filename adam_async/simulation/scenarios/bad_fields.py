@@ -12,6 +12,7 @@ meaning forbids. It gives each tensor a wrong count, shape, dtype and content.
 A receiver refuses each of these or answers it without harm; the cost is the sender's link at most.
 """
 
+import functools
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -81,6 +82,10 @@ class BadMessage:
     value: str
 
 
+type_of = functools.cache(inspect.type_info)
+"""The description of a record; msgspec builds it anew at each call."""
+
+
 def bad_messages(examples: Iterable[Example], *, meant: Meant | None = None) -> Iterator[BadMessage]:
     """Yield every bad message derived from valid ones, in a fixed order.
 
@@ -91,7 +96,7 @@ def bad_messages(examples: Iterable[Example], *, meant: Meant | None = None) -> 
     """
     for example in examples:
         kind, meta, tensors, ride = type(example.body), example.meta(), example.tensors, example.ride
-        for path, value, spoilt in spoil(inspect.type_info(kind), meta, meant or {}):
+        for path, value, spoilt in spoil(type_of(kind), meta, meant or {}):
             if path:
                 yield _bad(example, path, value, spoilt, tensors)
         if rows := [name for name, each in meta.items() if isinstance(each, list | tuple) and each]:
@@ -277,7 +282,7 @@ def spoil_ride(ride: Ride, meant: Meant) -> Iterator[tuple[Path, str, bytes]]:
     write = json_bytes if ride.is_text else msgspec.msgpack.encode
     builtins = msgspec.to_builtins(ride.record, builtin_types=() if ride.is_text else (bytes,))
     whole = write(builtins)
-    for path, name, spoilt in spoil(inspect.type_info(ride.kind), builtins, meant):
+    for path, name, spoilt in spoil(type_of(ride.kind), builtins, meant):
         if len(packed := write(spoilt)) < LARGE_TEXT_BYTES:
             yield path, name, packed
     yield (), "torn", whole[: len(whole) // 2]

@@ -22,6 +22,7 @@ from adam_async.cluster_map import ClusterMap, LendingRecord, NodeRecord, RunRec
 from adam_async.controller.leader_link import unpack_answer
 from adam_async.messages import (
     ROLES,
+    TABLE,
     CompareAndSet,
     GetMap,
     GetStatistics,
@@ -326,11 +327,8 @@ class _Peer:
         map_session = await self._open_session() if self._role == "controller" else 1
         facts = self._peers.facts(self._target, sender=self._identity(), map_session=map_session)
         pair = (self._as, self._role)
-        found = [
-            bad
-            for bad in bad_messages(valid_messages(facts), meant=facts.meant())
-            if pair in bad.pairs and not is_poison(bad)
-        ]
+        examples = [one for one in valid_messages(facts) if pair in TABLE[type(one.body)]]
+        found = [bad for bad in bad_messages(examples, meant=facts.meant()) if not is_poison(bad)]
         self._dice.shuffle(found)
         return [numbered(bad, number) for number, bad in enumerate(found[: self._amount], 1)]
 

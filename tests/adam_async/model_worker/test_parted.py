@@ -6,6 +6,7 @@ import threading
 import msgspec
 import pytest
 
+from adam_async import planning
 from adam_async.cluster import LocalCluster
 from adam_async.model.named import digits
 from adam_async.model_worker.part_trainer import PartTrainer
@@ -155,9 +156,10 @@ class Held:
 
 
 @pytest.mark.parametrize("network", NETWORKS)
-@pytest.mark.skip(reason="fails since fields of messages have bounds: a defect to repair")
 async def test_a_worker_that_gets_nothing_back_does_not_run_away_from_a_slower_one(network, monkeypatch):
     # The convolution is frozen: the first worker sends activations, and needs no error gradients.
+    # The plan goes by estimates: measured times of so small layers may put the cut elsewhere.
+    monkeypatch.setattr(planning, "calibrate", lambda *_arguments, **_options: None)
     # Two groups of the second one hold two of the four threads that both share.
     waits = msgspec.structs.replace(QUICK, patience_s=50.0)
     flow = {"images_per_group": 1, "in_flight": 2, "threads": 2, "epochs": 1, "waits": waits}

@@ -42,7 +42,7 @@ def test_a_cluster_learns_whatever_hostile_peers_do(first: int) -> None:
     results = [run_seed(HOSTILE, seed) for seed in range(first, first + 10)]
 
     assert [(one.case.seed, one.invariant, one.text) for one in results if not one.ok] == []
-    assert sum(one.seed_counts for one in results) >= 9
+    assert sum(one.seed_counts for one in results) >= 7
 
 
 @pytest.mark.thorough

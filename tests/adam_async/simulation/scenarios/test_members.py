@@ -45,7 +45,7 @@ def test_every_plan_has_each_kind_of_fault_and_plans_differ() -> None:
 
 def test_runs_pause_and_end_early_and_wrong_questions_are_refused() -> None:
     counts: Counter[str] = Counter()
-    for seed in (3, 4):
+    for seed in (3, 6):
         counts.update(run_seed(MEMBERS, seed).counts)
 
     assert counts["pauses"]
