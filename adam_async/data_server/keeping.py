@@ -50,7 +50,7 @@ class CopyRefused(Exception):
     """A part of a ledger cannot be taken.
 
     Args:
-        code: ``old-term`` or ``gap``.
+        code: ``old-term``, ``gap`` or ``impossible``.
         text: What was wrong.
     """
 
@@ -182,32 +182,57 @@ class Keeping:
     def take(self, term: int, part: Part) -> list[Settled]:
         """Take what a lender sends; returns what is settled here now.
 
+        A refused part changes nothing.
+
         Raises:
-            CopyRefused: It is of an older term, or does not follow what we have.
+            CopyRefused: It is of an older term, does not follow what we have, or no state takes its entries.
         """
         if term < self.term or (term == self.term and self.leads):
             raise CopyRefused("old-term", f"this is term {self.term}, not {term}")
         if part.opening is None and term > self.term:
             raise CopyRefused("gap", f"in term {term} the ledger is to be read anew")
-        self.term = term
-        if self.leads:
-            self.follow()
-        if part.opening is not None:
-            self._incoming = Ledger(part.opening, first=part.first)
-        ledger = self._incoming or self.ledger
+        incoming = self._incoming if part.opening is None else _opened(part.opening, part.first)
+        ledger = incoming or self.ledger
         if part.first != ledger.stop:
             raise CopyRefused("gap", f"entry {part.first} does not follow {ledger.stop}")
-        for entry in part.entries:
-            ledger.append(entry)
-        if self._incoming is not None:
+        self._append(ledger, part.entries)
+        self.term, self._incoming = term, incoming
+        if self.leads:
+            self.follow()
+        if incoming is not None:
             if not part.whole:
                 return []
-            incoming, self._incoming = self._incoming, None
+            self._incoming = None
             if self._read_in == term and incoming.stop < self.ledger.stop:
                 raise CopyRefused("gap", f"{incoming.stop} entries came late: here are {self.ledger.stop}")
             self.ledger, self._read_in = incoming, term
         return self.ledger.settle(part.settled)
 
+    def _append(self, ledger: Ledger, entries: Sequence[Entry]) -> None:
+        """Write all entries of a part, or none of them."""
+        stop = ledger.stop
+        try:
+            for entry in entries:
+                ledger.append(entry)
+        except Exception as error:  # a peer chose the entries: the state may raise anything
+            before = ledger.before(stop)
+            if ledger is self.ledger:
+                self.ledger = before
+            elif ledger is self._incoming:
+                self._incoming = before
+            raise _impossible(error) from error
+
     def __repr__(self) -> str:
         part = "leads" if self.leads else "follows"
         return f"<Keeping {self._me[0]} {part} in term {self.term}, {self.ledger!r}>"
+
+
+def _opened(opening: Opening, first: int) -> Ledger:
+    try:
+        return Ledger(opening, first=first)
+    except Exception as error:  # a peer chose the opening
+        raise _impossible(error) from error
+
+
+def _impossible(error: Exception) -> CopyRefused:
+    return CopyRefused("impossible", f"no ledger has these entries: {error!r}")

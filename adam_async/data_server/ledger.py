@@ -86,6 +86,15 @@ class Ledger:
             self._first = first
         return done
 
+    def before(self, number: int) -> "Ledger":
+        """Return a new ledger with the entries before a number: it takes as long as to read them anew."""
+        first, opening = self._openings[0]
+        ledger = Ledger(opening, first=first)
+        for entry in self._entries[: number - first]:
+            ledger.append(entry)
+        ledger.settle(self.settled)
+        return ledger
+
     def begin(self) -> tuple[int, Opening]:
         """Where somebody new begins to read: the number of an entry, and the opening before it."""
         return self._openings[-1]

@@ -20,7 +20,8 @@ from adam_async.config import Waits
 from adam_async.controller.client import Membership
 from adam_async.data_server.keeping import CopyRefused, Keeper, Keeping, Part
 from adam_async.data_server.ledger import Settled
-from adam_async.data_server.question_checks import check_entering
+from adam_async.data_server.order import EpochOrders
+from adam_async.data_server.question_checks import check_entering, check_part
 from adam_async.data_server.state import (
     DataState,
     Event,
@@ -43,7 +44,7 @@ from adam_async.messages import (
 from adam_async.messages.sizes import MOST_LEDGER_BYTES
 from adam_async.timer import Timer
 from adam_async.traffic import Traffic
-from transport import Identity, Link, Network, Request, TransportError
+from transport import Identity, Link, Network, RemoteProtocolError, Request, TransportError
 
 logger = logging.getLogger(__name__)
 
@@ -103,6 +104,10 @@ class Lending:
         """By whom they have a link to."""
         self._news = asyncio.Event()
         self._outbox: list[Event] = []
+        self._partitions = 1
+        self._orders: EpochOrders
+        self._early: dict[str, tuple[Request, CopyLedger]] = {}
+        """Copies of terms that the map does not name yet, by sender."""
         self._timer = Timer(self._next_deadline, lambda: self.enter(TimePassed()))
 
     async def run(self, membership: Membership) -> None:
@@ -128,16 +133,35 @@ class Lending:
         lending = self._map.lending
         return lending is not None and lending.run == self._run and self._me in lending.keepers
 
-    def take_up(self, run: str, *, partitions: int) -> None:
-        """Begin a run's ledger."""
+    def take_up(self, run: str, *, partitions: int, orders: EpochOrders) -> None:
+        """Begin a run's ledger.
+
+        Args:
+            run: Its id.
+            partitions: Workers of a replica that take groups.
+            orders: The orders of its epochs.
+        """
         self._end_tasks()
         self._outbox.clear()
         self._run = run
+        self._partitions, self._orders = partitions, orders
         self._keeping = Keeping(self._me, Opening(partitions=partitions))
 
     def look(self, cluster: ClusterMap) -> None:
         """The cluster map has changed: see who lends, and who else is there."""
         self._map = cluster
+        self._follow_map(cluster)
+        early, self._early = self._early, {}
+        for request, body in early.values():
+            self._answer_early(request, body)
+
+    def _answer_early(self, request: Request, body: CopyLedger) -> None:
+        try:
+            self.answer_copy(request, body)
+        except RemoteProtocolError as error:
+            request.fail("malformed", str(error))
+
+    def _follow_map(self, cluster: ClusterMap) -> None:
         lending = cluster.lending
         if lending is None or lending.run != self._run or not lending.keepers:
             return
@@ -206,7 +230,7 @@ class Lending:
             request.reply(pack(Entered()))
 
     def answer_copy(self, request: Request, body: CopyLedger) -> None:
-        """A lender sends a part of the ledger.
+        """A lender sends a part of the ledger. Only the lender that the map names is believed.
 
         Raises:
             RemoteProtocolError: It is none.
@@ -229,7 +253,27 @@ class Lending:
         if body.term > known + MOST_TERMS:
             request.fail("not-lender", f"term {body.term}, and term {known} is known")
             return
+        lending = self._map.lending
+        if lending is None or lending.run != body.run or lending.term < body.term:
+            self._wait_for_map(request, body)
+        elif lending.term > body.term:
+            request.fail("old-term", f"this is term {lending.term}, not {body.term}")
+        elif lending.keepers[:1] != ((peer.node, peer.incarnation),):
+            request.fail("not-lender", f"{peer.node} does not lend in term {body.term}")
+        else:
+            self._take_copy(request, body)
+
+    def _wait_for_map(self, request: Request, body: CopyLedger) -> None:
+        """Keep a copy of a later term until the map names its lender; of each server the last one."""
+        node = request.link.peer.node
+        if node in self._early:
+            self._early[node][0].fail("not-lender", f"{node} has sent another copy since")
+        self._early[node] = request, body
+
+    def _take_copy(self, request: Request, body: CopyLedger) -> None:
         part = read_packed_tensor(request.message, Part, MOST_LEDGER_BYTES)
+        orders = self._orders
+        check_part(part, partitions=self._partitions, images=orders.num_images, groups=orders.num_groups)
         led = self._keeping.leads
         try:
             settled = self._keeping.take(body.term, part)

@@ -77,9 +77,15 @@ class EpochOrders:
                 f"num_images and images_per_group must be positive, not {num_images} and {images_per_group}"
             )
         self._dice = dice
-        self._num_images = num_images
+        self.num_images = num_images
+        """Training images."""
         self._images_per_group = images_per_group
         self._last: EpochOrder | None = None
+
+    @property
+    def num_groups(self) -> int:
+        """Number of groups of an epoch."""
+        return count_groups(self.num_images, self._images_per_group)
 
     def order(
         self, epoch: int, skipped: Sequence[Ranges] = (), *, first: int = 1, carried: bytes = b""
@@ -113,16 +119,16 @@ class EpochOrders:
         return order
 
     def _shuffle(self, epoch: int, carried: bytes) -> EpochOrder:
-        indices = self._dice.permutation(PURPOSE, keys=(epoch,), n=self._num_images)
+        indices = self._dice.permutation(PURPOSE, keys=(epoch,), n=self.num_images)
         indices = np.ascontiguousarray(indices, dtype=np.int64)
         count = 0
         if carried:
-            if len(carried) != -(-self._num_images // 8):
+            if len(carried) != -(-self.num_images // 8):
                 raise DataError(
-                    f"{len(carried)} bytes say which images epoch {epoch} begins with; {self._num_images} "
-                    f"images need {-(-self._num_images // 8)}: is this the data set of the run?"
+                    f"{len(carried)} bytes say which images epoch {epoch} begins with; {self.num_images} "
+                    f"images need {-(-self.num_images // 8)}: is this the data set of the run?"
                 )
-            bits = np.unpackbits(np.frombuffer(carried, np.uint8), count=self._num_images)
+            bits = np.unpackbits(np.frombuffer(carried, np.uint8), count=self.num_images)
             come_first = bits.astype(np.bool_)[indices]
             count = int(np.count_nonzero(come_first))
             indices = np.concatenate([indices[come_first], indices[~come_first]])

@@ -3,8 +3,10 @@
 from collections.abc import Callable, Mapping
 
 from adam_async.cluster_map import ClusterMap
-from adam_async.data_server.state import GroupsReported, LeaseAsked
+from adam_async.data_server.keeping import Part
+from adam_async.data_server.state import EpochBegan, GroupsReported, LeaseAsked
 from adam_async.messages import LeaseGroups, ReadTest, ReportGroups
+from adam_async.shares import covers
 from transport import Identity, RemoteProtocolError
 
 MOST_ASKED, MOST_WAIT_S = 64, 3600.0
@@ -121,3 +123,43 @@ def check_entering(event: LeaseAsked | GroupsReported, peer: Identity) -> None:
     if isinstance(event, LeaseAsked) and (event.count > MOST_ASKED or event.wait_s > MOST_WAIT_S):
         text = f"no question is for {event.count} groups within {event.wait_s:g} s"
         raise RemoteProtocolError("events", text)
+
+
+def check_part(part: Part, *, partitions: int, images: int, groups: int) -> None:
+    """Refuse a part of a ledger that another run or another data set has.
+
+    Args:
+        part: The part.
+        partitions: Workers of a replica that take groups.
+        images: Number of training images.
+        groups: Number of groups of an epoch.
+
+    Raises:
+        RemoteProtocolError: The part is impossible in this run.
+    """
+    opening = part.opening
+    if opening is not None:
+        lengths = {len(log.positions) for log in opening.logs}
+        if opening.partitions != partitions or not lengths <= {partitions}:
+            raise RemoteProtocolError("ledger", f"replicas have {partitions} parts in this run")
+    for entry in part.entries:
+        if isinstance(entry.event, EpochBegan):
+            _check_epoch(entry.event, images=images, groups=groups)
+
+
+def _check_epoch(event: EpochBegan, *, images: int, groups: int) -> None:
+    if not 1 <= event.groups <= groups:
+        text = f"an epoch of the data set has {groups} groups, not {event.groups}"
+        raise RemoteProtocolError("ledger", text)
+    if len(event.carried_images) not in (0, -(-images // 8)):
+        text = f"{len(event.carried_images)} bytes of images, and the data set has {images} images"
+        raise RemoteProtocolError("ledger", text)
+    ends = [end for part in event.finished for end in part]
+    if (
+        ends != sorted(ends)
+        or max([0, *ends]) > event.groups
+        or max(event.warm, event.carried) > event.groups
+    ):
+        raise RemoteProtocolError("ledger", f"more groups than the {event.groups} of epoch {event.number}")
+    if not event.shares or not covers(event.shares.values(), groups=event.groups, turn=event.turn):
+        raise RemoteProtocolError("ledger", f"the shares of epoch {event.number} do not make it up")

@@ -262,7 +262,7 @@ class DataServer(Role):
             images_per_group=self._config.images_per_group,
         )
         self._partitions = cluster.takers
-        self._lending.take_up(run.id, partitions=self._partitions)
+        self._lending.take_up(run.id, partitions=self._partitions, orders=self._orders)
 
     def _enter_changes(self, cluster: ClusterMap, run: RunRecord) -> None:
         """Enter who is live, and the epoch that began, where the ledger does not have it."""

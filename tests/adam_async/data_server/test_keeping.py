@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adam_async.data_server.keeping import CopyRefused, Keeping, Part
+from adam_async.data_server.ledger import Entry
 from adam_async.data_server.state import (
+    EpochBegan,
     EpochEnded,
     Grant,
     GroupsReported,
@@ -723,3 +725,20 @@ def test_a_new_lender_goes_on_where_the_ledgers_time_was():
     b.enter(ticks(1), now=21.0)
     assert b.ledger.last_now == 501.0
     assert b.time_of(503.0) == 23.0
+
+
+@pytest.mark.parametrize("anew", [False, True])
+def test_a_part_that_no_state_takes_changes_nothing(anew):
+    lender, b = leading(B), keeping_of(B)
+    lender.enter(ticks(3), now=1.0)
+    copy_all(lender, B, b)
+    impossible = Entry(2.0, EpochBegan(1, 0, {Replica(0): (0, 0)}))
+    entries = (Entry(2.0, ReplicasChanged({Replica(0): 7})), impossible)
+    opening = Opening() if anew else None
+    with pytest.raises(CopyRefused) as refused:
+        b.take(1 + anew, Part(first=0 if anew else 3, settled=3, entries=entries, opening=opening))
+    assert refused.value.code == "impossible"
+    assert (b.term, b.ledger.stop, b.ledger.settled, b.ledger.state.lives) == (1, 3, 3, {})
+    lender.enter(ticks(1), now=3.0)
+    copy_all(lender, B, b)
+    assert (b.ledger.stop, b.ledger.settled) == (4, 4)

@@ -25,6 +25,7 @@ from adam_async.messages import (
     Finished,
     Groups,
     LeaseGroups,
+    LedgerCopied,
     ReportGroups,
     pack,
     packed_tensor,
@@ -434,6 +435,23 @@ async def test_a_ledger_of_a_stranger_in_a_later_term_is_not_taken(network):
             assert await refused(party, server, CopyLedger(run=RUN, term=9), foreign) == "not-member"
             assert server.statistics()["lending"]["term"] == 1
         assert lender.statistics()["lending"]["leads"]
+
+
+async def test_a_later_term_is_taken_when_the_map_names_its_lender_and_not_before(network):
+    async with party_of(network, 2) as party:
+        lender, other = (party.servers[name] for name in party.map.lenders)
+        opening = [packed_tensor(Part(first=0, settled=0, opening=Opening()))]
+        async with party.network.connect(lender.address, other._identity) as link:
+            with pytest.raises(RemoteError, match="not-lender"):
+                await link.call(pack(CopyLedger(run=RUN, term=1), opening), timeout_s=20.0)
+            copy = pack(CopyLedger(run=RUN, term=2), opening)
+            first, second = (link.call_nowait(copy, timeout_s=20.0) for _ in range(2))
+            with pytest.raises(RemoteError, match="not-lender"):
+                await first
+            assert lender.statistics()["lending"]["leads"]
+            await party.driver.report_death(lender._identity.node)
+            unpack(await second, LedgerCopied)
+        assert not lender.statistics()["lending"]["leads"]
 
 
 async def test_only_the_worker_that_has_a_part_asks_for_its_groups_and_reports_them(network):

@@ -3,8 +3,15 @@
 import msgspec
 import pytest
 
-from adam_async.data_server.question_checks import check_entering, check_report, check_test_part
-from adam_async.data_server.state import GroupsReported, LeaseAsked
+from adam_async.data_server.keeping import Part
+from adam_async.data_server.ledger import Entry
+from adam_async.data_server.question_checks import (
+    check_entering,
+    check_part,
+    check_report,
+    check_test_part,
+)
+from adam_async.data_server.state import EpochBegan, GroupsReported, LeaseAsked, Opening, OpenLog
 from adam_async.ids import Replica
 from adam_async.messages import Finished, ReadTest, ReportGroups
 from transport import Identity, RemoteProtocolError
@@ -56,3 +63,41 @@ def test_another_data_server_enters_what_its_own_workers_asked():
     for change in ({"request": ("data-0", 3)}, {"request": None}, {"count": 65}, {"wait_s": 1e9}):
         with pytest.raises(RemoteProtocolError):
             check_entering(msgspec.structs.replace(asked, **change), peer)
+
+
+EPOCH = EpochBegan(1, 6, {Replica(0): (0, 2), Replica(1): (2, 6)}, carried_images=bytes(3))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"groups": 3_000_000, "shares": {Replica(0): (0, 3_000_000)}},
+        {"groups": 0, "shares": {}},
+        {"carried_images": bytes(2)},
+        {"carried": 7},
+        {"warm": 7},
+        {"finished": ((0, 4), (3, 6))},
+        {"finished": ((5, 7),)},
+        {"shares": {}},
+        {"shares": {Replica(0): (0, 6), Replica(1): (2, 6)}},
+        {"shares": {Replica(0): (0, 1 << 31)}},
+    ],
+)
+def test_a_ledger_holds_no_epoch_that_the_data_set_cannot_have(change):
+    epoch = msgspec.structs.replace(EPOCH, **change)
+    with pytest.raises(RemoteProtocolError, match="ledger"):
+        check_part(Part(first=0, settled=0, entries=(Entry(0.0, epoch),)), partitions=2, images=24, groups=6)
+
+
+def test_a_ledger_has_as_many_parts_of_replicas_as_the_run():
+    log = OpenLog(Replica(0), 1, 0, (0, 0))
+    for partitions, logs in ((2, (log,)), (2, ()), (1, ())):
+        part = Part(
+            first=0,
+            settled=0,
+            entries=(Entry(0.0, EPOCH),),
+            opening=Opening(partitions=partitions, logs=logs),
+        )
+        check_part(part, partitions=partitions, images=24, groups=6)
+        with pytest.raises(RemoteProtocolError, match="ledger"):
+            check_part(part, partitions=3, images=24, groups=6)
