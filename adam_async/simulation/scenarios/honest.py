@@ -5,6 +5,7 @@ link for a broken rule.
 """
 
 import asyncio
+from collections.abc import Awaitable
 from typing import Any
 
 import numpy as np
@@ -81,6 +82,9 @@ CANNOT_TRAVEL: tuple[tuple[str, Any], ...] = (
 
 PAUSE_S = 0.06
 """Mean pause of a client between two questions."""
+
+ROOM_S = 5.0
+"""Maximum time that a client waits for room on a link, in seconds: a link that does not move ends earlier."""
 
 
 def network_of(node: Node, *, token: bytes | None = TOKEN, rules: RoleTable = RULES) -> TcpNetwork:
@@ -185,7 +189,7 @@ class Honest:
                 count = 1 + dice.below(6 if few else 20)
                 notes = [Message(type="note", meta={"n": n}, tensors=carried) for n in range(count)]
                 for note in notes:
-                    await link.send(note)
+                    await _with_room(link.send(note))
                 for note in notes:
                     _check(note, await link.receive())
             case 3:
@@ -209,6 +213,7 @@ class Honest:
                 calls.append(link.call_nowait(question, timeout_s=4.0))  # noqa: PERF401 - what was asked counts
         except WouldBlock:
             self._ledger.counts["full"] += 1
+            await _with_room(link.wait_writable())
             try:
                 _check(questions[0], await link.call(questions[0], timeout_s=4.0))
             except CallTimeout:
@@ -231,12 +236,25 @@ class Honest:
                     "who was told that arrays are free has failed: that is no matter of the link"
                 )
 
-        await link.wait_writable()
+        await _with_room(link.wait_writable())
         link.ask(question, answer.set_result, timeout_s=4.0, release=let_go)
         came = await answer
         if isinstance(came, TransportError):
             raise came
         _check(question, came)
+
+
+async def _with_room(wait: Awaitable[None]) -> None:
+    """Wait for room on a link.
+
+    Raises:
+        Violation: Neither room nor the end of the link came within `ROOM_S`.
+    """
+    try:
+        async with asyncio.timeout(ROOM_S):
+            await wait
+    except TimeoutError:
+        raise Violation("all are answered", f"a link gave no room for {ROOM_S:g} s") from None
 
 
 async def _answer(request: Request) -> None:

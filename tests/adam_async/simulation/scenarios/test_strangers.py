@@ -67,8 +67,8 @@ ABLATIONS = {
         FrameDecoder, "_parse", "start + _CHECKED_BYTES])) != crc", "start + _CHECKED_BYTES])) < 0",
         "who breaks a rule is shown out", 1,
     ),
-    "who waits for room is woken when the last that was queued has left": (
-        TcpLink, "resume_writing", "(self._writing or unsent <=", "(unsent <=", "all are answered", 33,
+    "senders that wait for room are woken when the whole queue leaves at once": (
+        TcpLink, "resume_writing", "(self._writing or unsent <=", "(unsent <=", "all are answered", 1,
     ),
 }  # fmt: skip
 
