@@ -20,6 +20,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from adam_async.config import Waits
+from adam_async.data_server.group_limits import GroupLimits
 from adam_async.errors import RoleDied
 from adam_async.messages import Finished, Groups, Lease, LeaseGroups, Reported, ReportGroups, pack, unpack
 from adam_async.traffic import Traffic
@@ -70,6 +71,7 @@ class DataClient:
         life: The life of the replica in which we do.
         partition: Our part of it.
         ahead: Groups to hold.
+        limits: Limits of the run's groups.
         rows: First row of the images that we need, and the one behind the last; ``(0, 0)``: labels only.
             None: whole images.
         waits: Deadlines.
@@ -89,6 +91,7 @@ class DataClient:
         life: int,
         partition: int,
         ahead: int,
+        limits: GroupLimits,
         waits: Waits,
         traffic: Traffic,
         rows: tuple[int, int] | None = None,
@@ -107,10 +110,13 @@ class DataClient:
         self._partition = partition
         self._rows = rows
         self._ahead = ahead
+        self._limits = limits
         self._traffic = traffic
         self._waits = waits
         self._groups: deque[ImageGroup] = deque()
         self._position = 0
+        self._open: set[tuple[int, int, int]] = set()
+        """Epoch, number and attempt of the groups that are not finished."""
         self._heard = -1
         self._reports: list[Finished] = []
         self._has_group = asyncio.Event()
@@ -121,7 +127,7 @@ class DataClient:
         self._blocked_s = 0.0
         self._last = False
         self._end = 0
-        self._answered = False
+        self._answered = self._refused = False
 
     async def run(self) -> None:
         """Read ahead until cancelled.
@@ -172,8 +178,10 @@ class DataClient:
                 self._link.abort()
 
     async def _attend(self, link: Link) -> bool:
-        """Hold both conversations until the link ends. Returns whether anything was answered on it."""
-        self._answered, self._link = False, link
+        """Hold both conversations until the link ends. Returns whether all answers on it, one at least, were
+        correct."""
+        self._answered = self._refused = False
+        self._link = link
         self._traffic.watch(link)
         node = self._identity.node
         try:
@@ -189,7 +197,7 @@ class DataClient:
             self._link = None
             link.abort()
             self._traffic.gone(link)
-        return self._answered
+        return self._answered and not self._refused
 
     async def _talk(self, link: Link, talk: Callable[[Link], Awaitable[None]]) -> None:
         """Hold one of the conversations; whatever breaks it ends the link, and with it the other one.
@@ -201,6 +209,8 @@ class DataClient:
             await talk(link)
         except TransportError as error:
             logger.info("%s: link to the data server broke: %s", self._identity.node, error)
+            # A server with impossible answers is left for the next one, like a silent server.
+            self._refused = self._refused or isinstance(error, RemoteProtocolError)
             link.abort()
 
     async def _read(self, link: Link) -> None:
@@ -222,10 +232,14 @@ class DataClient:
                 rows=self._rows,
             )
             reply = await link.call(pack(body), timeout_s=self._waits.call_s)
+            self._take_up(body.count, unpack(reply, Groups), reply.tensors)
             self._answered = True
-            self._take_up(unpack(reply, Groups), reply.tensors)
 
-    def _take_up(self, answer: Groups, tensors: Sequence[NDArray[Any]]) -> None:
+    def _take_up(self, asked: int, answer: Groups, tensors: Sequence[NDArray[Any]]) -> None:
+        self._limits.check(answer.leases, tensors)
+        tags = {(lease.epoch, lease.number, lease.attempt) for lease in answer.leases}
+        if len(answer.leases) > asked or len(tags) < len(answer.leases) or not tags.isdisjoint(self._open):
+            raise RemoteProtocolError("groups", f"{asked} groups that are not held were asked for")
         images = _images_of(answer.leases, tensors, labels_only=self._rows == (0, 0))
         if not answer.leases and not answer.last:
             return
@@ -233,6 +247,7 @@ class DataClient:
         for lease, (pictures, labels) in zip(answer.leases, images, strict=True):
             self._groups.append(ImageGroup(lease, pictures, labels, clock, met))
             clock = met = 0
+        self._open |= tags
         self._position += len(answer.leases)
         self._heard = answer.end if answer.last else -1
         self._last = answer.last
@@ -306,6 +321,7 @@ class DataClient:
 
     def finished(self, report: Finished) -> None:
         """A group was trained and its push acknowledged; tell the data server soon."""
+        self._open.discard((report.epoch, report.number, report.attempt))
         self._reports.append(report)
         if self._is_short or len(self._reports) >= self._ahead // 2:
             self._has_reports.set()

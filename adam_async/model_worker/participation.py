@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from adam_async.cluster_map import ClusterMap
 from adam_async.config import Config, Waits, default_in_flight, replica_in_flight
 from adam_async.data_server.client import DataClient
+from adam_async.data_server.group_limits import GroupLimits
 from adam_async.errors import ConfigError
 from adam_async.machine import pinned_cpus
 from adam_async.messages import Block, Finished, Greet, Lease
@@ -162,13 +163,15 @@ class Participation:
             self._in_flight = in_flight or aliased.in_flight
             self._way = aliased
         self._cluster = cluster
+        rows = None if partition is None else partition.image_rows
         self._data = DataClient(
             address=lambda attempt: self._cluster.lender_for(replica, attempt),
             run=run.id,
             replica=replica,
             life=life,
             partition=part,
-            rows=None if partition is None else partition.image_rows,
+            rows=rows,
+            limits=self._limits(config, spec, rows),
             ahead=max(config.groups_ahead(prod(spec.input_shape)), self._in_flight),
             **reach,
         )
@@ -176,6 +179,17 @@ class Participation:
         self._pool: ComputePool | None = None
         self._engine: Engine | None = None
         self._filling = False
+
+    def _limits(self, config: Config, spec: ModelSpec, rows: tuple[int, int] | None) -> GroupLimits:
+        pixels = prod(spec.input_shape)
+        if rows is not None:
+            pixels = pixels // spec.input_shape[1] * (rows[1] - rows[0])
+        return GroupLimits(
+            images=config.images_per_group,
+            pixels=pixels,
+            classes=prod(self._model.layers[-1].input_shapes[0]),
+            epochs=config.epochs,
+        )
 
     def _new_neighbours(
         self, cluster: ClusterMap, replica: int, partition: Partition, reach: Mapping[str, Any]

@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from fcntl import ioctl
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from adam_async.config import Config
 from adam_async.controller.client import Membership
 from adam_async.controller.service import Controller
 from adam_async.data_server.client import DataClient
+from adam_async.data_server.group_limits import GroupLimits
 from adam_async.entrypoints import LOOPBACK
 from adam_async.messages import Finished, Groups, LeaseGroups, pack, role_table, unpack
 from adam_async.parameter_server.service import ParameterServer
@@ -198,6 +200,7 @@ async def test_eight_who_do_not_read_neither_fill_the_memory_nor_delay_a_ninth(
             life=cluster.lives[STALLED],
             partition=0,
             ahead=16,
+            limits=GroupLimits(images=GROUP, pixels=prod(SHAPE), classes=1000, epochs=1),
             waits=Config().waits,
             traffic=Traffic("worker"),
         )

@@ -20,6 +20,7 @@ from adam_async.config import Config, Waits
 from adam_async.controller.client import Membership
 from adam_async.data_server.client import DataClient, ImageGroup
 from adam_async.data_server.dataset import Dataset, make_dataset
+from adam_async.data_server.group_limits import GroupLimits
 from adam_async.data_server.service import DataServer
 from adam_async.errors import AdamError, DeadlineExceeded
 from adam_async.machine import ProcessMemory
@@ -227,6 +228,7 @@ class ShortRuns:
             life=life,
             partition=part,
             ahead=AHEAD,
+            limits=GroupLimits(images=GROUP, pixels=(4, 2)[part], classes=2, epochs=RUN_EPOCHS),
             rows=(None, (0, 1))[part],
             waits=WAITS,
             traffic=Traffic(seat.node),

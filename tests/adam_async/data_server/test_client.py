@@ -1,13 +1,14 @@
 """Groups ahead of need and reports behind, against a data server whose answers the test writes."""
 
 import asyncio
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import msgspec
 import numpy as np
 import pytest
 
 from adam_async.data_server.client import DataClient
+from adam_async.data_server.group_limits import GroupLimits
 from adam_async.errors import RoleDied, first_cause
 from adam_async.messages import Finished, Groups, Lease, LeaseGroups, Reported, ReportGroups, pack, unpack_any
 from adam_async.traffic import Traffic
@@ -15,6 +16,7 @@ from tests.adam_async.runs import NETWORKS, PATIENT, address_of, turns, until
 from transport import Identity
 
 AHEAD = 4
+LIMITS = GroupLimits(images=2, pixels=9, classes=1000, epochs=1)
 
 
 class Server:
@@ -68,6 +70,7 @@ async def client_of(network, *, waits=PATIENT, ahead=AHEAD, rows=None):
             life=5,
             partition=1,
             ahead=ahead,
+            limits=LIMITS,
             rows=rows,
             waits=waits,
             traffic=Traffic("worker-0"),
@@ -284,6 +287,7 @@ async def test_a_server_that_is_not_there_is_given_up_by_name(network):
         life=5,
         partition=0,
         ahead=AHEAD,
+        limits=LIMITS,
         waits=msgspec.structs.replace(PATIENT, patience_s=0.05),
         traffic=Traffic("worker-0"),
     )
@@ -314,3 +318,70 @@ async def test_a_later_meeting_is_heard_by_who_has_nothing_to_do(network):
         await server.grant(0, last=True, end=6)
         await client.wait_group()
         assert (client.exhausted, client.end) == (True, 6)
+
+
+LEASE = Lease(1, 0, 1, 2)
+PIXELS, LABELS = np.zeros((2, 1, 3, 3), np.uint8), np.zeros(2, np.int64)
+
+
+@pytest.mark.parametrize(
+    ("leases", "tensors"),
+    [
+        ((LEASE,), (PIXELS.astype(np.float32), LABELS)),
+        ((LEASE,), (PIXELS[:, :, :, :2], LABELS)),
+        ((LEASE,), (PIXELS.reshape(2, 9), LABELS)),
+        ((LEASE,), (PIXELS[0, 0, 0, 0], LABELS)),
+        ((LEASE,), (PIXELS, LABELS - 1)),
+        ((LEASE,), (PIXELS, LABELS + LIMITS.classes)),
+        ((LEASE,), (PIXELS, LABELS.astype(np.float64))),
+        ((LEASE,), (PIXELS, np.int64(0))),
+        ((Lease(1, 0, 1, 3),), (np.zeros((3, 1, 3, 3), np.uint8), np.zeros(3, np.int64))),
+        ((Lease(1, 0, 1, 0),), (PIXELS[:0], LABELS[:0])),
+        ((Lease(2, 0, 1, 2),), (PIXELS, LABELS)),
+        ((LEASE, LEASE), (np.concatenate([PIXELS] * 2), np.concatenate([LABELS] * 2))),
+        (
+            tuple(Lease(1, number, 1, 1) for number in range(AHEAD + 1)),
+            (np.zeros((AHEAD + 1, 1, 3, 3), np.uint8), np.zeros(AHEAD + 1, np.int64)),
+        ),
+    ],
+)
+async def test_an_answer_that_the_run_cannot_have_ends_its_link_only(leases, tensors):
+    async with client_of(NETWORKS["local"]()) as (client, server):
+        await until(lambda: bool(server.asked))
+        _, request = server.asked.pop(0)
+        request.reply(pack(Groups(leases=leases), [np.ascontiguousarray(tensor) for tensor in tensors]))
+        await server.grant(1)
+        assert len(server.links) == 2
+        (group,) = await take(client)
+        assert group.lease == LEASE
+        assert not client.has_group
+
+
+async def test_a_group_that_is_held_is_not_leased_again():
+    async with client_of(NETWORKS["local"]()) as (client, server):
+        await server.grant(1)
+        server.leased = 0
+        await server.grant(1)
+        await until(lambda: len(server.links) == 2)
+        (group,) = await take(client)
+        assert not client.has_group
+        client.finished(finished(group))
+
+
+async def test_after_an_impossible_answer_the_next_server_is_asked():
+    network, servers = NETWORKS["local"](), (Server(), Server())
+    async with AsyncExitStack() as stack:
+        far = Identity(role="data", node="data-0", incarnation=1)
+        listeners = [
+            await stack.enter_async_context(network.listen(address_of(network), far, server.on_link))
+            for server in servers
+        ]
+        async with client_of(network) as (client, _):
+            client._address = lambda attempt: listeners[attempt % 2].address
+            client.look()
+            await until(lambda: bool(servers[0].asked))
+            client.finished(Finished(1, 0, 1, 2, 0.5))
+            await until(lambda: bool(servers[0].reported))
+            servers[0].asked.pop()[1].reply(pack(Groups(leases=(LEASE,)), [PIXELS, LABELS - 1]))
+            await servers[1].grant(1)
+            assert (await take(client))[0].lease == LEASE

@@ -15,6 +15,7 @@ from adam_async.controller.client import Membership
 from adam_async.controller.service import Controller
 from adam_async.data_server import client as client_module
 from adam_async.data_server.client import DataClient
+from adam_async.data_server.group_limits import GroupLimits
 from adam_async.data_server.keeping import Part
 from adam_async.data_server.service import DataServer, first_question
 from adam_async.data_server.state import Opening
@@ -80,6 +81,7 @@ class Worker:
             life=life,
             partition=0,
             ahead=4,
+            limits=GroupLimits(images=4, pixels=64, classes=10, epochs=9),
             waits=self.party.waits,
             traffic=self.traffic,
         )
