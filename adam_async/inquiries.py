@@ -26,8 +26,14 @@ from transport import Identity, Network, RemoteProtocolError, TransportError
 PROFILE_CHUNK = 50_000
 """Events of a profile read in one message: about 6 MB."""
 
+MOST_PROFILE_EVENTS = 1 << 20
+"""Maximum number of events of one role: three times what a timeline has room for."""
+
 RECORD_CHUNK = 4 << 20
 """Bytes of a record read in one message."""
+
+MOST_RECORD_BYTES = 4 << 30
+"""Maximum size of what one role noted for a replay, in bytes."""
 
 
 class Inquiries:
@@ -108,7 +114,7 @@ class Inquiries:
         """What the role at an address noted.
 
         Raises:
-            TransportError: It cannot be reached, or did not answer.
+            TransportError: It cannot be reached, did not answer, or sent other events than asked for.
         """
         parts: list[Part] = []
         have, total = 0, 1
@@ -117,8 +123,12 @@ class Inquiries:
                 ask = pack(GetProfile(start=have, stop=have + PROFILE_CHUNK))
                 reply = await link.call(ask, timeout_s=self._waits.call_s)
                 total = unpack(reply, Profile).total
-                parts.append(read_text_tensor(reply, Part, MOST_PROFILE_BYTES))
-                have += PROFILE_CHUNK
+                part = read_text_tensor(reply, Part, MOST_PROFILE_BYTES)
+                events = len(part.events)
+                if total > MOST_PROFILE_EVENTS or events != min(total - have, PROFILE_CHUNK):
+                    raise RemoteProtocolError("profile", f"{events} events after {have} of {total}")
+                parts.append(part)
+                have += PROFILE_CHUNK  # not fewer: a role notes each answer as an event, too
         return parts
 
     async def record(self, address: str, run: str) -> bytes:
@@ -137,8 +147,9 @@ class Inquiries:
                 if len(reply.tensors) != 1 or reply.tensors[0].dtype != np.uint8:
                     raise RemoteProtocolError("tensors", "RecordPart must carry one tensor of bytes")
                 part = reply.tensors[0].tobytes()
-                if not part and have < total:
-                    raise RemoteProtocolError("tensors", f"a record of {total} bytes ended after {have}")
+                if total > MOST_RECORD_BYTES or len(part) != min(total - have, RECORD_CHUNK):
+                    text = f"{len(part)} bytes after {have} of {total} in a record"
+                    raise RemoteProtocolError("tensors", text)
                 parts.append(part)
                 have += len(part)
         return b"".join(parts)

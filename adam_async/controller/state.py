@@ -324,7 +324,9 @@ class ControllerState:
         for name in sorted(set(self.map.buckets)):
             if not nodes[name].live:
                 lost, reason = name, f"{name} died: with it went the only copy of its shards"
-        said = [f"{name}: {node.failed}" for name, node in nodes.items() if node.failed]
+        said = [
+            f"{name}: {node.failed}" for name, node in nodes.items() if node.role == "data" and node.failed
+        ]
         if self.map.epoch is not None and not self.map.lenders:
             others = "no other has all its leases" if self.map.live("data") else "no other has joined"
             lost, reason = "the data server", f"the data server died: {said[0] if said else others}"

@@ -321,6 +321,14 @@ def test_a_run_fails_when_it_loses_what_it_cannot_do_without(lost, reason):
     assert (cluster.map.run.phase, cluster.map.run.reason) == ("failed", reason)
 
 
+def test_a_run_does_not_fail_because_a_worker_says_so():
+    cluster = Cluster()
+    cluster.join("driver", "ps-0", "worker-0")
+    cluster.set("run", run_record())
+    cluster.set("nodes/worker-0", msgspec.structs.replace(cluster.map.nodes["worker-0"], failed="me"))
+    assert cluster.map.run.phase == "preparing"
+
+
 def test_a_run_goes_on_without_a_worker():
     cluster = training()
     cluster.lose("worker-0")
