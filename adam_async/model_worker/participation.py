@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from adam_async.cluster_map import ClusterMap
 from adam_async.config import Config, Waits, default_in_flight, replica_in_flight
 from adam_async.data_server.client import DataClient
-from adam_async.data_server.group_limits import GroupLimits
 from adam_async.errors import ConfigError
+from adam_async.group_limits import GroupLimits
 from adam_async.machine import pinned_cpus
 from adam_async.messages import Block, Finished, Greet, Lease
 from adam_async.model.context import Context

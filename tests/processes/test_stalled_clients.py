@@ -30,8 +30,8 @@ from adam_async.config import Config
 from adam_async.controller.client import Membership
 from adam_async.controller.service import Controller
 from adam_async.data_server.client import DataClient
-from adam_async.data_server.group_limits import GroupLimits
 from adam_async.entrypoints import LOOPBACK
+from adam_async.group_limits import GroupLimits
 from adam_async.messages import Finished, Groups, LeaseGroups, pack, role_table, unpack
 from adam_async.parameter_server.service import ParameterServer
 from adam_async.ports import system_entropy

@@ -20,9 +20,9 @@ from adam_async.config import Config, Waits
 from adam_async.controller.client import Membership
 from adam_async.data_server.client import DataClient, ImageGroup
 from adam_async.data_server.dataset import Dataset, make_dataset
-from adam_async.data_server.group_limits import GroupLimits
 from adam_async.data_server.service import DataServer
 from adam_async.errors import AdamError, DeadlineExceeded
+from adam_async.group_limits import GroupLimits
 from adam_async.machine import ProcessMemory
 from adam_async.messages import Body, Finished, LeaseGroups, pack
 from adam_async.model.named import mlp

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from adam_async.data_server.client import DataClient
-from adam_async.data_server.group_limits import GroupLimits
 from adam_async.errors import RoleDied, first_cause
+from adam_async.group_limits import GroupLimits
 from adam_async.messages import Finished, Groups, Lease, LeaseGroups, Reported, ReportGroups, pack, unpack_any
 from adam_async.traffic import Traffic
 from tests.adam_async.runs import NETWORKS, PATIENT, address_of, turns, until

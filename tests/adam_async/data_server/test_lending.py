@@ -15,11 +15,11 @@ from adam_async.controller.client import Membership
 from adam_async.controller.service import Controller
 from adam_async.data_server import client as client_module
 from adam_async.data_server.client import DataClient
-from adam_async.data_server.group_limits import GroupLimits
 from adam_async.data_server.keeping import Part
 from adam_async.data_server.service import DataServer, first_question
 from adam_async.data_server.state import Opening
 from adam_async.errors import DataError, first_cause
+from adam_async.group_limits import GroupLimits
 from adam_async.messages import (
     CopyLedger,
     Enter,
