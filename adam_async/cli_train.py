@@ -35,7 +35,7 @@ from adam_async.live_table import LiveTable
 from adam_async.machine import available_bytes, describe_machine, usable_cores
 from adam_async.ports import Disk, system_entropy
 from adam_async.replay.recording import RecordError
-from adam_async.report import Report, build_report, write
+from adam_async.report import Report, build_report, without_odd, write
 from adam_async.run_result import EpochResult, RunResult
 from adam_async.saved_model import save_model
 from adam_async.timeline import Timeline
@@ -117,7 +117,7 @@ async def run_training(options: TrainOptions, environment: Mapping[str, str], te
                     if around is not None:
                         await _measure(around, driver)
                 baseline = around.result() if around is not None else None
-                report = _report(result, driver, asked=config, baseline=baseline)
+                report = _report(result, driver, terminal, asked=config, baseline=baseline)
                 await write_results(options, result, report, disk, timeline)
                 if timeline is not None and timeline.full:
                     terminal.news(
@@ -176,8 +176,17 @@ async def _measure(around: BaselineAround, driver: Driver) -> None:
 
 
 def _report(
-    result: RunResult, driver: Driver, *, asked: Config, baseline: Baseline | None, ended: str = "finished"
+    result: RunResult,
+    driver: Driver,
+    terminal: Terminal,
+    *,
+    asked: Config,
+    baseline: Baseline | None,
+    ended: str = "finished",
 ) -> Report:
+    result, news = without_odd(result)
+    for line in news:
+        terminal.news(line)
     return build_report(
         result,
         config=driver.config,
@@ -199,7 +208,7 @@ async def _report_cut_short(
     interrupted = isinstance(error, asyncio.CancelledError)
     ended = "interrupted" if interrupted else explain(error)[1]
     try:
-        await write(_report(result, driver, asked=asked, baseline=None, ended=ended), path, disk)
+        await write(_report(result, driver, terminal, asked=asked, baseline=None, ended=ended), path, disk)
     except OSError as failure:  # the run's own end is what the user has to know
         terminal.news(f"{path} cannot be written: {failure.strerror or failure}")
 

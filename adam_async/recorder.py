@@ -113,7 +113,10 @@ class Recorder:
 
 def _kernels(statistics: Mapping[str, Mapping[str, Any]]) -> str:
     """Which implementation of the layers all workers ran."""
-    found = {str(node["kernels"]["set"]) for node in statistics.values() if "kernels" in node}
+    try:
+        found = {str(node["kernels"]["set"]) for node in statistics.values() if "kernels" in node}
+    except (LookupError, TypeError) as error:
+        raise RecordError(f"a worker did not say which kernels it ran: {error!r}") from None
     if len(found) != 1:
         raise RecordError(f"workers ran different kernels ({', '.join(sorted(found))}); name one by kernels")
     return found.pop()

@@ -5,7 +5,7 @@ the same report comes from one process and from many.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,9 @@ from dataflow import EngineStatistics, PoolStatistics
 
 SCHEMA = "adam-async/report/1"
 """Name and version of the schema. The version grows when a field changes its meaning or goes."""
+
+MOST_NEWS = 400
+"""Maximum length of a line about a node that is left out, in characters."""
 
 
 class WorkingSetReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -284,12 +287,11 @@ def build_report(
         ended: How the run ended, in words.
 
     Raises:
-        msgspec.ValidationError: A node of another version said something else than it should.
+        msgspec.ValidationError: A node of another version said something else than it should; `without_odd`
+            leaves such nodes out.
     """
     totals = _totals(result)
     model = result.model
-    statistics = result.statistics
-    workers = _of_role(statistics, "worker")
     return Report(
         schema=SCHEMA,
         command=list(command),
@@ -310,31 +312,57 @@ def build_report(
         epochs=[_epoch(epoch) for epoch in result.epochs],
         totals=totals,
         baseline=_baseline(baseline, totals.images_per_s) if baseline is not None else None,
-        traffic=[
-            msgspec.convert(row, TrafficRow) for node in sorted(statistics) for row in _rows(statistics[node])
-        ],
-        protocols=msgspec.convert(_protocols(workers), list[ProtocolRow]),
-        staleness=_staleness(statistics.values()),
-        waits=[waits for name, values in workers.items() if (waits := waits_of(name, values)) is not None],
         series=list(result.series),
         events=msgspec.convert(result.events, list[EventReport]),
         checkpoints=[CheckpointReport(**asdict(each)) for each in result.checkpoints],
-        controllers=[
+        **_counted(result.statistics),
+    )
+
+
+def without_odd(result: RunResult) -> tuple[RunResult, list[str]]:
+    """Leave out what a report cannot say of roles that counted something odd.
+
+    Returns:
+        The result with the statistics of all other nodes, and a line for each node that is left out.
+    """
+    kept: dict[str, dict[str, Any]] = {}
+    news: list[str] = []
+    for name, values in result.statistics.items():
+        try:
+            msgspec.json.encode([_counted({name: values}), _memory_mb({name: values})])
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+            news.append(f"the report leaves out what {name} counted: {error!r}"[:MOST_NEWS])
+        else:
+            kept[name] = values
+    return replace(result, statistics=kept), news
+
+
+def _counted(statistics: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the fields of a report that say what nodes counted."""
+    workers = _of_role(statistics, "worker")
+    return {
+        "traffic": [
+            msgspec.convert(row, TrafficRow) for node in sorted(statistics) for row in _rows(statistics[node])
+        ],
+        "protocols": msgspec.convert(_protocols(workers), list[ProtocolRow]),
+        "staleness": _staleness(statistics.values()),
+        "waits": [waits for name, values in workers.items() if (waits := waits_of(name, values)) is not None],
+        "controllers": [
             msgspec.convert({**values["controllers"], "node": name}, ControllerReport)
             for name, values in _of_role(statistics, "controller").items()
             if "controllers" in values
         ],
-        servers=[
+        "servers": [
             msgspec.convert(_server(name, values), ServerReport)
             for name, values in _of_role(statistics, "ps").items()
         ],
-        caches=[
+        "caches": [
             msgspec.convert({"name": name, **values["cache"]}, CacheReport)
             for name, values in _of_role(statistics, "data").items()
             if values.get("cache")
         ],
-        workers=[msgspec.convert(_worker(name, values), WorkerReport) for name, values in workers.items()],
-    )
+        "workers": [msgspec.convert(_worker(name, values), WorkerReport) for name, values in workers.items()],
+    }
 
 
 def to_json(report: Report) -> bytes:

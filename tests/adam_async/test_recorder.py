@@ -63,6 +63,15 @@ async def test_workers_with_different_kernels_make_no_record() -> None:
     assert "workers ran different kernels (numba, numpy); name one by kernels" in str(record)
 
 
+@pytest.mark.parametrize("kernels", ["numpy", {}, [], None])
+async def test_a_worker_that_does_not_name_its_kernels_makes_no_record(kernels: object) -> None:
+    async with ComputePool(threads=1) as pool:
+        record = await recorder(pool).gather(ClusterMap(), {}, {"worker-0": {"kernels": kernels}})
+
+    assert isinstance(record, RecordError)
+    assert "which kernels" in str(record)
+
+
 async def test_a_run_that_is_not_recorded_has_no_record() -> None:
     async with cluster_of(Config(epochs=1)) as cluster:
         result = await cluster.train()

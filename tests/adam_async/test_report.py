@@ -24,7 +24,7 @@ from adam_async.machine import describe_machine, pinned_cpus
 from adam_async.messages import role_table
 from adam_async.model import Network, named_model
 from adam_async.ports import Disk, system_entropy
-from adam_async.report import Report, build_report, to_json, write
+from adam_async.report import Report, build_report, to_json, without_odd, write
 from adam_async.run_result import EpochResult, RunResult
 from adam_async.staleness import add_up
 from transport import Identity, Link, TcpNetwork
@@ -135,6 +135,36 @@ def test_working_sets_are_held_against_the_caches_of_the_machine() -> None:
         assert each.total == sum(sizes)
         limits = {"L2": 64 << 10, "L3": 256 << 10, "memory": each.total}
         assert each.fits == next(level for level, most in limits.items() if each.total <= most)
+
+
+ODD: list[dict[str, Any]] = [
+    {"role": "ps", "versions": 3},
+    {"role": "ps", "staleness_by_tensor": []},
+    {"role": "ps", "staleness_by_replica": {"9" * 5000: {"0": 1}}},
+    {"role": "ps", "staleness_by_tensor": {"w": {"x": 1}}},
+    {"role": "ps", "clocks": {"0": {"0": "much"}}},
+    {"role": "data", "cache": 1},
+    {"role": "data", "cache": {"budget_bytes": "all"}},
+    {"role": "controller", "controllers": {"node": 1}},
+    {"role": "controller", "controllers": 7},
+    {"role": "worker"},
+    {"role": "worker", "protocols": [1]},
+    {"role": "data", "traffic": [{"payload_bytes": 1, "frame_bytes": 1}]},
+]
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_odd_counts_of_a_role_are_left_out_of_the_report(odd: dict[str, Any]) -> None:
+    process = {"host": "h", "pid": 1, "peak_rss_mb": 5.0}
+    server = {"role": "ps", "traffic": [], "process": process}
+    roles = {"ps-0": server, "odd-0": {"traffic": [], "process": {**process, "pid": 2}, **odd}}
+    result, news = without_odd(made_up(roles))
+    report = report_of(result, Config())
+    assert [each.node for each in report.servers] == ["ps-0"]
+    assert report.totals.peak_rss_mb == 5.0
+    (line,) = news
+    assert line.startswith("the report leaves out what odd-0 counted: ")
+    assert len(line) <= 400
 
 
 async def test_totals_are_those_of_the_epochs() -> None:
