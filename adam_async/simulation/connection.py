@@ -287,7 +287,7 @@ class End(asyncio.Transport):
         self._out_bytes += count
         self._sent_bytes += count
         if self._wire.damages:
-            payload = self._network.damaged(self._wire, payload)
+            payload = self._network.damaged(self.peer, self._wire, payload)
         self._send(self.peer.arrive, payload, count)
         limit = self._wire.conditions.reset_after_bytes
         if limit is None or self._sent_bytes < limit:

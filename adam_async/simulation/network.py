@@ -158,6 +158,7 @@ class SimulatedNetwork:
         self._listeners: dict[tuple[str, int], Listener] = {}
         self._ports: dict[str, itertools.count[int]] = {}
         self._ends: dict[End, None] = {}
+        self._damaged: dict[End, float] = {}  # when a damaged piece left for each
         self._missed: dict[End, None] = {}
         self._numbers = itertools.count(1)
         loop.network = self
@@ -238,15 +239,30 @@ class SimulatedNetwork:
         end.reset()
         end.peer.reset()
 
-    def damaged(self, wire: Wire, payload: bytes) -> bytes:
-        """Flip a bit of a piece, and count it; a piece of at most `UNDAMAGED_BYTES` stays as it is."""
+    def damaged(self, end: End, wire: Wire, payload: bytes) -> bytes:
+        """Flip a bit of a piece for an end, and count it; one of at most `UNDAMAGED_BYTES` stays as it is."""
         if len(payload) <= UNDAMAGED_BYTES:
             return payload
         wire.damages -= 1
+        self._damaged[end] = self.loop.now
         bit = self.dice.below(8 * len(payload))
         damaged = bytearray(payload)
         damaged[bit // 8] ^= 1 << bit % 8
         return bytes(damaged)
+
+    def unnoticed_damage(self, *, after_s: float) -> End | None:
+        """An end that is open ``after_s`` seconds after a damaged piece left for it; None if there is none.
+
+        The time counts only while the host of the end runs.
+        """
+        for end, at in list(self._damaged.items()):
+            if end not in self._ends or end.shut:
+                del self._damaged[end]
+            elif end.host.frozen:
+                self._damaged[end] = self.loop.now
+            elif self.loop.now > at + after_s:
+                return end
+        return None
 
     def _both(self, source: str, target: str, both: bool) -> list[Wire]:
         return [self.wire(source, target), *([self.wire(target, source)] if both else [])]

@@ -47,6 +47,11 @@ def is_poison(bad: BadMessage) -> bool:
     return bad.message.type == "Push" and bad.value == "largest"
 
 
+def must_be_refused(bad: BadMessage) -> bool:
+    """Whether a server may not keep a question for later: no run comes to this epoch."""
+    return bad.field == "epoch" and bad.value == "far" and bad.message.type in ("Push", "Tick")
+
+
 def is_never_right(bad: BadMessage) -> bool:
     """Whether no receiver may accept a message."""
     if bad.message.type == "GetStatistics" and bad.value == "wrong-run":

@@ -15,7 +15,6 @@ from contextlib import suppress
 from typing import Any
 
 import msgspec
-import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.cluster_map import ClusterMap, LendingRecord, NodeRecord, RunRecord
@@ -27,7 +26,6 @@ from adam_async.messages import (
     GetMap,
     GetStatistics,
     OpenSession,
-    Part,
     Pull,
     Push,
     Pushed,
@@ -38,14 +36,21 @@ from adam_async.messages import (
     text_tensor,
     unpack,
 )
+from adam_async.parameter_server.service import ParameterServer
 from adam_async.simulation.dice import Dice
 from adam_async.simulation.faults import Strike, check_noticed, is_running
 from adam_async.simulation.nodes import Node, World
 from adam_async.simulation.plan import Fault
 from adam_async.simulation.scenario import Ledger, Violation
-from adam_async.simulation.scenarios.bad_answers import is_never_right, is_poison, numbered
+from adam_async.simulation.scenarios.bad_answers import (
+    is_never_right,
+    is_poison,
+    must_be_refused,
+    numbered,
+)
 from adam_async.simulation.scenarios.bad_fields import BadMessage, bad_messages
 from adam_async.simulation.scenarios.hostile import request_frame
+from adam_async.simulation.scenarios.hostile_facts import facts_of, next_clock, next_push
 from adam_async.simulation.scenarios.raw_wire import dial_raw
 from adam_async.simulation.scenarios.training_cluster import (
     CONTROLLERS,
@@ -99,6 +104,9 @@ members of one trust each other."""
 
 ONE_WAY = ("Greet", "Blocks", "Agree")
 """Types of messages without an answer."""
+
+ONLY_SERVE = ("ps", "data")
+"""Roles that take requests alone from these peers, and no messages."""
 
 ANSWER_S, PROBE_S, READY_S, STRIKE_S = 3.0, 2.0, 60.0, 60.0
 """Time limits, in seconds: of the answer to a bad message, of the dial and answer of a valid question, of the
@@ -207,34 +215,13 @@ class HostilePeers:
         async with network_of(node).connect(self.address(target), identity, timeout_s=PROBE_S) as link:
             await link.call(pack(GetStatistics(run="")), timeout_s=PROBE_S)
 
+    def server(self, target: str) -> ParameterServer:
+        """The newest life of a server."""
+        return self._cluster.servers[target]
+
     def next_push(self, target: str) -> tuple[Push | None, NDArray[Any]]:
         """The next push of a worker to the first shard of a server, of zeros; None while none has pushed."""
-        server = self._cluster.servers[target]
-        state, cluster = server.state, self._cluster.map
-        shard = next(iter(state.shards.values())) if state is not None else None
-        if state is None or shard is None:
-            return None, np.zeros(0)
-        zeros = np.zeros(shard.spec.size, shard.values.dtype)
-        replicas = {life: replica for replica, life in cluster.lives().items()}
-        for (session, life), number in reversed(shard.last_number.items()):
-            if life in replicas:
-                push = Push(
-                    run=state.run,
-                    session=session,
-                    incarnation=life,
-                    replica=replicas[life],
-                    clock=1,
-                    images=1,
-                    rate=0.0,
-                    generation=state.generation,
-                    parts=(Part(factors=False, count=1),),
-                    shards=(int(shard.spec.id),),
-                    numbers=(number + 1,),
-                    versions=(0,),
-                    own=(0,),
-                )
-                return push, zeros
-        return None, zeros
+        return next_push(self._cluster.servers[target], self._cluster.map)
 
     @property
     def map(self) -> ClusterMap:
@@ -261,42 +248,10 @@ class HostilePeers:
 
     def facts(self, target: str, *, sender: Identity, map_session: int) -> Facts:
         """Facts of the present for a peer that is about to attack a target."""
-        cluster, controllers = self._cluster.map, self._cluster.controllers
-        server = self._cluster.servers.get(target)
-        state = server.state if server is not None else None
-        shards = list(state.shards.values())[:2] if state is not None else []
-        leader = controllers.get(self._cluster.leader) or next(iter(controllers.values()))
-        run, epoch, lending = cluster.run, cluster.epoch, cluster.lending
-        assert run is not None
-        return Facts(
-            run=run.id,
-            generation=cluster.generation,
-            shards=tuple(int(shard.spec.id) for shard in shards) or (0, 1),
-            sizes=tuple(shard.spec.size for shard in shards) or (4, 4),
-            dtype=str(shards[0].values.dtype) if shards else "float32",
-            session=sender.incarnation,
-            incarnation=sender.incarnation,
-            others_session=self._cluster.newest_session,
-            replica=REPLICA,
-            others_replica=0,
-            life=cluster.life(0),
-            epoch=epoch.number if epoch is not None else 1,
-            clock=1,
-            group=leader.machine.group,
-            core_term=leader.group.term,
-            version=cluster.version,
-            map_session=map_session,
-            node=sender.node,
-            role=sender.role,
-            address=f"tcp://{sender.node}:1",
-            lending_term=lending.term if lending is not None else 1,
-        )
+        return facts_of(self._cluster, target, sender=sender, map_session=map_session)
 
 
 RULES = role_table()
-
-REPLICA = 99
-"""Number of a replica that hostile peers claim and no run has."""
 
 
 class _Peer:
@@ -385,6 +340,9 @@ class _Peer:
                 raise Violation("no handler fails", text) from None
         except CallTimeout:
             self._peers.count("unanswered")
+            if must_be_refused(bad):
+                text = f"{self._target} kept {bad.name} of a {self._as} without an answer"
+                raise Violation("bad fields are refused", text) from None
         except LocalProtocolError:
             self._sent -= 1
         except TransportError:
@@ -400,8 +358,11 @@ class _Peer:
 
     async def say_one_way(self) -> bool:
         """Send messages without waiting for answers, then hang up."""
+        found = await self._draw()
+        if found and self._role in ONLY_SERVE:
+            await self._send_one(found[0])
         link = await self._dial()
-        for bad in await self._draw():
+        for bad in found:
             if link.closed:
                 self._peers.count("links closed")
                 link = await self._dial()
@@ -411,6 +372,22 @@ class _Peer:
         await asyncio.sleep(self._dice.between(0.0, 0.5))
         link.abort()
         return self._sent > 0
+
+    async def _send_one(self, bad: BadMessage) -> None:
+        """Send one message on a link that only serves, and see the link end."""
+        link = await self._dial()
+        try:
+            link.send_nowait(bad.message)
+        except LocalProtocolError:
+            return
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                await link.wait_closed()
+        except TimeoutError:
+            text = f"{self._target} kept its link after the message {bad.name} of a {self._as}"
+            raise Violation("a link that only serves takes no messages", text) from None
+        finally:
+            link.abort()
 
     # --- records and roles -------------------------------------------------------------------
 
@@ -497,9 +474,8 @@ class _Peer:
             link = await self._dial()
             try:
                 pushed = unpack(await link.call(pack(push, [zeros]), timeout_s=ANSWER_S), Pushed)
-                if not pushed.problems:
-                    text = f"{self._target} took a push of another peer in session {push.session:x}"
-                    raise Violation("sessions belong to their workers", text)
+                text = f"{self._target} answered a push of another peer in session {push.session:x}: {pushed}"
+                raise Violation("sessions belong to their workers", text)
             except (TransportError, CallTimeout):
                 self._peers.count("pushes refused")
             finally:
@@ -564,7 +540,11 @@ class _Peer:
         """A question with a large answer."""
         facts = self._peers.facts(self._target, sender=self._identity(), map_session=1)
         if self._role == "ps":
-            return pack(Pull(run=facts.run, generation=facts.generation, shards=facts.shards))
+            clock, shards = next_clock(self._peers.server(self._target))
+            pull = Pull(
+                run=facts.run, generation=facts.generation, shards=shards, clock=clock, wait_s=PROBE_S
+            )
+            return pack(pull)
         if self._role == "data":
             return pack(ReadTest(start=0, stop=360))
         if self._role == "controller":

@@ -70,6 +70,9 @@ LATE = "worker-2"
 LOOK_S = 0.2
 """How often the world looks at everything."""
 
+DAMAGE_S = 6.0
+"""Maximum time that a connection stays open after damage on it, in seconds."""
+
 
 def network_of(node: Node, *, token: Secret = TOKEN) -> TcpNetwork:
     """Make the network of one life of a machine; `token` may be the keys of one role."""
@@ -122,6 +125,7 @@ class TrainingCluster:
         self.workers: dict[str, ModelWorker] = {}
         self.networks: dict[str, TcpNetwork] = {}
         self.acknowledged: dict[int, int] = {}
+        self._world = world
         self._ledger = ledger
         self._term = 0
         """The newest term in which a controller was seen to lead."""
@@ -314,6 +318,9 @@ class TrainingCluster:
             for name in self.workers:
                 self.look(name)
             self.check_acknowledged()
+            end = self._world.network.unnoticed_damage(after_s=DAMAGE_S)
+            if end is not None:
+                raise Violation("damage is noticed", f"{end!r} goes on {DAMAGE_S:g} s after a damaged piece")
 
     def ordered(self) -> dict[int, int]:
         """How many pushes to single shards the servers took of each session."""

@@ -112,7 +112,11 @@ class Facts:
             "replica": {"anothers": self.others_replica},
             "life": {"older": self.life ^ 1},
             "partition": {"unknown": self.partition + 9},
-            "epoch": {"one-ahead": self.epoch + 1, "two-ahead": self.epoch + 2},
+            "epoch": {
+                "one-ahead": self.epoch + 1,
+                "two-ahead": self.epoch + 2,
+                "far": self.epoch + (1 << 20),
+            },
             "clock": {"ahead": self.clock + (1 << 20)},
             "count": {"many": 1 << 20},
             "position": {"ahead": 1 << 20},

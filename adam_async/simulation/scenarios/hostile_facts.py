@@ -1,0 +1,91 @@
+"""Facts about a cluster, from which hostile peers make messages: ids, versions, next numbers and clocks."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adam_async.cluster_map import ClusterMap
+from adam_async.messages import Part, Push
+from adam_async.parameter_server.service import ParameterServer
+from adam_async.simulation.scenarios.training_cluster import TrainingCluster
+from adam_async.simulation.scenarios.valid_messages import Facts
+from transport import Identity
+
+REPLICA = 99
+"""Number of a replica that hostile peers claim and no run has."""
+
+
+def facts_of(cluster: TrainingCluster, target: str, *, sender: Identity, map_session: int) -> Facts:
+    """Return the facts of the present for a peer that is about to attack a target."""
+    seen, controllers = cluster.map, cluster.controllers
+    server = cluster.servers.get(target)
+    state = server.state if server is not None else None
+    shards = list(state.shards.values())[:2] if state is not None else []
+    leader = controllers.get(cluster.leader) or next(iter(controllers.values()))
+    run, epoch, lending = seen.run, seen.epoch, seen.lending
+    assert run is not None
+    return Facts(
+        run=run.id,
+        generation=seen.generation,
+        shards=tuple(int(shard.spec.id) for shard in shards) or (0, 1),
+        sizes=tuple(shard.spec.size for shard in shards) or (4, 4),
+        dtype=str(shards[0].values.dtype) if shards else "float32",
+        session=sender.incarnation,
+        incarnation=sender.incarnation,
+        others_session=cluster.newest_session,
+        replica=REPLICA,
+        others_replica=0,
+        life=seen.life(0),
+        epoch=epoch.number if epoch is not None else 1,
+        clock=1,
+        group=leader.machine.group,
+        core_term=leader.group.term,
+        version=seen.version,
+        map_session=map_session,
+        node=sender.node,
+        role=sender.role,
+        address=f"tcp://{sender.node}:1",
+        lending_term=lending.term if lending is not None else 1,
+    )
+
+
+def next_push(server: ParameterServer, cluster: ClusterMap) -> tuple[Push | None, NDArray[Any]]:
+    """Return the next push of a worker to the first shard of a server, and its gradient, of zeros.
+
+    The push is None while no worker has pushed.
+    """
+    state = server.state
+    shard = next(iter(state.shards.values())) if state is not None else None
+    if state is None or shard is None:
+        return None, np.zeros(0)
+    zeros = np.zeros(shard.spec.size, shard.values.dtype)
+    replicas = {life: replica for replica, life in cluster.lives().items()}
+    for (session, life), number in reversed(shard.last_number.items()):
+        if life in replicas:
+            push = Push(
+                run=state.run,
+                session=session,
+                incarnation=life,
+                replica=replicas[life],
+                clock=1,
+                images=1,
+                rate=0.0,
+                generation=state.generation,
+                parts=(Part(factors=False, count=1),),
+                shards=(int(shard.spec.id),),
+                numbers=(number + 1,),
+                versions=(0,),
+                own=(0,),
+            )
+            return push, zeros
+    return None, zeros
+
+
+def next_clock(server: ParameterServer) -> tuple[int, tuple[int, ...]]:
+    """Return the clock that a server reaches next, and the numbers of its shards."""
+    state = server.state
+    if state is None:
+        return 1, (0,)
+    reached = min((clock for shard in state.shards.values() for clock in shard.clocks.values()), default=0)
+    return reached + 1, tuple([int(number) for number in state.shards])
