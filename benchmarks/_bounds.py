@@ -68,7 +68,7 @@ BOUNDS = (
         old='        return "" if clock <= most else',
         new='        return "" if True else',
         guard=CHECKS + "test_bounds_of_epochs_and_clocks_follow_the_run",
-        breaks="I1",
+        breaks=REFUSED,
         scenario="hostile",
     ),
     Ablation(
@@ -139,7 +139,7 @@ BOUNDS = (
         new="            False\n",
         guard="tests/adam_async/data_server/test_lending.py::"
         "test_a_ledger_of_a_stranger_in_a_later_term_is_not_taken",
-        breaks="no handler fails, or the run ends",
+        breaks=REFUSED,
         scenario="hostile",
     ),
     Ablation(

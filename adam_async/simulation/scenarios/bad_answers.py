@@ -29,6 +29,9 @@ NEVER_RIGHT = (
 )
 """Names of bad values that no receiver may accept."""
 
+CLOCKED = ("Push", "Tick", "Record", "Pull")
+"""Types of questions whose clocks a server compares with those that a replica can have."""
+
 GIVEN = tuple(f"tensor.{name}" for name in ("before", "replica", "partition", "placed", "changed"))
 """Fields of a node's record that the controllers set themselves."""
 
@@ -47,8 +50,15 @@ def is_poison(bad: BadMessage) -> bool:
     return bad.message.type == "Push" and bad.value == "largest"
 
 
-def must_be_refused(bad: BadMessage) -> bool:
-    """Whether a server may not keep a question for later: no run comes to this epoch."""
+def must_be_refused(bad: BadMessage, *, member: bool) -> bool:
+    """Whether a receiver may not keep a question for later: no answer that it waits for can come.
+
+    Args:
+        bad: The question.
+        member: Whether the cluster map names its sender.
+    """
+    if bad.message.type == "CopyLedger":
+        return not member
     return bad.field == "epoch" and bad.value == "far" and bad.message.type in ("Push", "Tick")
 
 
@@ -62,6 +72,8 @@ def is_never_right(bad: BadMessage) -> bool:
         return True
     if bad.field in GIVEN:
         return False
+    if bad.value == "2**40" and bad.field.endswith("clock"):
+        return bad.message.type in CLOCKED
     if bad.value == "repeated":
         return "shards" in bad.message.meta or "states" in bad.message.meta
     if bad.field == "tensors" and bad.value in DIVERGED:

@@ -340,7 +340,7 @@ class _Peer:
                 raise Violation("no handler fails", text) from None
         except CallTimeout:
             self._peers.count("unanswered")
-            if must_be_refused(bad):
+            if must_be_refused(bad, member=self._node.name in self._peers.map.nodes):
                 text = f"{self._target} kept {bad.name} of a {self._as} without an answer"
                 raise Violation("bad fields are refused", text) from None
         except LocalProtocolError:

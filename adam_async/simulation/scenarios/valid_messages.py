@@ -126,7 +126,7 @@ class Facts:
             "stop": {"before-start": 0, "far": (1 << 31)},
             "number": {"ahead": 1 << 20},
             "shards": {"unknown": [1 << 20], "unsorted": list(self.shards[::-1])},
-            "term": {"older": 0, "ahead": 1 << 20},
+            "term": {"older": 0, "next": self.lending_term + 1, "ahead": 1 << 20},
             "key": {"another-nodes": f"nodes/{self.others_node}", "unknown-key": "secrets"},
             "role": {"anothers": "controller"},
             "address": {"no-address": "file:///etc/passwd"},
