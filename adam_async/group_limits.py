@@ -7,21 +7,34 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from adam_async.cluster_map import ClusterMap
 from adam_async.messages import Lease
 from transport import RemoteProtocolError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class GroupLimits:
     """The size of groups in one run, and what their images and labels are."""
 
     images: int
-    """Maximum number of images of a group."""
+    """Number of images of each group but the last one of an epoch, which may have fewer."""
     pixels: int
     """Values of an image, of the rows asked for; 0: labels only."""
     classes: int
     epochs: int
     """Number of epochs of the run."""
+    train_images: int = 0
+    """Number of training images; 0 until the map has a data server."""
+
+    def look(self, cluster: ClusterMap) -> None:
+        """Take the size of the data set from the cluster map."""
+        servers = cluster.lenders or cluster.live("data")
+        if servers:
+            self.train_images = int(cluster.nodes[servers[0]].info.get("train_images", self.train_images))
+
+    def images_of(self, number: int) -> int:
+        """Return the number of images of a group; 0 if no epoch has it."""
+        return max(min(self.images, self.train_images - number * self.images), 0)
 
     def check(self, leases: Sequence[Lease], tensors: Sequence[NDArray[Any]]) -> None:
         """Refuse groups that the run cannot have.
@@ -35,8 +48,9 @@ class GroupLimits:
             RemoteProtocolError: The answer is impossible; names the part that is.
         """
         for lease in leases:
-            if not 1 <= lease.images <= self.images:
-                text = f"a group has 1 to {self.images} images, not {lease.images}"
+            images = self.images_of(lease.number)
+            if not images or lease.images != images:
+                text = f"group {lease.number} has {images} images, not {lease.images}"
                 raise RemoteProtocolError("groups", text)
             if not 1 <= lease.epoch <= self.epochs:
                 raise RemoteProtocolError("groups", f"the run has no epoch {lease.epoch}")

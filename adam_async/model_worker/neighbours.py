@@ -83,6 +83,7 @@ class Neighbour:
         address: Where it listens.
         expects: Shape, but for the images, of what crosses from there, by number of the crossing.
         dtype: Of all of it.
+        group_images: Function from the number of a group to its number of images; 0 if no epoch has it.
         lead: Groups that who sends may be ahead of who receives.
         heeded: Whether we send to it, and so wait until it has begun enough groups.
         on_blocks: Takes what arrives.
@@ -99,6 +100,7 @@ class Neighbour:
         address: str,
         expects: Mapping[int, Callable[[int], tuple[int, ...]]],
         dtype: np.dtype[Any],
+        group_images: Callable[[int], int],
         lead: int,
         heeded: bool,
         on_blocks: OnBlocks,
@@ -109,6 +111,7 @@ class Neighbour:
         self.part, self.node, self.address = part, node, address
         self._expects = expects
         self._dtype = dtype
+        self._group_images = group_images
         self._lead, self._heeded = lead, heeded
         self._tell_every = max(1, lead // TELL_SHARE)
         self._on_blocks = on_blocks
@@ -249,7 +252,7 @@ class Neighbour:
             self._on_progress()
 
     def _check(self, block: Block, tensor: NDArray[Any]) -> None:
-        images = tensor.shape[-1] if tensor.ndim else 0
+        images = self._group_images(block.number)
         shape = self._shapes.get((block.crossing, images))
         if shape == tensor.shape and tensor.dtype == self._dtype:
             return  # as most do
@@ -258,6 +261,8 @@ class Neighbour:
             raise RemoteProtocolError(
                 "blocks", f"crossing {block.crossing} does not lead here from {self.node}"
             )
+        if not images:
+            raise RemoteProtocolError("blocks", f"no epoch has a group {block.number}")
         check_tensor(tensor, f"crossing {block.crossing}", expected(images), self._dtype)
         self._shapes[block.crossing, images] = tensor.shape
 
@@ -287,6 +292,7 @@ class Neighbours:
         greet: What we say first; its counts are filled in.
         cluster: Who the others are, and where.
         partition: Our part.
+        group_images: As in `Neighbour`.
         lead: Groups that who sends may be ahead of who receives.
         on_blocks: Takes what arrives.
         waits: Deadlines.
@@ -303,6 +309,7 @@ class Neighbours:
         greet: Greet,
         cluster: ClusterMap,
         partition: Partition,
+        group_images: Callable[[int], int],
         lead: int,
         on_blocks: OnBlocks,
         waits: Waits,
@@ -327,6 +334,7 @@ class Neighbours:
                     address=cluster.nodes[node].address,
                     expects=expects,
                     dtype=partition.network.dtype,
+                    group_images=group_images,
                     lead=lead,
                     heeded=any(crossing.target == part for crossing in partition.outgoing),
                     on_blocks=on_blocks,

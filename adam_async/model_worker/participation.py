@@ -109,6 +109,9 @@ class Participation:
         elif plan is not None:
             partition = Partition(self._model, plan, part)
             table = part_table(table, partition.network.parameters)
+        rows = None if partition is None else partition.image_rows
+        self._limits = self._new_limits(config, spec, rows)
+        self._limits.look(cluster)
         pushing = SessionIdentity(
             run=run.id,
             session=session,
@@ -163,7 +166,6 @@ class Participation:
             self._in_flight = in_flight or aliased.in_flight
             self._way = aliased
         self._cluster = cluster
-        rows = None if partition is None else partition.image_rows
         self._data = DataClient(
             address=lambda attempt: self._cluster.lender_for(replica, attempt),
             run=run.id,
@@ -171,7 +173,7 @@ class Participation:
             life=life,
             partition=part,
             rows=rows,
-            limits=self._limits(config, spec, rows),
+            limits=self._limits,
             ahead=max(config.groups_ahead(prod(spec.input_shape)), self._in_flight),
             **reach,
         )
@@ -180,7 +182,7 @@ class Participation:
         self._engine: Engine | None = None
         self._filling = False
 
-    def _limits(self, config: Config, spec: ModelSpec, rows: tuple[int, int] | None) -> GroupLimits:
+    def _new_limits(self, config: Config, spec: ModelSpec, rows: tuple[int, int] | None) -> GroupLimits:
         pixels = prod(spec.input_shape)
         if rows is not None:
             pixels = pixels // spec.input_shape[1] * (rows[1] - rows[0])
@@ -207,6 +209,7 @@ class Participation:
             greet=greet,
             cluster=cluster,
             partition=partition,
+            group_images=self._limits.images_of,
             lead=LEAD * self._in_flight,
             on_blocks=self._on_blocks,
             **reach,
@@ -215,6 +218,7 @@ class Participation:
     def look(self, cluster: ClusterMap) -> None:
         """The cluster map has changed: another data server may have to be asked."""
         self._cluster = cluster
+        self._limits.look(cluster)
         self._data.look()
 
     async def run(self) -> None:

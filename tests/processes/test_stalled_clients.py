@@ -200,7 +200,7 @@ async def test_eight_who_do_not_read_neither_fill_the_memory_nor_delay_a_ninth(
             life=cluster.lives[STALLED],
             partition=0,
             ahead=16,
-            limits=GroupLimits(images=GROUP, pixels=prod(SHAPE), classes=1000, epochs=1),
+            limits=GroupLimits(images=GROUP, pixels=prod(SHAPE), classes=1000, epochs=1, train_images=IMAGES),
             waits=Config().waits,
             traffic=Traffic("worker"),
         )

@@ -228,7 +228,9 @@ class ShortRuns:
             life=life,
             partition=part,
             ahead=AHEAD,
-            limits=GroupLimits(images=GROUP, pixels=(4, 2)[part], classes=2, epochs=RUN_EPOCHS),
+            limits=GroupLimits(
+                images=GROUP, pixels=(4, 2)[part], classes=2, epochs=RUN_EPOCHS, train_images=IMAGES
+            ),
             rows=(None, (0, 1))[part],
             waits=WAITS,
             traffic=Traffic(seat.node),

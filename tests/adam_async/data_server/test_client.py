@@ -16,7 +16,7 @@ from tests.adam_async.runs import NETWORKS, PATIENT, address_of, turns, until
 from transport import Identity
 
 AHEAD = 4
-LIMITS = GroupLimits(images=2, pixels=9, classes=1000, epochs=1)
+LIMITS = GroupLimits(images=2, pixels=9, classes=1000, epochs=1, train_images=999)
 
 
 class Server:
@@ -338,10 +338,12 @@ PIXELS, LABELS = np.zeros((2, 1, 3, 3), np.uint8), np.zeros(2, np.int64)
         ((Lease(1, 0, 1, 3),), (np.zeros((3, 1, 3, 3), np.uint8), np.zeros(3, np.int64))),
         ((Lease(1, 0, 1, 0),), (PIXELS[:0], LABELS[:0])),
         ((Lease(2, 0, 1, 2),), (PIXELS, LABELS)),
+        ((Lease(1, 499, 1, 2),), (PIXELS, LABELS)),
+        ((Lease(1, 500, 1, 2),), (PIXELS, LABELS)),
         ((LEASE, LEASE), (np.concatenate([PIXELS] * 2), np.concatenate([LABELS] * 2))),
         (
-            tuple(Lease(1, number, 1, 1) for number in range(AHEAD + 1)),
-            (np.zeros((AHEAD + 1, 1, 3, 3), np.uint8), np.zeros(AHEAD + 1, np.int64)),
+            tuple(Lease(1, number, 1, 2) for number in range(AHEAD + 1)),
+            (np.concatenate([PIXELS] * (AHEAD + 1)), np.concatenate([LABELS] * (AHEAD + 1))),
         ),
     ],
 )

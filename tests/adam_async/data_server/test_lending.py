@@ -81,7 +81,7 @@ class Worker:
             life=life,
             partition=0,
             ahead=4,
-            limits=GroupLimits(images=4, pixels=64, classes=10, epochs=9),
+            limits=GroupLimits(images=4, pixels=64, classes=10, epochs=9, train_images=4 * GROUPS),
             waits=self.party.waits,
             traffic=self.traffic,
         )

@@ -29,6 +29,7 @@ PLAN = layers_plan(MODEL, 2)
 SHAPE = (16, 4, 4)
 """Of what crosses forward, as crossing 0, and back, as crossing 1."""
 LEAD = 8
+GROUPS = 1000
 
 
 def identity(part):
@@ -58,6 +59,7 @@ class Worker:
         self.taken, self.given_back = [], []
         self.made = 0
         self.refused = 0
+        self.images = 2
         self.reads = asyncio.Event()
         self.reads.set()
 
@@ -68,6 +70,7 @@ class Worker:
             greet=self.greet,
             cluster=cluster,
             partition=Partition(MODEL, PLAN, self.part),
+            group_images=lambda number: self.images if number < GROUPS else 0,
             lead=LEAD,
             on_blocks=lambda arrived: self.taken.extend((block, tensor.copy()) for block, tensor in arrived),
             waits=self.waits,
@@ -88,11 +91,11 @@ class Worker:
         finally:
             link.abort()
 
-    def put(self, number=None, *, images=2, crossing=None, shape=None):
+    def put(self, number=None, *, crossing=None, shape=None):
         """Send the block of one group; its values are the group's number."""
         number = self.made if number is None else number
         self.made += 1
-        tensor = np.full((*SHAPE, images) if shape is None else shape, float(number), np.float32)
+        tensor = np.full((*SHAPE, self.images) if shape is None else shape, float(number), np.float32)
         block = Block(self.part if crossing is None else crossing, 1, number, 1)
         self.others.put(1 - self.part, Parcel(block, tensor, self.given_back.append))
 
@@ -266,7 +269,12 @@ WRONG = {
         {"shape": (16, 4, 5, 2)},
         r"crossing 0: expected float32\(16, 4, 4, 2\)",
     ),
-    "no axes": ({"shape": ()}, r"crossing 0: expected float32\(16, 4, 4, 0\)"),
+    "no axes": ({"shape": ()}, r"crossing 0: expected float32\(16, 4, 4, 2\)"),
+    "more images than the group has": (
+        {"shape": (*SHAPE, 3)},
+        r"crossing 0: expected float32\(16, 4, 4, 2\)",
+    ),
+    "a group that no epoch has": ({"number": GROUPS}, f"no epoch has a group {GROUPS}"),
 }
 
 
@@ -286,7 +294,7 @@ async def test_a_block_that_is_not_as_planned_is_refused_and_none_of_its_message
 def message_of(worker, options):
     """What a worker would say of one block."""
     shape = options.get("shape", (*SHAPE, 2))
-    block = Block(options.get("crossing", 0), 1, 0, 1)
+    block = Block(options.get("crossing", 0), 1, options.get("number", 0), 1)
     return pack(Blocks(first=1, blocks=(block,), received=0, begun=0), [np.zeros(shape, np.float32)])
 
 
@@ -303,10 +311,11 @@ async def test_a_worker_that_does_not_read_is_sent_the_rest_when_it_does(network
     async with two_workers(NETWORKS[network]()) as (one, two):
         await until(lambda: linked(one, two))
         two.reads.clear()
+        one.images = two.images = images
         one.put()  # it waits for one message already
         await until(lambda: len(two.taken) == 1)
         for _ in range(1, blocks):
-            one.put(images=images)
+            one.put()
         await turns(300)
         held = one.told["messages"]
         assert held < blocks // BLOCKS, "the rest waits in the memory that it was computed in"
