@@ -249,6 +249,14 @@ class ParameterServer(Role):
 
     # --- questions ---------------------------------------------------------------------------
 
+    async def _on_link(self, link: Link) -> None:
+        try:
+            await super()._on_link(link)
+        finally:
+            # The budget of the link paid for what waits. Its worker sends it again on another link.
+            if self.state is not None:
+                self.state.gated.keep(lambda request: request.is_open)
+
     def _answer(self, request: Request, body: Body) -> None:
         if isinstance(body, Push) and body.pull and self.state is not None:
             # Charge on arrival: the answer names the versions of the values, so neither can wait.

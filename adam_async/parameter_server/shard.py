@@ -24,6 +24,9 @@ Session = tuple[int, int]
 MOST_ROWS = 256
 """Number of replicas from which replicas that the map does not name share one row of the staleness."""
 
+EXACT = 1 << 10
+"""Staleness, in pushes, from which on values are counted as the power of two below them."""
+
 OTHERS = -1
 """Row of the replicas that share one."""
 
@@ -45,7 +48,8 @@ class Shard:
     held: Held | None = None
     """In bsp: contributions to sums that are not complete."""
     staleness_of: dict[int, Counter[int]] = field(default_factory=dict)
-    """By replica: how many of its pushes were applied at each staleness. Row `OTHERS` has the rest."""
+    """By replica: how many of its pushes were applied at each staleness (see `EXACT`). Row `OTHERS` has the
+    rest."""
     loaded: Version = Version(0)  # noqa: RUF009 - a NewType call is the identity
     """Version that a resumed run began with: what was applied before is counted there."""
     refused: int = 0
@@ -60,6 +64,8 @@ class Shard:
 
     def count_staleness(self, replica: int, staleness: int) -> None:
         """Count a push of a replica that was applied at this staleness, in pushes."""
+        if staleness >= EXACT:  # a peer chooses the version that it claims to have read
+            staleness = 1 << staleness.bit_length() - 1
         row = self.staleness_of.get(replica)
         if row is None:
             # A peer chooses the number, perhaps before the map names it: memory is bounded all the same.

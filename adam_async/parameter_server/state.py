@@ -81,6 +81,7 @@ from adam_async.parameter_server.events import (
     SumApplied,
     TickArrived,
 )
+from adam_async.parameter_server.gated import MOST_GATED, Gated
 from adam_async.parameter_server.lives import LivesOver, keep_newest
 from adam_async.parameter_server.order_log import JOINED, NOT_APPLIED, SUMMED, OrderLog
 from adam_async.parameter_server.parked import Parked
@@ -92,9 +93,6 @@ MAX_BATCH = 32
 
 EARLY_KEPT = 256
 """Maximum number of lives with clocks kept until the map names them."""
-
-MOST_GATED = 4096
-"""Maximum number of pushes and ticks that wait for an epoch; the server refuses more, and clients retry."""
 
 
 class ServerState:
@@ -130,8 +128,7 @@ class ServerState:
         self.log = log
         self._queue: deque[QueuedPush | QueuedPull | QueuedRead | QueuedTick | ApplySum] = deque()
         self.parked = Parked()
-        self._gated: list[PushArrived | TickArrived] = []
-        self._gated_sessions: set[Session] = set()
+        self.gated = Gated()
         self._epoch = 0
         self._first_clock = 0
         self._live: Mapping[Replica, int] = {}
@@ -231,7 +228,7 @@ class ServerState:
         shards = tuple([ours.get(ShardId(number)) for number in push.shards])
         if self._is_over(push) and _says_news(push, shards, session):
             return [_refuse_over(event.request, push)]
-        if push.epoch > self._epoch or session in self._gated_sessions:
+        if push.epoch > self._epoch or session in self.gated:
             return self._gate(event, session)
         accepted: list[int] = []
         problems: list[Problem] = []
@@ -423,7 +420,7 @@ class ServerState:
         if tick.numbers and len(tick.numbers) != len(tick.shards):
             return [Refuse(event.request, "malformed", "shards and numbers of a Tick differ in length")]
         session: Session = (tick.session, tick.incarnation)
-        if tick.epoch > self._epoch or session in self._gated_sessions:
+        if tick.epoch > self._epoch or session in self.gated:
             return self._gate(event, session)
         for number, last in zip(tick.shards, tick.numbers, strict=False):
             shard = self.shards.get(ShardId(number))
@@ -463,10 +460,9 @@ class ServerState:
 
     def _gate(self, event: PushArrived | TickArrived, session: Session) -> list[Effect]:
         """Hold an event until its epoch begins, and later ones of its session behind it."""
-        if len(self._gated) >= MOST_GATED:
+        if self.gated.full:
             return [Refuse(event.request, "busy", f"{MOST_GATED} pushes and ticks wait for the next epoch")]
-        self._gated.append(event)
-        self._gated_sessions.add(session)
+        self.gated.add(session, event)
         return []
 
     def _is_over(self, said: Push | Tick) -> bool:
@@ -492,9 +488,7 @@ class ServerState:
             for replica, clock in shard.clocks.items():
                 shard.clocks[replica] = max(clock, event.first_clock)
         self._reach(self.shards.values())
-        gated, self._gated = self._gated, []
-        self._gated_sessions.clear()
-        effects = [effect for waiting in gated for effect in self.handle(waiting)]
+        effects = [effect for waiting in self.gated.take() for effect in self.handle(waiting)]
         return effects + self.parked.answer()
 
     # --- pulls and readings ------------------------------------------------------------------

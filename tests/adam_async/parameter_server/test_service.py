@@ -37,11 +37,11 @@ from adam_async.messages import (
     state_tables,
     unpack,
 )
-from adam_async.parameter_server.events import ReplicasChanged
+from adam_async.parameter_server.events import EpochBegan, ReplicasChanged
 from adam_async.parameter_server.order_log import read_order_log
 from adam_async.traffic import Traffic
 from tests.adam_async.runs import NETWORKS, SHARDED, servers_of, until
-from transport import LinkConfig, LocalNetwork, Message, RemoteError
+from transport import LinkConfig, LocalNetwork, Message, RemoteError, TransportError
 
 
 def push_of(servers, shards, **fields):
@@ -567,3 +567,23 @@ async def test_for_a_live_replica_only_its_own_workers_speak(network):
             await link.call(pack(msgspec.structs.replace(push, session=2), [delta]), timeout_s=50.0)
         await asyncio.wait_for(link.wait_closed(), 50.0)
         assert servers.shards()[bias.id].version == 1
+
+
+async def test_pushes_that_wait_for_an_epoch_go_with_their_link():
+    network = NETWORKS["local"]()
+    async with servers_of(network) as servers:
+        bias, server = shard_named(servers, "fc2.bias"), servers.servers[0]
+        address, worker = servers.map.nodes["ps-0"].address, servers.identity("worker", 5)
+        push = pack(push_of(servers, [bias.id], epoch=1), [np.ones(bias.size, np.float32)])
+        async with network.connect(address, worker) as link:
+            lost = link.call_nowait(push, timeout_s=20.0)
+            await until(lambda: (1, 1) in server.state.gated)
+        with pytest.raises(TransportError):
+            await lost
+        await until(lambda: (1, 1) not in server.state.gated)
+        async with network.connect(address, worker) as link:
+            again = link.call_nowait(push, timeout_s=20.0)
+            await until(lambda: (1, 1) in server.state.gated)
+            server._perform(server.state.handle(EpochBegan(1, 0)))
+            server._drain_soon(server.state)
+            assert unpack(await again, Pushed).versions == (1,)

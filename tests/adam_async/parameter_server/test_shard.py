@@ -1,7 +1,7 @@
 """What a shard counts by replica stays small, and its totals stay right."""
 
 from adam_async.parameter_server.counts import count_shards
-from adam_async.parameter_server.shard import MOST_ROWS
+from adam_async.parameter_server.shard import EXACT, MOST_ROWS
 from tests.adam_async.parameter_server.test_state import shard_of
 
 
@@ -15,3 +15,12 @@ def test_staleness_has_few_rows_for_replicas_that_the_map_does_not_name():
     rows = count_shards([shard])["staleness_by_replica"]
     assert len(rows) == MOST_ROWS + 2
     assert (rows["others"], rows["7"]) == ({"3": MOST_ROWS}, {"1": 1})
+
+
+def test_a_row_of_staleness_has_few_values_whatever_versions_pushes_claim_to_have_read():
+    shard = shard_of(0)
+    for staleness in (*range(EXACT), *range(EXACT, 1 << 20, 999)):
+        shard.count_staleness(7, staleness)
+    assert len(shard.staleness) == EXACT + 10
+    assert max(shard.staleness) == 1 << 19
+    assert shard.staleness[EXACT - 1] == 1

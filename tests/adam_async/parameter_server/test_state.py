@@ -20,7 +20,7 @@ from adam_async.messages import (
     StepRecord,
     Tick,
 )
-from adam_async.parameter_server import state
+from adam_async.parameter_server import gated
 from adam_async.parameter_server.apply import PushGradients
 from adam_async.parameter_server.events import (
     Acknowledge,
@@ -632,7 +632,7 @@ def test_what_waits_for_an_epoch_holds_up_its_own_session_only():
 
 
 def test_what_waits_for_an_epoch_is_bounded(monkeypatch):
-    monkeypatch.setattr(state, "MOST_GATED", 2)
+    monkeypatch.setattr(gated, "MOST_GATED", 2)
     server = Server()
     tick = Tick(run="run", session=9, incarnation=1, replica=1, clock=1, generation=1, shards=(0,), epoch=1)
     assert [server.state.handle(TickArrived(n, tick)) for n in range(2)] == [[], []]
