@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -18,6 +18,7 @@ from adam_async.cluster_map import (
     RunRecord,
 )
 from adam_async.messages.body import ROLES
+from adam_async.messages.bounds import Count, Images, Row
 from adam_async.messages.sizes import MOST_INFO_BYTES, MOST_VALUE_BYTES
 
 MAX_DEPTH = 32
@@ -32,6 +33,25 @@ MOST_WORD = 512
 
 PIECE_BYTES = 45 << 10
 """Size of one piece of a run, in bytes of JSON text; its record in the map is a third larger."""
+
+
+class _WorkerInfo(msgspec.Struct):
+    threads: Annotated[int, msgspec.Meta(ge=1, le=1 << 16)] = 1
+    in_flight: Count = 0
+
+
+class _DataInfo(msgspec.Struct):
+    name: str = ""
+    source: str = ""
+    shape: tuple[Row, Row, Row] = (1, 1, 1)
+    classes: Images = 0
+    train_images: Images = 0
+    test_images: Images = 0
+    digest: str = ""
+
+
+_INFO: Mapping[str, Any] = {"worker": _WorkerInfo, "data": _DataInfo}
+"""Types of the fields of `NodeRecord.info` that other roles calculate with, by role."""
 
 _IRRELEVANT = bytes(set(range(256)).difference(b'"[]{}'))
 
@@ -80,9 +100,13 @@ def check_node(record: NodeRecord) -> str:
     if record.live and record.role != "driver" and not ADDRESS.fullmatch(record.address):
         return f"address {record.address[:80]!r} is not of the form tcp://host:port: others could not dial it"
     size = len(msgspec.json.encode(record.info))
-    if size <= MOST_INFO_BYTES:
-        return ""
-    return f"info has {size} bytes as JSON text; {MOST_INFO_BYTES} are the most"
+    if size > MOST_INFO_BYTES:
+        return f"info has {size} bytes as JSON text; {MOST_INFO_BYTES} are the most"
+    try:
+        msgspec.convert(record.info, _INFO.get(record.role, dict[str, Any]))
+    except msgspec.ValidationError as error:
+        return f"info of the role {record.role}: {error}"
+    return ""
 
 
 def check_epoch(record: EpochRecord, old: EpochRecord | None) -> str:
