@@ -113,7 +113,8 @@ class Keeping:
         """When a deadline of the ledger is, on our clock; what is entered then is not too early for it."""
         ours = deadline - self._lag_s
         while ours + self._lag_s < deadline:  # rounded down; there is nothing to be done until then
-            ours = math.nextafter(ours, math.inf)
+            # A far clock is coarser than ours: its smallest step, in parts, leads there within a few rounds.
+            ours = max(math.nextafter(ours, math.inf), ours + math.ulp(deadline) / 4)
         return ours
 
     def welcome(self, keeper: Keeper) -> None:

@@ -742,3 +742,14 @@ def test_a_part_that_no_state_takes_changes_nothing(anew):
     lender.enter(ticks(1), now=3.0)
     copy_all(lender, B, b)
     assert (b.ledger.stop, b.ledger.settled) == (4, 4)
+
+
+@pytest.mark.parametrize("far", [1e7 + 0.1, 1e15, -1e15])
+def test_a_deadline_on_a_far_clock_is_found_at_once(far):
+    old, b = leading(B), keeping_of(B)
+    old.enter(ticks(1), now=far)
+    copy_all(old, B, b)
+    b.lead(2, (B,), now=3.3)
+    ours = b.time_of(far + 5.7)
+    assert ours + b._lag_s >= far + 5.7
+    assert ours == pytest.approx(9.0, abs=1e-6 + abs(far) * 1e-15)
