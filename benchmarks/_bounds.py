@@ -56,8 +56,8 @@ BOUNDS = (
     Ablation(
         name="what is for a later epoch holds up its own session alone",
         file=SERVER + "state.py",
-        old="        if push.epoch > self._epoch or session in self._gated_sessions:\n",
-        new="        if push.epoch > self._epoch or self._gated_sessions:\n",
+        old="        if push.epoch > self._epoch or session in self.gated:\n",
+        new="        if push.epoch > self._epoch or self.gated._sessions:\n",
         guard=TEST_SERVER + "test_state.py::test_what_waits_for_an_epoch_holds_up_its_own_session_only",
         breaks="the run ends, or every role lives",
         scenario="hostile",

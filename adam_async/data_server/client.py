@@ -127,13 +127,15 @@ class DataClient:
         self._blocked_s = 0.0
         self._last = False
         self._end = 0
-        self._answered = self._refused = False
+        self._answered = False
+        self._refused = ""
+        """The fault of an impossible answer on this link."""
 
     async def run(self) -> None:
         """Read ahead until cancelled.
 
         Raises:
-            RoleDied: No data server could be reached, or none answered anything, for `patience_s`.
+            RoleDied: No data server could be reached, or none gave a correct answer, for `patience_s`.
         """
         loop = asyncio.get_running_loop()
         patience_s = self._waits.patience_s
@@ -159,6 +161,7 @@ class DataClient:
             elif await self._attend(link):
                 deadline, pauses = loop.time() + patience_s, PAUSES.waits()
             else:
+                problem = self._refused or problem
                 self._silent += not self._looked.is_set()
                 await self._wait_look(next(pauses))
 
@@ -180,8 +183,7 @@ class DataClient:
     async def _attend(self, link: Link) -> bool:
         """Hold both conversations until the link ends. Returns whether all answers on it, one at least, were
         correct."""
-        self._answered = self._refused = False
-        self._link = link
+        self._answered, self._refused, self._link = False, "", link
         self._traffic.watch(link)
         node = self._identity.node
         try:
@@ -210,7 +212,8 @@ class DataClient:
         except TransportError as error:
             logger.info("%s: link to the data server broke: %s", self._identity.node, error)
             # A server with impossible answers is left for the next one, like a silent server.
-            self._refused = self._refused or isinstance(error, RemoteProtocolError)
+            if isinstance(error, RemoteProtocolError):
+                self._refused = self._refused or str(error)
             link.abort()
 
     async def _read(self, link: Link) -> None:
