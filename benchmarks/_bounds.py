@@ -106,7 +106,7 @@ BOUNDS = (
         new="",
         guard=TEST_CONTROLLER
         + "test_permissions.py::test_a_member_sets_its_own_node_as_what_its_link_says_it_is",
-        breaks=REFUSED,
+        breaks="records belong to their roles",
         scenario="hostile",
     ),
     Ablation(

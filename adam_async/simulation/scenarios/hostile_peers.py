@@ -420,7 +420,7 @@ class _Peer:
         return self._sent > 0
 
     def _stolen(self, cluster: ClusterMap) -> list[tuple[str, NodeRecord | RunRecord | LendingRecord]]:
-        """Records that this role may not set, with the values that it tries to set."""
+        """Records that this role may not set, its own of another role first, with the values to try."""
         change = msgspec.structs.replace
         found: list[tuple[str, NodeRecord | RunRecord | LendingRecord]] = [
             (f"nodes/{name}", change(record, failed="stolen"))
@@ -433,7 +433,10 @@ class _Peer:
             keepers = ((self._node.name, self._session),)
             found.append(("lending", change(cluster.lending, term=1 << 20, keepers=keepers)))
         self._dice.shuffle(found)
-        return found
+        seat = NodeRecord(role="", address=f"tcp://{self._node.name}:1", incarnation=self._session)
+        own = cluster.nodes.get(self._node.name, seat)
+        other = "worker" if self._as == "ps" else "ps"
+        return [(f"nodes/{self._node.name}", change(own, role=other)), *found]
 
     async def claim_other_roles(self) -> bool:
         """Claim another role than that of the keys."""
