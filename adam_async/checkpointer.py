@@ -249,14 +249,18 @@ class Checkpointer:
             RunFailed: `checkpoint_misses` in a row have failed; names the newest good one.
         """
         self._misses += 1
-        self._note(f"{what}; training goes on without it")
-        logger.warning("%s; training goes on without it", what)
         if self._misses == self._config.checkpoint_misses:
             newest = self._folder.latest or "none was written"
+            failed = "a checkpoint" if self._misses == 1 else f"{self._misses} checkpoints in a row"
             raise RunFailed(
-                f"{self._misses} checkpoints in a row failed, the last one thus: {what}; the newest: "
-                f"{newest}; checkpoint_misses=0 trains on without checkpoints"
+                f"{failed} failed, the last one thus: {what}; the newest: {newest}; with "
+                "--checkpoint-misses 0 a run goes on without checkpoints"
             )
+        if self._misses & (self._misses - 1):
+            return  # the first miss in a row is news, and then each doubling of their number
+        often = "" if self._misses == 1 else f", {self._misses} failed in a row"
+        self._note(f"{what}; training goes on without it{often}")
+        logger.warning("%s; training goes on without it%s", what, often)
 
     def look(self, data: Mapping[str, Any]) -> None:
         """Note how far training is, beside the checkpoints. Never waits.

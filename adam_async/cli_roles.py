@@ -53,7 +53,7 @@ from adam_async.ports import Disk, system_entropy
 from adam_async.printable import printable
 from adam_async.slow import check_own, pace_of
 from adam_async.timeline import Timeline
-from adam_async.token_text import check_token_is_for
+from adam_async.token_text import check_token_is_for, holds_keys
 from transport import BufferPool
 
 NEXT = {
@@ -65,6 +65,15 @@ NEXT = {
 }
 """Which command a role's line shows, with its option for the address: what a cluster started by hand needs
 next. A data host is the data server that was told of no controller."""
+
+KEYS_OF_NEXT = {
+    "controller": "ps",
+    "ps": "data",
+    "data": "worker",
+    "data-host": "driver",
+    "worker": "driver",
+}
+"""Role of the command that a role's line shows; the line names a file of that role's keys."""
 
 Open = Callable[[Place], AbstractAsyncContextManager[Role]]
 
@@ -253,7 +262,9 @@ async def _stay(
         running = await stack.enter_async_context(open_role(place))
         await running.joined()
         join = ["adam-async", *NEXT[role], meet or running.address]
-        if options.token_file is not None:
+        if token is not None and holds_keys(token):
+            join += ["--token-file", f"{KEYS_OF_NEXT[role]}.keys"]  # the next role has keys of its own
+        elif options.token_file is not None:
             join += ["--token-file", str(options.token_file)]
         if isinstance(running, Controller) and running.group.is_cut_off:
             join = []  # whoever joined it would wait as long as it does

@@ -483,6 +483,7 @@ _LEAST = {
 }
 
 MOST = {
+    "checkpoint_misses": 1_000_000,
     "images_per_group": 65_536,
     "in_flight": 4096,  # each has its own memory
     "replicas": 1024,

@@ -75,16 +75,20 @@ class Place:
         return Identity(role=role, node=self.node, incarnation=int.from_bytes(self.entropy(7), "little"))
 
 
+LEAST_BUDGET_BYTES = 1 << 20
+"""Smallest budget of a process, in bytes; below it links wait for each other."""
+
+
 def memory_budget(text: str) -> Budget:
     """Make the budget that the links of a process share, from a size such as ``512M``.
 
     Raises:
-        ConfigError: The text is not a size, or the size is 0.
+        ConfigError: The text is not a size, or the size is below `LEAST_BUDGET_BYTES`.
     """
-    try:
-        return Budget(read_size("memory-budget", text))
-    except ValueError as error:
-        raise ConfigError(f"memory-budget: {error}") from None
+    size = read_size("--memory-budget", text)
+    if size < LEAST_BUDGET_BYTES:
+        raise ConfigError(f"--memory-budget must be at least 1M, not {text!r}; the default is 512M")
+    return Budget(size)
 
 
 def cluster_network(

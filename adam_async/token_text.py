@@ -15,7 +15,7 @@ from adam_async.errors import ConfigError
 from adam_async.messages import role_table
 from adam_async.messages.body import ROLES
 from transport import RoleKeys, Secret
-from transport.keys import derive
+from transport.keys import check_secret, derive
 
 PREFIX = "adam-async-keys/"
 """Beginning of a line of keys; a version follows it."""
@@ -34,10 +34,16 @@ def read_token_text(text: str, *, origin: str = "the token") -> Secret:
         origin: What to call it in an error.
 
     Raises:
-        ConfigError: It is a line of keys that is cut, altered, or of another version.
+        ConfigError: It is a root token that can be guessed; or a line of keys that is cut, altered, or of
+            another version.
     """
     if not text.startswith(PREFIX):
-        return text.encode()
+        token = text.encode()
+        try:
+            check_secret(token)
+        except ValueError as error:
+            raise ConfigError(f"{origin}: {error}; adam-async token new makes one") from None
+        return token
     version, *words = text.removeprefix(PREFIX).split(" ")
     if version != VERSION:
         raise ConfigError(
@@ -82,10 +88,7 @@ def derived_text(token: str, role: str, *, origin: str = "the token") -> str:
     """
     if role not in ROLES:
         raise ConfigError(f"there is no role {role!r}; roles are {', '.join(ROLES)}")
-    try:
-        return keys_text(derive(root_token(token, origin=origin), role, ROLES, role_table()))
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
+    return keys_text(derive(root_token(token, origin=origin), role, ROLES, role_table()))
 
 
 def root_token(token: str, *, origin: str = "the token") -> bytes:
@@ -101,6 +104,11 @@ def root_token(token: str, *, origin: str = "the token") -> bytes:
             "give the token"
         )
     return secret
+
+
+def holds_keys(token: str) -> bool:
+    """Return whether a text is the keys of one role, and no root token."""
+    return token.startswith(PREFIX)
 
 
 def check_token_is_for(token: str, role: str, *, origin: str) -> None:
