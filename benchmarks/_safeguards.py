@@ -228,7 +228,7 @@ ABLATIONS = (
         "            self.machine.apply(0, command_bytes(Lost(node, incarnation)))\n"
         "            self._applied()\n",
         guard=CONTROLLER_TESTS + "test_service.py::test_nobody_is_lost_before_that_is_agreed_on",
-        breaks="I7",
+        breaks="I6",
     ),
     Ablation(
         name="a new leader suspects all who do not come to it",

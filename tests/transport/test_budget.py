@@ -126,6 +126,14 @@ def test_messages_in_progress_do_not_wait_for_one_another_for_ever() -> None:
     assert other.may_go_on(400)
 
 
+def test_a_closed_account_gives_back_all_that_it_held() -> None:
+    budget = Budget(1_000)
+    account = Account(budget, 1_000)
+    account.charge(600)
+    account.close()
+    assert (budget.held_bytes, budget.links) == (0, 0)
+
+
 def test_what_is_not_held_cannot_be_released() -> None:
     account = Account(Budget(), 1_000)
     account.charge(10)

@@ -316,6 +316,7 @@ def test_a_full_map_takes_no_new_record_from_any_controller_and_its_members_go_o
     session, number = log.open(), 1
     while large(log, session, number).done:
         number += 1
+        assert number < MOST_MAP_BYTES >> 12, "the map takes records beyond its limit"
     total = log.machine.size.total
     assert MOST_MAP_BYTES - (9 << 10) < total <= MOST_MAP_BYTES
     restored = Machine()

@@ -30,6 +30,7 @@ from adam_async.messages import (
     read_packed_tensor,
     unpack,
 )
+from adam_async.messages.body import Body
 from adam_async.messages.bounds import Loss
 from adam_async.messages.finite import finder
 from transport import RemoteProtocolError
@@ -97,6 +98,20 @@ def test_a_wait_that_is_not_finite_is_refused(body, value):
     wrong = msgspec.structs.replace(body, wait_s=value)
     with pytest.raises(RemoteProtocolError, match=rf"malformed {type(body).__name__}: .*\$\.wait_s"):
         unpack(pack(wrong), type(body))
+
+
+class Unbounded(Body, frozen=True, kw_only=True):
+    """A message that forgot the bounds of its field."""
+
+    share: float
+
+
+@pytest.mark.parametrize("value", NOT_FINITE)
+def test_a_number_without_bounds_is_refused_if_it_is_not_finite(value):
+    with pytest.raises(
+        RemoteProtocolError, match=r"malformed Unbounded: a number is not finite - at `\$.share"
+    ):
+        unpack(pack(Unbounded(share=value)), Unbounded)
 
 
 @pytest.mark.parametrize("value", NOT_FINITE)
