@@ -23,14 +23,14 @@ lint:
 types:
 	$(BIN)/mypy $(PACKAGES)
 
-test:  ## the fast tests, on both event loops
+test:  ## the fast tests; those of dataflow and transport on both event loops
 	$(BIN)/python -m pytest $(FAST) -n $(JOBS) --dist worksteal
 
 fmt:  ## format and repair what can be repaired
 	$(BIN)/ruff format $(SOURCES)
 	$(BIN)/ruff check --fix $(SOURCES)
 
-test-thorough:  ## proofs over many settings, on both event loops
+test-thorough:  ## proofs over many settings, and tests of roles on stock asyncio
 	$(BIN)/python -m pytest $(THOROUGH) -n $(JOBS) --dist worksteal
 
 test-loops:  ## the fast tests three times: asyncio in debug mode, asyncio, uvloop

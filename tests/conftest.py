@@ -1,10 +1,12 @@
 """The house that every test lives in.
 
 Every ``async def`` test runs twice, on stock asyncio and on uvloop (each hides faults that the other
-shows); ``ADAM_TEST_LOOPS=asyncio`` or ``=uvloop`` narrows that to one. Whatever a test leaves behind fails
-that test: tasks and asynchronous generators are looked at before its loop closes, threads and file
-descriptors after. The look itself is a few system calls; garbage is collected only when something seems
-to be left.
+shows); ``ADAM_TEST_LOOPS=asyncio`` or ``=uvloop`` narrows that to one. Tests of whole roles take time: those
+under ``tests/adam_async`` run on uvloop in the fast tier, and on stock asyncio in the thorough one.
+
+Whatever a test leaves behind fails that test: tasks and asynchronous generators are looked at before its loop
+closes, threads and file descriptors after. The look itself is a few system calls; garbage is collected only
+when something seems to be left.
 """
 
 import os
@@ -16,6 +18,7 @@ import asyncio
 import gc
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -39,6 +42,8 @@ LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "asyncio": asyncio.SelectorEventLoop,
     "uvloop": uvloop.new_event_loop,
 }
+
+ROLES = Path(__file__).parent / "adam_async"
 
 FILES = "/proc/self/fd"
 
@@ -64,6 +69,21 @@ def pytest_asyncio_loop_factories(
     if unknown:
         raise pytest.UsageError(f"ADAM_TEST_LOOPS names {unknown}; known loops are {sorted(LOOPS)}")
     return {name: LOOPS[name] for name in wanted}
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m selects by marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark tests of roles that run on stock asyncio as thorough, unless ADAM_TEST_LOOPS names the loops."""
+    if "ADAM_TEST_LOOPS" in os.environ:
+        return
+    for item in items:
+        spec = getattr(item, "callspec", None)
+        if (
+            spec is not None
+            and spec.params.get("_asyncio_loop_factory") is LOOPS["asyncio"]
+            and item.path.is_relative_to(ROLES)
+        ):
+            item.add_marker(pytest.mark.thorough)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -6,13 +6,11 @@ from adam_async.simulation.campaign import run_seed
 from adam_async.simulation.scenarios import SCENARIOS
 
 SEEDS = 100
-AT_ONCE = 10
-TENS = [
-    pytest.param(first, marks=[pytest.mark.thorough] if first else []) for first in range(0, SEEDS, AT_ONCE)
-]
+AT_ONCE = 5
 
 
-@pytest.mark.parametrize("first", TENS)
+@pytest.mark.thorough
+@pytest.mark.parametrize("first", range(0, SEEDS, AT_ONCE))
 def test_controllers_keep_what_they_promise_whatever_happens(first: int) -> None:
     results = [run_seed(SCENARIOS["controllers"], seed) for seed in range(first, first + AT_ONCE)]
 
