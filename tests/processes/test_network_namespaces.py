@@ -68,6 +68,7 @@ def test_roles_on_seven_hosts_train_with_a_token(tmp_path: Path) -> None:
         pytest.skip(reason)
     token = tmp_path / "token"
     token.write_text("a token of more than sixteen bytes\n")
+    token.chmod(0o600)
     shared = ("--token-file", str(token))
     data = os.environ.get("ADAM_TEST_DATA", "digits")
     epochs = os.environ.get("ADAM_TEST_EPOCHS", "2")
