@@ -57,9 +57,6 @@ REFUSAL = 5
 CHALLENGED = "record 2"
 """What is heard of a port that goes on with a handshake."""
 
-AGAIN_S = 0.5
-"""Pause of a stranger that was sent away because of others."""
-
 LINK_KINDS = ("cut", "cut-one-way", "reset")
 GUISES = ("guise-token", "guise-no-token", "guise-role")
 """Shipped code with what it should not have."""
@@ -133,29 +130,15 @@ class _Story:
         task.result()
 
     async def _knock(self, node: Node, kind: str) -> None:
-        expected = KNOCKS[kind].code
-        while True:
-            wire = await dial_raw(HOST, PORT)
-            wire.say(KNOCKS[kind].says)
+        wire = await dial_raw(HOST, PORT)
+        wire.say(KNOCKS[kind].says)
+        told = _told(await wire.until(RECORD_BYTES))
+        if kind == "knock-proof" and told == CHALLENGED:
             told = _told(await wire.until(RECORD_BYTES))
-            if kind == "knock-proof" and told == CHALLENGED:
-                told = _told(await wire.until(RECORD_BYTES))
-            # Whoever is sent away before it was read is reset, and may lose the word about it.
-            crowded_out = told == "crowded" or (wire.was_reset and not told and expected)
-            if not crowded_out:
-                break
-            await self._leave_crowd(wire)
-        self._check_code(kind, told, expected)
+        self._check_code(kind, told, KNOCKS[kind].code)
         if await wire.until(1):
             raise Violation("strangers are turned away", f"{kind}: was told more after {told!r}")
         wire.hang_up()
-
-    async def _leave_crowd(self, wire: RawWire | None = None) -> None:
-        """Go, and say nothing for a while: who is sent away because of others learns nothing about itself."""
-        if wire is not None:
-            wire.hang_up()
-        self.ledger.counts["crowded out"] += 1
-        await asyncio.sleep(AGAIN_S)
 
     def _check_code(self, kind: str, code: str, expected: str) -> None:
         if code != expected:
@@ -198,7 +181,7 @@ class _Story:
         identity = Identity(role="client", node=f"{JOINER}-{self.joined}", incarnation=1)
         try:
             async with network_of(node).connect(ADDRESS, identity, timeout_s=JOIN_S):
-                pass
+                self.ledger.counts["joined beside a flood"] += 1
         except DialFailed as error:
             raise Violation("members join beside a flood", str(error)) from None
 
@@ -207,15 +190,11 @@ class _Story:
         ghost = kind == "guise-role"
         network = network_of(node, token=token, rules=GHOSTS if ghost else RULES)
         identity = Identity(role="ghost" if ghost else "client", node=node.name, incarnation=1)
-        while True:
-            try:
-                async with network.connect(ADDRESS, identity, timeout_s=TURNED_S / 2):
-                    raise Violation("strangers are turned away", f"{kind}: was let in")
-            except HandshakeRejected as error:
-                if error.code != "crowded":
-                    self._check_code(kind, error.code, "role" if ghost else "token")
-                    return
-            await self._leave_crowd()
+        try:
+            async with network.connect(ADDRESS, identity, timeout_s=TURNED_S / 2):
+                raise Violation("strangers are turned away", f"{kind}: was let in")
+        except HandshakeRejected as error:
+            self._check_code(kind, error.code, "role" if ghost else "token")
 
     async def _break_rule(self, node: Node, kind: str, name: str) -> None:
         """Be let in, break a rule, and see the link end for it."""
@@ -283,7 +262,7 @@ STRANGE = Scenario(
     kinds=(*KINDS_HERE, *LINK_KINDS),
     least_operations=200,
     limit_s=300.0,
-    marks=("busy", "crowded out", "full", "hung up on", "let go", "too late"),
+    marks=("busy", "full", "hung up on", "joined beside a flood", "let go", "too late"),
     plan=draw_plan,
     run=run,
 )
