@@ -40,7 +40,7 @@ class GroupLimits:
         """Refuse groups that the run cannot have.
 
         Args:
-            leases: What was leased.
+            leases: Leased groups of the answer.
             tensors: Images (n, C, H, W) uint8, in any number of pieces, and labels (n,) int64; none without
                 a lease.
 

@@ -1,4 +1,4 @@
-"""What tests of bad messages share: a client that sends each one and sees that it is refused."""
+"""A client for tests of bad messages: it sends each one and checks that the role refuses it."""
 
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
@@ -23,7 +23,7 @@ def refusable(
 
     Args:
         pair: Roles of the sender and of the receiver.
-        facts: What holds at the receiver.
+        facts: Facts of the receiver: its run, generation and epoch.
         examples: Valid messages in place of those that `valid_messages` makes of the facts.
     """
     found = bad_messages(valid_messages(facts) if examples is None else examples, meant=facts.meant())

@@ -1,4 +1,4 @@
-"""What a role says that it counted is checked before a driver calculates with it."""
+"""A driver checks the counts that a role reports before it calculates with them."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What roles noted is read by a driver as far as a correct role can have noted it."""
+"""A driver reads of the notes of a role only as much as a correct role can have noted."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager

@@ -1,4 +1,4 @@
-"""What a shard counts by replica stays small, and its totals stay right."""
+"""Counts of a shard by replica stay small, and their totals stay right."""
 
 from adam_async.parameter_server.counts import count_shards
 from adam_async.parameter_server.shard import EXACT, MOST_ROWS
