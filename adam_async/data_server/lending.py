@@ -268,6 +268,8 @@ class Lending:
         node = request.link.peer.node
         if node in self._early:
             self._early[node][0].fail("not-lender", f"{node} has sent another copy since")
+        # The budget of a link that has ended does not pay for its copy any more.
+        self._early = {name: kept for name, kept in self._early.items() if not kept[0].link.closed}
         self._early[node] = request, body
 
     def _take_copy(self, request: Request, body: CopyLedger) -> None:
