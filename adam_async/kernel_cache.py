@@ -2,27 +2,41 @@
 
 Numba looks at the file that a kernel is in, but not at those of the kernels it calls; processors it tells
 apart itself. So the folder's name holds a digest of all files with kernels: a new version compiles anew, and
-an old one finds its own again.
+an old one finds its own again. Forced vector registers are a part of it, for they shape the loops.
 """
 
 import hashlib
 import os
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
 VARIABLE = "NUMBA_CACHE_DIR"
 """What numba reads when it is imported."""
+
+VECTORS = "ADAM_VECTORS"
+"""What the user sets to force one kind of vector registers."""
+
+AUTO = "auto"
+"""The widest registers that the processor has; the default."""
+
+_FORCED_PROCESSORS = {"avx2": ("x86-64-v3", "+avx2,+fma,+f16c,+bmi,+bmi2")}
+"""What numba compiles for instead of the processor that is there: its name and features, by LLVM's names."""
 
 KERNELS = Path(__file__).parent / "model" / "fast"
 
 
 def kernel_cache_folder(environment: MutableMapping[str, str]) -> Path:
     """Name the folder; it need not exist."""
-    digest = hashlib.blake2b(digest_size=8)
+    digest = hashlib.blake2b(wanted_vectors(environment).encode(), digest_size=8)
     for path in sorted(KERNELS.glob("*.py")):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     caches = environment.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(caches) / "adam-async" / f"kernels-{digest.hexdigest()}"
+
+
+def wanted_vectors(environment: Mapping[str, str] = os.environ) -> str:
+    """The kind of vector registers that the user forces, or ``"auto"``."""
+    return environment.get(VECTORS) or AUTO
 
 
 def kernel_folder() -> str:
@@ -33,8 +47,12 @@ def kernel_folder() -> str:
 def use_kernel_cache(environment: MutableMapping[str, str] = os.environ) -> None:
     """Choose the folder for this process and its children, unless the user has chosen one.
 
-    For whoever owns the process, before numba is imported.
+    With `ADAM_VECTORS` the kernels are compiled for a processor that has no wider registers. For whoever owns
+    the process, before numba is imported.
     """
+    processor = _FORCED_PROCESSORS.get(wanted_vectors(environment))
+    if processor:
+        environment["NUMBA_CPU_NAME"], environment["NUMBA_CPU_FEATURES"] = processor
     if not environment.get(VARIABLE):
         environment[VARIABLE] = str(kernel_cache_folder(environment))
 

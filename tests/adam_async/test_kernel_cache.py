@@ -34,6 +34,17 @@ def test_what_the_user_chose_stays():
     assert left_open["NUMBA_CACHE_DIR"] == str(kernel_cache_folder(left_open))
 
 
+def test_forced_registers_have_a_folder_and_a_processor_of_their_own():
+    forced, free = {"ADAM_VECTORS": "avx2"}, {"ADAM_VECTORS": ""}
+    use_kernel_cache(forced)
+    use_kernel_cache(free)
+
+    assert forced["NUMBA_CPU_NAME"] == "x86-64-v3"
+    assert "avx512" not in forced["NUMBA_CPU_FEATURES"]
+    assert forced["NUMBA_CACHE_DIR"] != free["NUMBA_CACHE_DIR"]
+    assert free.keys() == {"ADAM_VECTORS", "NUMBA_CACHE_DIR"}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("owner", ["use_kernel_cache()", "pass"], ids=["chosen", "embedded"])
 def test_kernels_are_kept_there_whoever_owns_the_process(tmp_path, owner):

@@ -8,12 +8,17 @@ values.
 from adam_async.model.fast.memory import floats, kernel, longs, size_of
 from adam_async.model.fast.tiles import (
     DOT_ROWS,
+    REST_IS_ONE_VALUE,
     TILE_ROWS,
+    WHOLE_VECTORS_ALONE,
+    columns_one,
     columns_pair,
     columns_rest,
     dots,
+    rows_one,
     rows_pair,
     rows_rest,
+    table_one,
     table_pair,
     table_rest,
 )
@@ -33,7 +38,7 @@ becomes 0; it becomes 0 where another array, laid out like the results, is not p
 
 @kernel
 def rows_per_panel(rows):
-    """Rows of equally high panels; but 9 and 7 instead of 8 and 8, whose loop runs out of registers."""
+    """Rows of equally high panels; but 9 and 7 instead of 8 and 8, whose loop needs too many addresses."""
     panels = (rows + TILE_ROWS - 1) // TILE_ROWS
     height = (rows + panels - 1) // panels
     return 9 if height == 8 and rows > 8 else height
@@ -48,9 +53,12 @@ def panel(like, rows, n, c, c_row, a, a_row, b, b_step, depth, add):
     while i + 2 * lanes <= n:
         rows_pair(like, rows, c + i * size, c_row, a, a_row, 0, b + i * size, b_step, depth, add, 0)
         i += 2 * lanes
+    if WHOLE_VECTORS_ALONE and i + lanes <= n:
+        rows_one(like, rows, c + i * size, c_row, a, a_row, 0, b + i * size, b_step, depth, add, 0)
+        i += lanes
     while i < n:
         rows_rest(like, rows, c + i * size, c_row, a, a_row, 0, b + i * size, b_step, depth, add, n - i)
-        i += lanes
+        i += 1 if REST_IS_ONE_VALUE else lanes
 
 
 @kernel
@@ -62,9 +70,12 @@ def columns_panel(like, rows, n, c, c_row, a, a_step, b, b_step, depth, add):
     while i + 2 * lanes <= n:
         columns_pair(like, rows, c + i * size, c_row, a, a_step, 0, b + i * size, b_step, depth, add, 0)
         i += 2 * lanes
+    if WHOLE_VECTORS_ALONE and i + lanes <= n:
+        columns_one(like, rows, c + i * size, c_row, a, a_step, 0, b + i * size, b_step, depth, add, 0)
+        i += lanes
     while i < n:
         columns_rest(like, rows, c + i * size, c_row, a, a_step, 0, b + i * size, b_step, depth, add, n - i)
-        i += lanes
+        i += 1 if REST_IS_ONE_VALUE else lanes
 
 
 @kernel
@@ -76,9 +87,12 @@ def table_panel(like, rows, n, c, c_row, a, a_row, a_table, b, b_table, depth):
     while i + 2 * lanes <= n:
         table_pair(like, rows, c + i * size, c_row, a, a_row, a_table, b + i * size, b_table, depth, 0, 0)
         i += 2 * lanes
+    if WHOLE_VECTORS_ALONE and i + lanes <= n:
+        table_one(like, rows, c + i * size, c_row, a, a_row, a_table, b + i * size, b_table, depth, 0, 0)
+        i += lanes
     while i < n:
         table_rest(like, rows, c + i * size, c_row, a, a_row, a_table, b + i * size, b_table, depth, 0, n - i)
-        i += lanes
+        i += 1 if REST_IS_ONE_VALUE else lanes
 
 
 @kernel

@@ -12,7 +12,8 @@ without columns, for a row of output pixels of all images reads one run of the i
 kernel; where the runs start is told by a table. Addresses are bytes, strides and tables count values.
 
 Products are added in the order of k, whatever the number of vectors: results do not depend on where a tile
-ends. Rows of fewer values than a vector are read and written under a mask.
+ends. The registers of the machine decide how many rows a tile has. Rows of fewer values than a vector are
+read and written under a mask, or one value after the other where there are no masks.
 """
 
 from typing import Any
@@ -20,13 +21,23 @@ from typing import Any
 from numba import types
 from numba.extending import intrinsic
 
+from adam_async.model.fast.registers import HOST, Registers
 from adam_async.model.fast.vectors import I64, POINTER, Vectors, emit_loop, whole
 
-TILE_ROWS = 12
-"""Most rows of a tile: with two vectors a row, 24 of 32 registers hold sums."""
+TILE_ROWS = HOST.tile_rows
+"""Most rows of a tile of two vectors a row: 12 where there are 32 registers, 6 where there are 16."""
+
+ONE, TWO, REST = "one vector", "two vectors", "rest"
+"""How many values of a row a tile fills. `REST` is at most a vector, of which some lanes are masked, or one
+value where there are no masks."""
+
+WHOLE_VECTORS_ALONE = not HOST.masked_stores
+"""Whether a last whole vector is worth code without a mask."""
+
+REST_IS_ONE_VALUE = not HOST.masked_loads
 
 
-def _make_tile(*, vectors: int, masked: bool, access: str) -> Any:
+def _make_tile(width: str, access: str) -> Any:
     @intrinsic
     def tile(
         typing: Any,
@@ -51,7 +62,7 @@ def _make_tile(*, vectors: int, masked: bool, access: str) -> Any:
 
         def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             count, *rest, left = arguments[1:]
-            vector = Vectors(builder, context.get_value_type(like), left if masked else None)
+            vector = tile_vectors(builder, context.get_value_type(like), width, left, HOST)
             end = builder.append_basic_block("tile.end")
             nowhere = builder.append_basic_block("tile.nowhere")
             choice = builder.switch(count, nowhere)
@@ -59,7 +70,7 @@ def _make_tile(*, vectors: int, masked: bool, access: str) -> Any:
                 block = builder.append_basic_block(f"tile.{number}")
                 choice.add_case(whole(number), block)
                 builder.position_at_end(block)
-                _emit_tile(vector, number, vectors, access, rest)
+                emit_tile(vector, number, 2 if width == TWO else 1, access, rest)
                 builder.branch(end)
             builder.position_at_end(nowhere)
             builder.branch(end)
@@ -71,7 +82,15 @@ def _make_tile(*, vectors: int, masked: bool, access: str) -> Any:
     return tile
 
 
-def _emit_tile(vector: Vectors, rows: int, vectors: int, access: str, arguments: list[Any]) -> None:
+def tile_vectors(builder: Any, element: Any, width: str, left: Any, registers: Registers) -> Vectors:
+    """The vectors of a tile of this width; of a `REST`, `left` values are to come."""
+    if width == REST and registers.masked_loads:
+        return Vectors(builder, element, registers=registers, lanes_left=left)
+    return Vectors(builder, element, registers=registers, lanes=1 if width == REST else None)
+
+
+def emit_tile(vector: Vectors, rows: int, vectors: int, access: str, arguments: list[Any]) -> None:
+    """Emit a tile of so many rows and vectors a row; `arguments` are those of a tile from c to add."""
     c, c_row, a, a_step, a_table, b, b_step, depth, add = arguments
     builder = vector.builder
     a_start, b_start = builder.inttoptr(a, POINTER), builder.inttoptr(b, POINTER)
@@ -127,16 +146,13 @@ def _emit_tile(vector: Vectors, rows: int, vectors: int, access: str, arguments:
                 vector.store(total, place)
 
 
-rows_pair = _make_tile(vectors=2, masked=False, access="rows")
-rows_rest = _make_tile(vectors=1, masked=True, access="rows")
-columns_pair = _make_tile(vectors=2, masked=False, access="columns")
-columns_rest = _make_tile(vectors=1, masked=True, access="columns")
-table_pair = _make_tile(vectors=2, masked=False, access="table")
-table_rest = _make_tile(vectors=1, masked=True, access="table")
+rows_pair, rows_one, rows_rest = (_make_tile(width, "rows") for width in (TWO, ONE, REST))
+columns_pair, columns_one, columns_rest = (_make_tile(width, "columns") for width in (TWO, ONE, REST))
+table_pair, table_one, table_rest = (_make_tile(width, "table") for width in (TWO, ONE, REST))
 
 
-DOT_ROWS = 5
-"""Rows of a and of b in one block of dot products: 25 of 32 registers hold sums."""
+DOT_ROWS = HOST.dot_rows
+"""Rows of a and of b in one block of dot products: 5 where there are 32 registers, 3 where there are 16."""
 
 
 @intrinsic
@@ -160,15 +176,17 @@ def dots(
     """
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        _emit_dots(context, builder, context.get_value_type(like), arguments[1:])
+        emit_dots(builder, context.get_value_type(like), arguments[1:], HOST)
         return context.get_dummy_value()
 
     return types.void(like, *([types.int64] * 9)), emit
 
 
-def _emit_dots(context: Any, builder: Any, element: Any, arguments: list[Any]) -> None:
+def emit_dots(builder: Any, element: Any, arguments: list[Any], registers: Registers) -> None:
+    """Emit a block of dot products; `arguments` are those of `dots` from out on."""
+    side = registers.dot_rows
     out, a, a_rows, a_line, b, b_rows, b_line, lines, length = arguments
-    vector = Vectors(builder, element)
+    vector = Vectors(builder, element, registers=registers)
 
     def starts(base: Any, table: Any) -> list[Any]:
         entries = builder.inttoptr(table, POINTER)
@@ -177,7 +195,7 @@ def _emit_dots(context: Any, builder: Any, element: Any, arguments: list[Any]) -
                 builder.inttoptr(base, POINTER),
                 builder.load(builder.gep(entries, [whole(row)], source_etype=I64), typ=I64, align=8),
             )
-            for row in range(DOT_ROWS)
+            for row in range(side)
         ]
 
     a_starts, b_starts, before = starts(a, a_rows), starts(b, b_rows), builder.block
@@ -187,7 +205,7 @@ def _emit_dots(context: Any, builder: Any, element: Any, arguments: list[Any]) -
         for name in ("line", "check", "body", "after", "rest", "next", "done")
     )
     builder.branch(line_block)
-    cells = range(DOT_ROWS * DOT_ROWS)
+    cells = range(side * side)
 
     def phis(*sources: tuple[Any, Any]) -> list[Any]:
         made = [builder.phi(vector.type) for _ in cells]
@@ -199,9 +217,7 @@ def _emit_dots(context: Any, builder: Any, element: Any, arguments: list[Any]) -
     def step(vectors: Vectors, sums: list[Any], a_at: Any, b_at: Any) -> list[Any]:
         left = [vectors.load(vector.at(start, a_at)) for start in a_starts]
         right = [vectors.load(vector.at(start, b_at)) for start in b_starts]
-        return [
-            vector.multiply_add(sums[cell], left[cell // DOT_ROWS], right[cell % DOT_ROWS]) for cell in cells
-        ]
+        return [vectors.multiply_add(sums[cell], left[cell // side], right[cell % side]) for cell in cells]
 
     builder.position_at_end(line_block)
     line = builder.phi(I64)
@@ -227,7 +243,8 @@ def _emit_dots(context: Any, builder: Any, element: Any, arguments: list[Any]) -
     builder.cbranch(builder.icmp_signed("<", even, length), rest, next_line)
 
     builder.position_at_end(rest)
-    masked = Vectors(builder, element, builder.sub(length, even))
+    left = builder.sub(length, even)
+    masked = Vectors(builder, element, registers=registers, lanes_left=left)
     ended = step(masked, sums, builder.add(a_base, even), builder.add(b_base, even))
     builder.branch(next_line)
 

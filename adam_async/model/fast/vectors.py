@@ -1,29 +1,43 @@
 """Pure: vector instructions, for loops that are emitted instead of compiled.
 
-One register per vector; the last values of a run, fewer than a vector, are read and written under a mask.
-Addresses are bytes, strides and tables count values.
+One register per vector. The last values of a run, fewer than a vector, are read and written under a mask
+where the processor does that well, else one by one. Addresses are bytes, strides and tables count values.
 """
 
 from collections.abc import Callable
 from typing import Any
 
-import llvmlite.binding
 from llvmlite import ir
 
-VECTOR_BYTES = 64 if llvmlite.binding.get_host_cpu_features().get("avx512f", False) else 32
-"""Width of a vector register. A narrower machine splits the vectors, and spills some of the sums."""
+from adam_async.model.fast.registers import HOST, Registers
+
+VECTOR_BYTES = HOST.width
+"""Width of a vector register."""
 
 I32, I64, POINTER = ir.IntType(32), ir.IntType(64), ir.PointerType()
 
 
 class Vectors:
-    """Vector instructions for one element type, at the builder's place."""
+    """Vector instructions for one element type, at the builder's place.
 
-    def __init__(self, builder: Any, element: Any, lanes_left: Any = None) -> None:
+    Attributes:
+        lanes: Values of a vector: as many as a register holds, unless a number is given.
+        mask: With `lanes_left`, which lanes are read and written; the others are zero.
+    """
+
+    def __init__(
+        self,
+        builder: Any,
+        element: Any,
+        *,
+        registers: Registers,
+        lanes: int | None = None,
+        lanes_left: Any = None,
+    ) -> None:
         self.builder = builder
         self.element = element
         self.bytes = 4 if isinstance(element, ir.FloatType) else 8
-        self.lanes = VECTOR_BYTES // self.bytes
+        self.lanes = lanes or registers.width // self.bytes
         self.type = ir.VectorType(element, self.lanes)
         self.zero = ir.Constant(self.type, None)
         self.mask = None
@@ -127,6 +141,31 @@ def emit_loop(
     builder.branch(check)
     builder.position_at_end(done)
     return phis
+
+
+def emit_part(
+    builder: Any, element: Any, left: Any, body: Callable[[Vectors, Any], None], registers: Registers
+) -> None:
+    """Emit ``body(vector, offset)`` for the next values of a run of which `left` are to come.
+
+    `body` is given a whole vector where there are enough values; else a masked one, or every value alone with
+    its offset in bytes, where writing under a mask takes as long as many single values.
+    """
+    if registers.masked_stores:
+        body(Vectors(builder, element, registers=registers, lanes_left=left), whole(0))
+        return
+    vector = Vectors(builder, element, registers=registers)
+    single = Vectors(builder, element, registers=registers, lanes=1)
+
+    def alone(number: Any, values: list[Any]) -> list[Any]:
+        body(single, builder.mul(number, whole(single.bytes)))
+        return []
+
+    with builder.if_else(builder.icmp_signed(">=", left, whole(vector.lanes))) as (enough, too_few):
+        with enough:
+            body(vector, whole(0))
+        with too_few:
+            emit_loop(single, whole(0), left, [], alone)
 
 
 class Places:
