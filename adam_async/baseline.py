@@ -38,6 +38,8 @@ class Baseline(msgspec.Struct, frozen=True, kw_only=True):
     threads: int
     before: float
     after: float
+    sgemm: float
+    """Operations per second of single-precision matrix products on as many threads, in the same minutes."""
 
     @property
     def images_per_s(self) -> float:

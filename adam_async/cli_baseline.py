@@ -10,6 +10,7 @@ from adam_async.data_server.dataset import Dataset
 from adam_async.model.network import Network
 from adam_async.model.rules import make_rule
 from adam_async.model.spec import ModelSpec
+from adam_async.sgemm import measure_sgemm
 
 
 class BaselineAround:
@@ -43,6 +44,7 @@ class BaselineAround:
         spec = spec or choose_model(config.model, data, text=model_text)
         self.network = Network(spec, dtype=config.dtype, kernels=config.kernels)
         self._rates: list[float] = []
+        self._sgemm: list[float] = []
 
     async def measure(self) -> None:
         """Measure once; takes about 4 s."""
@@ -58,8 +60,10 @@ class BaselineAround:
             shared=config.weights == "aliased",
         )
         self._rates.append(rate)
+        self._sgemm.append(await measure_sgemm(self._threads))
 
     def result(self) -> baseline.Baseline:
         """Both measurements."""
         before, after = self._rates
-        return baseline.Baseline(threads=self._threads, before=before, after=after)
+        sgemm = sum(self._sgemm) / len(self._sgemm)
+        return baseline.Baseline(threads=self._threads, before=before, after=after, sgemm=sgemm)

@@ -25,6 +25,7 @@ from adam_async.messages import GetMap, MapState, pack, role_table, text_tensor
 from adam_async.model import ModelSpec, Network, Sgd, named_model
 from adam_async.model.working_set import working_sets
 from adam_async.ports import Disk
+from adam_async.sgemm import measure_sgemm
 from dataflow import ComputePool
 from transport import Identity, Link, Request, TcpNetwork, TransportError
 from transport import Network as Links
@@ -229,11 +230,12 @@ async def check_kernels(
             f"numpy: {plain:,.0f} images/s of {trains}",
         )
     fast = await _images_per_s(spec, images_per_group, "numba")
+    share = fast * Network(spec).operations / await measure_sgemm(1)
     return Finding(
         state="ok",
         what=what,
         detail=f"numba, compiled in {kernel_cache}: {fast:,.0f} images/s of {trains}; numpy {plain:,.0f}, "
-        f"{plain / fast:.2f} of that",
+        f"{plain / fast:.2f} of that; {share:.2f} of the rate of matrix products",
     )
 
 

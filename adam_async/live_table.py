@@ -238,6 +238,11 @@ def summary(report: Report) -> list[str]:
             f"{_count(report.baseline.images_per_s)} images/s, efficiency "
             f"{report.baseline.efficiency:.2f}: {why_not_one(report, report.baseline.efficiency)}"
         )
+        if report.baseline.sgemm is not None:
+            lines.append(
+                f"matrix products on {report.baseline.threads} threads: {report.baseline.sgemm / 1e9:.1f} "
+                f"GFLOP/s, training reaches {report.baseline.share:.2f} of that"
+            )
     if len(report.controllers) > 1:
         # One that was replaced, and has not noticed, leads in an earlier term.
         latest = max(report.controllers, key=lambda each: (each.role == "leader", each.term))

@@ -16,6 +16,7 @@ from adam_async.baseline import Baseline
 from adam_async.config import Config
 from adam_async.defaults import explain_defaults
 from adam_async.machine import Machine
+from adam_async.model.network import Network
 from adam_async.model.working_set import Level, WorkingSet, working_sets
 from adam_async.ports import Disk
 from adam_async.run_result import EpochResult, RunResult
@@ -94,13 +95,17 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BaselineReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The bare kernel loop on the same threads."""
+    """The bare kernel loop on the same threads, and matrix products of the machine's BLAS."""
 
     images_per_s: float
     efficiency: float
     threads: int
     before: float
     after: float
+    sgemm: float | None = None
+    """Operations per second of single-precision matrix products on all threads; None in older files."""
+    share: float | None = None
+    """Operations per second of training, over `sgemm`."""
 
 
 class TrafficRow(msgspec.Struct, frozen=True, kw_only=True, rename={"sender": "from", "receiver": "to"}):
@@ -311,7 +316,7 @@ def build_report(
         data=msgspec.convert(result.data, DataReport),
         epochs=[_epoch(epoch) for epoch in result.epochs],
         totals=totals,
-        baseline=_baseline(baseline, totals.images_per_s) if baseline is not None else None,
+        baseline=_baseline(baseline, totals.images_per_s, model) if baseline is not None else None,
         series=list(result.series),
         events=msgspec.convert(result.events, list[EventReport]),
         checkpoints=[CheckpointReport(**asdict(each)) for each in result.checkpoints],
@@ -438,13 +443,15 @@ def _memory_mb(statistics: Mapping[str, Mapping[str, Any]]) -> float:
     return sum(peaks.values())
 
 
-def _baseline(baseline: Baseline, images_per_s: float) -> BaselineReport:
+def _baseline(baseline: Baseline, images_per_s: float, model: Network) -> BaselineReport:
     return BaselineReport(
         images_per_s=baseline.images_per_s,
         efficiency=images_per_s / baseline.images_per_s,
         threads=baseline.threads,
         before=baseline.before,
         after=baseline.after,
+        sgemm=baseline.sgemm,
+        share=images_per_s * model.operations / baseline.sgemm,
     )
 
 

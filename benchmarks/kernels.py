@@ -5,9 +5,13 @@
     ... --busy                                   beside a thread that is busy like an event loop
     ... --layers                                 layer by layer instead: microseconds per group
 
-Rows: case, ours (images per second, all threads together), peer, ratio, unit. A peer is the same row of an
-earlier run's file, or of any file with such rows; without one, peer and ratio are null. Cases are run in
-turn, several times over, and the median is kept, because shared machines drift.
+Rows: case, ours (images per second, all threads together), peer, ratio, unit, share. A peer is the same row
+of an earlier run's file, or of any file with such rows; without one, peer and ratio are null. Cases are run
+in turn, several times over, and the median is kept, because shared machines drift. `share` compares the
+operations of training with those of the BLAS in products of 512 x 512, on as many threads in the same turn.
+
+    ADAM_VECTORS=avx2 OPENBLAS_CORETYPE=Haswell ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 ...
+                                                 on a machine with AVX-512, as if it had none
 
 Every thread trains its own copy of the weights, as worker replicas without a server would. PyTorch gets a
 process per thread instead, each with one thread, as its own Hogwild example does.
@@ -19,6 +23,7 @@ import os
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import argparse
+import asyncio
 import json
 import platform
 import statistics
@@ -34,6 +39,7 @@ import numpy as np
 from adam_async.dice import Dice
 from adam_async.kernel_cache import use_kernel_cache
 from adam_async.model import InPlaceStep, Network, Rule, Sgd, named_model, new_rule_state
+from adam_async.sgemm import measure_sgemm
 from benchmarks.kernels_layers import layer_rows
 
 RATE = 0.01
@@ -166,9 +172,13 @@ def rows(
 ) -> list[dict[str, Any]]:
     """Run all cases `repeats` times over and keep each one's median."""
     found: dict[str, list[float]] = {case.name: [] for case in cases}
+    shares: dict[str, list[float]] = {case.name: [] for case in cases}
     for _ in range(repeats):
+        sgemm = {threads: asyncio.run(measure_sgemm(threads)) for threads in {case.threads for case in cases}}
         for case in cases:
             found[case.name].append(measure(case, seconds, torch))
+            operations = Network(named_model(case.model)).operations * found[case.name][-1]
+            shares[case.name].append(operations / sgemm[case.threads])
     result = []
     for name, values in found.items():
         ours, other = statistics.median(values), peer.get(name)
@@ -179,6 +189,7 @@ def rows(
                 "peer": other,
                 "ratio": round(ours / other, 3) if other else None,
                 "unit": "images/s",
+                "share": round(statistics.median(shares[name]), 3),
                 "spread": [round(min(values), 1), round(max(values), 1)],
             }
         )
@@ -227,7 +238,8 @@ def main() -> None:
     else:
         found = rows(cases, repeats=options.repeats, seconds=options.seconds, peer=peer, torch=options.torch)
     for row in found:
-        print(f"{row['case']:60s} {row['ours']:10.1f} {row['unit']}  {row['ratio'] or ''}")
+        share = f"{row['share']:.2f} of sgemm" if "share" in row else ""
+        print(f"{row['case']:60s} {row['ours']:10.1f} {row['unit']}  {row['ratio'] or ''}  {share}")
     if options.json:
         report = {
             "benchmark": "kernels",

@@ -27,7 +27,7 @@ from adam_async.model.errors import ModelError, SpecError
 from adam_async.model.layer import Array, Factors, Layer, ParameterSpec, Weights
 from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.model.spec import ModelSpec, Shape
-from adam_async.model.topology import Topology
+from adam_async.model.topology import INPUT_INDEX, Topology
 
 if TYPE_CHECKING:
     from adam_async.model.fast.engine import Engine
@@ -175,6 +175,23 @@ class Network:
     def multiply_adds(self) -> int:
         """Multiply-adds of one image's forward pass, in convolutions and dense layers."""
         return sum(layer.multiply_adds for layer in self._topology.layers)
+
+    @property
+    def operations(self) -> int:
+        """Floating-point operations of training on one image, in convolutions and dense layers.
+
+        Two per multiply-add: forward, to the gradients of what is trained, and back to the inputs whose error
+        gradients something needs; the images' are not among them.
+        """
+        topology, passes = self._topology, []
+        for number, layer in enumerate(topology.layers):
+            trained = any(not parameter.frozen for parameter in layer.parameters)
+            back = any(
+                source != INPUT_INDEX and topology.wants_error[source]
+                for source in topology.producers[number]
+            )
+            passes.append((1 + trained + back) * layer.multiply_adds)
+        return 2 * sum(passes)
 
     def parameter(self, name: str) -> ParameterSpec:
         """Look a tensor up by its name, such as ``"conv1.weight"``.

@@ -121,6 +121,7 @@ async def test_both_sets_of_kernels_are_timed() -> None:
 
     assert finding.state == "ok"
     timed = re.search(r"compiled in (.*): ([\d,]+) images/s .* numpy ([\d,]+), ([\d.]+) of", finding.detail)
+    assert re.search(r"; [\d.]+ of the rate of matrix products$", finding.detail)
     assert timed is not None
     fast, plain = (float(timed[number].replace(",", "")) for number in (2, 3))
     assert timed[1] == str(cache)

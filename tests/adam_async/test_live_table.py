@@ -96,7 +96,7 @@ def small_report(**changes) -> Report:
         statistics={},
         events=({"s": 1.5, "event": "worker-1 died"},),
     )
-    baseline = Baseline(threads=2, before=19000.0, after=21000.0)
+    baseline = Baseline(threads=2, before=19000.0, after=21000.0, sgemm=100e9)
     machine = msgspec.structs.replace(describe_machine(loop="asyncio"), warnings=[])
     report = build_report(result, config=Config(), command=[], machine=machine, baseline=baseline)
     return msgspec.structs.replace(report, **changes)
@@ -327,6 +327,7 @@ def test_the_summary_names_events_baseline_and_staleness() -> None:
         "kernels alone on 2 threads: 20 000 images/s, efficiency 0.75: threads computed 0% of the time"
         in text
     )
+    assert "matrix products on 2 threads: 100.0 GFLOP/s, training reaches 0.64 of that" in text
     assert "staleness mean 0.00, max 0" in text
 
 

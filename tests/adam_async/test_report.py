@@ -253,15 +253,17 @@ async def test_pushes_on_the_wire_carry_what_the_protocols_say() -> None:
 # --- what is computed from the counts --------------------------------------------------------
 
 
-def test_efficiency_is_the_rate_over_the_mean_of_both_baselines() -> None:
+def test_a_rate_is_compared_with_the_baseline_and_with_matrix_products() -> None:
     epoch = EpochResult(epoch=1, images=1000, skipped=0, train_loss=1.0, test_accuracy=0.5, train_s=2.0)
     result = made_up({"driver": {"role": "driver", "traffic": [], "process": process(1, 10.0)}}, (epoch,))
 
-    baseline = report_of(result, Config(), Baseline(threads=2, before=800.0, after=1200.0)).baseline
+    measured = Baseline(threads=2, before=800.0, after=1200.0, sgemm=1e9)
+    baseline = report_of(result, Config(), measured).baseline
 
     assert baseline is not None
     assert (baseline.images_per_s, baseline.efficiency) == (1000.0, 0.5)
     assert (baseline.before, baseline.after, baseline.threads) == (800.0, 1200.0, 2)
+    assert baseline.share == pytest.approx(500.0 * result.model.operations / 1e9)
 
 
 def test_memory_is_summed_over_processes_and_not_over_roles() -> None:

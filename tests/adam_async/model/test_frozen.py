@@ -46,6 +46,20 @@ def gradients_of(network, weights):
     return found
 
 
+def test_what_is_frozen_costs_fewer_operations():
+    def passes(*frozen):
+        network = Network(spec_of(*frozen))
+        costs = {layer.name: layer.multiply_adds for layer in network.layers if layer.multiply_adds}
+        assert set(costs) == {"conv1", "fc1", "fc2"}
+        return network.operations, costs
+
+    trained, costs = passes()
+    assert trained == 2 * (2 * costs["conv1"] + 3 * costs["fc1"] + 3 * costs["fc2"])
+    # Nothing before fc1 needs an error gradient, so fc1 hands none back.
+    assert passes("conv1")[0] == 2 * (costs["conv1"] + 2 * costs["fc1"] + 3 * costs["fc2"])
+    assert passes("fc2")[0] == 2 * (2 * costs["conv1"] + 3 * costs["fc1"] + 2 * costs["fc2"])
+
+
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("frozen", [("conv1",), ("fc1",), ("fc2",), ("conv1", "fc2")], ids=str)
 def test_the_others_have_the_gradients_that_they_had(frozen, kernels):

@@ -34,6 +34,8 @@ def test_mnist_adam_has_the_counts_of_the_paper():
 
     assert network.num_parameters == 298_090
     assert network.multiply_adds == 756_000
+    # The first layer, of 144 000, has no way back.
+    assert network.operations == 6 * 756_000 - 2 * 144_000
 
 
 @pytest.mark.parametrize("name", sorted(NAMED_MODELS))

@@ -1,0 +1,60 @@
+"""The machine's own measure: how many operations a second its BLAS reaches in single-precision products.
+
+A training rate alone says as much of the machine as of the program. Divided by the rate of matrix products
+(sgemm) on as many threads at the same time it says how much of the machine is used. Products of 512 by 512
+fit into the caches, and are large enough for a BLAS to be near its best.
+"""
+
+import asyncio
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataflow import ComputePool
+
+SIDE = 512
+SECONDS = 0.3
+"""How long all threads multiply, after a product on each that counts for nothing."""
+
+OPERATIONS = 2 * SIDE**3
+"""Of one product: a multiplication and an addition per multiply-add."""
+
+
+class Factors:
+    """One thread's matrices."""
+
+    def __init__(self) -> None:
+        self._a: NDArray[np.float32] = np.full((SIDE, SIDE), 0.5, np.float32)
+        self._b, self._product = self._a.copy(), np.empty_like(self._a)
+        self.multiply()
+
+    def multiply(self) -> None:
+        """Do one product."""
+        np.matmul(self._a, self._b, out=self._product)
+
+
+async def measure_sgemm(threads: int, seconds: float = SECONDS) -> float:
+    """Multiply on all threads at once; returns operations per second of all of them together.
+
+    A BLAS with threads of its own measures something else: the command line gives it one.
+
+    Args:
+        threads: How many threads multiply, each matrices of its own.
+        seconds: How long; at least one product is done.
+    """
+    loop, contexts = asyncio.get_running_loop(), [Factors() for _ in range(threads)]
+    async with ComputePool(threads=threads, name="sgemm", contexts=contexts) as pool:
+        end = loop.time() + seconds
+
+        async def lane() -> int:
+            products = 0
+            while products == 0 or loop.time() < end:
+                await pool.run(Factors.multiply, cost="sgemm", with_context=True)
+                products += 1
+            return products
+
+        # Two lanes per thread, so that none waits for the loop between two products.
+        async with asyncio.TaskGroup() as group:
+            lanes = [group.create_task(lane(), name=f"sgemm-{number}") for number in range(2 * threads)]
+        done = sum(task.result() for task in lanes)
+        return done * OPERATIONS * threads / pool.statistics().busy_s
