@@ -4,9 +4,11 @@ Each link has an `Account`. The link charges it for memory held for the peer: re
 messages until the application receives them, a large message while it arrives, answers from the moment their
 size is known until the peer has taken their bytes. All accounts of a process belong to one `Budget`.
 
-Half of the limit is divided equally: within its part a link always has room, so links that hold much cannot
-lock out the others. The other half is shared: beyond its part a link may hold as many bytes as remain
-free in it (dynamic thresholds, as in switches with shared buffers).
+Half of the limit is reserved: a new link gets a fixed part of what is not reserved yet, and always has room
+within its part, so links that hold much cannot lock out the others. The parts are fixed, because a part that
+shrinks with each new link is already full when it shrinks, and then the parts are more than the half. The
+other half is shared: beyond its part a link may hold as many bytes as remain free in it (dynamic thresholds,
+as in switches with shared buffers).
 
 A link that does not fit waits in a queue. The first in the queue may exceed the limit by one answer or one
 message. So the links together exceed the budget by one largest message at most, and links that each hold a
@@ -17,8 +19,12 @@ from collections.abc import Callable
 
 __all__ = ["Account", "Budget"]
 
-EQUAL_SHARE = 2
-"""Divisor of the limit; the quotient is the part that all links divide equally."""
+RESERVED = 2
+"""Divisor of the limit; the quotient is reserved for the parts of links."""
+
+PART = 64
+"""Divisor of what is not reserved yet; the quotient is the part of a new link. Of 512 MiB the first link gets
+4.2 MB and the hundredth 0.9 MB."""
 
 
 class Budget:
@@ -27,24 +33,36 @@ class Budget:
     Attributes:
         limit_bytes: Maximum of `held_bytes`, except for one largest message.
         held_bytes: Bytes held now: the sum over all open accounts.
+        reserved_bytes: Sum of the parts of all open accounts.
+        beyond_bytes: Bytes that accounts hold beyond their parts.
         links: Number of open accounts.
     """
 
-    __slots__ = ("_line", "_passed", "held_bytes", "limit_bytes", "links")
+    __slots__ = (
+        "_line",
+        "_passed",
+        "beyond_bytes",
+        "held_bytes",
+        "limit_bytes",
+        "links",
+        "reserved_bytes",
+    )
 
     def __init__(self, limit_bytes: int = 512 << 20) -> None:
         if limit_bytes <= 0:
             raise ValueError(f"a budget must be positive, not {limit_bytes} bytes")
         self.limit_bytes = limit_bytes
         self.held_bytes = 0
+        self.reserved_bytes = 0
+        self.beyond_bytes = 0
         self.links = 0
         self._line: dict[Account, tuple[Callable[[], None], bool]] = {}
         self._passed: Account | None = None
 
     @property
-    def part_bytes(self) -> int:
-        """Bytes that each link may hold regardless of the others."""
-        return self.limit_bytes // EQUAL_SHARE // max(self.links, 1)
+    def shared_bytes(self) -> int:
+        """Bytes that links may hold together beyond their parts."""
+        return self.limit_bytes - self.limit_bytes // RESERVED
 
     def __repr__(self) -> str:
         waiting = f", {len(self._line)} wait" if self._line else ""
@@ -60,10 +78,11 @@ class Account:
 
     Attributes:
         held_bytes: Bytes held now.
+        part_bytes: Bytes that this link may hold regardless of the others.
         releases: Number of releases, which shows progress.
     """
 
-    __slots__ = ("_open", "budget", "held_bytes", "limit_bytes", "releases")
+    __slots__ = ("_open", "budget", "held_bytes", "limit_bytes", "part_bytes", "releases")
 
     def __init__(self, budget: Budget, limit_bytes: int) -> None:
         self.budget = budget
@@ -71,13 +90,19 @@ class Account:
         self.held_bytes = 0
         self.releases = 0
         self._open = True
+        self.part_bytes = (budget.limit_bytes // RESERVED - budget.reserved_bytes) // PART
+        budget.reserved_bytes += self.part_bytes
         budget.links += 1
 
     def charge(self, nbytes: int) -> None:
         """Hold ``nbytes`` more, even above the limits: they are in memory. A closed account holds nothing."""
         if self._open:
+            budget = self.budget
             self.held_bytes += nbytes
-            self.budget.held_bytes += nbytes
+            budget.held_bytes += nbytes
+            beyond = self.held_bytes - self.part_bytes
+            if beyond > 0:
+                budget.beyond_bytes += min(beyond, nbytes)
 
     def release(self, nbytes: int) -> None:
         """Hold ``nbytes`` less.
@@ -90,6 +115,9 @@ class Account:
         if nbytes > self.held_bytes:
             raise ValueError(f"{nbytes} bytes are released of {self.held_bytes} that are held")
         budget = self.budget
+        beyond = self.held_bytes - self.part_bytes
+        if beyond > 0:
+            budget.beyond_bytes -= min(beyond, nbytes)
         self.held_bytes -= nbytes
         budget.held_bytes -= nbytes
         self.releases += 1
@@ -100,10 +128,8 @@ class Account:
 
     def fits(self, nbytes: int) -> bool:
         """Whether ``nbytes`` more fit into the budget of the process."""
-        budget = self.budget
-        after = self.held_bytes + nbytes
-        free = budget.limit_bytes - budget.limit_bytes // EQUAL_SHARE - budget.held_bytes
-        return after <= free or after <= budget.part_bytes
+        beyond = self.held_bytes + nbytes - self.part_bytes
+        return beyond <= 0 or beyond <= self.budget.shared_bytes - self.budget.beyond_bytes
 
     @property
     def is_full(self) -> bool:
@@ -130,7 +156,7 @@ class Account:
         if self.fits(0):
             return True
         budget = self.budget
-        if self.held_bytes - arriving_bytes > budget.part_bytes:
+        if self.held_bytes - arriving_bytes > self.part_bytes:
             return False
         return budget._passed is self or self._pass()
 
@@ -167,7 +193,9 @@ class Account:
         if not self._open:
             return
         budget = self.budget
+        budget.beyond_bytes -= max(self.held_bytes - self.part_bytes, 0)
         budget.held_bytes -= self.held_bytes
+        budget.reserved_bytes -= self.part_bytes
         budget.links -= 1
         self.held_bytes = 0
         self._open = False

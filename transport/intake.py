@@ -159,7 +159,7 @@ class Intake:
         reason = self.reason = self._why()
         if reason == PROCESS:
             arriving = self._link._arriving_bytes()
-            whole = account.held_bytes - arriving <= account.budget.part_bytes
+            whole = account.held_bytes - arriving <= account.part_bytes
             account.wait(self.look_soon, in_line=bool(self._waiting) or (arriving > 0 and whole))
             if was != PROCESS:
                 self.look_soon()  # the first in the queue may proceed at once

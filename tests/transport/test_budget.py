@@ -58,6 +58,7 @@ def test_the_sum_of_all_accounts_is_what_the_budget_holds_and_answers_overshoot_
                 account.close()
         assert budget.held_bytes == sum(one.held_bytes for one in accounts)
         assert min(one.held_bytes for one in accounts) >= 0
+        assert budget.beyond_bytes == sum(max(one.held_bytes - one.part_bytes, 0) for one in accounts)
         assert all(accounts[number].held_bytes == 0 for number in closed)
         assert budget.links == 4 - len(closed)
         # Charges always succeed; answers beyond the limit come one at a time.
@@ -69,21 +70,47 @@ def test_links_that_take_all_they_get_leave_each_other_link_its_part() -> None:
     hoarders, others = ([Account(budget, 80_000) for _ in range(5)] for _ in range(2))
     for one in hoarders:
         drain(one, 10)
-    assert hoarders[0].held_bytes == 20_000
-    assert budget.held_bytes < 60_000
+    assert hoarders[0].held_bytes > 20_000
+    assert budget.held_bytes < 45_000
     for one in others:
-        assert not one.admit(4_001)
-        assert one.admit(4_000)
+        assert one.part_bytes > 500
+        assert one.admit(one.part_bytes)
     assert budget.held_bytes <= 80_000
 
 
+def test_links_that_come_one_after_the_other_and_take_all_they_get_stay_within_the_budget() -> None:
+    """A part of each link that goes by the number of links would let them hold half as much again."""
+    budget = Budget(1 << 20)
+    for _ in range(300):
+        drain(Account(budget, 1 << 17), 16)
+        assert budget.held_bytes <= budget.limit_bytes
+    assert budget.held_bytes > 0.95 * budget.limit_bytes
+    assert budget.reserved_bytes <= budget.limit_bytes // 2
+
+
+def test_a_part_that_was_closed_is_reserved_for_the_next_link() -> None:
+    budget = Budget(1 << 20)
+    first = Account(budget, 1 << 17)
+    part = first.part_bytes
+    assert Account(budget, 1 << 17).part_bytes < part
+    first.close()
+    budget = Budget(1 << 20)
+    for _ in range(1_000):
+        account = Account(budget, 1 << 17)
+        assert account.part_bytes == part
+        drain(account, 1_000)
+        account.close()
+    assert (budget.reserved_bytes, budget.beyond_bytes, budget.held_bytes) == (0, 0, 0)
+
+
 def test_within_its_part_a_link_has_room_whatever_the_others_hold() -> None:
-    budget = Budget(2_000)
-    greedy, small = Account(budget, 8_000), Account(budget, 8_000)
-    greedy.charge(20_000)
+    budget = Budget(64_000)
+    greedy, small = Account(budget, 80_000), Account(budget, 80_000)
+    greedy.charge(200_000)
     assert greedy.is_hoarding
     assert not greedy.admit(1)
-    assert small.admit(500)
+    assert small.part_bytes == 492
+    assert small.admit(492)
     assert not small.admit(1)
 
 

@@ -239,7 +239,7 @@ async def peers(net: Network, count: int, far_links: list[Link], stack: AsyncExi
 
 @either
 async def test_hoarders_leave_room_for_the_others(make_network: MakeNetwork) -> None:
-    budget = Budget(16 * MB)
+    budget = Budget(64 * MB)
     far_links: list[Link] = []
     async with AsyncExitStack() as stack:
         near = await peers(make_network(budget, stalled_after_s=600), 5, far_links, stack)
@@ -249,7 +249,7 @@ async def test_hoarders_leave_room_for_the_others(make_network: MakeNetwork) -> 
 
             def answer(request: Request, greedy: bool = greedy, held: list[Request] = held) -> None:
                 then = (lambda: held.append(request)) if greedy else (lambda: request.reply(ANSWER))
-                request.charge(MB if greedy else MB // 2, then)
+                request.charge(MB if greedy else MB // 4, then)
 
             far.serve(answer)
         for link in near[1:]:
