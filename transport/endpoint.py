@@ -169,7 +169,7 @@ class Endpoint(Link):
 
     def _check(self, message: Message) -> None:
         if self._error is not None:
-            raise self._error.with_traceback(None)
+            raise self._error.again()
         if message.type not in self._may_say:
             raise LocalProtocolError(
                 "role",
@@ -419,7 +419,7 @@ class Endpoint(Link):
     async def receive(self) -> Message:
         while not self._inbox:
             if self._error is not None:
-                raise self._error.with_traceback(None)
+                raise self._error.again()
             waiter = self._loop.create_future()
             self._receivers.append(waiter)
             try:
@@ -571,13 +571,13 @@ class Endpoint(Link):
         """End the conversation for everyone who waits; the first reason counts. False if it was over."""
         if self._error is not None:
             return False
-        self._error = error
+        self._error = error.again()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         for request_id, call in self._calls.drain():
             self._detach(request_id)
-            _fail(call.waiter, error)
+            _fail(call.waiter, error.again())
         self._requests.clear()
         self._unhandled.clear()
         self._intake.close()

@@ -14,6 +14,8 @@ TransportError
 └── WouldBlock            the peer is not reading fast enough; wait or drop
 """
 
+from typing import Self
+
 __all__ = [
     "BindRefused",
     "CallTimeout",
@@ -32,6 +34,16 @@ __all__ = [
 
 class TransportError(Exception):
     """Base of every error of this package."""
+
+    def again(self) -> Self:
+        """Return an equal error that was not raised yet.
+
+        An error that was raised keeps the frames that it passed, and with them messages of the peer. A link
+        that stored such an error would keep them until the garbage collector finds the circle.
+        """
+        twin = type(self).__new__(type(self), *self.args)
+        twin.__dict__.update(self.__dict__)
+        return twin
 
 
 class LinkClosed(TransportError):

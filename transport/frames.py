@@ -304,6 +304,10 @@ class _Arrival:
         self.lacking = 0
         self.total = 0
 
+    def discard(self) -> None:
+        self.scatter = _Discard()
+        self.tensors = ()
+
     def frame(self) -> Frame:
         message = Message(type=self.name, meta=self.meta, tensors=self.tensors)
         return _make_frame((self.kind, self.request_id, message, self.payload_bytes, self.frame_bytes))
@@ -349,6 +353,7 @@ class FrameDecoder:
         self._need = 0
         self._expected: int | None = None  # checksum of the payload that is arriving, if it has one
         self._computed = 0  # checksum of the part of it that has arrived
+        self._discards = False
 
     def get_buffer(self) -> memoryview:
         """Return where the next received bytes belong; never empty."""
@@ -404,12 +409,19 @@ class FrameDecoder:
         self._current = self._large = None
         self._need = 0
 
+    def discard(self) -> None:
+        """Store nothing more, because the conversation is over; only the peer's goodbye is still read for."""
+        self._discards = True
+        for arrival in (self._current, self._large):
+            if arrival is not None:
+                arrival.discard()
+
     def forget(self, request_id: int) -> None:
         """Stop writing to the memory registered for a reply, even if the reply is half received."""
         self.registered.pop(request_id, None)
         for arrival in (self._current, self._large):
             if arrival is not None and arrival.kind == REPLY and arrival.request_id == request_id:
-                arrival.scatter = _Discard()
+                arrival.discard()
 
     def _finished(self, arrival: _Arrival) -> list[Frame]:
         if arrival.lacking:
@@ -566,10 +578,14 @@ class FrameDecoder:
             return _make_frame((kind, request_id, message, 0, head_bytes)), None
 
         frame_bytes = head_bytes + total - tensor_bytes
-        if registered is None:
+        tensors: tuple[Tensor, ...]
+        scatter: _Scatter
+        if self._discards:
+            tensors, scatter = (), _Discard()
+        elif registered is None:
             if len(specs) == 1:
                 tensor, memory = self._memory.lend(total, specs[0].dtype, specs[0].shape)
-                tensors: tuple[Tensor, ...] = (tensor,)
+                tensors = (tensor,)
             else:
                 whole, memory = self._memory.lend(total, _UINT8, (total,))
                 tensors = tuple(

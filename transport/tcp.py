@@ -333,6 +333,11 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
 
     # The end
 
+    def _finish(self, error: TransportError) -> bool:
+        # The account is released here, and the peer may take seconds to answer our goodbye.
+        self._decoder.discard()
+        return super()._finish(error)
+
     def _give_up(self, error: TransportError) -> None:
         self._finish(error)
         self._conversation.drop_queue()

@@ -16,6 +16,7 @@ from transport.errors import LocalProtocolError, ProtocolError, RemoteProtocolEr
 from transport.frames import (
     CHECKED,
     CHUNK,
+    CLOSE,
     MESSAGE,
     MORE,
     PING,
@@ -183,6 +184,21 @@ def test_a_forgotten_destination_is_not_written_to_any_more(checked: bool) -> No
     (frame,) = feed(decoder, wire[20_000:])
     assert frame.request_id == 7
     assert int(target.sum()) == received
+
+
+@pytest.mark.parametrize("checked", [False, True])
+def test_after_the_conversation_is_over_nothing_is_stored_and_the_goodbye_is_found(checked: bool) -> None:
+    pool = BufferPool(retain_bytes=0)
+    decoder = FrameDecoder(CONFIG, pool)
+    array = np.ones(100_000, np.float32)
+    wire = encode(Message(type="ack", tensors=(array,)), REQUEST, 7, checked=checked)
+    feed(decoder, wire[:200_000])
+    assert pool.statistics().outstanding_bytes >= array.nbytes
+    decoder.discard()
+    assert pool.statistics().outstanding == 0
+    frames = feed(decoder, wire[200_000:] + wire + encode(Message(type="closed"), CLOSE, 0))
+    assert pool.statistics().acquired == 1
+    assert [frame.kind for frame in frames] == [REQUEST, REQUEST, CLOSE]
 
 
 def test_an_empty_reply_is_the_empty_arrays_that_were_registered_for_it() -> None:

@@ -13,9 +13,11 @@ import pytest
 from tests.transport.test_tcp import authenticate, raw_peer
 from transport import (
     Budget,
+    BufferPool,
     Identity,
     Link,
     LinkBroken,
+    LinkClosed,
     LinkConfig,
     LocalNetwork,
     Message,
@@ -26,7 +28,7 @@ from transport import (
     TcpNetwork,
     WouldBlock,
 )
-from transport.frames import PING, FrameEncoder
+from transport.frames import CHUNK, PING, FrameEncoder
 from transport.intake import META_COST, frame_cost
 from transport.tcp import TcpLink
 from transport.testing import FAR, link_pair, open_rules
@@ -85,6 +87,54 @@ async def test_a_link_that_only_serves_ends_at_the_first_message(make_network: M
                 with pytest.raises(RemoteProtocolError, match="only requests are taken"):
                     await far.receive()
             assert far.closed
+
+
+async def test_a_link_that_ended_within_a_large_message_keeps_none_of_it() -> None:
+    pool = BufferPool(retain_bytes=0)
+    network = TcpNetwork(token=None, entropy=os.urandom, rules=open_rules(), pool=pool)
+    gc.collect()
+    gc.disable()
+    try:
+        async with link_pair(network) as (near, far):
+            near.send_nowait(Message(type="note", tensors=(np.zeros(60 * MB, np.uint8),)))
+            await turns(lambda: pool.statistics().outstanding)
+            near._transport.write(FrameEncoder.head(CHUNK, 0, b"", 0))  # type: ignore[attr-defined]
+            await far.wait_closed()
+            await turns(lambda: not pool.statistics().outstanding)
+            with pytest.raises(RemoteProtocolError, match="a chunk of 0 bytes"):
+                await far.receive()
+    finally:
+        gc.enable()
+
+
+@either
+async def test_who_received_from_a_link_that_ended_is_not_kept_by_it(make_network: MakeNetwork) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        async with link_pair(make_network()) as (near, far):
+
+            came = asyncio.Event()
+
+            async def receive() -> ref[object]:
+                message = await far.receive()
+                arrived = ref(message.tensors[0])
+                came.set()
+                with suppress(LinkBroken, LinkClosed):
+                    while True:
+                        await far.receive()
+                return arrived
+
+            near.send_nowait(Message(type="note", tensors=(np.zeros(MB, np.uint8),)))
+            receiving = asyncio.create_task(receive(), name="receiving")
+            await came.wait()
+            await near.aclose()
+            arrived = await receiving
+            del receiving
+            await turns(lambda: arrived() is None)
+            assert far.closed
+    finally:
+        gc.enable()
 
 
 @either
