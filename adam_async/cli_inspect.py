@@ -11,7 +11,6 @@ from adam_async.data_server.sources.damage import Policy
 from adam_async.doctor import examine, exit_code
 from adam_async.errors import ConfigError
 from adam_async.evaluate import evaluate_file, table
-from adam_async.kernel_cache import VARIABLE
 from adam_async.machine import usable_cores
 from adam_async.model import ModelSpec, named_model
 from adam_async.ports import Disk, system_entropy
@@ -62,7 +61,6 @@ async def run_doctor(
             entropy=system_entropy,
             data_dir=data_folder(environment),
             cache_dir=cache_folder(environment),
-            kernel_cache=Path(environment[VARIABLE]) if environment.get(VARIABLE) else None,
             spec=spec,
             images_per_group=images_per_group,
         )

@@ -32,7 +32,6 @@ from adam_async.driver import Driver
 from adam_async.entrypoints import LOOPBACK, cluster_network, slowed
 from adam_async.errors import BindFailed, DeadlineExceeded, RoleDied, first_cause
 from adam_async.machine import usable_cores
-from adam_async.model import warm_up_kernels
 from adam_async.model.spec import ModelSpec
 from adam_async.muster import LONGER
 from adam_async.ports import Disk, system_entropy
@@ -40,16 +39,9 @@ from adam_async.run_result import EpochResult, RunResult
 from adam_async.slow import check_names, texts_for
 from adam_async.timeline import Timeline
 from adam_async.token_text import derived_text
-from dataflow import ComputePool
 from transport import BufferPool, Identity, Link, Network
 
 logger = logging.getLogger(__name__)
-
-SAY_S = 2.0
-"""How often the user hears how far the kernels are, if that takes so long."""
-
-COMPILE_S = 120.0
-"""How long leaving may wait for a kernel that is being compiled; a thread cannot be stopped."""
 
 RESTARTS = 5
 """How often in a row one worker is started again; then something is wrong that a restart does not cure."""
@@ -164,7 +156,6 @@ class ProcessCluster:
         room = self.timeline.limit_events if self.timeline is not None else 0
         self._orders = orders_for(token or "", config.waits, profile_events=room)
         self._death = asyncio.get_running_loop().create_future()
-        await self._warm_up()
         async with AsyncExitStack() as stack:
             folder, resume = await open_checkpoints(stack, self._checkpoint, self._resume)
             kept = await stack.enter_async_context(self._folder()) if config.controllers > 1 else None
@@ -281,23 +272,6 @@ class ProcessCluster:
             except RoleDied:
                 if self.children[node] is child:  # `_keep` has put nobody in its place
                     raise
-
-    async def _warm_up(self) -> None:
-        """Compile kernels once, before the children look for them on the disk."""
-        loop = asyncio.get_running_loop()
-        said_at = loop.time()
-
-        def tell(done: int, total: int) -> None:
-            nonlocal said_at
-            if loop.time() - said_at > SAY_S and done < total:
-                said_at = loop.time()
-                self._say(f"preparing kernels {done}/{total}; what is compiled is kept for the next time")
-
-        def progress(done: int, total: int) -> None:
-            loop.call_soon_threadsafe(tell, done, total)
-
-        async with ComputePool(threads=1, name="processes-compile", close_timeout_s=COMPILE_S) as pool:
-            await pool.run(warm_up_kernels, self.config.kernels, self.config.dtype, progress)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

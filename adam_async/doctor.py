@@ -19,7 +19,7 @@ from adam_async.baseline import measure
 from adam_async.data_server.datasets import load
 from adam_async.dice import Dice
 from adam_async.errors import DataError
-from adam_async.kernel_cache import is_compiled
+from adam_async.kernel_cache import kernel_folder
 from adam_async.machine import Machine, describe_machine, installed_version
 from adam_async.messages import GetMap, MapState, pack, role_table, text_tensor
 from adam_async.model import ModelSpec, Network, Sgd, named_model
@@ -78,7 +78,6 @@ async def examine(
     data_dir: Path | None = None,
     cache_dir: Path | None = None,
     network: Links | None = None,
-    kernel_cache: Path | None = None,
     spec: ModelSpec | None = None,
     images_per_group: int = 16,
 ) -> list[Finding]:
@@ -90,7 +89,6 @@ async def examine(
         data_dir: What ``ADAM_DATA_DIR`` says.
         cache_dir: Where downloaded data are kept.
         network: How to open the loopback link; without it plain TCP.
-        kernel_cache: Folder of compiled kernels; those that are not compiled yet are not tried.
         spec: Model whose kernels and working sets are looked at; by default `mnist-adam`.
         images_per_group: Of its groups; at least 1.
 
@@ -107,7 +105,6 @@ async def examine(
             spec,
             images_per_group,
             installed=installed_version("numba") is not None,
-            kernel_cache=kernel_cache,
         ),
         *check_working_sets(machine, spec, images_per_group),
         await check_products(machine.cores),
@@ -200,16 +197,15 @@ def _kib(size: int | None) -> str:
     return "unknown" if size is None else f"{size:,} KiB"
 
 
-async def check_kernels(
-    spec: ModelSpec, images_per_group: int, *, installed: bool, kernel_cache: Path | None
-) -> Finding:
+async def check_kernels(spec: ModelSpec, images_per_group: int, *, installed: bool) -> Finding:
     """Say what computes the layers, and how fast: each set of kernels trains for a moment, on one thread.
+
+    Kernels that are not compiled yet are not tried, because compiling takes too long here.
 
     Args:
         spec: The model that is trained for that.
         images_per_group: Of its groups.
         installed: Whether numba is.
-        kernel_cache: Where its kernels lie compiled; compiling them takes too long here.
     """
     what = "kernels"
     plain = await _images_per_s(spec, images_per_group, "numpy")
@@ -221,12 +217,14 @@ async def check_kernels(
             detail=f"numpy: {plain:,.0f} images/s of {trains}; compiled kernels are faster: "
             "pip install 'adam-async[fast]'",
         )
-    if kernel_cache is None or not is_compiled(kernel_cache):
-        where = "nowhere" if kernel_cache is None else f"in {kernel_cache} yet"
+    network = Network(spec, kernels="auto")
+    network.use_ready()
+    folder = kernel_folder()
+    if network.kernels == "numpy":
         return Finding(
             state="ok",
             what=what,
-            detail=f"numba, not compiled {where}: the first run does that, once; "
+            detail=f"numba, not all compiled in {folder} yet: the first run does that while it trains, once; "
             f"numpy: {plain:,.0f} images/s of {trains}",
         )
     fast = await _images_per_s(spec, images_per_group, "numba")
@@ -234,7 +232,7 @@ async def check_kernels(
     return Finding(
         state="ok",
         what=what,
-        detail=f"numba, compiled in {kernel_cache}: {fast:,.0f} images/s of {trains}; numpy {plain:,.0f}, "
+        detail=f"numba, compiled in {folder}: {fast:,.0f} images/s of {trains}; numpy {plain:,.0f}, "
         f"{plain / fast:.2f} of that; {share:.2f} of the rate of matrix products",
     )
 

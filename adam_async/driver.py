@@ -610,6 +610,7 @@ class Driver:
 
     async def evaluate(self, model: Model, weights: Mapping[str, NDArray[Any]]) -> float:
         """Share of the data server's test images that the weights name rightly."""
+        model.use_ready()
         return await self._evaluator.accuracy(model, weights, self._data_address())
 
     # --- what the roles counted --------------------------------------------------------------

@@ -39,9 +39,9 @@ def wanted_vectors(environment: Mapping[str, str] = os.environ) -> str:
     return environment.get(VECTORS) or AUTO
 
 
-def kernel_folder() -> str:
-    """The folder, of this process."""
-    return str(kernel_cache_folder(os.environ))
+def kernel_folder() -> Path:
+    """The folder of this process: what the user set, else ours."""
+    return Path(os.environ.get(VARIABLE) or kernel_cache_folder(os.environ))
 
 
 def use_kernel_cache(environment: MutableMapping[str, str] = os.environ) -> None:
@@ -55,8 +55,3 @@ def use_kernel_cache(environment: MutableMapping[str, str] = os.environ) -> None
         environment["NUMBA_CPU_NAME"], environment["NUMBA_CPU_FEATURES"] = processor
     if not environment.get(VARIABLE):
         environment[VARIABLE] = str(kernel_cache_folder(environment))
-
-
-def is_compiled(folder: Path) -> bool:
-    """Whether kernels were compiled into this folder; for another processor or numba they still are not."""
-    return any(folder.glob("*/*.nbi"))

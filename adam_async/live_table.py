@@ -243,6 +243,12 @@ def summary(report: Report) -> list[str]:
                 f"matrix products on {report.baseline.threads} threads: {report.baseline.sgemm / 1e9:.1f} "
                 f"GFLOP/s, training reaches {report.baseline.share:.2f} of that"
             )
+    early = sum(worker.kernels.numpy_groups for worker in report.workers if worker.kernels is not None)
+    if early:
+        lines.append(
+            f"NumPy's kernels trained {_count(early)} groups while compiled ones were made, "
+            "which are kept for the next time"
+        )
     if len(report.controllers) > 1:
         # One that was replaced, and has not noticed, leads in an earlier term.
         latest = max(report.controllers, key=lambda each: (each.role == "leader", each.term))

@@ -228,6 +228,15 @@ class FetchReport(msgspec.Struct, frozen=True, kw_only=True):
     blocked_s: float
 
 
+class KernelReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker's groups were trained with."""
+
+    set: str
+    """``"numpy"`` or ``"numba"``, at the end."""
+    numpy_groups: int
+    """Groups that NumPy's kernels trained while the compiled ones were made."""
+
+
 class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     """What one model worker counted."""
 
@@ -241,6 +250,7 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     buffers: BufferReport
     push_buffers: int
     peak_rss_mb: float
+    kernels: KernelReport | None = None
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,15 +18,16 @@ import asyncio
 import gc
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
 import pytest_asyncio
 import uvloop
 from hypothesis import HealthCheck, settings
 
 from adam_async.kernel_cache import use_kernel_cache
-from adam_async.model import warm_up_kernels
 
 use_kernel_cache()  # nothing has loaded numba yet
 
@@ -34,8 +35,11 @@ use_kernel_cache()  # nothing has loaded numba yet
 def pytest_configure(config: pytest.Config) -> None:
     """Compile the kernels once, before tests with deadlines begin and before there are several processes."""
     if not hasattr(config, "workerinput") and not config.option.collectonly:
-        for dtype in ("float32", "float64"):
-            warm_up_kernels("auto", dtype)
+        if find_spec("numba") is not None:
+            from adam_async.model.fast.program import KERNELS, compile_kernels
+
+            for dtype in ("float32", "float64"):
+                compile_kernels(range(len(KERNELS)), np.dtype(dtype))
 
 
 LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {

@@ -15,6 +15,7 @@ the caller says so, is used without them; `auto` passes over a damaged cache and
 says so in `Dataset.source`.
 """
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 
@@ -42,7 +43,14 @@ from adam_async.data_server.synthetic import parse_synthetic, synthetic
 from adam_async.errors import DataError
 from adam_async.ports import Disk, Fetch
 
+logger = logging.getLogger(__name__)
+
 DIGITS_FILE = Path(__file__).with_name("digits.npz")
+
+NO_MNIST = (
+    "the digits inside the package, because there is no MNIST here (ADAM_DATA_DIR may name a folder with its "
+    "four files; --verbose tells the places that were tried)"
+)
 
 LOADERS = {".parquet": load_parquet, ".tar": load_shards, ".csv": load_tables}
 """What reads one or more files of a kind."""
@@ -133,7 +141,8 @@ async def load(
     why = ", and ".join(passed_over)
     if source == "mnist":
         raise DataError(f"no MNIST: {why}. Set ADAM_DATA_DIR to a folder with its four files, or use digits")
-    return await _digits(disk, f"the digits inside the package, because {why}")
+    logger.info("no MNIST: %s", why)
+    return await _digits(disk, NO_MNIST)
 
 
 async def _digits(disk: Disk, source: str) -> Dataset:

@@ -8,7 +8,7 @@ from adam_async.model.in_place import InPlaceStep
 from adam_async.model.layer import Array, Factors, Layer, Loss, ParameterSpec, Slots, Weights
 from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.model.named import NAMED_MODELS, mlp, named_model
-from adam_async.model.network import KERNELS, Network, warm_up_kernels
+from adam_async.model.network import KERNELS, Network
 from adam_async.model.rules import (
     RULES,
     Adagrad,
@@ -58,5 +58,4 @@ __all__ = [
     "new_scratch",
     "plain_step",
     "train_step",
-    "warm_up_kernels",
 ]

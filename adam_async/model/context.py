@@ -9,53 +9,53 @@ layer's own way back. Where there is one reader, it writes straight into the one
 """
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from adam_async.dice import Dice, Key
 from adam_async.model.errors import ModelError
+from adam_async.model.kernel_set import KernelSet
 from adam_async.model.layer import Array, Layer, Loss, Slots
 from adam_async.model.spec import Shape
-from adam_async.model.topology import INPUT_INDEX, Topology
+from adam_async.model.topology import INPUT_INDEX
+
+if TYPE_CHECKING:
+    from adam_async.model.network import Network
 
 
 class Context:
     """Activations, error gradients and scratch of one group.
 
-    Made by `Network.context`; for one thread at a time.
+    Made by `Network.context`; for one thread at a time. The group in it runs with the `kernel_set` that the
+    network used when it was loaded.
 
     Args:
-        topology: The network's layers.
-        input_shape: Shape of one image.
+        network: Whose layers it is for.
         group_size: Largest number of images.
-        dtype: float32 or float64.
         training: Without it there are no error gradients, and no way back.
     """
 
-    def __init__(
-        self,
-        topology: Topology,
-        input_shape: Shape,
-        *,
-        group_size: int,
-        dtype: np.dtype[Any],
-        training: bool,
-    ) -> None:
+    def __init__(self, network: "Network", *, group_size: int, training: bool) -> None:
         if group_size < 1:
             raise ModelError(f"a context must hold at least 1 image, not {group_size}")
-        self._topology = topology
-        self._input_shape = input_shape
+        self._network = network
+        self._input_shape = network.input_shape
         self._group_size = group_size
-        self._dtype = dtype
+        self._dtype = network.dtype
         self._training = training
+        layers = network.layers
+        self._drawing = tuple(number for number, layer in enumerate(layers) if training and layer.DRAWS)
+        self._numbers = {layer.name: number for number, layer in enumerate(layers)}
+        self._take_up(network.kernel_set)
+        self._current = self._bind(group_size)
+
+    def _take_up(self, kernel_set: KernelSet) -> None:
+        """Forget what was made for other kernels: they need other scratch."""
+        self.kernel_set = kernel_set
+        self._topology = kernel_set.topology
         self._memory: dict[tuple[object, ...], Array] = {}
         self._bound: dict[int, _Bound] = {}
-        self._drawing = tuple(
-            number for number, layer in enumerate(topology.layers) if training and layer.DRAWS
-        )
-        self._numbers = {layer.name: number for number, layer in enumerate(topology.layers)}
-        self._current = self._bind(group_size)
 
     def __repr__(self) -> str:
         kind = "training" if self._training else "evaluation"
@@ -140,7 +140,12 @@ class Context:
             raise ModelError(f"images must be uint8 or floating point, not {images.dtype}")
 
     def resize(self, images: int) -> None:
-        """Lay the context out for another number of images; what it held is lost."""
+        """Lay the context out for another number of images; what it held is lost.
+
+        Here, between two groups, it takes up the kernels that its network uses by now.
+        """
+        if self._network.kernel_set is not self.kernel_set:
+            self._take_up(self._network.kernel_set)
         bound = self._bound.get(images)
         self._current = bound if bound is not None else self._bind(images)
 

@@ -57,7 +57,7 @@ class InPlaceStep:
         Raises:
             ModelError: An array has the wrong shape, dtype or layout.
         """
-        network, refused, engine = self._network, [], self._network.engine
+        network, refused, engine = self._network, [], context.kernel_set.engine
         if engine is not None and type(self._rule) is Sgd:
             return engine.descend(weights, state, context, scratch, self._rule, float(rate))
         loss = network.forward(weights, context)

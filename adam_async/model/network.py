@@ -1,8 +1,9 @@
 """Pure: a network, from its spec to numbers.
 
-A `Network` is immutable and holds no weights: weights arrive with every call as a mapping from names to
-arrays, be they a worker's copy or a server's own memory. Arrays of one group live in a `Context`. Any
-number of threads may use one network, each with contexts of its own.
+A `Network` holds no weights: weights arrive with every call as a mapping from names to arrays, be they a
+worker's copy or a server's own memory. Arrays of one group live in a `Context`. Any number of threads may use
+one network, each with contexts of its own. Nothing about it changes but the set of kernels, by `use_ready`;
+a group keeps those that it was loaded with.
 
     network = Network(named_model("mnist-adam"))
     weights = network.initial_weights(Dice(1))
@@ -24,6 +25,7 @@ from numpy.typing import DTypeLike, NDArray
 from adam_async.dice import Dice
 from adam_async.model.context import Context
 from adam_async.model.errors import ModelError, SpecError
+from adam_async.model.kernel_set import KernelSet
 from adam_async.model.layer import Array, Factors, Layer, ParameterSpec, Weights
 from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.model.spec import ModelSpec, Shape
@@ -61,39 +63,59 @@ class Network:
         kernels: str = "numpy",
         layers: Mapping[str, type[Layer]] = BUILTIN_LAYERS,
     ) -> None:
-        self._kernels = _available(kernels)
+        self._may_change = kernels == "auto"
+        chosen = _available(kernels)
         self._dtype = np.dtype(dtype)
         if self._dtype not in (np.float32, np.float64):
             raise SpecError(f"a network computes in float32 or float64, not {self._dtype}")
         self._spec = spec
-        self._engine: Engine | None = None
-        if self._kernels == "numba":
-            # Here, and not above: importing numba takes as long as everything else together.
-            from adam_async.model.fast import engine
+        self._kinds = layers
+        self.kernel_set = self._whole(chosen)
+        self._wire(spec.input_shape)
 
-            self._wire(Topology.of(spec, engine.fast_kinds(layers)), spec.input_shape)
-        else:
-            self._wire(Topology.of(spec, layers), spec.input_shape)
+    def _whole(self, kernels: str) -> KernelSet:
+        kinds = self._kinds
+        if kernels == "numba":
+            # Here, and not above: importing numba takes as long as everything else together.
+            from adam_async.model.fast.engine import fast_kinds
+
+            kinds = fast_kinds(kinds)
+        return self._run_by(kernels, Topology.of(self._spec, kinds))
+
+    def _run_by(self, kernels: str, topology: Topology) -> KernelSet:
+        if kernels == "numpy":
+            return KernelSet(kernels=kernels, topology=topology, engine=None)
+        from adam_async.model.fast.engine import Engine
+
+        return KernelSet(kernels=kernels, topology=topology, engine=Engine(topology, self._dtype))
+
+    def use_ready(self) -> None:
+        """Run groups that are loaded from now on with the best kernels that need no compiling.
+
+        Without effect on a part of a network, and where the caller chose a set that is not ``"auto"``.
+        """
+        if self._may_change and _available("auto") == "numba":
+            compiled = self.kernel_set if self.kernels == "numba" else self._whole("numba")
+            assert compiled.engine is not None
+            if compiled.engine.is_ready:
+                self.kernel_set = compiled
+            elif self.kernels == "numba":
+                self.kernel_set = self._whole("numpy")
 
     def part(self, topology: Topology, input_shape: Shape) -> "Network":
         """Make a network of other layers, such as those of one partition, that runs with the same kernels."""
         other = copy(self)
-        other._wire(topology, input_shape)
+        other._may_change = False
+        other.kernel_set = self._run_by(self.kernels, topology)
+        other._wire(input_shape)
         return other
 
-    def _wire(self, topology: Topology, input_shape: Shape) -> None:
-        self._topology = topology
+    def _wire(self, input_shape: Shape) -> None:
         self._input_shape = input_shape
-        if self._kernels == "numba":
-            from adam_async.model.fast import engine
-
-            self._engine = engine.Engine(topology, self._dtype)
-        self._parameters = tuple(
-            parameter for layer in self._topology.layers for parameter in layer.parameters
-        )
+        self._parameters = tuple(parameter for layer in self.layers for parameter in layer.parameters)
         self._owners = {
             parameter.name: (number, parameter)
-            for number, layer in enumerate(self._topology.layers)
+            for number, layer in enumerate(self.layers)
             for parameter in layer.parameters
         }
         if len(self._owners) != len(self._parameters):
@@ -103,7 +125,7 @@ class Network:
         return (
             f"<Network {self._spec.name} {self.num_parameters} parameters, "
             f"{self.multiply_adds} multiply-adds, "
-            f"{self._dtype} {self._kernels}>"
+            f"{self._dtype} {self.kernels}>"
         )
 
     @property
@@ -119,12 +141,12 @@ class Network:
     @property
     def kernels(self) -> str:
         """Which implementation of the layers: ``"numpy"`` or ``"numba"``."""
-        return self._kernels
+        return self.kernel_set.kernels
 
     @property
     def engine(self) -> "Engine | None":
         """What runs many compiled layers in one call; None with NumPy's kernels."""
-        return self._engine
+        return self.kernel_set.engine
 
     def warm_up(self, progress: Callable[[int, int], None] | None = None) -> None:
         """Compile the kernels, or read them from the disk; without it the first group waits for that.
@@ -133,13 +155,13 @@ class Network:
             progress: Called with how many are done and how many there are, before the first and after each.
                 Never, with NumPy's kernels.
         """
-        if self._engine is not None:
-            self._engine.warm_up(progress)
+        if self.engine is not None:
+            self.engine.warm_up(progress)
 
     @property
     def topology(self) -> Topology:
         """Its layers, and who reads whom."""
-        return self._topology
+        return self.kernel_set.topology
 
     @property
     def input_shape(self) -> Shape:
@@ -149,7 +171,7 @@ class Network:
     @property
     def layers(self) -> tuple[Layer, ...]:
         """Layers in the order of the forward pass; the last is the loss."""
-        return self._topology.layers
+        return self.kernel_set.topology.layers
 
     @property
     def parameters(self) -> tuple[ParameterSpec, ...]:
@@ -174,7 +196,7 @@ class Network:
     @property
     def multiply_adds(self) -> int:
         """Multiply-adds of one image's forward pass, in convolutions and dense layers."""
-        return sum(layer.multiply_adds for layer in self._topology.layers)
+        return sum(layer.multiply_adds for layer in self.layers)
 
     @property
     def operations(self) -> int:
@@ -183,7 +205,7 @@ class Network:
         Two per multiply-add: forward, to the gradients of what is trained, and back to the inputs whose error
         gradients something needs; the images' are not among them.
         """
-        topology, passes = self._topology, []
+        topology, passes = self.topology, []
         for number, layer in enumerate(topology.layers):
             trained = any(not parameter.frozen for parameter in layer.parameters)
             back = any(
@@ -215,13 +237,7 @@ class Network:
 
     def context(self, group_size: int, *, training: bool = True) -> Context:
         """Allocate the arrays for one group of up to `group_size` images."""
-        return Context(
-            self._topology,
-            self._input_shape,
-            group_size=group_size,
-            dtype=self._dtype,
-            training=training,
-        )
+        return Context(self, group_size=group_size, training=training)
 
     def forward(self, weights: Weights, context: Context) -> float:
         """Run all layers on the loaded group and return its mean loss."""
@@ -235,11 +251,12 @@ class Network:
 
     def forward_layers(self, weights: Weights, context: Context, layers: range) -> None:
         """Run the layers with these numbers; their inputs must be there."""
-        if self._engine is not None:
-            self._engine.forward(weights, context, layers)
+        used = context.kernel_set
+        if used.engine is not None:
+            used.engine.forward(weights, context, layers)
             return
         for number in layers:
-            self._topology.layers[number].forward(weights, context.slots(number))
+            used.topology.layers[number].forward(weights, context.slots(number))
 
     def backward(self, weights: Weights, context: Context) -> None:
         """Compute all error gradients of the group that `forward` ran, as of its mean loss."""
@@ -256,14 +273,15 @@ class Network:
         """
         if not context.training:
             raise ModelError("this context was made with training=False and has no error gradients")
-        if self._engine is not None:
-            self._engine.backward(weights, context, layers)
+        used = context.kernel_set
+        if used.engine is not None:
+            used.engine.backward(weights, context, layers)
             return
         for number in reversed(layers):
             context.gather_error(number)
             slots = context.slots(number)
             if any(error is not None for error in slots.input_errors):
-                self._topology.layers[number].backward(weights, slots)
+                used.topology.layers[number].backward(weights, slots)
 
     def delta(self, context: Context, name: str, *, out: Array) -> None:
         """Write the group gradient of one tensor, the mean over the group's images, into `out`.
@@ -277,7 +295,7 @@ class Network:
                 f"the gradient of {name!r} needs a C-contiguous {self._dtype} array "
                 f"of shape {parameter.shape}, not {out.dtype} of {out.shape}"
             )
-        self._topology.layers[number].delta(context.slots(number), parameter.kind, out)
+        context.kernel_set.topology.layers[number].delta(context.slots(number), parameter.kind, out)
 
     def factors(self, context: Context, name: str) -> Factors | None:
         """Give ``(x_BI, errors_BO)`` with ``errors_BO.T @ x_BI`` the group gradient.
@@ -286,7 +304,7 @@ class Network:
         keep or send them.
         """
         number, parameter = self._owner(name)
-        return self._topology.layers[number].factors(context.slots(number), parameter.kind)
+        return context.kernel_set.topology.layers[number].factors(context.slots(number), parameter.kind)
 
     def scores(self, weights: Weights, images: Array, batch: int = PREDICT_BATCH) -> NDArray[Any]:
         """Compute what the loss layer reads, ``(N, ...)``: in classifiers one score per image and class."""
@@ -311,20 +329,6 @@ class Network:
             raise ModelError(
                 f"no parameter is named {name!r}; known names: {', '.join(self._owners)}"
             ) from None
-
-
-def warm_up_kernels(
-    kernels: str, dtype: DTypeLike, progress: Callable[[int, int], None] | None = None
-) -> None:
-    """Compile a set of kernels for every network, or read them from the disk; see `Network.warm_up`.
-
-    Raises:
-        SpecError: There is no such set, or it is not installed.
-    """
-    if _available(kernels) == "numba":
-        from adam_async.model.fast.program import compile_kernels  # importing numba takes a while
-
-        compile_kernels(np.dtype(dtype), progress)
 
 
 def _available(kernels: str) -> str:

@@ -34,6 +34,7 @@ from adam_async.model.plan import PartitionPlan
 from adam_async.model.spec import ModelSpec
 from adam_async.model_worker.aliased import Aliased
 from adam_async.model_worker.copied import Copied
+from adam_async.model_worker.kernel_change import KernelChange
 from adam_async.model_worker.neighbours import Neighbours
 from adam_async.model_worker.parted import Parted
 from adam_async.model_worker.way import Gate, WayOfTraining
@@ -100,7 +101,6 @@ class Participation:
         self.prepared = asyncio.Event()
         spec = ModelSpec.from_dict(run.spec)
         self._model = Model(spec, dtype=config.dtype, kernels=config.kernels, layers=layers)
-        self._compiled = (0, 0)
         table = run_table(run, self._model)
         plan = PartitionPlan.from_dict(run.plan) if run.plan is not None else None
         partition = joint = None
@@ -109,6 +109,8 @@ class Participation:
         elif plan is not None:
             partition = Partition(self._model, plan, part)
             table = part_table(table, partition.network.parameters)
+        same = plan is not None or config.synchronous or config.record
+        self._kernels = KernelChange(self._model, joint or self._model, waits=same)
         rows = None if partition is None else partition.image_rows
         self._limits = self._new_limits(config, spec, rows)
         self._limits.look(cluster)
@@ -233,7 +235,7 @@ class Participation:
             if self._pool is None:
                 with self._enough_memory():
                     self._pool = await stack.enter_async_context(self._new_pool())
-            await self._pool.run(self._model.warm_up, self._on_compiled, paced=False)
+            await self._kernels.prepare(self._pool)
             # Not before: who joins a training that goes on would begin with values from before the compiling.
             await self._way.prepare()
             timeline = self._timeline
@@ -254,6 +256,7 @@ class Participation:
                     wait_timeout_s=self._waits.patience_s,
                 )
             )
+            stack.callback(group.create_task(self._change_kernels(), name=f"{node}/kernels").cancel)
             self.prepared.set()
             if self._pulls_to_begin:
                 while not self._data.has_group:
@@ -293,9 +296,11 @@ class Participation:
                 f"each, with {self._threads} threads ({error}); lower in_flight, images_per_group or threads"
             ) from None
 
-    def _on_compiled(self, done: int, total: int) -> None:
-        """Kernels are compiled, or read from the disk, on a compute thread; see `statistics`."""
-        self._compiled = (done, total)
+    async def _change_kernels(self) -> None:
+        engine, pool = self._engine, self._pool
+        assert engine is not None
+        assert pool is not None
+        await self._kernels.run(pool, lambda: engine.statistics().finished)
 
     async def _feed(self, engine: Engine) -> None:
         """Keep the engine full.
@@ -397,15 +402,16 @@ class Participation:
 
     def statistics(self) -> dict[str, Any]:
         """Counts of this run on this worker."""
+        engine = self._engine.statistics() if self._engine is not None else None
         return {
             **self._way.statistics(),
-            "kernels": {"set": self._model.kernels, "compiled": self._compiled[0], "of": self._compiled[1]},
+            "kernels": self._kernels.statistics(engine.finished if engine is not None else 0),
             "cpus": self._cpus,
             "parameters": self._client.statistics(),
             "data": self._data.statistics(),
             "neighbours": self.neighbours.statistics() if self.neighbours is not None else {},
             "pool": self._pool.statistics() if self._pool is not None else None,
-            "engine": self._engine.statistics() if self._engine is not None else None,
+            "engine": engine,
         }
 
 

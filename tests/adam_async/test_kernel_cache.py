@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from adam_async import kernel_cache
-from adam_async.kernel_cache import is_compiled, kernel_cache_folder, use_kernel_cache
+from adam_async.kernel_cache import kernel_cache_folder, use_kernel_cache
 
 
 def test_the_folder_lies_in_the_users_cache():
@@ -60,11 +60,4 @@ def test_kernels_are_kept_there_whoever_owns_the_process(tmp_path, owner):
     )
 
     (folder,) = tmp_path.glob("adam-async/kernels-*")
-    assert is_compiled(folder)
-
-
-def test_a_folder_without_kernels_is_not_compiled(tmp_path):
-    (tmp_path / "fast_1").mkdir()
-
-    assert not is_compiled(tmp_path)
-    assert not is_compiled(tmp_path / "gone")
+    assert any(folder.glob("*/*.nbi"))

@@ -6,6 +6,7 @@ It states its steps as `Op`s, so that a network can work many layers off in one 
 
 from abc import abstractmethod
 from collections.abc import Callable
+from typing import ClassVar
 
 from adam_async.model.errors import ModelError
 from adam_async.model.fast.tape import OUT, Field, Op, Ref, Tape
@@ -14,6 +15,9 @@ from adam_async.model.layer import Array, Layer, ParameterSpec, Slots, Weights
 
 class Compiled(Layer):
     """A layer whose steps are rows of a tape. Goes before the NumPy layer among the bases."""
+
+    KERNELS: ClassVar[tuple[int, ...]] = ()
+    """Numbers of the kernels that its ops name, whatever the number of images; `engine.COMMON` left out."""
 
     @abstractmethod
     def forward_ops(self, slots: Slots) -> list[Op]:

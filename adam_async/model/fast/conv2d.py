@@ -13,6 +13,8 @@ own.
 The gradient of the weights is a table of dot products of lines of errors with the same runs of the input.
 """
 
+from typing import ClassVar
+
 import numpy as np
 
 from adam_async.model.fast import program
@@ -27,6 +29,14 @@ from adam_async.model.spec import Shape
 
 class FastConv2d(FastSliding, Conv2d):
     """Convolution with compiled kernels."""
+
+    KERNELS: ClassVar[tuple[int, ...]] = (
+        program.PACK,
+        program.CONVOLVE,
+        program.UNPACK,
+        program.CORRELATE,
+        program.ROW_SUMS,
+    )
 
     def _bordered_shape(self, images: int) -> Shape:
         columns = self._packed_shape(images)[3]

@@ -5,6 +5,8 @@ kernels of their own. Otherwise the weights are read row by row and each value i
 of images.
 """
 
+from typing import ClassVar
+
 from adam_async.model.fast import program
 from adam_async.model.fast.compiled import Compiled
 from adam_async.model.fast.products import BIAS, PLAIN
@@ -17,6 +19,15 @@ from adam_async.model.layers.dense import Dense
 
 class FastDense(Compiled, Dense):
     """Fully connected layer with compiled kernels."""
+
+    KERNELS: ClassVar[tuple[int, ...]] = (
+        program.MULTIPLY,
+        program.MULTIPLY_ONE,
+        program.MULTIPLY_BACK_ONE,
+        program.OUTER,
+        program.ROW_SUMS,
+        program.DESCEND_OUTER,
+    )
 
     @property
     def _sizes(self) -> tuple[int, int]:

@@ -6,6 +6,7 @@ number of images.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,9 @@ from adam_async.model.layer import Layer, Weights
 from adam_async.model.rules import RuleState, Sgd
 from adam_async.model.step import StepBuffers, StepOutcome
 from adam_async.model.topology import Topology
+
+COMMON = (program.ADD, program.COPY, program.CLEAR, program.DESCEND)
+"""Kernels that any network may need."""
 
 Step = Tape | int
 """A tape, or the number of a layer without compiled kernels."""
@@ -42,9 +46,20 @@ class Engine:
         self.topology = topology
         self.dtype = dtype
 
+    @property
+    def kernels(self) -> frozenset[int]:
+        """Numbers of the kernels that the network needs."""
+        own = [layer.KERNELS for layer in self.topology.layers if isinstance(layer, Compiled)]
+        return frozenset(chain(COMMON, *own))
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether these are compiled, here or on the disk."""
+        return program.are_ready(self.kernels, self.dtype)
+
     def warm_up(self, progress: Callable[[int, int], None] | None) -> None:
-        """Compile everything, or read it from the disk."""
-        program.compile_kernels(self.dtype, progress)
+        """Compile them, or read them from the disk."""
+        program.compile_kernels(self.kernels, self.dtype, progress)
 
     def forward(self, weights: Weights, context: Context, layers: range) -> None:
         """Run these layers."""

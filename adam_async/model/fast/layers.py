@@ -5,6 +5,7 @@ Each is the NumPy layer with other steps: shapes, options, parameters and factor
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import ClassVar
 
 import numpy as np
 
@@ -39,6 +40,8 @@ from adam_async.model.layers.pool import Pool
 class FastRelu(Compiled, Relu):
     """ReLU with compiled kernels; mostly the ending of the kernel before it."""
 
+    KERNELS: ClassVar[tuple[int, ...]] = (program.RELU, program.RELU_BACK)
+
     def scratch(self, images: int) -> dict[str, ScratchSpec]:
         """None."""
         return {}
@@ -59,6 +62,8 @@ class FastRelu(Compiled, Relu):
 
 class FastMaxPool(Compiled, MaxPool):
     """Max pooling that remembers which place won."""
+
+    KERNELS: ClassVar[tuple[int, ...]] = (program.MAX_POOL, program.MAX_POOL_BACK)
 
     def scratch(self, images: int) -> dict[str, ScratchSpec]:
         """The places, as numbers of the network's type, which vectors compare fastest with its values."""
@@ -89,6 +94,8 @@ class FastMaxPool(Compiled, MaxPool):
 class FastAveragePool(Compiled, AveragePool):
     """Average pooling in one pass."""
 
+    KERNELS: ClassVar[tuple[int, ...]] = (program.AVERAGE_POOL, program.AVERAGE_POOL_BACK)
+
     def scratch(self, images: int) -> dict[str, ScratchSpec]:
         """None."""
         return {}
@@ -115,6 +122,8 @@ class FastAveragePool(Compiled, AveragePool):
 class FastTanh(Compiled, Tanh):
     """Hyperbolic tangent with compiled kernels."""
 
+    KERNELS: ClassVar[tuple[int, ...]] = (program.TANH, program.TANH_BACK)
+
     def forward_ops(self, slots: Slots) -> list[Op]:
         """Apply the function."""
         return [Op.of(program.TANH, slots.output.size, slots.output, slots.inputs[0])]
@@ -129,6 +138,8 @@ class FastTanh(Compiled, Tanh):
 class FastSigmoid(Compiled, Sigmoid):
     """Logistic function with compiled kernels."""
 
+    KERNELS: ClassVar[tuple[int, ...]] = (program.SIGMOID, program.SIGMOID_BACK)
+
     def forward_ops(self, slots: Slots) -> list[Op]:
         """Apply the function."""
         return [Op.of(program.SIGMOID, slots.output.size, slots.output, slots.inputs[0])]
@@ -142,6 +153,8 @@ class FastSigmoid(Compiled, Sigmoid):
 
 class FastDropout(Compiled, Dropout):
     """Dropout: drawn by NumPy before a pass, applied by kernels."""
+
+    KERNELS: ClassVar[tuple[int, ...]] = (program.MULTIPLY_VALUES,)
 
     def forward_ops(self, slots: Slots) -> list[Op]:
         """Multiply by the factors in training; copy otherwise."""
@@ -161,6 +174,8 @@ class FastDropout(Compiled, Dropout):
 
 class FastLocalResponseNorm(Compiled, LocalResponseNorm):
     """Local response normalisation with compiled kernels."""
+
+    KERNELS: ClassVar[tuple[int, ...]] = (program.RESPONSE_NORM, program.RESPONSE_NORM_BACK)
 
     def prepare(self, slots: Slots) -> None:
         """Lay the options out as numbers of the network's type."""
@@ -189,6 +204,8 @@ class FastLocalResponseNorm(Compiled, LocalResponseNorm):
 class FastSoftmaxCrossEntropy(Compiled, SoftmaxCrossEntropy):
     """Softmax and cross-entropy."""
 
+    KERNELS: ClassVar[tuple[int, ...]] = (program.SOFTMAX, program.SOFTMAX_BACK)
+
     def _factors(self, slots: Slots) -> Array | int:
         return slots.scratch["weights"] if self.class_weights else 0
 
@@ -208,6 +225,8 @@ class FastSoftmaxCrossEntropy(Compiled, SoftmaxCrossEntropy):
 
 class FastMeanSquaredError(Compiled, MeanSquaredError):
     """Mean squared error."""
+
+    KERNELS: ClassVar[tuple[int, ...]] = (program.SQUARED_ERROR, program.SQUARED_ERROR_BACK)
 
     def scratch(self, images: int) -> dict[str, ScratchSpec]:
         """Targets and differences."""

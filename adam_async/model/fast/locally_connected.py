@@ -1,5 +1,7 @@
 """Pure: the locally connected layer with compiled kernels."""
 
+from typing import ClassVar
+
 from adam_async.model.fast import program
 from adam_async.model.fast.sliding import FastSliding
 from adam_async.model.fast.tape import Field, Op
@@ -10,6 +12,15 @@ from adam_async.model.layers.locally_connected import LocallyConnected
 
 class FastLocallyConnected(FastSliding, LocallyConnected):
     """Filters of their own at every output pixel, with compiled kernels."""
+
+    KERNELS: ClassVar[tuple[int, ...]] = (
+        program.PACK,
+        program.LOCAL_FORWARD,
+        program.LOCAL_BACK,
+        program.UNPACK,
+        program.LOCAL_DELTA,
+        program.ROW_SUMS,
+    )
 
     def cut(self, block: range) -> Layer:
         """A NumPy layer, unless the block is the whole output: kernels know only weights of all pixels."""

@@ -9,6 +9,7 @@ integers, where no liberty applies.
 """
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from llvmlite import ir
@@ -21,12 +22,16 @@ REORDER = {"reassoc", "contract", "nsz"}
 """Sums may be split into vectors, products fused with sums; what is not finite stays so."""
 
 
+FOLDER = Path(config.CACHE_DIR) if config.CACHE_DIR else kernel_folder()
+"""Where compiled kernels are kept."""
+
+
 def _kept(compiler: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Let a compiler keep what it makes in our folder, and leave numba's setting to the program around us."""
 
     def decorate(function: Any) -> Any:
         chosen = config.CACHE_DIR
-        config.CACHE_DIR = chosen or kernel_folder()
+        config.CACHE_DIR = str(FOLDER)
         try:
             return compiler(function)
         finally:

@@ -4,18 +4,30 @@ A call from Python costs microseconds and needs the interpreter's lock before an
 threads and an event loop share one interpreter, every call is a chance to wait for it. So a pass over a
 network is a table, one row per kernel, and one call without the lock works it off. Rows are made by
 `adam_async.model.fast.tape`.
+
+A row holds the address of its kernel, so the interpreter is small, and only the kernels that a network needs
+are compiled.
 """
 
-from collections.abc import Callable
+import fcntl
+import hashlib
+import sys
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
 from typing import Any
 
+import llvmlite
+import numba
 import numpy as np
-from numba import types
+from llvmlite.binding import get_host_cpu_features, get_host_cpu_name
+from numba import config, types
+from numba.extending import intrinsic
 
 from adam_async.model.fast.curves import sigmoid, sigmoid_back, tanh, tanh_back
 from adam_async.model.fast.local import local_back, local_delta, local_forward
 from adam_async.model.fast.losses import softmax, softmax_back, squared_error, squared_error_back
-from adam_async.model.fast.memory import floats, kernel
+from adam_async.model.fast.memory import FOLDER, floats, kernel
 from adam_async.model.fast.pixels import (
     average_pool,
     average_pool_back,
@@ -36,6 +48,20 @@ from adam_async.model.fast.products import (
 )
 from adam_async.model.fast.response_norm import response_norm, response_norm_back
 from adam_async.model.fast.updates import descend, descend_outer
+
+_COMPILER = hashlib.blake2b(
+    " ".join(
+        (
+            *(numba.__version__, llvmlite.__version__, sys.implementation.cache_tag or ""),
+            *(
+                config.CPU_NAME or get_host_cpu_name(),
+                config.CPU_FEATURES or get_host_cpu_features().flatten(),
+            ),
+        )
+    ).encode(),
+    digest_size=8,
+).hexdigest()
+"""Stands for all that machine code depends on beside the text of the kernels."""
 
 FIELDS = 17
 """Whole numbers in a row of a tape: which kernel, and up to 16 fields."""
@@ -74,11 +100,11 @@ FIELDS = 17
     LOCAL_FORWARD,
     LOCAL_BACK,
     LOCAL_DELTA,
-    MEAN,
     CLEAR,
+    MEAN,
 ) = range(35)
 
-_KERNELS = (
+KERNELS = (
     multiply,
     multiply_one,
     multiply_back_one,
@@ -114,6 +140,21 @@ _KERNELS = (
     local_delta,
     clear,
 )
+"""The kernels, by their numbers."""
+
+
+@intrinsic
+def _call(typing: Any, address: Any, t: Any, like: Any, hyper: Any) -> Any:
+    """Call the compiled kernel at an address."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        convention, fields = context.call_conv, signature.args[1:]
+        kind = convention.get_function_type(types.none, fields)
+        callee = builder.inttoptr(arguments[0], kind.as_pointer())
+        convention.call_function(builder, callee, types.none, fields, arguments[1:])
+        return context.get_dummy_value()
+
+    return types.none(types.int64, t, like, hyper), emit
 
 
 @kernel
@@ -121,83 +162,16 @@ def run(tape, like, hyper):
     """Work a tape off. Returns the mean loss if the tape takes it, else 0.
 
     Args:
-        tape: int64 (rows, `FIELDS`); a row's first number says which kernel.
+        tape: int64 (rows, `FIELDS`); a row begins with the address of its kernel, or with 0 to take the mean.
         like: Any number of the type that all arrays have.
         hyper: What rules need: rate, momentum, weight decay; of that type.
     """
     mean = 0.0
     for row in range(tape.shape[0]):
         t = tape[row]
-        code = t[0]
-        if code == MULTIPLY:
-            multiply(t, like, hyper)
-        elif code == MULTIPLY_ONE:
-            multiply_one(t, like, hyper)
-        elif code == MULTIPLY_BACK_ONE:
-            multiply_back_one(t, like, hyper)
-        elif code == CONVOLVE:
-            convolve(t, like, hyper)
-        elif code == CORRELATE:
-            correlate(t, like, hyper)
-        elif code == OUTER:
-            outer(t, like, hyper)
-        elif code == ROW_SUMS:
-            row_sums(t, like, hyper)
-        elif code == PACK:
-            pack(t, like, hyper)
-        elif code == UNPACK:
-            unpack(t, like, hyper)
-        elif code == MAX_POOL:
-            max_pool(t, like, hyper)
-        elif code == MAX_POOL_BACK:
-            max_pool_back(t, like, hyper)
-        elif code == RELU:
-            relu(t, like, hyper)
-        elif code == RELU_BACK:
-            relu_back(t, like, hyper)
-        elif code == COPY:
-            copy(t, like, hyper)
-        elif code == ADD:
-            add(t, like, hyper)
-        elif code == SOFTMAX:
-            softmax(t, like, hyper)
-        elif code == SOFTMAX_BACK:
-            softmax_back(t, like, hyper)
-        elif code == DESCEND:
-            descend(t, like, hyper)
-        elif code == DESCEND_OUTER:
-            descend_outer(t, like, hyper)
-        elif code == AVERAGE_POOL:
-            average_pool(t, like, hyper)
-        elif code == AVERAGE_POOL_BACK:
-            average_pool_back(t, like, hyper)
-        elif code == TANH:
-            tanh(t, like, hyper)
-        elif code == TANH_BACK:
-            tanh_back(t, like, hyper)
-        elif code == SIGMOID:
-            sigmoid(t, like, hyper)
-        elif code == SIGMOID_BACK:
-            sigmoid_back(t, like, hyper)
-        elif code == MULTIPLY_VALUES:
-            multiply_values(t, like, hyper)
-        elif code == SQUARED_ERROR:
-            squared_error(t, like, hyper)
-        elif code == SQUARED_ERROR_BACK:
-            squared_error_back(t, like, hyper)
-        elif code == RESPONSE_NORM:
-            response_norm(t, like, hyper)
-        elif code == RESPONSE_NORM_BACK:
-            response_norm_back(t, like, hyper)
-        elif code == LOCAL_FORWARD:
-            local_forward(t, like, hyper)
-        elif code == LOCAL_BACK:
-            local_back(t, like, hyper)
-        elif code == LOCAL_DELTA:
-            local_delta(t, like, hyper)
-        elif code == CLEAR:
-            clear(t, like, hyper)
-        elif code == MEAN:
+        if t[0]:
+            _call(t[0], t, like, hyper)
+        else:
             losses, total = floats(t[2], t[1], like), 0.0
             for i in range(t[1]):
                 total += losses[i]
@@ -205,22 +179,74 @@ def run(tape, like, hyper):
     return mean
 
 
-def compile_kernels(dtype: np.dtype[Any], progress: Callable[[int, int], None] | None = None) -> None:
-    """Compile all kernels for one type, or read them from the disk.
+_addresses: dict[tuple[int, str], int] = {}
+
+
+def _mark(code: int, dtype: np.dtype[Any]) -> Path:
+    """An empty file that says that a kernel is compiled, for this processor and by this compiler."""
+    name = run.__name__ if code == MEAN else KERNELS[code].__name__
+    return FOLDER / "compiled" / f"{name}-{dtype.name}-{_COMPILER}"
+
+
+@contextmanager
+def _turn() -> Iterator[None]:
+    """Wait until no other process compiles into the folder."""
+    try:
+        FOLDER.mkdir(parents=True, exist_ok=True)
+        file = (FOLDER / "lock").open("w")
+    except OSError:  # nothing is kept where nothing can be written, so each compiles for itself
+        yield
+        return
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def are_ready(codes: Collection[int], dtype: np.dtype[Any]) -> bool:
+    """Whether these kernels and the interpreter are compiled, in this process or on the disk."""
+    return all((code, dtype.name) in _addresses or _mark(code, dtype).exists() for code in (MEAN, *codes))
+
+
+def address(code: int, dtype: np.dtype[Any]) -> int:
+    """The address of a kernel, which is compiled or read from the disk at the first time; 0 for `MEAN`.
 
     Args:
+        code: Number of the kernel.
+        dtype: float32 or float64.
+    """
+    found = _addresses.get((code, dtype.name))
+    if found is None:
+        compiled = run if code == MEAN else KERNELS[code]
+        row = types.Array(types.int64, 2 if code == MEAN else 1, "C")
+        number = types.float32 if dtype == np.float32 else types.float64
+        signature = (row, number, types.Array(number, 1, "C"))
+        compiled.compile(signature)
+        made = compiled.overloads[signature]
+        entry = made.library.get_pointer_to_function(made.fndesc.llvm_func_name)
+        with suppress(OSError):  # nothing is kept where nothing can be written
+            _mark(code, dtype).parent.mkdir(parents=True, exist_ok=True)
+            _mark(code, dtype).touch()
+        found = _addresses[code, dtype.name] = 0 if code == MEAN else entry
+    return found
+
+
+def compile_kernels(
+    codes: Collection[int], dtype: np.dtype[Any], progress: Callable[[int, int], None] | None = None
+) -> None:
+    """Compile some kernels and the interpreter for one type, or read them from the disk.
+
+    Processes that compile into the same folder do so one after the other: the later ones find it done.
+
+    Args:
+        codes: Numbers of the kernels.
         dtype: float32 or float64.
         progress: Called with how many are done and how many there are, before the first and after each.
     """
-    number = types.float32 if dtype == np.float32 else types.float64
-    rest = (number, types.Array(number, 1, "C"))
-    signatures: list[tuple[Any, Any]] = [
-        (part, (types.Array(types.int64, 1, "C"), *rest)) for part in _KERNELS
-    ]
-    signatures.append((run, (types.Array(types.int64, 2, "C"), *rest)))
-    for done, (part, signature) in enumerate(signatures):
-        if progress is not None:
-            progress(done, len(signatures))
-        part.compile(signature)
+    wanted = sorted({MEAN, *codes})
+    with nullcontext() if are_ready(codes, dtype) else _turn():
+        for done, code in enumerate(wanted):
+            if progress is not None:
+                progress(done, len(wanted))
+            address(code, dtype)
     if progress is not None:
-        progress(len(signatures), len(signatures))
+        progress(len(wanted), len(wanted))

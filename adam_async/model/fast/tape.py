@@ -8,6 +8,7 @@ becomes the ending of the kernel before it.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -132,14 +133,14 @@ class Tape:
         hyper: Rate, momentum and weight decay, for rules; kept, so that the caller may change them.
     """
 
-    def __init__(self, ops: Sequence[Op], dtype: "np.dtype[np.floating]", hyper: Array | None = None) -> None:
+    def __init__(self, ops: Sequence[Op], dtype: np.dtype[Any], hyper: Array | None = None) -> None:
         self._ops = fuse(ops)
         self._like = dtype.type(0)
         self._rows = np.zeros((len(self._ops), program.FIELDS), np.int64)
         self._hyper = np.zeros(3, dtype) if hyper is None else hyper
         places: dict[Ref, list[tuple[int, int]]] = {}
         for row, op in enumerate(self._ops):
-            self._rows[row, 0] = op.code
+            self._rows[row, 0] = program.address(op.code, dtype)
             for column, field in enumerate(op.fields, start=1):
                 if isinstance(field, Ref):
                     places.setdefault(field, []).append((row, column))

@@ -24,6 +24,7 @@ from adam_async.model import (
     named_model,
     new_rule_state,
 )
+from adam_async.model.fast import program
 from adam_async.model.fast.compiled import Compiled
 
 of = LayerSpec.of
@@ -188,6 +189,69 @@ def test_read_only_weights_are_not_trained_in_place():
 
     with pytest.raises(ModelError, match=r"'fc1\.weight' is to be changed in place, but .* read-only"):
         step.train(weights, new_rule_state(network, Sgd()), context, step.new_scratch(), rate=0.1)
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
+def test_a_network_names_all_kernels_that_it_runs(spec, monkeypatch):
+    used, address = set(), program.address
+
+    def noted(code, dtype):
+        used.add(code)
+        return address(code, dtype)
+
+    monkeypatch.setattr(program, "address", noted)
+    network, rule = Network(spec, np.float32, kernels="numba"), Sgd(momentum=0.9)
+    weights, state = network.initial_weights(Dice(1)), new_rule_state(network, rule)
+    step, context = InPlaceStep(network, rule), network.context(3)
+    for images in (3, 1):
+        x, labels = group(network, images, np.float32)
+        context.load(x, labels)
+        step.train(weights, state, context, step.new_scratch(), rate=0.01)
+        network.forward(weights, context)
+        network.backward(weights, context)
+        gradients(network, weights, context)
+
+    assert used - {program.MEAN} <= network.engine.kernels
+    assert used > {program.MEAN}
+
+
+def test_a_group_keeps_the_kernels_that_it_was_loaded_with(monkeypatch):
+    ready = []
+    monkeypatch.setattr(program, "are_ready", lambda codes, dtype: bool(ready))
+    network = Network(named_model("mnist-adam"), np.float64, kernels="auto")
+    network.use_ready()
+    assert network.kernels == "numpy"
+    weights, context = network.initial_weights(Dice(1)), network.context(6)
+    images, labels = group(network, 6)
+
+    def trained():
+        loss = network.forward(weights, context)
+        network.backward(weights, context)
+        return loss, gradients(network, weights, context)
+
+    context.load(images, labels)
+    ready.append(True)
+    network.use_ready()
+    early = trained()
+    assert (network.kernels, context.kernel_set.kernels) == ("numba", "numpy")
+
+    context.load(images, labels)
+    late = trained()
+
+    assert context.kernel_set.kernels == "numba"
+    assert late[0] == pytest.approx(early[0], rel=1e-12)
+    assert any((late[1][name] != gradient).any() for name, gradient in early[1].items())
+    for name, gradient in early[1].items():
+        np.testing.assert_allclose(late[1][name], gradient, rtol=1e-9, atol=1e-12, err_msg=name)
+
+
+@pytest.mark.parametrize("kernels", ["numpy", "numba"])
+def test_kernels_that_the_user_chose_do_not_change(kernels, monkeypatch):
+    monkeypatch.setattr(program, "are_ready", lambda codes, dtype: kernels == "numpy")
+    network = Network(named_model("digits"), kernels=kernels)
+    before = network.kernel_set
+    network.use_ready()
+    assert network.kernel_set is before
 
 
 @pytest.mark.slow

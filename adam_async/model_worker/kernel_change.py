@@ -1,0 +1,116 @@
+"""Lets a worker begin with NumPy's kernels while its compiled ones are made, and go on with those.
+
+Compiling takes longer than many a training. A child process does it, because here it would hold the
+interpreter's lock, and leaves the kernels on the disk. Then the network takes them up: each group keeps those
+that it was loaded with.
+"""
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from adam_async.child_process import child_environment
+from adam_async.model.network import Network
+from adam_async.model.trainable import Trainable
+from dataflow import ComputePool
+
+if TYPE_CHECKING:
+    from adam_async.model.fast.engine import Engine
+
+logger = logging.getLogger(__name__)
+
+COMPILE_S = 600.0
+"""How long a child may take. Without its kernels training goes on with NumPy's."""
+
+MODULE = "adam_async.model.fast.compiling"
+
+
+class KernelChange:
+    """Which kernels one worker trains a run with, and when they change.
+
+    Args:
+        network: The whole model.
+        trained: What is trained: the model, or the parts of it.
+        waits: Whether the first group waits for compiled kernels, because results must not depend on the time
+            that compiling takes, or because the model is cut.
+    """
+
+    def __init__(self, network: Network, trained: Trainable, *, waits: bool) -> None:
+        self._network = network
+        self._trained = trained
+        self._engine = network.engine
+        """Runs the kernels that are compiled while training goes on; None if none are."""
+        if not waits:
+            network.use_ready()
+        if network.kernels != "numpy":
+            self._engine = None
+        self._compiled = (0, 0)
+        self._changed_at: int | None = None
+        """Groups that were trained before the change."""
+
+    async def prepare(self, pool: ComputePool) -> None:
+        """Compile, or read from the disk, what the first group is trained with."""
+        await pool.run(self._trained.warm_up, self._on_compiled, paced=False)
+
+    async def run(self, pool: ComputePool, groups: Callable[[], int]) -> None:
+        """Compile in a child what the first groups did without, and take it up.
+
+        Cancelling kills the child; the kernels that it has compiled are kept.
+
+        Args:
+            pool: Reads the kernels from the disk.
+            groups: Tells the number of groups that have been trained.
+        """
+        engine = self._engine
+        if engine is None:
+            return
+        why = await self._compile(engine)
+        if not why and not engine.is_ready:
+            why = "they are not on the disk"
+        if why:
+            logger.warning("training goes on with NumPy's kernels, because compiling others failed: %s", why)
+            return
+        await pool.run(engine.warm_up, self._on_compiled, paced=False)
+        self._network.use_ready()
+        self._changed_at = groups()
+
+    async def _compile(self, engine: "Engine") -> str:
+        """Compile in a child process. Returns why that failed."""
+        codes = [str(code) for code in sorted(engine.kernels)]
+        child = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", "-m", MODULE, self._network.dtype.name, *codes),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+            env=child_environment(os.environ),
+        )
+        try:
+            async with asyncio.timeout(COMPILE_S):
+                _, said = await child.communicate()
+        except TimeoutError:
+            return f"it took longer than {COMPILE_S:.0f} s"
+        finally:
+            if child.returncode is None:
+                child.kill()
+                await child.wait()
+        if child.returncode == 0:
+            return ""
+        lines = said.decode(errors="replace").strip().split("\n")
+        return f"exit code {child.returncode}, {lines[-1]}"
+
+    def _on_compiled(self, done: int, total: int) -> None:
+        """Kernels are compiled, or read from the disk, on a compute thread."""
+        self._compiled = (done, total)
+
+    def statistics(self, groups: int) -> dict[str, Any]:
+        """The set in use, how many of its kernels are there, and how many groups did without.
+
+        Args:
+            groups: Number of groups that have been trained.
+        """
+        done, total = self._compiled
+        early = 0 if self._engine is None else groups if self._changed_at is None else self._changed_at
+        return {"set": self._network.kernels, "compiled": done, "of": total, "numpy_groups": early}
