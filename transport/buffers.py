@@ -48,7 +48,7 @@ class _Block:
 
     __slots__ = ("free_list", "keep", "lent", "memory", "reference", "size")
 
-    def __init__(self, size: int, free_list: "list[_Block]", keep: int, lent: "dict[int, _Block]") -> None:
+    def __init__(self, size: int, free_list: "list[_Block]", keep: int, lent: "set[_Block]") -> None:
         self.size = size
         self.memory = _aligned(size)
         self.free_list = free_list
@@ -59,7 +59,7 @@ class _Block:
     def returned(self, reference: object) -> None:
         # May run on any thread: each line is atomic by itself, and the order is safe.
         self.reference = None
-        self.lent.pop(id(self), None)
+        self.lent.discard(self)
         if len(self.free_list) < self.keep:
             self.free_list.append(self)
 
@@ -76,7 +76,7 @@ class BufferPool:
             raise ValueError(f"retain_bytes must not be negative, not {retain_bytes}")
         self._retain_bytes = retain_bytes
         self._free: list[list[_Block]] = [[] for _ in range(MAX_BYTES.bit_length() - _MIN_SHIFT)]
-        self._lent: dict[int, _Block] = {}
+        self._lent: set[_Block] = set()
         self._acquired = 0
         self._created = 0
 
@@ -106,7 +106,7 @@ class BufferPool:
         else:
             block = self._create(size_bytes, [])
         lent: Tensor = np.ndarray(shape, dtype, block.memory)
-        self._lent[id(block)] = block
+        self._lent.add(block)
         block.reference = weakref.ref(lent, block.returned)
         return lent, block.memory
 
@@ -117,7 +117,7 @@ class BufferPool:
 
     def statistics(self) -> PoolStatistics:
         """Count buffers and bytes, lent and free."""
-        lent = list(self._lent.values())
+        lent = list(self._lent)
         free = [block for blocks in self._free for block in list(blocks)]
         return PoolStatistics(
             outstanding=len(lent),

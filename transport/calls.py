@@ -5,7 +5,9 @@ lower bound that is exact only after `expire`, so that answering a call costs no
 the usual few different timeouts the table is scanned about once per timeout.
 """
 
+from collections.abc import Callable
 from functools import partial
+from itertools import count
 from typing import Generic, NamedTuple, TypeVar
 
 __all__ = ["Call", "CallTable", "make_call"]
@@ -27,40 +29,40 @@ make_call = partial(tuple.__new__, Call)
 
 
 class CallTable(Generic[W]):
-    """Outstanding calls by request id. Ids count from 1 and are never used again."""
+    """Outstanding calls by request id. Ids count from 1 and are never used again.
+
+    Attributes:
+        waiting: The requests without an answer, by id.
+        next_id: Returns the id of the next request; a compiled function, because every request calls it.
+    """
 
     def __init__(self) -> None:
-        self._calls: dict[int, Call[W]] = {}
-        self._last_id = 0
+        self.waiting: dict[int, Call[W]] = {}
+        self.next_id: Callable[[], int] = count(1).__next__
         self._deadline: float | None = None
-
-    def next_id(self) -> int:
-        """Return the id of the next request."""
-        self._last_id += 1
-        return self._last_id
 
     def add(self, request_id: int, call: Call[W]) -> None:
         """Remember a request until it is popped or expires."""
-        self._calls[request_id] = call
+        self.waiting[request_id] = call
         if self._deadline is None or call.deadline < self._deadline:
             self._deadline = call.deadline
 
     def pop(self, request_id: int) -> Call[W] | None:
         """Forget a request because it was answered; None if it is not (or no longer) waiting."""
-        return self._calls.pop(request_id, None)
+        return self.waiting.pop(request_id, None)
 
     def expire(self, *, now: float) -> list[tuple[int, Call[W]]]:
         """Forget and return the requests whose deadline has come."""
-        late = [(request_id, call) for request_id, call in self._calls.items() if call.deadline <= now]
+        late = [(request_id, call) for request_id, call in self.waiting.items() if call.deadline <= now]
         for request_id, _ in late:
-            del self._calls[request_id]
-        self._deadline = min([call.deadline for call in self._calls.values()], default=None)
+            del self.waiting[request_id]
+        self._deadline = min([call.deadline for call in self.waiting.values()], default=None)
         return late
 
     def drain(self) -> list[tuple[int, Call[W]]]:
         """Forget and return all requests, oldest first."""
-        calls = list(self._calls.items())
-        self._calls.clear()
+        calls = list(self.waiting.items())
+        self.waiting.clear()
         self._deadline = None
         return calls
 
@@ -69,4 +71,4 @@ class CallTable(Generic[W]):
         return self._deadline
 
     def __len__(self) -> int:
-        return len(self._calls)
+        return len(self.waiting)

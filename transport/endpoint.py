@@ -83,6 +83,7 @@ class Endpoint(Link):
         "_timer_at",
         "_unchecked",
         "_unhandled",
+        "_writing",
         "identity",
         "peer",
     )
@@ -104,6 +105,8 @@ class Endpoint(Link):
         self._may_say = rules.sayable(identity.role, peer.role)
         self._may_hear = rules.sayable(peer.role, identity.role)
         self._error: TransportError | None = None
+        self._writing = False
+        """Whether the stream takes all that is sent: then senders need not ask `_over_water`."""
         self._over = loop.create_future()
         self._calls: CallTable[Waiter] = CallTable()
         self._into: dict[int, Registered] = {}
@@ -222,7 +225,7 @@ class Endpoint(Link):
         into: Sequence[Tensor] | None = None,
         ordered: bool = False,
     ) -> Message:
-        if self._over_water(message, ordered):
+        if not self._writing and self._over_water(message, ordered):
             self._check(message)
             try:
                 async with asyncio.timeout(timeout_s):
@@ -242,7 +245,8 @@ class Endpoint(Link):
         into: Sequence[Tensor] | None = None,
         ordered: bool = False,
     ) -> "asyncio.Future[Message]":
-        self._refuse_over_water(message, ordered)
+        if not self._writing:
+            self._refuse_over_water(message, ordered)
         return self._request(message, timeout_s, release, into, ordered)
 
     def ask(
@@ -255,7 +259,8 @@ class Endpoint(Link):
         into: Sequence[Tensor] | None = None,
         ordered: bool = False,
     ) -> None:
-        self._refuse_over_water(message, ordered)
+        if not self._writing:
+            self._refuse_over_water(message, ordered)
         self._say(message, _Listener(on_answer, self._loop), timeout_s, release, into, ordered)
 
     def _request(

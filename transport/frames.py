@@ -142,21 +142,27 @@ class Registered:
     def __init__(self, tensors: Sequence[Tensor], limit_bytes: int) -> None:
         self.tensors = tuple(tensors)
         self.layout = lay_out(self.tensors, limit_bytes)
-        if not all(tensor.flags.writeable for tensor in self.tensors):
-            raise LocalProtocolError("into", "an array registered for a reply is read-only")
+        for tensor in self.tensors:
+            if not tensor.flags.writeable:
+                raise LocalProtocolError("into", "an array registered for a reply is read-only")
 
 
 _CONTAINERS = frozenset((dict, list, tuple))
 
 
-def _check_depth(value: Any, left: int) -> bool:
-    """Whether containers nest at most ``left`` deep below and including this one."""
-    if left == 0:
-        return False
-    for item in value.values() if type(value) is dict else value:
-        if type(item) in _CONTAINERS and not _check_depth(item, left - 1):
-            return False
-    return True
+def _is_too_deep(meta: dict[str, Any]) -> bool:
+    """Whether a meta nests over `MAX_DEPTH` deep."""
+    containers: list[Any] = [meta]
+    left = MAX_DEPTH
+    while containers and left:
+        left -= 1
+        containers = [
+            item
+            for container in containers
+            for item in (container.values() if type(container) is dict else container)
+            if type(item) in _CONTAINERS
+        ]
+    return bool(containers)
 
 
 class FrameEncoder:
@@ -185,14 +191,14 @@ class FrameEncoder:
                 f"meta of {message.type!r} is {len(packed)} bytes packed, {self._max_meta_bytes} are the "
                 "most: split the message or send the data as a tensor",
             )
-        for value in meta.values():
-            if type(value) in (dict, list, tuple) and not _check_depth(value, MAX_DEPTH - 1):
-                raise LocalProtocolError(
-                    "meta-depth", f"meta of {message.type!r} nests over {MAX_DEPTH} deep"
-                )
-        for key in meta:
+        nests = False
+        for key, value in meta.items():
             if type(key) is not str:
                 raise LocalProtocolError("meta", f"key {key!r} of {message.type!r} is not a str")
+            if type(value) in _CONTAINERS:
+                nests = True
+        if nests and _is_too_deep(meta):
+            raise LocalProtocolError("meta-depth", f"meta of {message.type!r} nests over {MAX_DEPTH} deep")
         return packed
 
     @staticmethod
@@ -231,8 +237,10 @@ def _unpack(packed: bytes | bytearray) -> tuple[str, dict[str, Any], bytes]:
     if type(name) is not str or type(meta) is not dict or type(described) is not bytes:
         raise RemoteProtocolError("meta", "type is not a str, meta no map, or descriptions no bytes")
     for value in meta.values():
-        if type(value) in _CONTAINERS and not _check_depth(value, MAX_DEPTH - 1):
-            raise RemoteProtocolError("meta-depth", f"meta nests over {MAX_DEPTH} deep")
+        if type(value) in _CONTAINERS:
+            if _is_too_deep(meta):
+                raise RemoteProtocolError("meta-depth", f"meta nests over {MAX_DEPTH} deep")
+            break
     return name, meta, described
 
 
@@ -339,7 +347,9 @@ class FrameDecoder:
     def __init__(self, config: LinkConfig, memory: Memory) -> None:
         self.registered: dict[int, Registered] = {}
         self.bytes_moved = 0
-        self._config = config
+        self._max_meta_bytes = config.max_meta_bytes
+        self._max_message_bytes = config.max_message_bytes
+        self._scratch_bytes = config.scratch_bytes
         self._memory = memory
         self._scratch = bytearray(
             PRELUDE_BYTES + config.max_meta_bytes + CHECKSUM_BYTES + config.scratch_bytes
@@ -355,15 +365,15 @@ class FrameDecoder:
         self._computed = 0  # checksum of the part of it that has arrived
         self._discards = False
 
-    def get_buffer(self) -> memoryview:
-        """Return where the next received bytes belong; never empty."""
+    def get_buffer(self, sizehint: int = -1) -> memoryview:
+        """Return where the next received bytes belong; never empty. The hint of an event loop is ignored."""
         if self._need:
             assert self._current is not None
             return self._current.scatter.room(self._need)
         end = self._end
         if end == 0:
             return self._offer if self._large is None else self._prelude
-        return self._view[end : end + self._config.scratch_bytes]
+        return self._view[end : end + self._scratch_bytes]
 
     def updated(self, count: int) -> list[Frame]:
         """Take note of ``count`` bytes put where `get_buffer` said; return what they complete.
@@ -447,7 +457,7 @@ class FrameDecoder:
                 or version != VERSION
                 or flags > _FLAGS
                 or not 0 < kind <= _LAST_WITH_PAYLOAD
-                or meta_length > self._config.max_meta_bytes
+                or meta_length > self._max_meta_bytes
                 or payload_length > MAX_CHUNK_BYTES
             ):
                 self._check_prelude(magic, version, kind, flags, meta_length, payload_length)
@@ -462,7 +472,7 @@ class FrameDecoder:
             if flags >= CHECKED:
                 packed = self._open_checked(packed, payload_length)
             if kind <= _LAST_WITH_META:
-                frame, arrival = self._message(kind, flags, request_id, packed, payload_length, start)
+                frame, arrival = self._message(kind, flags, request_id, packed, payload_length, start, end)
             elif kind == CHUNK:
                 frame, arrival = None, self._chunk(flags, payload_length, head_bytes)
             else:
@@ -504,7 +514,7 @@ class FrameDecoder:
         carries = kind <= _LAST_WITH_PAYLOAD or kind == CHUNK
         if flags > (_FLAGS if carries else MORE):
             raise RemoteProtocolError("flags", f"a {kind_name(kind)} has flags {flags:#x}, unknown here")
-        most = self._config.max_meta_bytes if kind <= _LAST_WITH_META else 0
+        most = self._max_meta_bytes if kind <= _LAST_WITH_META else 0
         if meta_length > most + (CHECKSUM_BYTES if flags & CHECKED else 0):
             raise RemoteProtocolError("meta-length", f"{kind_name(kind)} claims {meta_length}, over {most}")
         if payload_length > (MAX_CHUNK_BYTES if carries else 0):
@@ -545,9 +555,16 @@ class FrameDecoder:
         return arrival
 
     def _message(
-        self, kind: int, flags: int, request_id: int, packed: bytearray, payload_length: int, start: int
+        self,
+        kind: int,
+        flags: int,
+        request_id: int,
+        packed: bytearray,
+        payload_length: int,
+        start: int,
+        end: int,
     ) -> tuple[Frame | None, _Arrival | None]:
-        """Begin a message whose payload starts at ``start`` of the scratch.
+        """Begin a message; its payload is at ``start`` of the scratch, as far as it came before ``end``.
 
         Returns it whole if its payload is there entirely, else what is to be filled.
         """
@@ -557,7 +574,7 @@ class FrameDecoder:
         if not described and not payload_length and not more:
             message = Message(type=name, meta=meta)
             return _make_frame((kind, request_id, message, 0, head_bytes)), None
-        layout = read_layout(described, self._config.max_message_bytes)
+        layout = read_layout(described, self._max_message_bytes)
         _, specs, total, tensor_bytes, _ = layout
         if more:
             self._check_first(name, payload_length, total)
@@ -591,7 +608,7 @@ class FrameDecoder:
                 tensors = tuple(
                     [np.ndarray(shape, dtype, whole, offset) for dtype, shape, offset, _ in specs]
                 )
-            if not more and start + total <= self._end:
+            if not more and start + total <= end:
                 memory[:total] = self._view[start : start + total]
                 self.bytes_moved += total
                 message = Message(type=name, meta=meta, tensors=tensors)
@@ -599,6 +616,11 @@ class FrameDecoder:
             scatter = _Scatter([memory[:total]])
         else:
             tensors = registered.tensors
+            if not flags and len(tensors) == 1 and start + total <= end:
+                raw_bytes(tensors[0])[:] = self._view[start : start + total]
+                self.bytes_moved += total
+                message = Message(type=name, meta=meta, tensors=tensors)
+                return _make_frame((kind, request_id, message, tensor_bytes, frame_bytes)), None
             scatter = _Scatter(_pieces(layout, tensors))
         arrival = _Arrival(kind, request_id, name, meta, tensors, scatter, tensor_bytes, frame_bytes)
         arrival.total = total

@@ -3,13 +3,14 @@
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from transport.tensors import Tensor
 
 __all__ = ["Identity", "Message"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, init=False)
-class Message:
+class Message(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """A named message: small builtins, and tensors beside them.
 
     Attributes:
@@ -19,25 +20,15 @@ class Message:
         tensors: C-contiguous arrays. Not written to between sending and release.
     """
 
+    # A struct of msgspec, because its constructor is compiled, and every request makes four messages.
     type: str
-    meta: dict[str, Any]
-    tensors: tuple[Tensor, ...]
-
-    def __init__(
-        self, *, type: str, meta: dict[str, Any] | None = None, tensors: tuple[Tensor, ...] = ()
-    ) -> None:
-        # By hand, because the generated one takes twice as long, and every request makes four messages.
-        _set_type(self, type)
-        _set_meta(self, {} if meta is None else meta)
-        _set_tensors(self, tensors)
+    meta: dict[str, Any] = {}
+    tensors: tuple[Tensor, ...] = ()
 
     def __repr__(self) -> str:
         shapes = ", ".join(f"{tensor.dtype.name}{list(tensor.shape)}" for tensor in self.tensors[:4])
         more = ", ..." if len(self.tensors) > 4 else ""
         return f"<Message {self.type} {list(self.meta)[:8]} ({shapes}{more})>"
-
-
-_set_type, _set_meta, _set_tensors = (vars(Message)[name].__set__ for name in ("type", "meta", "tensors"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ Reading. The decoder says where the next bytes belong, so that nearly all of the
 import asyncio
 import sys
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from transport.budget import Budget
 from transport.config import LinkConfig
@@ -43,6 +43,7 @@ _PONG_FRAME = FrameEncoder.head(PONG, 0, b"", 0)
 class TcpLink(Endpoint, asyncio.BufferedProtocol):
     """A link over an established, authenticated connection."""
 
+    get_buffer: Callable[[int], memoryview]  # type: ignore[assignment]
     __slots__ = (
         "_arriving",
         "_backlog",
@@ -57,8 +58,8 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
         "_transport",
         "_turn",
         "_turn_bytes",
-        "_writing",
         "_written_bytes",
+        "get_buffer",
     )
 
     def __init__(
@@ -79,6 +80,8 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
             config, memory, now=loop.time(), checked=checks_payloads(config, transport)
         )
         self._decoder = self._conversation.decoder
+        # A slot, because the loop calls it before every read: no method of the link stands in between.
+        self.get_buffer = self._decoder.get_buffer
         self._into = self._decoder.registered
         self._writing = True
         self._reading = True
@@ -101,13 +104,17 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
         self, kind: int, request_id: int, message: Message, release: Release | None, ordered: bool
     ) -> None:
         conversation = self._conversation
-        if not conversation.queuing:
+        if not conversation.queued_bytes:
             small = conversation.encode_small(kind, request_id, message)
             if small is not None:
                 frame, payload_bytes = small
                 if kind != ERROR:
                     self._count_out(message.type, payload_bytes, len(frame) - payload_bytes)
-                self._write_small(frame, kind == REQUEST and not self._calls)
+                if kind == REQUEST and not self._turn and not self._calls.waiting:
+                    self._written_bytes += len(frame)
+                    self._transport.write(frame)
+                else:
+                    self._write_small(frame)
                 if release is not None:
                     release()
                 if not self._writing and REPLY <= kind <= ERROR:
@@ -124,12 +131,8 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
         if not self._writing and REPLY <= kind <= ERROR:
             self._note_owed(outgoing.payload_bytes + outgoing.frame_bytes)
 
-    def _write_small(self, frame: bytes, alone: bool = False) -> None:
+    def _write_small(self, frame: bytes) -> None:
         """Write a frame, together with the others of this turn; see the module's text."""
-        if alone and not self._turn:
-            self._written_bytes += len(frame)
-            self._transport.write(frame)
-            return
         turn = self._turn
         if not turn and not self._delivering:
             self._loop.call_soon(self._flush)
@@ -206,9 +209,6 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
 
     # Reading
 
-    def get_buffer(self, sizehint: int) -> memoryview:
-        return self._decoder.get_buffer()
-
     def buffer_updated(self, nbytes: int) -> None:
         if self._error is not None:
             self._read_to_the_end(nbytes)
@@ -253,7 +253,8 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
         finally:
             if self._delivering:
                 self._delivering = False
-                self._flush()
+                if self._turn:
+                    self._flush()
 
     def _control(self, frame: Frame) -> None:
         if frame.kind == PING:

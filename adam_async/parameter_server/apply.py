@@ -26,6 +26,7 @@ from itertools import accumulate
 from math import inf, isfinite, sqrt
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
@@ -65,8 +66,7 @@ class Factors:
 Gradient = Delta | Factors
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class DeltaPart:
+class DeltaPart(msgspec.Struct, frozen=True, eq=False):
     """Deltas of several shards as they came: one after the other, in one flat tensor."""
 
     flat: NDArray[Any]
@@ -84,8 +84,7 @@ class DeltaPart:
         ]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class FactorPart:
+class FactorPart(msgspec.Struct, frozen=True, eq=False):
     """Factors of several shards of one tensor as they came: shared activations, errors row after row."""
 
     x_IK: NDArray[Any]
@@ -105,8 +104,7 @@ class FactorPart:
         ]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PushGradients:
+class PushGradients(msgspec.Struct, frozen=True, eq=False):
     """The gradients of one push, in the order of its shards."""
 
     parts: tuple[DeltaPart | FactorPart, ...] = ()

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import msgspec
 from numpy.typing import NDArray
 
 from adam_async.callbacks import Callbacks
@@ -73,8 +74,7 @@ class SessionIdentity:
     generation: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class StepPush:
+class StepPush(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The part of a step's gradients that one server gets in one message."""
 
     parts: tuple[Part, ...]

@@ -2,11 +2,14 @@
 
 The shell turns messages into events and hands them to `ServerState`, which returns effects. A `Request` is
 the shell's handle on a question: it goes in with the event and comes back in the effect that answers it.
+The records that every push makes are structs of msgspec, because those are made in compiled code.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from adam_async.ids import Replica
 from adam_async.messages import Problem, Pull, Push, Pushed, ReadShards, Record, Tick
@@ -20,8 +23,7 @@ Request = Any
 # --- events ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PushArrived:
+class PushArrived(msgspec.Struct, frozen=True, eq=False):
     """A push came in."""
 
     request: Request
@@ -67,8 +69,7 @@ class ReadArrived:
     """When to answer at the latest, if the sum of a step is not complete."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Applied:
+class Applied(msgspec.Struct, frozen=True, eq=False):
     """The shell applied a batch; `finite` says, shard by shard, for each push whether it was applied."""
 
     batch: "Apply"
@@ -115,8 +116,7 @@ Event = (
 # --- what waits ------------------------------------------------------------------------------
 
 
-@dataclass(slots=True, eq=False)
-class QueuedPush:
+class QueuedPush(msgspec.Struct, eq=False):
     """A push that waits to be applied, or is being applied."""
 
     request: Request
@@ -159,8 +159,7 @@ class QueuedTick:
 # --- effects ---------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Apply:
+class Apply(msgspec.Struct, frozen=True, eq=False):
     """Apply these pushes, shard by shard and per shard in this order, then report `Applied`.
 
     All of them have the same accepted places and the same shards there.
@@ -195,8 +194,7 @@ class ApplySum:
         return self.pushes[0].push.rate
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Acknowledge:
+class Acknowledge(msgspec.Struct, frozen=True, eq=False):
     """Answer a push; with the values of `shards`, if there are any."""
 
     request: Request

@@ -260,8 +260,12 @@ class ParameterServer(Role):
     def _answer(self, request: Request, body: Body) -> None:
         if isinstance(body, Push) and body.pull and self.state is not None:
             # Charge on arrival: the answer names the versions of the values, so neither can wait.
-            held = [self.state.shards.get(ShardId(number)) for number in set(body.shards)]
-            nbytes = _values_bytes([shard for shard in held if shard is not None])
+            held = self.state.shards
+            nbytes = 0
+            for number in set(body.shards):
+                shard = held.get(ShardId(number))
+                if shard is not None:
+                    nbytes += shard.values.nbytes
             request.charge(nbytes, partial(self._take, request, body))
         else:
             self._take(request, body)
@@ -305,12 +309,14 @@ class ParameterServer(Role):
             case _:
                 super()._answer(request, body)
                 return
-        self._perform(effects)
+        if effects:
+            self._perform(effects)
         if state.parked.fresh:
             self._keep_deadline(state)
         if timeline is not None and isinstance(body, Record):
             timeline.recorded(self._identity.node, body, begin)
-        self._drain_soon(state)
+        if not self._draining:
+            self._drain_soon(state)
 
     def _may_ask(self, request: Request, body: Body) -> bool:
         """Refuse an invalid question, and close the link of a peer that sends for another."""
@@ -406,7 +412,8 @@ class ParameterServer(Role):
         room = TURN_VALUES
         while room > 0:
             batch, effects = state.take_batch()
-            self._perform(effects)
+            if effects:
+                self._perform(effects)
             if state.parked.fresh:
                 self._keep_deadline(state)
             if batch is None:
@@ -426,7 +433,9 @@ class ParameterServer(Role):
             gradients = [queued.gradients.only(queued.accepted) for queued in pushes]
         finite = applier.apply_pushes(shards, gradients, batch.rates)
         self._perform(state.handle(Applied(batch, finite)))
-        covered = sum([len(shard.values) for shard in shards])
+        covered = 0
+        for shard in shards:
+            covered += len(shard.values)
         if timeline is not None:
             timeline.applied(self._identity.node, [queued.push for queued in pushes], covered, begin)
         return covered
@@ -490,8 +499,11 @@ class ParameterServer(Role):
 
     def _copy(self, shards: Sequence[Shard]) -> NDArray[Any]:
         """Copy shards one after the other into pooled memory: live values never leave the server."""
-        size = sum([len(shard.values) for shard in shards])
-        copy: NDArray[Any] = self._buffers.acquire(size * self._dtype.itemsize).view(self._dtype)
+        dtype = self._dtype
+        size = 0
+        for shard in shards:
+            size += len(shard.values)
+        copy: NDArray[Any] = self._buffers.lend(size * dtype.itemsize, dtype, (size,))[0]
         at = 0
         for shard in shards:
             end = at + len(shard.values)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 from numpy.typing import NDArray
 
 from adam_async.ids import ShardId
@@ -21,8 +22,7 @@ from adam_async.messages import DUPLICATE, REFUSED, Pushed
 from transport import Message
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class Exchange:
+class Exchange(msgspec.Struct, kw_only=True, eq=False):
     """One question to a server, from its first sending until an answer settles it."""
 
     message: Message

@@ -85,7 +85,7 @@ def test_answers_that_are_mixed_up_are_seen(monkeypatch: pytest.MonkeyPatch) -> 
     shipped = CallTable.pop
 
     def mixed(calls: CallTable[Any], request_id: int) -> object:
-        other = next((one for one in calls._calls if one != request_id), request_id)
+        other = next((one for one in calls.waiting if one != request_id), request_id)
         return shipped(calls, other if request_id % 5 == 0 else request_id)
 
     monkeypatch.setattr(CallTable, "pop", mixed)
