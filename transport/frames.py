@@ -75,7 +75,9 @@ MAX_DEPTH: Final = 8
 _CHECKED_BYTES: Final = 28
 _UINT8 = np.dtype(np.uint8)
 _ENCODE = Struct("<4sBBHQIQ").pack
-_DECODE = Struct("<4sBBHQIQI").unpack_from
+_DECODE = Struct("<QQIQI").unpack_from
+"""Unpacks a prelude: magic, version, kind and flags as one number, request id, both lengths, checksum."""
+_DECODE_START = Struct("<4sBBH").unpack
 
 MESSAGE: Final = 1
 REQUEST: Final = 2
@@ -97,6 +99,13 @@ CHECKED: Final = 2
 """Flag: the last 4 bytes of the meta are the CRC-32C of the frame's payload."""
 
 _FLAGS: Final = MORE | CHECKED
+
+_STARTS: Final = {
+    int.from_bytes(Struct("<4sBBH").pack(MAGIC, VERSION, kind, flags), "little"): (kind, flags)
+    for kind in (MESSAGE, REQUEST, REPLY)
+    for flags in range(_FLAGS + 1)
+}
+"""Kind and flags of the messages that may have a payload, by the first 8 bytes of their prelude."""
 
 
 def kind_name(kind: int) -> str:
@@ -447,20 +456,13 @@ class FrameDecoder:
         start = 0
         end = self._end
         while end - start >= PRELUDE_BYTES:
-            magic, version, kind, flags, request_id, meta_length, payload_length, crc = _DECODE(
-                scratch, start
-            )
+            first, request_id, meta_length, payload_length, crc = _DECODE(scratch, start)
             body = start + PRELUDE_BYTES
             # One test lets the common case pass; `_check_prelude` finds out what is wrong or unusual.
-            if (
-                magic != MAGIC
-                or version != VERSION
-                or flags > _FLAGS
-                or not 0 < kind <= _LAST_WITH_PAYLOAD
-                or meta_length > self._max_meta_bytes
-                or payload_length > MAX_CHUNK_BYTES
-            ):
-                self._check_prelude(magic, version, kind, flags, meta_length, payload_length)
+            known = _STARTS.get(first)
+            if known is None or meta_length > self._max_meta_bytes or payload_length > MAX_CHUNK_BYTES:
+                known = self._check_prelude(first, meta_length, payload_length)
+            kind, flags = known
             if end - body < meta_length:
                 break
             position = body + meta_length
@@ -472,7 +474,14 @@ class FrameDecoder:
             if flags >= CHECKED:
                 packed = self._open_checked(packed, payload_length)
             if kind <= _LAST_WITH_META:
-                frame, arrival = self._message(kind, flags, request_id, packed, payload_length, start, end)
+                unpacked = _unpack(packed)
+                if not payload_length and not flags and not unpacked[2]:
+                    message = Message(type=unpacked[0], meta=unpacked[1])
+                    frames.append(_make_frame((kind, request_id, message, 0, head_bytes)))
+                    continue
+                frame, arrival = self._message(
+                    kind, flags, request_id, unpacked, head_bytes, payload_length, start, end
+                )
             elif kind == CHUNK:
                 frame, arrival = None, self._chunk(flags, payload_length, head_bytes)
             else:
@@ -502,9 +511,9 @@ class FrameDecoder:
         self._end = end - start
         return frames
 
-    def _check_prelude(
-        self, magic: bytes, version: int, kind: int, flags: int, meta_length: int, payload_length: int
-    ) -> None:
+    def _check_prelude(self, first: int, meta_length: int, payload_length: int) -> tuple[int, int]:
+        """Return the kind and flags of a prelude, if it keeps the rules."""
+        magic, version, kind, flags = _DECODE_START(first.to_bytes(8, "little"))
         if magic != MAGIC:
             raise RemoteProtocolError("magic", f"a frame begins with {magic!r}, not {MAGIC!r}")
         if version != VERSION:
@@ -523,6 +532,7 @@ class FrameDecoder:
                 f"a frame of kind {kind_name(kind)} claims {payload_length} payload bytes; "
                 f"{MAX_CHUNK_BYTES if carries else 0} are allowed",
             )
+        return kind, flags
 
     def _open_checked(self, packed: bytearray, payload_length: int) -> bytearray:
         """Store the checksum at the end of a meta for the coming payload; return the meta without it."""
@@ -559,7 +569,8 @@ class FrameDecoder:
         kind: int,
         flags: int,
         request_id: int,
-        packed: bytearray,
+        unpacked: tuple[str, dict[str, Any], bytes],
+        head_bytes: int,
         payload_length: int,
         start: int,
         end: int,
@@ -568,12 +579,8 @@ class FrameDecoder:
 
         Returns it whole if its payload is there entirely, else what is to be filled.
         """
-        name, meta, described = _unpack(packed)
-        head_bytes = PRELUDE_BYTES + len(packed) + (CHECKSUM_BYTES if flags & CHECKED else 0)
+        name, meta, described = unpacked
         more = flags & MORE
-        if not described and not payload_length and not more:
-            message = Message(type=name, meta=meta)
-            return _make_frame((kind, request_id, message, 0, head_bytes)), None
         layout = read_layout(described, self._max_message_bytes)
         _, specs, total, tensor_bytes, _ = layout
         if more:

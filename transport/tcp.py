@@ -108,10 +108,15 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
             small = conversation.encode_small(kind, request_id, message)
             if small is not None:
                 frame, payload_bytes = small
+                size = len(frame)
                 if kind != ERROR:
-                    self._count_out(message.type, payload_bytes, len(frame) - payload_bytes)
-                if kind == REQUEST and not self._turn and not self._calls.waiting:
-                    self._written_bytes += len(frame)
+                    self._count_out(message.type, payload_bytes, size - payload_bytes)
+                turn = self._turn
+                if self._delivering and self._turn_bytes + size <= TURN_BYTES:
+                    turn.append(frame)
+                    self._turn_bytes += size
+                elif kind == REQUEST and not turn and not self._calls.waiting:
+                    self._written_bytes += size
                     self._transport.write(frame)
                 else:
                     self._write_small(frame)
