@@ -146,6 +146,10 @@ class Account:
 
         With ``alone`` the link may exceed its own limit, because it releases nothing before this answer.
         """
+        held = self.held_bytes
+        if held + nbytes <= self.part_bytes and held < self.limit_bytes:  # the usual case, in one test
+            self.charge(nbytes)
+            return True
         if (self.is_full and not alone) or not (self.fits(nbytes) or self._pass()):
             return False
         self.charge(nbytes)
