@@ -24,7 +24,7 @@ PURE_FORBIDDEN = frozenset(
 
 PACKAGE_IMPORTS = {
     "dataflow": frozenset({"dataflow"}),
-    "transport": frozenset({"transport", "numpy", "msgpack", "ml_dtypes", "google_crc32c"}),
+    "transport": frozenset({"transport", "numpy", "msgpack", "msgspec", "ml_dtypes", "google_crc32c"}),
 }
 """What a package may import beside the standard library. `adam_async` is not limited here."""
 

@@ -2,9 +2,8 @@
 
 Writing. Each write to a transport is a system call, on uvloop too, and costs as much as all the rest of a
 small call. So the small frames of one turn of the loop leave in one write, made by a callback. Two cases
-need no callback. What handlers answer while a read is being delivered leaves at the end of the delivery. A
-call while no other is outstanding leaves at once, and so does the answer to the only unanswered request:
-neither has anything to wait for. Payloads
+need no callback: what handlers answer while a read is being delivered leaves at the end of the delivery,
+and a call made while no other is outstanding leaves at once, for it has nothing to wait for. Payloads
 beyond ``gather_bytes`` are never joined: the kernel takes them from the caller's arrays. Chunks of large
 messages are written while the transport takes them; when it pauses us, the rest waits for `resume_writing`.
 
@@ -117,7 +116,7 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
                     turn.append(frame)
                     self._turn_bytes += size
                 elif not turn and (
-                    len(self._requests) <= 1 if kind == REPLY else kind == REQUEST and not self._calls.waiting
+                    kind == REQUEST and not self._calls.waiting
                 ):
                     self._written_bytes += size
                     self._transport.write(frame)

@@ -395,7 +395,7 @@ class ParameterServer(Role):
     def _drain_soon(self, state: ServerState) -> None:
         if not state.idle and not self._draining:
             self._draining = True
-            self._callbacks.call_soon(self._drain)
+            self._loop.call_soon(self._callbacks.run, self._drain)
 
     def _drain(self) -> None:
         """Apply about a shard's worth of what is queued; come back in the next turn while there is more."""
