@@ -115,9 +115,7 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
                 if self._delivering and self._turn_bytes + size <= TURN_BYTES:
                     turn.append(frame)
                     self._turn_bytes += size
-                elif not turn and (
-                    kind == REQUEST and not self._calls.waiting
-                ):
+                elif kind == REQUEST and not turn and not self._calls.waiting:
                     self._written_bytes += size
                     self._transport.write(frame)
                 else:
