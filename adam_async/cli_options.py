@@ -63,7 +63,7 @@ class TrainOptions:
     allow_functions: Annotated[bool, _OnlyOn] = False
     """Import the functions that the checkpoint of --resume or the record of --replay names."""
     epochs: int | None = None
-    """Passes over the training images."""
+    """Passes over the training images; 0 is 3, or of the shipped digits 12."""
     replicas: int | None = None
     """Model replicas; each has its own worker."""
     partitions: int | None = None

@@ -105,7 +105,6 @@ async def run_training(options: TrainOptions, environment: Mapping[str, str], te
                 driver = cluster.driver
                 table = LiveTable(
                     driver.progress,
-                    epochs=config.epochs,
                     stream=sys.stdout,
                     quiet=options.quiet,
                     leader=_leader_of(driver),

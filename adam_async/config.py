@@ -76,8 +76,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     Folders, shards and .npy files beyond it stay where they are, and with a size begin to serve at once."""
     spill: str = ""
     """Folder on whose disk a data server keeps decoded images that do not fit into its `cache`."""
-    epochs: int = 3
-    """Passes over the training images."""
+    epochs: int = 0
+    """Passes over the training images; 0 is 3, or of the shipped digits 12."""
     replicas: int = 1
     """Model replicas, each a full copy of the model in training."""
     partitions: int = 1
@@ -129,8 +129,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Groups that one replica trains alone, before the others begin."""
     schedule: Literal["auto", "constant", "step", "cosine"] = "auto"
     """How the rate changes: not, by `decay` every `decay_every` epochs, or along half a cosine to 0. ``auto``
-    is constant; but cosine after a short warm-up where nobody waits for anybody and models are cut, so that
-    many groups are under way at once."""
+    is cosine after a short warm-up; but constant with `until_accuracy`, when the last epoch is not known."""
     warm_up: float = 0.0
     """Epochs over which the rate rises from 0, before its schedule."""
     decay: float = 0.5
@@ -224,7 +223,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             )
 
     def _check_rates(self) -> None:
-        if self.warm_up and self.warm_up >= self.epochs:
+        if self.epochs and self.warm_up >= self.epochs:
             raise ConfigError(
                 f"warm_up={self.warm_up} leaves nothing of epochs={self.epochs}: "
                 "lower warm_up or train longer"
@@ -364,10 +363,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def default_rate(self, groups_in_flight: int = 0) -> float:
         """The rate in force: the one given, or the rule's default.
 
-        For `sgd` that is 0.06 at 16 images per update without momentum: less with momentum, which adds up
-        what it is given; in proportion for fewer images; with the square root of more, up to twice. Where
-        replicas do not wait for each other it is less if so many groups are computed at once, on copies,
-        that their gradients are stale; `slack` bounds how many those can be.
+        For `sgd` a constant rate is 0.06 at 16 images per update without momentum: less with momentum, which
+        adds up what it is given; in proportion for fewer images; with the square root of more, up to twice.
+        Where replicas do not wait for each other it is less if so many groups are computed at once, on
+        copies, that their gradients are stale; `slack` bounds how many those can be. A rate that rises and
+        falls to nothing (`falls`) has a higher peak.
 
         Args:
             groups_in_flight: Of all workers together; 0 where it does not matter, or is not known.
@@ -378,31 +378,51 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             return {"adagrad": 0.01, "adam": 0.001}[self.rule]
         size = self.images_per_update / 16
         rate = 0.06 * (1 - self.momentum) * min(size, math.sqrt(size), 2.0)
+        stale, fresh = self._stale_groups(groups_in_flight), rate
+        if stale:
+            rate *= FRESH_GROUPS / stale
+        if not self.falls:
+            return rate
+        if not stale or self.slack is not None:
+            return min(FALLING * rate, FALLING_MOST * fresh)
+        if self.partitions > 1 and self.replicas == 1:
+            return min(FALLING * rate, FALLING_CUT * fresh)
+        return FALLING_FREE * rate
+
+    def _stale_groups(self, groups_in_flight: int) -> int:
+        """Groups in flight that make gradients stale; 0 in lockstep and in place."""
+        if self.weights == "aliased" or self.synchronous:
+            return 0
         if self.slack is not None:
             groups_in_flight = min(groups_in_flight, self.replicas * self.push_every * (self.slack + 1))
-        if self.weights != "aliased" and not self.synchronous and groups_in_flight > FRESH_GROUPS:
-            fresh, rate = rate, rate * FRESH_GROUPS / groups_in_flight
-            if self._falls:
-                rate = min(FALLING * rate, FALLING_MOST * fresh)
-        return rate
+        return groups_in_flight if groups_in_flight > FRESH_GROUPS else 0
 
     @property
-    def _falls(self) -> bool:
-        """Whether schedule ``auto`` lets the rate fall."""
-        return self.schedule == "auto" and self.partitions > 1 and self.slack is None
+    def falls(self) -> bool:
+        """Whether the rate rises first and falls to nothing at the end of the last epoch."""
+        if self.schedule == "auto":
+            return not self.until_accuracy
+        return self.schedule == "cosine" and self.warm_up > 0
 
-    def decided(self, groups_in_flight: int) -> "Config":
-        """The options in force: what was left open about the rate is decided.
+    def decided(self, groups_in_flight: int, data: str = "") -> "Config":
+        """The options in force: what was left open about epochs and rate is decided.
 
         Args:
             groups_in_flight: Of all workers together.
+            data: Name of the data.
+
+        Raises:
+            ConfigError: The epochs that suit the data leave nothing after `warm_up`.
         """
-        rate = self.default_rate(groups_in_flight)
-        if not self._falls:
-            schedule = "constant" if self.schedule == "auto" else self.schedule
-            return msgspec.structs.replace(self, rate=rate, schedule=schedule)
-        rise = self.warm_up or min(RISE_EPOCHS, self.epochs / 3)
-        return msgspec.structs.replace(self, rate=rate, schedule="cosine", warm_up=rise)
+        rate, epochs = self.default_rate(groups_in_flight), self.epochs or EPOCHS_OF.get(data, EPOCHS)
+        decided = msgspec.structs.replace(self, epochs=epochs, rate=rate)
+        if self.schedule != "auto":
+            return decided
+        if not self.falls:
+            return msgspec.structs.replace(decided, schedule="constant")
+        usual = RISE_EPOCHS_STALE if self._stale_groups(groups_in_flight) else RISE_EPOCHS
+        rise = self.warm_up or min(usual, epochs / 3)
+        return msgspec.structs.replace(decided, schedule="cosine", warm_up=rise)
 
     @property
     def images_per_update(self) -> int:
@@ -432,12 +452,21 @@ def default_in_flight(threads: int, partitions: int) -> int:
 FRESH_GROUPS = 5 / 3
 """So many groups in flight on copies are stale by too little to need a lower rate."""
 
-FALLING, FALLING_MOST = 3.2, 2 / 3
-"""A rate that falls to nothing may begin at so many times the constant one, for the noise of stale
-gradients dies away with it; but at no more than this share of what would do if none were stale."""
+EPOCHS = 3
+EPOCHS_OF = {"digits": 12}
+"""Epochs where none are given, and of data sets that need others: as many as take the digits to 97 %."""
 
-RISE_EPOCHS = 1.0
-"""Warm-up of a rate that falls so, but for short runs: stale gradients upset the first steps most."""
+FALLING, FALLING_FREE = 3.2, 1.6
+"""The peak of a rate that rises and falls to nothing is so many times the constant one, for the noise of
+groups and of stale gradients dies away with it; of copies without a bound on staleness only half as high, for
+gradients of several such replicas are stale by twice the groups in flight."""
+
+FALLING_MOST, FALLING_CUT = 2.0, 2 / 3
+"""The most that such a peak is, beside the constant rate of fresh gradients; of one cut model, unbounded."""
+
+RISE_EPOCHS, RISE_EPOCHS_STALE = 0.1, 1.0
+"""Epochs over which a rate that falls so rises, but for short runs. They are more where gradients are stale:
+those upset the first steps most."""
 
 _IN_PLACE = {
     "partitions": 1,
@@ -456,7 +485,7 @@ _OF_CUTS = {"plan": "vertical", "halo": "auto"}
 """Options of models that are cut, and their defaults."""
 
 _LEAST = {
-    "epochs": 1,
+    "epochs": 0,
     "replicas": 1,
     "partitions": 1,
     "threads": 0,

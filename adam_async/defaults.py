@@ -1,6 +1,6 @@
 """Pure: why a run has the values that its user left open; in words, for the report."""
 
-from adam_async.config import Config
+from adam_async.config import FALLING_MOST, RISE_EPOCHS, Config
 
 
 def explain_defaults(asked: Config, decided: Config, *, kernels: str) -> dict[str, str]:
@@ -12,10 +12,12 @@ def explain_defaults(asked: Config, decided: Config, *, kernels: str) -> dict[st
         kernels: What computes the layers.
     """
     found = {}
+    if not asked.epochs:
+        found["epochs"] = "as many as take the shipped digits to 97 %; of all other data 3"
     if not asked.rate:
         found["rate"] = _why_rate(decided)
     if asked.schedule == "auto":
-        found["schedule"] = _why_schedule(decided)
+        found["schedule"] = _why_schedule(asked, decided)
     if not asked.momentum and asked.rule == "sgd":
         found["momentum"] = "none: groups in flight at once act like momentum that grows with their number"
     if not asked.threads:
@@ -43,16 +45,23 @@ def _why_rate(decided: Config) -> str:
         replicas=decided.replicas,
         consistency=decided.consistency,
         lag=decided.lag,
+        schedule=decided.schedule,
+        epochs=decided.epochs,
+        warm_up=decided.warm_up,
     ).default_rate()
+    if decided.falls:
+        why += f"; times {FALLING_MOST:g}, for it falls to nothing"
     if decided.rate < usual:
         why += f"; lowered from {usual:.4g} because gradients of so many groups in flight are stale"
     return why
 
 
-def _why_schedule(decided: Config) -> str:
+def _why_schedule(asked: Config, decided: Config) -> str:
     if decided.schedule == "constant":
-        return "constant: a rate that does not depend on how long the run is"
-    return "cosine after a short warm-up: of a cut model many groups are under way, and stale ones are noise"
+        return "constant: a run that ends at an accuracy does not know its last epoch"
+    why = "cosine after a warm-up: steps that shrink to nothing leave no noise of single groups"
+    long = not asked.warm_up and decided.warm_up > RISE_EPOCHS
+    return f"{why}, and stale gradients upset the first ones" if long else why
 
 
 def _why_weights(decided: Config) -> str:

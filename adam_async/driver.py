@@ -270,7 +270,7 @@ class Driver:
         )
         try:
             while True:
-                run = await self._submit(spec, transforms, in_flight)
+                run = await self._submit(spec, transforms, data["name"], in_flight)
                 self._recorder = self._record(run, model, data)
                 self.progress.begin(Series(Schedule.of(self.config), epoch_images=data["train_images"]))
                 self._results.begin(run.id, resumed.manifest.resume.results if resumed is not None else ())
@@ -307,9 +307,10 @@ class Driver:
         return lost if node is not None and node.role == "ps" else ""
 
     async def _submit(
-        self, spec: ModelSpec, transforms: tuple[dict[str, Any], ...], groups_in_flight: int
+        self, spec: ModelSpec, transforms: tuple[dict[str, Any], ...], data: str, groups_in_flight: int
     ) -> RunRecord:
-        self.config = self._asked.decided(groups_in_flight)
+        self.config = self._asked.decided(groups_in_flight, data)
+        self.progress.last_epoch = self.config.epochs
         config = msgspec.to_builtins(self.config)
         resumed, carried = None, b""
         if self._resume is not None:

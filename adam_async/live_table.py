@@ -38,7 +38,6 @@ class LiveTable:
 
     Args:
         progress: What the driver of the run keeps up to date.
-        epochs: Epochs that the run may take.
         stream: Where to write, such as ``sys.stdout``.
         quiet: Show nothing but the last line of `finish`.
         terminal: Whether to draw a table; None asks the stream.
@@ -51,7 +50,6 @@ class LiveTable:
         self,
         progress: Progress,
         *,
-        epochs: int,
         stream: TextIO,
         quiet: bool = False,
         terminal: bool | None = None,
@@ -60,7 +58,6 @@ class LiveTable:
         self._progress = progress
         self._leader = leader
         self._led_by = ""
-        self._epochs = epochs
         self._stream = stream
         self._quiet = quiet
         wanted = stream.isatty() if terminal is None else terminal
@@ -114,7 +111,7 @@ class LiveTable:
             self._mind_waiting(progress.missing)
         if self._live is not None:
             now = asyncio.get_running_loop().time()
-            self._live.update(_table(progress, self._epochs, now=now), refresh=True)
+            self._live.update(_table(progress, now=now), refresh=True)
 
     def _mind_waiting(self, missing: str) -> None:
         """Say once what is missing, when it has been waited for long: a table would show it."""
@@ -160,7 +157,7 @@ class LiveTable:
     def on_epoch(self, result: EpochResult) -> None:
         """Note a finished epoch; for `Driver.train`."""
         self.refresh()
-        self.say(epoch_line(result, self._epochs))
+        self.say(epoch_line(result, self._progress.last_epoch))
 
     def say(self, line: str) -> None:
         """Write one line that stays, above the table if there is one; nothing when quiet."""
@@ -301,7 +298,7 @@ def _new_live(stream: TextIO) -> "Live":
     return Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False)
 
 
-def _table(progress: Progress, epochs: int, *, now: float) -> "Table":
+def _table(progress: Progress, *, now: float) -> "Table":
     from rich.table import Table
     from rich.text import Text
 
@@ -309,7 +306,7 @@ def _table(progress: Progress, epochs: int, *, now: float) -> "Table":
     total = int(progress.data.get("train_images", 0))
     cells = {
         "phase": progress.phase,
-        "epoch": f"{progress.epoch}/{epochs}",
+        "epoch": f"{progress.epoch}/{progress.last_epoch}",
         "images": f"{_count(progress.images)}/{_count(total)}",
         "images/s": _count(progress.images_per_s),
         "loss": f"{progress.loss:.4f}",

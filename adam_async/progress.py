@@ -28,6 +28,8 @@ class Progress:
     """Which roles are waited for, in words; empty while none is."""
     consistency: str = "asp"
     epoch: int = 0
+    last_epoch: int = 0
+    """After which the run ends, if nothing ends it before; 0 until that is decided."""
     images: int = 0
     """Images of this epoch that are trained."""
     skipped: int = 0

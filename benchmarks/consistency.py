@@ -96,7 +96,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
 
 async def perform(run: Run) -> Found:
     """Train one epoch as told."""
-    config = Config(model="mnist-adam", epochs=1, threads=1, **run.options)
+    config = Config(model="mnist-adam", epochs=1, threads=1, schedule="constant", **run.options)
     dataset = await load_images(run.images)
     cpu_s: tuple[float, ...] = ()
     if not config.processes:
@@ -245,7 +245,7 @@ def lockstep(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         return []
     cases: dict[str, list[tuple[Found, Found]]] = {"2 worker processes": [], "one process": []}
     options: dict[str, Any] = {"consistency": "bsp", "replicas": 2}
-    rate = Config(**options).default_rate()
+    rate = Config(schedule="constant", **options).default_rate()
     for seed in range(arguments.rounds):
         other = peer(arguments.torch, rate=rate, seed=seed)
         for case, pairs in cases.items():

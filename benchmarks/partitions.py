@@ -100,7 +100,7 @@ def configs(mode: str, plan: PlanKind) -> tuple[Config, Config]:
     each = THREADS if processes else THREADS // 2
     common: dict[str, Any] = {"epochs": 1, "images_per_group": PLANS[plan], "processes": processes}
     cut = Config(partitions=2, plan=plan, threads=each, schedule="constant", **common)
-    whole = Config(weights="copy", threads=THREADS, **common)
+    whole = Config(weights="copy", threads=THREADS, schedule="constant", **common)
     rate = cut.default_rate(default_in_flight(each, 2))
     return msgspec.structs.replace(cut, rate=rate), msgspec.structs.replace(whole, rate=rate)
 

@@ -37,7 +37,9 @@ async def ours_once(options: dict[str, Any]) -> dict[str, float]:
     """One run in this process: images per second, or seconds to the accuracy."""
     async with Disk() as disk:
         dataset = await load_dataset(os.environ["ADAM_DATA_DIR"], disk)
-    async with LocalCluster(Config(model="mnist-adam", **options), dataset=dataset) as cluster:
+    async with LocalCluster(
+        Config(model="mnist-adam", schedule="constant", **options), dataset=dataset
+    ) as cluster:
         result = await cluster.train()
     seconds = sum(epoch.train_s for epoch in result.epochs)
     images = sum(epoch.images for epoch in result.epochs)

@@ -43,7 +43,7 @@ async def measure(replicas: list[int], seeds: int, epochs: int) -> list[dict[str
     """Run everything, one after the other; a record per run."""
     async with Disk() as disk:
         dataset = await load_dataset(os.environ["ADAM_DATA_DIR"], disk)
-    alone = Config(weights="copy").default_rate(groups_in_flight=2)
+    alone = Config(weights="copy", schedule="constant").default_rate(groups_in_flight=2)
     return [
         await once(dataset, arm, count, seed, epochs, alone)
         for seed in range(seeds)
@@ -60,6 +60,7 @@ async def once(
     config = Config(
         model="mnist-adam",
         weights="copy",
+        schedule="constant",
         threads=1,
         replicas=replicas,
         seed=seed,

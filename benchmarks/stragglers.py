@@ -55,6 +55,7 @@ def config_of(arguments: argparse.Namespace, *, uneven: bool, fraction: float, s
     paces = [pace] * (REPLICAS - 1) + [pace / SLOW_BY if uneven else pace]
     return Config(
         model="mnist-adam",
+        schedule="constant",
         epochs=arguments.epochs,
         replicas=REPLICAS,
         threads=THREADS,

@@ -183,7 +183,7 @@ def test_words_that_mean_nothing_are_named(words: list[str], claim: str) -> None
 @pytest.mark.parametrize(
     ("words", "claim"),
     [
-        (["--epochs", "0"], "epochs must be"),
+        (["--epochs", "-1"], "epochs must be"),
         (["--momentum", "1.5"], "momentum must be"),
         (["--threads", "100000"], "per core"),
         (["--consistency", "ssp"], "consistency must be asp, ssp:S with a whole number S of steps, or bsp"),

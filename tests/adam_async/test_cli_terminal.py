@@ -77,11 +77,11 @@ def test_cells_of_tables_are_escaped_and_our_own_styles_stay() -> None:
 @pytest.mark.parametrize("drawn", [False, True])
 async def test_the_table_of_a_run_escapes_phases_lines_and_names(drawn: bool) -> None:
     stream = io.StringIO()
-    progress = Progress()
+    progress = Progress(last_epoch=1)
     progress.phase = progress.missing = HOSTILE
     progress.consistency, progress.waiting_for = "bsp", [HOSTILE]
 
-    async with LiveTable(progress, epochs=1, stream=stream, terminal=drawn) as table:
+    async with LiveTable(progress, stream=stream, terminal=drawn) as table:
         table.refresh()
         table.say(HOSTILE)
 

@@ -16,7 +16,7 @@ async def test_every_row_has_a_value_for_each_report() -> None:
     assert rows["epochs"] == ["1", "2"]
     assert rows["consistency"] == ["asp", "asp"]
     assert rows["weights"] == ["aliased", "copy"]
-    assert rows["rate"] == [f"{one.config['rate']:.4g}", "0.05, cosine, warm-up 0.5"]
+    assert rows["rate"] == [f"{one.config['rate']:.4g}, cosine, warm-up 0.1", "0.05, cosine, warm-up 0.5"]
     assert rows["test accuracy"] == [f"{each.totals.test_accuracy:.2%}" for each in (one, two)]
     assert rows["staleness, mean / max"] == [
         f"{each.staleness.mean:.2f} / {each.staleness.max}" for each in (one, two)

@@ -86,7 +86,7 @@ def test_a_file_with_a_wrong_key_is_told_the_nearest(text, said):
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"epochs": 0}, "epochs must be a number of at least 1, not 0"),
+        ({"epochs": -1}, "epochs must be a number of at least 0, not -1"),
         ({"images_per_group": 0}, "images_per_group"),
         ({"in_flight": -1}, "in_flight"),
         ({"shard_bytes": 63}, "shard_bytes must be a number of at least 64, not 63"),
@@ -132,7 +132,10 @@ def test_a_file_with_a_wrong_key_is_told_the_nearest(text, said):
         ({"lag": 2, "consistency": "bsp"}, "lag must be at most 1, not 2"),
         ({"pull_every": 2, "consistency": "bsp"}, "leave pull_every at 1; push_every makes steps longer"),
         ({"scale_by_staleness": True, "consistency": "bsp"}, "leave it off, and lower the rate"),
-        ({"warm_up": 3}, "warm_up=3.0 leaves nothing of epochs=3: lower warm_up or train longer"),
+        (
+            {"epochs": 3, "warm_up": 3},
+            "warm_up=3.0 leaves nothing of epochs=3: lower warm_up or train longer",
+        ),
         ({"warm_up": -1}, "warm_up must be a number of at least 0.0, not -1.0"),
         ({"warm_start": -1}, "warm_start must be a number of at least 0, not -1"),
         ({"schedule": "linear"}, "schedule must be one of auto, constant, step, cosine, not 'linear'"),
@@ -270,18 +273,40 @@ def test_what_is_typed_of_a_cut_that_is_made_or_is_the_default_is_taken(file, ty
     assert make_config(file, typed, sources=("adam.toml", COMMAND_LINE)) == Config(**{**file, **typed})
 
 
+def constant_rate(groups_in_flight=0, **options):
+    return Config(schedule="constant", **options).default_rate(groups_in_flight)
+
+
 def test_each_rule_has_a_rate_of_its_own_and_momentum_makes_it_smaller():
     assert Config(rate=0.3).default_rate() == 0.3
-    assert Config().default_rate() == 0.06
-    assert Config(momentum=0.9).default_rate() == pytest.approx(0.006)
-    assert Config(images_per_group=1).default_rate() == pytest.approx(0.06 / 16)
-    assert Config(images_per_group=64).default_rate() == pytest.approx(0.12)
-    assert Config(images_per_group=256).default_rate() == pytest.approx(0.12)
-    assert Config().default_rate(groups_in_flight=1) == 0.06
-    assert Config().default_rate(groups_in_flight=4) == pytest.approx(0.025)
-    assert Config().default_rate(groups_in_flight=10) == pytest.approx(0.01)
-    assert Config(weights="aliased").default_rate(groups_in_flight=10) == 0.06
+    assert constant_rate() == 0.06
+    assert constant_rate(momentum=0.9) == pytest.approx(0.006)
+    assert constant_rate(images_per_group=1) == pytest.approx(0.06 / 16)
+    assert constant_rate(images_per_group=64) == pytest.approx(0.12)
+    assert constant_rate(images_per_group=256) == pytest.approx(0.12)
+    assert constant_rate(groups_in_flight=1) == 0.06
+    assert constant_rate(groups_in_flight=4) == pytest.approx(0.025)
+    assert constant_rate(groups_in_flight=10) == pytest.approx(0.01)
+    assert constant_rate(weights="aliased", groups_in_flight=10) == 0.06
     assert (Config(rule="adagrad").default_rate(), Config(rule="adam").default_rate()) == (0.01, 0.001)
+
+
+def test_a_rate_that_rises_and_falls_has_a_higher_peak_and_less_so_if_its_gradients_are_stale():
+    assert Config().default_rate() == pytest.approx(0.12)
+    assert Config(consistency="bsp", replicas=2).default_rate(4) == pytest.approx(0.12 * 2**0.5)
+    assert Config(weights="aliased").default_rate(groups_in_flight=4) == pytest.approx(0.12)
+    for bounded in ({}, {"partitions": 2}):
+        assert Config(replicas=2, consistency="ssp:4", **bounded).default_rate(4) == pytest.approx(0.08)
+        assert Config(replicas=2, consistency="ssp:4", **bounded).default_rate(8) == pytest.approx(0.04)
+    for free in ({}, {"replicas": 2}, {"replicas": 2, "processes": True}, {"replicas": 2, "partitions": 2}):
+        assert Config(**free).default_rate(4) == pytest.approx(0.04)
+        assert Config(**free).default_rate(8) == pytest.approx(0.02)
+    assert [Config(partitions=2).default_rate(groups) for groups in (4, 8, 16)] == pytest.approx(
+        [0.04, 0.04, 0.02]
+    )
+    assert Config(schedule="cosine", warm_up=0.5).default_rate(8) == Config().default_rate(8)
+    for lasting in ({"until_accuracy": 0.99}, {"schedule": "step"}, {"schedule": "cosine"}):
+        assert Config(**lasting).default_rate(8) == constant_rate(8)
 
 
 def test_in_lockstep_the_rate_goes_by_the_images_of_everybody_and_nothing_is_stale():
@@ -292,9 +317,64 @@ def test_in_lockstep_the_rate_goes_by_the_images_of_everybody_and_nothing_is_sta
 
 
 def test_a_bound_on_clocks_bounds_how_stale_a_gradient_can_be():
-    loose, tight = Config(consistency="ssp:100", replicas=2), Config(consistency="ssp:0", replicas=2)
-    assert loose.default_rate(groups_in_flight=8) == Config(replicas=2).default_rate(groups_in_flight=8)
-    assert tight.default_rate(groups_in_flight=8) == Config(replicas=2).default_rate(groups_in_flight=2)
+    loose, tight = {"consistency": "ssp:100", "replicas": 2}, {"consistency": "ssp:0", "replicas": 2}
+    assert constant_rate(8, **loose) == constant_rate(8, replicas=2)
+    assert constant_rate(8, **tight) == constant_rate(2, replicas=2)
+
+
+RISES = {
+    "in place": ({"weights": "aliased"}, 0.1),
+    "in place, a quarter of an epoch": ({"weights": "aliased", "warm_up": 0.25}, 0.25),
+    "copies": ({"weights": "copy", "replicas": 2}, 1.0),
+    "copies, one epoch": ({"weights": "copy", "epochs": 1}, 1 / 3),
+    "as processes": ({"processes": True, "replicas": 2}, 1.0),
+    "ssp": ({"consistency": "ssp:4", "replicas": 2}, 1.0),
+    "ssp:0, one replica": ({"consistency": "ssp:0"}, 0.1),
+    "bsp": ({"consistency": "bsp", "replicas": 2}, 0.1),
+    "bsp with lag": ({"consistency": "bsp", "lag": 1}, 0.1),
+    "Downpour": ({"replicas": 2, "push_every": 4, "pull_every": 4}, 1.0),
+    "adagrad": ({"rule": "adagrad"}, 1.0),
+    "adam in place": ({"rule": "adam", "weights": "aliased"}, 0.1),
+    "recorded": ({"record": True}, 1.0),
+    "cut": ({"partitions": 2}, 1.0),
+    "cut by layers": ({"partitions": 2, "plan": "layers"}, 1.0),
+    "cut, as processes": ({"partitions": 2, "processes": True}, 1.0),
+    "cut, ssp": ({"partitions": 2, "replicas": 2, "consistency": "ssp:4"}, 1.0),
+    "cut, bsp": ({"partitions": 2, "consistency": "bsp"}, 0.1),
+}
+"""Options, and the epochs over which schedule ``auto`` lets their rate rise."""
+
+
+@pytest.mark.parametrize("case", RISES)
+def test_in_every_mode_and_plan_the_rate_falls_to_nothing_if_the_last_epoch_is_known(case):
+    options, rise = RISES[case]
+    decided = Config(**options).decided(groups_in_flight=4)
+    assert decided.schedule == "cosine"
+    assert decided.warm_up == pytest.approx(rise)
+    assert decided.rate == Config(**options).default_rate(4)
+    assert decided.decided(groups_in_flight=9) == decided, "it is decided once"
+
+
+@pytest.mark.parametrize("case", RISES)
+def test_a_run_that_may_end_at_any_epoch_has_a_constant_rate_in_every_mode_and_plan(case):
+    options, _ = RISES[case]
+    decided = Config(**options, until_accuracy=0.99).decided(groups_in_flight=4)
+    assert decided.schedule == "constant"
+    assert decided.warm_up == options.get("warm_up", 0.0)
+
+
+def test_a_schedule_that_is_asked_for_stays_as_it_is():
+    for options in ({"schedule": "constant"}, {"schedule": "cosine"}, {"schedule": "step", "decay": 0.1}):
+        decided = Config(**options).decided(groups_in_flight=4)
+        assert (decided.schedule, decided.warm_up) == (options["schedule"], 0.0)
+
+
+def test_epochs_that_are_left_open_go_by_the_data():
+    assert Config().decided(1, "mnist").epochs == 3
+    assert Config().decided(1, "digits").epochs == 12
+    assert Config(epochs=5).decided(1, "digits").epochs == 5
+    with pytest.raises(ConfigError, match=r"warm_up=3.5 leaves nothing of epochs=3"):
+        Config(warm_up=3.5).decided(1, "mnist")
 
 
 def test_known_keys_are_the_fields_and_the_waits():

@@ -1,7 +1,6 @@
 """What was left open is explained, and nothing else."""
 
 import msgspec
-import pytest
 
 from adam_async.config import Config
 from adam_async.defaults import explain_defaults
@@ -14,6 +13,7 @@ def explained(asked: Config, **decided: object) -> dict[str, str]:
 
 def test_only_what_was_left_open_is_explained() -> None:
     given = Config(
+        epochs=2,
         rate=0.1,
         schedule="constant",
         momentum=0.5,
@@ -26,6 +26,7 @@ def test_only_what_was_left_open_is_explained() -> None:
 
     assert explained(given) == {}
     assert explained(Config()).keys() == {
+        "epochs",
         "rate",
         "schedule",
         "momentum",
@@ -37,29 +38,27 @@ def test_only_what_was_left_open_is_explained() -> None:
     }
 
 
-def test_a_rate_says_from_how_many_images_it_comes_and_why_it_was_lowered() -> None:
+def test_a_rate_says_from_how_many_images_it_comes_and_why_it_was_raised_and_lowered() -> None:
     fresh, stale = Config(), Config().default_rate(groups_in_flight=4)
 
     assert "scaled to 16 and" in explained(fresh)["rate"]
-    assert "lowered" not in explained(fresh)["rate"]
-    assert "lowered from 0.06 because" in explained(fresh, rate=stale)["rate"]
+    assert explained(fresh)["rate"].endswith("times 2, for it falls to nothing")
+    assert "lowered from 0.12 because" in explained(fresh, rate=stale)["rate"]
     assert "scaled to 64 and" in explained(Config(consistency="bsp", replicas=4))["rate"]
     assert explained(Config(rule="adam"))["rate"].startswith("what rule adam begins with")
 
+    constant = Config(until_accuracy=0.99)
+    assert explained(constant)["rate"].endswith("by 1 - momentum")
+    assert "lowered from 0.06 because" in explained(constant, rate=constant.default_rate(4))["rate"]
 
-def test_the_rate_of_a_cut_model_falls_by_itself_and_says_why() -> None:
-    cut = Config(partitions=2)
 
-    assert cut.decided(8).schedule == "cosine"
-    constant = Config(partitions=2, schedule="constant").default_rate(8)
-    assert cut.decided(8).rate == pytest.approx(3.2 * constant)
-    assert cut.decided(4).rate == pytest.approx(2 / 3 * Config().default_rate())
-    assert cut.decided(8).warm_up == 1.0
-    assert Config(partitions=2, epochs=1).decided(8).warm_up == pytest.approx(1 / 3)
-    assert explained(cut)["schedule"].startswith("cosine after a short warm-up")
-    for waits in (Config(partitions=2, consistency="bsp"), Config(replicas=2), Config()):
-        assert waits.decided(8).schedule == "constant"
-    assert Config(partitions=2, schedule="step").decided(8).schedule == "step"
+def test_a_schedule_says_why_it_falls_and_why_not() -> None:
+    fresh, stale = explained(Config())["schedule"], explained(Config(), warm_up=1.0)["schedule"]
+    assert fresh.startswith("cosine after a warm-up: steps that shrink to nothing")
+    assert stale == f"{fresh}, and stale gradients upset the first ones"
+    assert explained(Config(until_accuracy=0.99))["schedule"] == (
+        "constant: a run that ends at an accuracy does not know its last epoch"
+    )
 
 
 def test_the_way_of_training_names_its_reason() -> None:

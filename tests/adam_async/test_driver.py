@@ -240,7 +240,8 @@ async def ghost_of(cluster):
 @pytest.mark.parametrize("resumes", [False, True], ids=["anew", "resumed"])
 @pytest.mark.parametrize("network", NETWORKS)
 async def test_a_server_that_is_lost_before_training_is_replaced_by_another(network, resumes, tmp_path):
-    config = config_of(epochs=2, weights="copy", in_flight=1, waits=Waits(grace_s=0.05, dial_s=30.0))
+    waits = Waits(grace_s=0.05, dial_s=30.0)
+    config = config_of(epochs=2, weights="copy", in_flight=1, schedule="constant", waits=waits)
     async with cluster_of(config) as cluster:
         whole = await cluster.train()
     if resumes:

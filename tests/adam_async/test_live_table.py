@@ -84,7 +84,7 @@ def screen(written: str) -> list[str]:
 def drawing(**progress) -> tuple[Terminal, LiveTable]:
     """A terminal, and a table on it that is told nothing new while it is looked at."""
     stream = Terminal()
-    return stream, LiveTable(Progress(phase="training", epoch=2, **progress), epochs=3, stream=stream)
+    return stream, LiveTable(Progress(last_epoch=3, phase="training", epoch=2, **progress), stream=stream)
 
 
 def small_report(**changes) -> Report:
@@ -112,8 +112,8 @@ def test_the_introduction_says_which_data_and_how_large_the_model_is() -> None:
 
 
 async def test_the_introduction_comes_once_as_soon_as_the_driver_knows() -> None:
-    progress, stream = Progress(), io.StringIO()
-    async with LiveTable(progress, epochs=3, stream=stream) as table:
+    progress, stream = Progress(last_epoch=3), io.StringIO()
+    async with LiveTable(progress, stream=stream) as table:
         table.refresh()
         assert stream.getvalue() == ""
         progress.data, progress.model = DATA, MODEL
@@ -125,7 +125,7 @@ async def test_the_introduction_comes_once_as_soon_as_the_driver_knows() -> None
 
 async def test_a_pipe_gets_plain_lines() -> None:
     stream = io.StringIO()
-    async with LiveTable(Progress(data=DATA, model=MODEL), epochs=3, stream=stream) as table:
+    async with LiveTable(Progress(last_epoch=3, data=DATA, model=MODEL), stream=stream) as table:
         table.on_epoch(EPOCH)
         table.finish(small_report())
 
@@ -137,7 +137,7 @@ async def test_a_pipe_gets_plain_lines() -> None:
 
 async def test_quiet_leaves_the_last_line_only() -> None:
     stream = Terminal()
-    async with LiveTable(Progress(data=DATA, model=MODEL), epochs=3, stream=stream, quiet=True) as table:
+    async with LiveTable(Progress(last_epoch=3, data=DATA, model=MODEL), stream=stream, quiet=True) as table:
         table.refresh()
         table.on_epoch(EPOCH)
         table.finish(small_report())
@@ -147,9 +147,11 @@ async def test_quiet_leaves_the_last_line_only() -> None:
 
 async def test_a_terminal_gets_a_table_that_is_gone_at_the_end_and_lines_that_stay() -> None:
     stream = Terminal()
-    progress = Progress(data=DATA, model=MODEL, phase="training", epoch=2, images=1600, replicas=4)
+    progress = Progress(
+        last_epoch=3, data=DATA, model=MODEL, phase="training", epoch=2, images=1600, replicas=4
+    )
     progress.consistency, progress.clock = "bsp", 100
-    async with LiveTable(progress, epochs=3, stream=stream) as table:
+    async with LiveTable(progress, stream=stream) as table:
         table.on_epoch(EPOCH)
         shown = stream.getvalue()
         table.finish(small_report())
@@ -188,7 +190,7 @@ async def test_what_is_logged_stands_above_the_table(monkeypatch) -> None:
     monkeypatch.setattr(root, "handlers", [])
     monkeypatch.setattr("sys.stderr", stream)
     level = root.level
-    table = LiveTable(Progress(), epochs=3, stream=stream)
+    table = LiveTable(Progress(last_epoch=3), stream=stream)
     log_to_stderr(verbose=False)
     try:
         Words().give_way(table.aside)
@@ -221,7 +223,7 @@ async def test_news_on_another_stream_leave_the_table_as_it_is(monkeypatch) -> N
 async def test_without_a_table_news_are_lines_like_any(monkeypatch) -> None:
     stream = io.StringIO()
     monkeypatch.setattr("sys.stderr", stream)
-    table, words = LiveTable(Progress(), epochs=3, stream=stream), Words()
+    table, words = LiveTable(Progress(last_epoch=3), stream=stream), Words()
     words.give_way(table.aside)
     async with table:
         words.news(DEATH)
@@ -248,8 +250,8 @@ def test_how_the_model_is_cut_is_said_with_what_crosses(plan, kind) -> None:
 
 
 async def test_the_cut_is_said_once_as_soon_as_it_is_known() -> None:
-    progress, stream = Progress(data=DATA, model=MODEL), io.StringIO()
-    async with LiveTable(progress, epochs=3, stream=stream) as table:
+    progress, stream = Progress(last_epoch=3, data=DATA, model=MODEL), io.StringIO()
+    async with LiveTable(progress, stream=stream) as table:
         table.refresh()
         progress.plan = PLAN.to_dict()
         table.refresh()
@@ -260,8 +262,8 @@ async def test_the_cut_is_said_once_as_soon_as_it_is_known() -> None:
 
 
 async def test_a_long_wait_for_roles_is_said_once_where_no_table_shows_it(monkeypatch) -> None:
-    progress, stream = Progress(missing="1 of 4 workers"), io.StringIO()
-    async with LiveTable(progress, epochs=3, stream=stream) as table:
+    progress, stream = Progress(last_epoch=3, missing="1 of 4 workers"), io.StringIO()
+    async with LiveTable(progress, stream=stream) as table:
         table.refresh()
         table.refresh()
         assert stream.getvalue() == "", "it has only begun"
@@ -282,7 +284,7 @@ async def test_a_long_wait_for_roles_is_said_once_where_no_table_shows_it(monkey
 async def test_a_long_wait_is_no_line_on_a_terminal_or_when_quiet(monkeypatch, how) -> None:
     monkeypatch.setattr(live_table, "PATIENCE_S", 0.0)
     stream = io.StringIO()
-    async with LiveTable(Progress(missing="1 of 4 workers"), epochs=3, stream=stream, **how) as table:
+    async with LiveTable(Progress(last_epoch=3, missing="1 of 4 workers"), stream=stream, **how) as table:
         table.refresh()
         table.refresh()
 
@@ -313,7 +315,7 @@ def test_the_line_of_an_epoch_says_what_it_skipped_if_it_did():
 async def test_the_table_goes_when_the_run_fails() -> None:
     stream = Terminal()
     with pytest.raises(KeyError, match="lost"):
-        async with LiveTable(Progress(), epochs=3, stream=stream):
+        async with LiveTable(Progress(last_epoch=3), stream=stream):
             raise KeyError("lost")
 
     assert "\x1b[?25h" in stream.getvalue()
@@ -350,7 +352,7 @@ async def test_who_leads_is_said_when_it_is_known_and_when_it_is_another() -> No
         io.StringIO(),
         iter(["", "controller-2", "controller-2", "", "controller-2", "controller-1"]),
     )
-    table = LiveTable(Progress(), epochs=1, stream=stream, leader=lambda: next(leaders))
+    table = LiveTable(Progress(last_epoch=1), stream=stream, leader=lambda: next(leaders))
     for _ in range(6):
         table.refresh()
     assert stream.getvalue() == "leader controller-2\nleader controller-1\n"
@@ -396,7 +398,7 @@ async def test_a_real_run_is_shown_from_its_first_to_its_last_line() -> None:
     stream = io.StringIO()
     async with LocalCluster(config, dataset=few) as cluster:
         progress = cluster.driver.progress
-        async with LiveTable(progress, epochs=2, stream=stream) as table:
+        async with LiveTable(progress, stream=stream) as table:
             result = await cluster.train(table.on_epoch)
         assert (progress.epoch, progress.images, progress.replicas) == (2, 160, 1)
         await cluster.driver._read_progress()

@@ -12,7 +12,15 @@ from adam_async.model.spec import LayerSpec, ModelSpec
 from tests.adam_async.exactness.serial import RULES, assert_close, rule_step
 from tests.adam_async.runs import NETWORKS, SHARDED, cluster_of, tiny_dataset
 
-SERIAL = {"threads": 1, "in_flight": 1, "push_every": 1, "pull_every": 1, "replicas": 1, "seed": 5}
+SERIAL = {
+    "threads": 1,
+    "in_flight": 1,
+    "push_every": 1,
+    "pull_every": 1,
+    "replicas": 1,
+    "seed": 5,
+    "schedule": "constant",
+}
 COPY = {"weights": "copy"}
 
 
