@@ -313,7 +313,8 @@ def resumed_config(manifest: Manifest, wanted: Config) -> Config:
 
     Args:
         manifest: Of the checkpoint.
-        wanted: What the caller asks for; a rate of 0 is what the checkpoint's run was asked for.
+        wanted: What the caller asks for. A rate of 0 is what the checkpoint's run was asked for; 0 epochs and
+            schedule ``auto`` are what that run decided, so that the curve of its rate goes on.
 
     Raises:
         CheckpointError: An option differs that may not, all epochs asked for are trained, or a record is
@@ -322,8 +323,12 @@ def resumed_config(manifest: Manifest, wanted: Config) -> Config:
     if wanted.record:
         raise CheckpointError("a resumed run cannot be recorded: a record begins where its run does")
     kept = make_config(manifest.config)
-    if not wanted.rate:
-        wanted = msgspec.structs.replace(wanted, rate=kept.rate)
+    wanted = msgspec.structs.replace(
+        wanted, rate=wanted.rate or kept.rate, epochs=wanted.epochs or kept.epochs
+    )
+    if wanted.schedule == "auto":
+        warm_up = wanted.warm_up or kept.warm_up
+        wanted = msgspec.structs.replace(wanted, schedule=kept.schedule, warm_up=warm_up)
     differing = [
         f"{name}={getattr(wanted, name)} (there {getattr(kept, name)})"
         for name in FIELDS

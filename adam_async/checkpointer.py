@@ -321,13 +321,15 @@ def common_manifest(
 
     Args:
         run: As it was submitted.
-        asked: The options before the run filled in what was left open.
+        asked: The options before the run filled in what was left open. Epochs and schedule are kept as the
+            run decided them, so that its rate goes on along the same curve.
         data: What the data server says of its data.
         trained_again: Groups that the run has to train a second time.
     """
+    decided = {name: run.config[name] for name in ("epochs", "schedule", "warm_up")}
     return Manifest(
         run=run.id,
-        config=msgspec.to_builtins(asked),
+        config={**msgspec.to_builtins(asked), **decided},
         rate=float(run.config["rate"]),
         spec=run.spec,
         plan=run.plan,

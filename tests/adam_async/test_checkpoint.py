@@ -118,15 +118,31 @@ def test_a_resumed_run_may_have_other_numbers_of_roles_and_more_epochs():
 
 
 def test_a_rate_that_was_left_open_is_left_open_for_it_depends_on_the_replicas():
-    options = {**msgspec.to_builtins(Config()), "rate": 0.0}
+    options = msgspec.to_builtins(Config(epochs=3))
     manifest = manifest_of(config=options, rate=0.06)
     assert resumed_config(manifest, make_config(resumed_options(manifest), {"replicas": 4})).rate == 0.0
     with pytest.raises(CheckpointError, match=r"rate=0.02 \(there 0.0\)"):
         resumed_config(manifest, make_config(resumed_options(manifest), {"rate": 0.02}))
 
 
+@pytest.mark.parametrize("change", [{}, {"until_accuracy": 0.99}, {"replicas": 4}])
+def test_a_resumed_run_goes_on_along_the_curve_of_its_rate(change):
+    began = msgspec.structs.replace(Config().decided(4), rate=0.0)
+    manifest = manifest_of(config=msgspec.to_builtins(began))
+    for wanted in (Config(**change), make_config(resumed_options(manifest), change)):
+        resumed = resumed_config(manifest, wanted).decided(4)
+        assert (resumed.schedule, resumed.warm_up, resumed.epochs) == ("cosine", 1.0, 3)
+        assert resumed.rate == Config(replicas=resumed.replicas).decided(4).rate
+
+
+def test_a_run_that_began_at_a_constant_rate_keeps_it_when_no_accuracy_ends_it_any_more():
+    began = Config(until_accuracy=0.99, epochs=3, schedule="constant")
+    manifest = manifest_of(config=msgspec.to_builtins(began))
+    assert resumed_config(manifest, Config(epochs=3)).decided(4).schedule == "constant"
+
+
 def test_a_resumed_run_cannot_be_recorded_and_one_that_was_can_be_resumed():
-    manifest = manifest_of(config={**msgspec.to_builtins(Config(rate=0.05)), "record": True})
+    manifest = manifest_of(config=msgspec.to_builtins(Config(epochs=3, rate=0.05, record=True)))
     assert not resumed_config(manifest, make_config(resumed_options(manifest))).record
     with pytest.raises(CheckpointError, match="a record begins where its run does"):
         resumed_config(manifest, make_config(resumed_options(manifest), {"record": True}))

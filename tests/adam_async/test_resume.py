@@ -68,7 +68,8 @@ MODES = {
     "bsp-adagrad": {"consistency": "bsp", "replicas": 3, "rule": "adagrad", "rate": 0.01, **SHARDED},
     "bsp-adam": {"consistency": "bsp", "replicas": 2, "rule": "adam", "rate": 0.001},
     "bsp-warm": {"consistency": "bsp", "replicas": 2, "warm_start": 5},
-    "bsp-cosine": {"consistency": "bsp", "replicas": 2, "schedule": "cosine"},
+    "bsp-constant": {"consistency": "bsp", "replicas": 2, "schedule": "constant"},
+    "bsp-rate-left-open": {"consistency": "bsp", "replicas": 2, "epochs": 0, "rate": 0.0},
     "bsp-vertical": {"consistency": "bsp", "partitions": 2, **SHARDED},
     "bsp-layers": {"consistency": "bsp", "replicas": 2, "partitions": 3, "plan": "layers"},
     "bsp-augment": {"consistency": "bsp", "augment": True},
@@ -104,6 +105,13 @@ async def test_a_run_resumed_within_an_epoch_has_the_bits_of_one_that_never_stop
     same_bits(whole.weights, resumed.weights)
     assert [epoch.images for epoch in resumed.epochs] == [60, 60, 60]
     assert resumed.epochs[1].train_loss == pytest.approx(whole.epochs[1].train_loss, rel=1e-9)
+
+
+async def test_a_checkpoint_keeps_the_epochs_and_the_schedule_that_its_run_decided(tmp_path):
+    await trained(config_of(epochs=0, rate=0.0), checkpoint=tmp_path)
+    options = (await newest(tmp_path)).manifest.config
+    assert (options["epochs"], options["schedule"], options["warm_up"]) == (3, "cosine", 0.1)
+    assert options["rate"] == 0.0, "that depends on how many replicas there are"
 
 
 ASYNCHRONOUS = {
