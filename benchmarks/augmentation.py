@@ -16,9 +16,9 @@ recipe out of PyTorch's `affine_grid` and `grid_sample`, 80 images at once and o
 
     python -m venv FOLDER && FOLDER/bin/pip install torch numpy           --torch FOLDER/bin/python
 
-`accuracy`: `mnist-adam` in one process, all options at their defaults but a cosine schedule, with
-augmentation and without; test accuracy after the last epoch of each seed, and the rate of training.
-Wanted: at least 99.3 % in the mean of 5 seeds, and more than without.
+`accuracy`: `mnist-adam` in one process, all options at their defaults, with augmentation and without;
+test accuracy after the last epoch of each seed, and the rate of training. Wanted: at least 99.3 % in the mean
+of 5 seeds, and more than without.
 
 Rows: case, ours, peer (what is wanted; in rows beside others, theirs; for `accuracy` without augmentation),
 ratio or points, unit.
@@ -98,7 +98,7 @@ def pillow(dataset: Dataset) -> Callable[[int], int]:
         images = dataset.train_images.take(np.arange(80) + turn % 500 * 80, axis=0)
         for image in images:
             angle, scale, shear, down, right = dice.uniform(-1, 1, 5)
-            matrix = np.linalg.inv(affine(0.17 * angle, 1 + 0.1 * scale, 0.1 * shear, 2 * down, 2 * right))
+            matrix = np.linalg.inv(affine(0.12 * angle, 1 + 0.07 * scale, 0.07 * shear, down, right))
             picture = Image.fromarray(image[0])
             np.asarray(
                 picture.transform(
@@ -204,7 +204,7 @@ async def accuracy(dataset: Dataset, seeds: int, epochs: int) -> dict[str, Any]:
     found: dict[bool, list[RunResult]] = {True: [], False: []}
     for seed in range(seeds):
         for augment in (False, True):
-            config = Config(model="mnist-adam", augment=augment, epochs=epochs, schedule="cosine", seed=seed)
+            config = Config(model="mnist-adam", augment=augment, epochs=epochs, seed=seed)
             async with LocalCluster(config, dataset=dataset) as cluster:
                 found[augment].append(await cluster.train())
     last = {augment: [run.epochs[-1].test_accuracy for run in runs] for augment, runs in found.items()}

@@ -22,16 +22,16 @@ WARM_UP_BATCHES = 20
 
 
 def transformed(images: torch.Tensor) -> torch.Tensor:
-    """Shift by 2 pixels, rotate by 10 degrees, scale and shear by 0.1, bend by 4 pixels, at most, each."""
+    """Shift by 1 pixel, rotate by 7 degrees, scale and shear by 0.07, bend by 2 pixels, at most, each."""
     n, _, rows, columns = images.shape
     angle, scale, shear, right, down = (torch.rand(n, 5) * 2 - 1).unbind(1)
-    angle, scale, shear = angle * 0.1745, 1 + 0.1 * scale, 0.1 * shear
+    angle, scale, shear = angle * 0.1222, 1 + 0.07 * scale, 0.07 * shear
     cosine, sine = torch.cos(angle) / scale, torch.sin(angle) / scale
-    right, down = torch.round(2 * right) * 2 / columns, torch.round(2 * down) * 2 / rows
+    right, down = torch.round(right) * 2 / columns, torch.round(down) * 2 / rows
     first = torch.stack([cosine, -sine - cosine * shear, right], 1)
     second = torch.stack([sine, cosine - sine * shear, down], 1)
     grid = affine_grid(torch.stack([first, second], 1), [n, 1, rows, columns], align_corners=False)
-    moves = (torch.rand(n, 2, 7, 7) * 2 - 1) * (4 * 2 / columns)
+    moves = (torch.rand(n, 2, 7, 7) * 2 - 1) * (2 * 2 / columns)
     grid += interpolate(moves, size=(rows, columns), mode="bicubic").permute(0, 2, 3, 1)
     return grid_sample(images.float(), grid, align_corners=False).round_().to(torch.uint8)
 

@@ -186,11 +186,12 @@ def default_steps(image_shape: tuple[int, int, int]) -> list[dict[str, Any]]:
     side = min(rows, columns)
     if channels == 1:
         return [
-            {"kind": "shift", "pixels": round(side / 14)},
-            {"kind": "rotate", "degrees": 10},
-            {"kind": "scale", "by": 0.1},
-            {"kind": "shear", "by": 0.1},
-            {"kind": "elastic", "pixels": side / 7, "grid": 4},
+            # Twice as much costs accuracy in runs of eight epochs.
+            {"kind": "shift", "pixels": max(1, round(side / 28))},
+            {"kind": "rotate", "degrees": 7},
+            {"kind": "scale", "by": 0.07},
+            {"kind": "shear", "by": 0.07},
+            {"kind": "elastic", "pixels": side / 14, "grid": 4},
         ]
     return [
         {"kind": "flip"},
