@@ -385,7 +385,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             return rate
         if not stale or self.slack is not None:
             return min(FALLING * rate, FALLING_MOST * fresh)
-        if self.partitions > 1 and self.replicas == 1:
+        if self.partitions > 1:
             return min(FALLING * rate, FALLING_CUT * fresh)
         return FALLING_FREE * rate
 
@@ -462,7 +462,7 @@ groups and of stale gradients dies away with it; of copies without a bound on st
 gradients of several such replicas are stale by twice the groups in flight."""
 
 FALLING_MOST, FALLING_CUT = 2.0, 2 / 3
-"""The most that such a peak is, beside the constant rate of fresh gradients; of one cut model, unbounded."""
+"""The most that such a peak is, beside the constant rate of fresh gradients; of cut models, unbounded."""
 
 RISE_EPOCHS, RISE_EPOCHS_STALE = 0.1, 1.0
 """Epochs over which a rate that falls so rises, but for short runs. They are more where gradients are stale:
