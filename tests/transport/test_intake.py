@@ -113,7 +113,6 @@ async def test_who_received_from_a_link_that_ended_is_not_kept_by_it(make_networ
     gc.disable()
     try:
         async with link_pair(make_network()) as (near, far):
-
             came = asyncio.Event()
 
             async def receive() -> ref[object]:
