@@ -5,9 +5,11 @@ apart itself. So the folder's name holds a digest of all files with kernels: a n
 an old one finds its own again. Forced vector registers are a part of it, for they shape the loops.
 """
 
+import fcntl
 import hashlib
 import os
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 VARIABLE = "NUMBA_CACHE_DIR"
@@ -39,9 +41,9 @@ def wanted_vectors(environment: Mapping[str, str] = os.environ) -> str:
     return environment.get(VECTORS) or AUTO
 
 
-def kernel_folder() -> Path:
+def kernel_folder() -> str:
     """The folder of this process: what the user set, else ours."""
-    return Path(os.environ.get(VARIABLE) or kernel_cache_folder(os.environ))
+    return os.environ.get(VARIABLE) or str(kernel_cache_folder(os.environ))
 
 
 def use_kernel_cache(environment: MutableMapping[str, str] = os.environ) -> None:
@@ -55,3 +57,40 @@ def use_kernel_cache(environment: MutableMapping[str, str] = os.environ) -> None
         environment["NUMBA_CPU_NAME"], environment["NUMBA_CPU_FEATURES"] = processor
     if not environment.get(VARIABLE):
         environment[VARIABLE] = str(kernel_cache_folder(environment))
+
+
+class KernelCache:
+    """The kernels in a folder, and the turn to compile more into it.
+
+    Numba does not tell whether it has compiled a kernel. So an empty file beside the kernels stands for each.
+
+    Args:
+        folder: Where numba keeps them; it need not exist.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self._marks = Path(folder) / "compiled"
+
+    def has(self, name: str) -> bool:
+        """Whether a kernel was noted here, by any process."""
+        return (self._marks / name).exists()
+
+    def note(self, name: str) -> None:
+        """Note that a kernel is compiled. Nothing is noted where nothing can be written."""
+        with suppress(OSError):
+            self._marks.mkdir(parents=True, exist_ok=True)
+            (self._marks / name).touch()
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Wait until no other process compiles; where nothing can be written, each compiles for itself."""
+        try:
+            Path(self.folder).mkdir(parents=True, exist_ok=True)
+            file = (Path(self.folder) / "lock").open("w")
+        except OSError:
+            yield
+            return
+        with file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield

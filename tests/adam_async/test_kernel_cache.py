@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from adam_async import kernel_cache
-from adam_async.kernel_cache import kernel_cache_folder, use_kernel_cache
+from adam_async.kernel_cache import KernelCache, kernel_cache_folder, use_kernel_cache
 
 
 def test_the_folder_lies_in_the_users_cache():
@@ -61,3 +61,20 @@ def test_kernels_are_kept_there_whoever_owns_the_process(tmp_path, owner):
 
     (folder,) = tmp_path.glob("adam-async/kernels-*")
     assert any(folder.glob("*/*.nbi"))
+
+
+def test_a_kernel_is_there_when_any_process_has_noted_it(tmp_path):
+    cache = KernelCache(str(tmp_path / "new"))
+    assert not cache.has("relu-float32")
+    cache.note("relu-float32")
+
+    assert KernelCache(str(tmp_path / "new")).has("relu-float32")
+    assert not cache.has("relu-float64")
+
+
+def test_where_nothing_can_be_written_there_is_nothing_and_no_turn_to_wait_for(tmp_path):
+    (tmp_path / "file").write_text("no folder")
+    cache = KernelCache(str(tmp_path / "file"))
+    cache.note("relu-float32")
+    with cache.turn(), cache.turn():
+        assert not cache.has("relu-float32")

@@ -9,20 +9,19 @@ integers, where no liberty applies.
 """
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from llvmlite import ir
 from numba import carray, config, njit, types
 from numba.extending import intrinsic
 
-from adam_async.kernel_cache import kernel_folder
+from adam_async.kernel_cache import KernelCache, kernel_folder
 
 REORDER = {"reassoc", "contract", "nsz"}
 """Sums may be split into vectors, products fused with sums; what is not finite stays so."""
 
 
-FOLDER = Path(config.CACHE_DIR) if config.CACHE_DIR else kernel_folder()
+CACHE = KernelCache(config.CACHE_DIR or kernel_folder())
 """Where compiled kernels are kept."""
 
 
@@ -31,7 +30,7 @@ def _kept(compiler: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
     def decorate(function: Any) -> Any:
         chosen = config.CACHE_DIR
-        config.CACHE_DIR = str(FOLDER)
+        config.CACHE_DIR = CACHE.folder
         try:
             return compiler(function)
         finally:

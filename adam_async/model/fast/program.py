@@ -9,12 +9,10 @@ A row holds the address of its kernel, so the interpreter is small, and only the
 are compiled.
 """
 
-import fcntl
 import hashlib
 import sys
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, nullcontext, suppress
-from pathlib import Path
+from collections.abc import Callable, Collection
+from contextlib import nullcontext
 from typing import Any
 
 import llvmlite
@@ -27,7 +25,7 @@ from numba.extending import intrinsic
 from adam_async.model.fast.curves import sigmoid, sigmoid_back, tanh, tanh_back
 from adam_async.model.fast.local import local_back, local_delta, local_forward
 from adam_async.model.fast.losses import softmax, softmax_back, squared_error, squared_error_back
-from adam_async.model.fast.memory import FOLDER, floats, kernel
+from adam_async.model.fast.memory import CACHE, floats, kernel
 from adam_async.model.fast.pixels import (
     average_pool,
     average_pool_back,
@@ -182,29 +180,15 @@ def run(tape, like, hyper):
 _addresses: dict[tuple[int, str], int] = {}
 
 
-def _mark(code: int, dtype: np.dtype[Any]) -> Path:
-    """An empty file that says that a kernel is compiled, for this processor and by this compiler."""
-    name = run.__name__ if code == MEAN else KERNELS[code].__name__
-    return FOLDER / "compiled" / f"{name}-{dtype.name}-{_COMPILER}"
-
-
-@contextmanager
-def _turn() -> Iterator[None]:
-    """Wait until no other process compiles into the folder."""
-    try:
-        FOLDER.mkdir(parents=True, exist_ok=True)
-        file = (FOLDER / "lock").open("w")
-    except OSError:  # nothing is kept where nothing can be written, so each compiles for itself
-        yield
-        return
-    with file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+def _name(code: int, dtype: np.dtype[Any]) -> str:
+    """What a kernel is called in the cache: another name for each processor and compiler."""
+    kernel_name = run.__name__ if code == MEAN else KERNELS[code].__name__
+    return f"{kernel_name}-{dtype.name}-{_COMPILER}"
 
 
 def are_ready(codes: Collection[int], dtype: np.dtype[Any]) -> bool:
     """Whether these kernels and the interpreter are compiled, in this process or on the disk."""
-    return all((code, dtype.name) in _addresses or _mark(code, dtype).exists() for code in (MEAN, *codes))
+    return all((code, dtype.name) in _addresses or CACHE.has(_name(code, dtype)) for code in (MEAN, *codes))
 
 
 def address(code: int, dtype: np.dtype[Any]) -> int:
@@ -223,9 +207,7 @@ def address(code: int, dtype: np.dtype[Any]) -> int:
         compiled.compile(signature)
         made = compiled.overloads[signature]
         entry = made.library.get_pointer_to_function(made.fndesc.llvm_func_name)
-        with suppress(OSError):  # nothing is kept where nothing can be written
-            _mark(code, dtype).parent.mkdir(parents=True, exist_ok=True)
-            _mark(code, dtype).touch()
+        CACHE.note(_name(code, dtype))
         found = _addresses[code, dtype.name] = 0 if code == MEAN else entry
     return found
 
@@ -243,7 +225,7 @@ def compile_kernels(
         progress: Called with how many are done and how many there are, before the first and after each.
     """
     wanted = sorted({MEAN, *codes})
-    with nullcontext() if are_ready(codes, dtype) else _turn():
+    with nullcontext() if are_ready(codes, dtype) else CACHE.turn():
         for done, code in enumerate(wanted):
             if progress is not None:
                 progress(done, len(wanted))
