@@ -106,7 +106,7 @@ PORTS = (
         "the folder of kernels, and its name",
     ),
     port("adam_async/child_process.py", "processes system", "starts and watches one child; its environment"),
-    port("adam_async/model_worker/kernel_change.py", "processes system", "a child that compiles kernels"),
+    port("adam_async/model_worker/kernel_change.py", "files processes system", "a child that compiles"),
     port("adam_async/simulation/crew.py", "processes system", "child processes that run simulations"),
     port("adam_async/cluster_processes.py", "system", "the environment that its children inherit"),
     port("adam_async/pieces.py", "files system", "pieces of files, for the compute thread that needs them"),

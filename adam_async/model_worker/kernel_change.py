@@ -10,6 +10,8 @@ import logging
 import os
 import sys
 from collections.abc import Callable
+from subprocess import DEVNULL, Popen
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
 from adam_async.child_process import child_environment
@@ -24,6 +26,12 @@ logger = logging.getLogger(__name__)
 
 COMPILE_S = 600.0
 """How long a child may take. Without its kernels training goes on with NumPy's."""
+
+LOOK_S = 0.1
+"""How often it is seen whether the child has ended."""
+
+SAID_BYTES = 65536
+"""How much of what the child says is read."""
 
 MODULE = "adam_async.model.fast.compiling"
 
@@ -80,25 +88,27 @@ class KernelChange:
     async def _compile(self, engine: "Engine") -> str:
         """Compile in a child process. Returns why that failed."""
         codes = [str(code) for code in sorted(engine.kernels)]
-        child = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", MODULE, self._network.dtype.name, *codes),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE,
-            env=child_environment(os.environ),
-        )
-        try:
-            async with asyncio.timeout(COMPILE_S):
-                _, said = await child.communicate()
-        except TimeoutError:
-            return f"it took longer than {COMPILE_S:.0f} s"
-        finally:
-            if child.returncode is None:
+        command = (sys.executable, "-P", "-m", MODULE, self._network.dtype.name, *codes)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + COMPILE_S
+        with TemporaryFile() as said:
+            # Loops watch children by a thread or from the main thread, and leave pipes open where they are
+            # cancelled; looking ten times in a second needs nothing.
+            child = Popen(  # noqa: ASYNC220 - starting takes a millisecond
+                command, stdin=DEVNULL, stdout=said, stderr=said, env=child_environment(os.environ)
+            )
+            try:
+                while child.poll() is None:
+                    if loop.time() > deadline:
+                        return f"it took longer than {COMPILE_S:.0f} s"
+                    await asyncio.sleep(LOOK_S)
+            finally:
                 child.kill()
-                await child.wait()
-        if child.returncode == 0:
-            return ""
-        lines = said.decode(errors="replace").strip().split("\n")
+                child.wait()
+            if child.returncode == 0:
+                return ""
+            said.seek(0)
+            lines = said.read(SAID_BYTES).decode(errors="replace").strip().split("\n")
         return f"exit code {child.returncode}, {lines[-1]}"
 
     def _on_compiled(self, done: int, total: int) -> None:
