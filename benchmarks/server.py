@@ -11,6 +11,7 @@ Beside it, in turn with it, and never with anything around it:
     factors   the bare matrix product of the same shapes, and one pass over the weights
     deltas    the memory bandwidth of this run: out = a + b on three arrays far larger than the caches; and
               the bare pass, one subtraction from the same weights of the same gradients
+    queues    the same pushes without a queue, one after the other
 
 Seconds are those of this thread: what else runs on its core counts only by what it does to the caches. A
 batch is several pushes in the queue, and its row counts all of them. Rows: case, ours, peer, ratio (median
@@ -39,7 +40,8 @@ from numpy.typing import NDArray
 from adam_async.dice import Dice
 from adam_async.machine import cache_kb, processor_name
 from adam_async.messages import Push
-from adam_async.model import ModelSpec, Network, Sgd, mlp, named_model
+from adam_async.model import KERNELS, ModelSpec, Network, Sgd, mlp, named_model
+from adam_async.model.rule_batches import make_batches
 from adam_async.model_worker.updates import PushBuffer, PushMessage, plan_pushes
 from adam_async.parameter_server.apply import Applier
 from adam_async.parameter_server.read_push import read_gradients
@@ -79,7 +81,7 @@ class Case:
 class Server:
     """The memory of one case, and the work of one batch on it: ours and bare."""
 
-    def __init__(self, case: Case, *, images: int, push_bytes: int) -> None:
+    def __init__(self, case: Case, *, images: int, push_bytes: int, kernels: str) -> None:
         self.case = case
         network = Network(MODELS[case.model]())
         self._network, self._images = network, images
@@ -102,7 +104,8 @@ class Server:
             (index, _push(message), [shards[spec.id] for spec in message.specs])
             for index, message in enumerate(plan.messages)
         ]
-        self._applier = Applier(rule, table.shards, network.dtype)
+        batches = make_batches(rule, network.dtype, kernels)
+        self._applier = Applier(rule, table.shards, network.dtype, batches=batches)
         self._buffers = self._filled(initial, push_bytes)
         self._product = np.empty(max(p.size for p in network.parameters), network.dtype)
         self._at = 0
@@ -136,7 +139,14 @@ class Server:
 
     def apply(self) -> int:
         """Take a batch as the server does. Returns its pushes."""
-        queued = self._next(self.case.batch)
+        return self._take(self.case.batch)
+
+    def apply_one(self) -> int:
+        """Take a single push as the server does."""
+        return self._take(1)
+
+    def _take(self, count: int) -> int:
+        queued = self._next(count)
         for index, push, shards in self._messages:
             gradients = [
                 read_gradients(push, buffer.tensors(index), self._table, self._network.dtype)
@@ -211,11 +221,12 @@ def per_second(work: Callable[[], int]) -> float:
 
 def rows_of(server: Server, stream: Stream, rounds: int) -> list[dict[str, Any]]:
     """Measure one case and its peers in turn."""
-    ours, bare, bandwidth = [], [], []
-    for work in (server.apply, server.bare, stream.add):
+    ours, alone, bare, bandwidth = [], [], [], []
+    for work in (server.apply, server.apply_one, server.bare, stream.add):
         work()
     for _ in range(rounds):
         ours.append(per_second(server.apply))
+        alone.append(per_second(server.apply_one) if server.case.batch > 1 else 0.0)
         bare.append(per_second(server.bare))
         bandwidth.append(per_second(stream.add) * stream.moved_bytes)
     if server.case.protocol == "factors":
@@ -230,6 +241,8 @@ def rows_of(server: Server, stream: Stream, rounds: int) -> list[dict[str, Any]]
             ("bare pass", [rate * server.bare_bytes / 1e9 for rate in bare]),
         ]
         unit = "GB/s"
+    if server.case.batch > 1:
+        against.append(("push by push", [rate * scale for rate in alone]))
     return [
         {
             "case": f"{server.case.name} / {name}",
@@ -256,6 +269,7 @@ def main() -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 4], help="pushes in the queue")
     parser.add_argument("--momentum", type=float, nargs="+", default=[0.0, 0.9])
     parser.add_argument("--images", type=int, default=128, help="of a push: the K of its factors")
+    parser.add_argument("--kernels", choices=KERNELS, default="auto", help="of the rules")
     parser.add_argument("--push-mb", type=int, default=128, help="memory that pushes go round in")
     parser.add_argument("--rounds", type=int, default=9)
     options = parser.parse_args()
@@ -266,7 +280,7 @@ def main() -> None:
             for momentum in options.momentum:
                 for batch in options.batches:
                     case = Case(model=model, protocol=protocol, batch=batch, momentum=momentum)
-                    server = Server(case, images=options.images, push_bytes=options.push_mb << 20)
+                    server = Server(case, images=options.images, push_bytes=options.push_mb << 20, kernels=options.kernels)
                     for row in rows_of(server, stream, options.rounds):
                         rows.append(row)
                         print(
@@ -279,6 +293,7 @@ def main() -> None:
             "benchmark": "server",
             "machine": {"cpus": os.cpu_count(), "processor": processor_name(), "l3_kb": cache_kb(3)},
             "versions": {"python": platform.python_version(), "numpy": np.__version__},
+            "kernels": options.kernels,
             "images": options.images,
             "rows": rows,
         }

@@ -64,7 +64,7 @@ class Network:
         layers: Mapping[str, type[Layer]] = BUILTIN_LAYERS,
     ) -> None:
         self._may_change = kernels == "auto"
-        chosen = _available(kernels)
+        chosen = available_kernels(kernels)
         self._dtype = np.dtype(dtype)
         if self._dtype not in (np.float32, np.float64):
             raise SpecError(f"a network computes in float32 or float64, not {self._dtype}")
@@ -94,7 +94,7 @@ class Network:
 
         Without effect on a part of a network, and where the caller chose a set that is not ``"auto"``.
         """
-        if self._may_change and _available("auto") == "numba":
+        if self._may_change and available_kernels("auto") == "numba":
             compiled = self.kernel_set if self.kernels == "numba" else self._whole("numba")
             assert compiled.engine is not None
             if compiled.engine.is_ready:
@@ -331,8 +331,12 @@ class Network:
             ) from None
 
 
-def _available(kernels: str) -> str:
-    """Settle which set `kernels` stands for."""
+def available_kernels(kernels: str) -> str:
+    """Settle which set of kernels a name stands for.
+
+    Raises:
+        SpecError: There is no such set, or it is not installed.
+    """
     if kernels not in KERNELS:
         raise SpecError(f"unknown kernels {kernels!r}; known: {', '.join(KERNELS)}")
     if kernels == "numpy":

@@ -20,9 +20,9 @@ and only otherwise is the product itself formed and scanned first.
 Letters: K images, I inputs (one row), R rows of the shard.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from itertools import accumulate
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, product
 from math import inf, isfinite, sqrt
 from typing import Any
 
@@ -30,16 +30,19 @@ import msgspec
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from adam_async.model.rules import Rule, Sgd, new_scratch
+from adam_async.model.rule_batches import BLOCK, Batches, NumpyBatches
+from adam_async.model.rules import Rule, Sgd
 from adam_async.parameter_server.shard import Shard
 from adam_async.placement import ShardSpec
 
-BLOCK = 32_768
-"""Elements of a block in a batch: values, gradient and state of 128 KiB each stay inside a 1 MiB L2."""
+PRODUCT_ROWS = 64
+"""Rows of a block at least, where factors are multiplied: each piece of a product packs the activations anew."""
 
-PRODUCT_ROWS = 512
-"""Rows of a block at least, where factors are multiplied: each piece of a product packs the activations anew.
-At 2048 columns and K = 128 pieces of 16 rows take twice as long as pieces of 128 or more."""
+PIECE_WORK = 1 << 20
+"""Work of a step at most, if a shard is not more: values times the gradients that are applied to them."""
+
+PRODUCTS_PER_VALUE = 16
+"""Products of factors that take as long as applying one gradient to a value."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -158,6 +161,40 @@ def product_bound(x_IK: NDArray[Any], errors_RK: NDArray[Any]) -> float:
     return sqrt(squares(x_IK)) * sqrt(squares(errors_RK))
 
 
+@dataclass(slots=True, eq=False)
+class Work:
+    """A batch, or a sum, that is being applied: bounded steps, between which the loop may turn.
+
+    Until the last step is done, the values of its shards may be anywhere between before and after.
+    """
+
+    _pieces: Iterator[tuple[int, list[Sequence[bool]]]]
+    finite: list[Sequence[bool]] = field(default_factory=list)
+    """For each shard that is done, for each push whether it was finite and applied."""
+    done: bool = False
+
+    @np.errstate(over="ignore", invalid="ignore")
+    def step(self) -> int:
+        """Do the next step, unless it is done. Returns the work of it, see `PIECE_WORK`."""
+        piece = next(self._pieces, None)
+        if piece is None:
+            self.done = True
+            return 0
+        work, finite = piece
+        self.finite += finite
+        return work
+
+    def finish(self) -> "Work":
+        """Do all that is left."""
+        while not self.done:
+            self.step()
+        return self
+
+
+Pieces = Iterator[tuple[int, list[Sequence[bool]]]]
+"""Steps, each with its work, and the shards that it completed."""
+
+
 class Applier:
     """Applies pushes under one rule. Owns the scratch memory, so one per writer.
 
@@ -166,10 +203,17 @@ class Applier:
         shards: The shards it will be used on; they size the scratch memory.
         dtype: Type of values and gradients.
         join: Whether batches of factor pushes may be joined into one product under plain SGD.
+        batches: How the rule is applied; by NumPy if it is not given.
     """
 
     def __init__(
-        self, rule: Rule, shards: Sequence[ShardSpec], dtype: DTypeLike, *, join: bool = True
+        self,
+        rule: Rule,
+        shards: Sequence[ShardSpec],
+        dtype: DTypeLike,
+        *,
+        join: bool = True,
+        batches: Batches | None = None,
     ) -> None:
         self.rule = rule
         self._dtype = np.dtype(dtype)
@@ -177,11 +221,18 @@ class Applier:
         self._plain = isinstance(rule, Sgd) and not rule.momentum and not rule.weight_decay
         self._join = join
         self._product = np.empty(max((s.size for s in shards), default=0), self._dtype)
-        self._scratch = new_scratch(self._dtype)
-        self._flat = np.empty(0, self._dtype)
+        self.batches: Batches = batches or NumpyBatches(rule, self._dtype)
         self._stacks: dict[str, NDArray[Any]] = {}
 
-    @np.errstate(over="ignore", invalid="ignore")
+    def work_on(
+        self,
+        shards: Sequence[Shard],
+        pushes: Sequence[PushGradients],
+        rates: Sequence[Sequence[float]] | None = None,
+    ) -> Work:
+        """Begin to apply whole pushes for the same shards, in order. See `apply_pushes`."""
+        return Work(self._push_pieces(shards, pushes, rates))
+
     def apply_pushes(
         self,
         shards: Sequence[Shard],
@@ -195,55 +246,77 @@ class Applier:
 
         Returns, shard by shard, for each push whether it was finite and applied.
         """
-        if rates is not None:
-            each = [push.at(own) for push, own in zip(pushes, rates, strict=True)]
-            columns = zip(*each, strict=True)
-            return [self.apply(shard, batch) for shard, batch in zip(shards, columns, strict=True)]
-        if len(pushes) > 1 and any(push.layout() != pushes[0].layout() for push in pushes):
-            each = [push.each() for push in pushes]
-            columns = zip(*each, strict=True)
-            return [self.apply(shard, batch) for shard, batch in zip(shards, columns, strict=True)]
-        finite: list[Sequence[bool]] = []
-        for parts in zip(*(push.parts for push in pushes), strict=True):
-            mine = shards[len(finite) : len(finite) + len(parts[0].sizes)]
-            if self._plain and all(isinstance(part, DeltaPart) and part.finite for part in parts):
-                for part in parts:
-                    assert isinstance(part, DeltaPart)
-                    self._step_all(mine, part)
-                finite += [(True,) * len(parts)] * len(mine)
-                continue
-            columns = zip(*(part.each() for part in parts), strict=True)
-            finite += [self.apply(shard, batch) for shard, batch in zip(mine, columns, strict=True)]
-        return finite
+        return self.work_on(shards, pushes, rates).finish().finite
 
-    def _step_all(self, shards: Sequence[Shard], part: DeltaPart) -> None:
-        """Plain SGD on many small shards: the rate is multiplied in once for all of them."""
-        if part.flat.size > self._flat.size:
-            self._flat = np.empty(part.flat.size, self._dtype)
-        step = np.multiply(part.flat, part.rate, out=self._flat[: part.flat.size])
-        at = 0
-        for shard in shards:
-            values = shard.values
-            end = at + len(values)
-            np.subtract(values, step[at:end], out=values)
-            at = end
-
-    def apply(self, shard: Shard, batch: Sequence[Gradient]) -> list[bool]:
+    def apply(self, shard: Shard, batch: Sequence[Gradient]) -> Sequence[bool]:
         """Apply `batch` to `shard` in order. Returns, for each, whether it was finite and applied."""
-        if len(batch) == 1:
-            (gradient,) = batch
-            if not self._finite(shard.spec, gradient):
-                return [False]
-            self._apply_one(shard, gradient)
-            return [True]
-        finite = [self._finite(shard.spec, gradient) for gradient in batch]
+        return Work(self._shard_pieces(shard, batch)).finish().finite[0]
+
+    def _push_pieces(
+        self,
+        shards: Sequence[Shard],
+        pushes: Sequence[PushGradients],
+        rates: Sequence[Sequence[float]] | None,
+    ) -> Pieces:
+        if rates is None and all(push.layout() == pushes[0].layout() for push in pushes[1:]):
+            at = 0
+            for parts in zip(*(push.parts for push in pushes), strict=True):
+                mine = shards[at : at + len(parts[0].sizes)]
+                at += len(mine)
+                deltas = [part for part in parts if isinstance(part, DeltaPart) and part.finite]
+                if len(deltas) == len(parts):
+                    yield from self._delta_pieces(mine, deltas)
+                    continue
+                for shard, batch in zip(mine, zip(*(part.each() for part in parts), strict=True), strict=True):
+                    yield from self._shard_pieces(shard, batch)
+            return
+        if rates is None:
+            each = [push.each() for push in pushes]
+        else:
+            each = [push.at(own) for push, own in zip(pushes, rates, strict=True)]
+        for shard, batch in zip(shards, zip(*each, strict=True), strict=True):
+            yield from self._shard_pieces(shard, batch)
+
+    def _delta_pieces(self, shards: Sequence[Shard], parts: Sequence[DeltaPart]) -> Pieces:
+        """Apply deltas known to be finite to as many shards at a time as make a step's work."""
+        rates = [part.rate for part in parts]
+        done: list[Sequence[bool]] = [(True,) * len(parts)]
+        first = at = 0
+        while first < len(shards):
+            last, end = first + 1, at + len(shards[first].values)
+            while last < len(shards) and (end - at + len(shards[last].values)) * len(parts) <= PIECE_WORK:
+                end += len(shards[last].values)
+                last += 1
+            flats = [part.flat if last - first == len(shards) else part.flat[at:end] for part in parts]
+            self.batches.apply(shards[first:last], flats, rates)
+            yield (end - at) * len(parts), done * (last - first)
+            first, at = last, end
+
+    def _shard_pieces(self, shard: Shard, batch: Sequence[Gradient]) -> Pieces:
+        size = shard.spec.size
+        finite: list[bool] = []
+        for gradient in batch:
+            if isinstance(gradient, Delta):
+                finite.append(gradient.finite or is_finite(gradient.values))
+            elif gradient.bound <= self._limit:
+                finite.append(True)
+            else:
+                # The bound is coarse, or was not taken: look at the product before adding any of it.
+                yield from self._product_pieces(shard.spec, gradient)
+                finite.append(is_finite(self._product[:size]))
         good = [gradient for gradient, ok in zip(batch, finite, strict=True) if ok]
         joined = self._joined(good)
         if joined is not None:
-            self._apply_one(shard, joined)
+            good = [joined]
+        if len(good) == 1:
+            yield from self._one_pieces(shard, good[0])
         elif good:
-            self._apply_in_blocks(shard, good)
-        return finite
+            deltas = [gradient for gradient in good if isinstance(gradient, Delta)]
+            if len(deltas) == len(good):
+                self.batches.apply([shard], [delta.values for delta in deltas], [g.rate for g in deltas])
+            else:
+                yield from self._block_pieces(shard, good)
+        yield size * len(batch), [finite]
 
     @np.errstate(over="ignore", invalid="ignore")
     def look_at(self, specs: Sequence[ShardSpec], push: PushGradients) -> list[bool]:
@@ -257,12 +330,20 @@ class Applier:
             return gradient.finite or is_finite(gradient.values)
         if gradient.bound <= self._limit:
             return True
-        # The bound is coarse, or was not taken: look at the product itself before adding any of it.
-        return is_finite(self._multiply(spec, gradient, 0, spec.size))
+        # Not in the memory of products: the work on a batch may be between two steps.
+        room = self._room("look", 1, spec.size).reshape(-1)
+        return is_finite(self._multiply(spec, gradient, 0, spec.size, room))
 
     # --- sums (bsp) --------------------------------------------------------------------------
 
-    @np.errstate(over="ignore", invalid="ignore")
+    def work_on_sum(
+        self, shards: Sequence[Shard], pushes: Sequence[PushGradients], *, scale: float, rate: float
+    ) -> Work:
+        """Begin to apply a sum. See `apply_sum`."""
+        if any(push.layout() != pushes[0].layout() for push in pushes):
+            pushes = [push.only(range(len(shards))) for push in pushes]
+        return Work(self._sum_pieces(shards, pushes, scale, rate))
+
     def apply_sum(
         self, shards: Sequence[Shard], pushes: Sequence[PushGradients], *, scale: float, rate: float
     ) -> list[bool]:
@@ -273,43 +354,64 @@ class Applier:
 
         Returns, shard by shard, whether the sum was finite and applied.
         """
-        if any(push.layout() != pushes[0].layout() for push in pushes):
-            pushes = [push.only(range(len(shards))) for push in pushes]
-        done: list[bool] = []
+        done = self.work_on_sum(shards, pushes, scale=scale, rate=rate).finish().finite
+        return [finite for (finite,) in done]
+
+    def _sum_pieces(
+        self, shards: Sequence[Shard], pushes: Sequence[PushGradients], scale: float, rate: float
+    ) -> Pieces:
+        at = 0
         for parts in zip(*(push.parts for push in pushes), strict=True):
-            mine = shards[len(done) : len(done) + len(parts[0].sizes)]
+            mine = shards[at : at + len(parts[0].sizes)]
+            at += len(mine)
             deltas = [part for part in parts if isinstance(part, DeltaPart)]
             factors = [part for part in parts if isinstance(part, FactorPart)]
             if len(deltas) == len(parts):
-                done += self._apply_deltas(mine, deltas, scale, rate)
+                yield from self._delta_sum_pieces(mine, deltas, scale, rate)
             elif len(factors) == len(parts):
-                done += self._apply_factors(mine, factors, scale, rate)
+                yield from self._factor_sum_pieces(mine, factors, scale, rate)
             else:
                 (shard,) = mine
-                done += self._apply_deltas(mine, [self._as_delta(shard.spec, p) for p in parts], scale, rate)
-        return done
+                for number, part in enumerate(parts):
+                    if isinstance(part, FactorPart):
+                        factor = Factors(part.x_IK, part.errors_RK, part.rate, part.bound)
+                        yield from self._product_pieces(shard.spec, factor)
+                        product = self._product[: shard.spec.size].copy()
+                        deltas.insert(number, DeltaPart(product, (shard.spec.size,), part.rate, finite=True))
+                yield from self._delta_sum_pieces(mine, deltas, scale, rate)
 
-    def _apply_deltas(
+    def _delta_sum_pieces(
         self, shards: Sequence[Shard], parts: Sequence[DeltaPart], scale: float, rate: float
-    ) -> list[bool]:
-        first, *others = parts
-        flat = first.flat
-        if others or scale != 1.0:
-            flat = self._room("sum", 1, flat.size).reshape(-1)
-            np.copyto(flat, first.flat)
-            for part in others:
-                np.add(flat, part.flat, out=flat)
-            if scale != 1.0:
-                np.multiply(flat, np.asarray(scale, self._dtype), out=flat)
-        whole = DeltaPart(flat, first.sizes, rate, squares(flat) < inf)
-        if self._plain and whole.finite:
-            self._step_all(shards, whole)
-            return [True] * len(shards)
-        return [self.apply(s, [delta])[0] for s, delta in zip(shards, whole.each(), strict=True)]
+    ) -> Pieces:
+        """Add up and apply as many shards at a time as make a step's work."""
+        first = at = 0
+        while first < len(shards):
+            last, end = first + 1, at + len(shards[first].values)
+            while last < len(shards) and (end - at + len(shards[last].values)) * len(parts) <= PIECE_WORK:
+                end += len(shards[last].values)
+                last += 1
+            flat = parts[0].flat[at:end]
+            if len(parts) > 1 or scale != 1.0:
+                flat = self._room("sum", 1, end - at).reshape(-1)
+                np.copyto(flat, parts[0].flat[at:end])
+                for number, part in enumerate(parts[1:], start=1):
+                    if number * (end - at) % PIECE_WORK < end - at:
+                        yield PIECE_WORK, []
+                    np.add(flat, part.flat[at:end], out=flat)
+                if scale != 1.0:
+                    np.multiply(flat, np.asarray(scale, self._dtype), out=flat)
+            whole = DeltaPart(flat, parts[0].sizes[first:last], rate, squares(flat) < inf)
+            mine = shards[first:last]
+            if whole.finite:
+                yield from self._delta_pieces(mine, [whole])
+            else:
+                for shard, delta in zip(mine, whole.each(), strict=True):
+                    yield from self._shard_pieces(shard, [delta])
+            first, at = last, end
 
-    def _apply_factors(
+    def _factor_sum_pieces(
         self, shards: Sequence[Shard], parts: Sequence[FactorPart], scale: float, rate: float
-    ) -> list[bool]:
+    ) -> Pieces:
         images = sum([part.x_IK.shape[1] for part in parts])
         x_IK = self._room("sum x", len(parts[0].x_IK), images)
         errors_RK = self._room("sum errors", len(parts[0].errors_RK), images)
@@ -323,16 +425,9 @@ class Applier:
             np.multiply(errors_RK, np.asarray(scale, self._dtype), out=errors_RK)
         bound = sum([part.bound for part in parts]) * max(scale, 1.0)
         whole = FactorPart(x_IK, errors_RK, parts[0].sizes, rate, bound)
-        return [self.apply(s, [factors])[0] for s, factors in zip(shards, whole.each(), strict=True)]
-
-    def _as_delta(self, spec: ShardSpec, part: DeltaPart | FactorPart) -> DeltaPart:
-        """A contribution of one shard as a delta, where others came as deltas."""
-        if isinstance(part, DeltaPart):
-            return part
-        product = self._multiply(
-            spec, Factors(part.x_IK, part.errors_RK, part.rate, part.bound), 0, spec.size
-        )
-        return DeltaPart(product.copy(), (spec.size,), part.rate, finite=True)
+        yield x_IK.size + errors_RK.size, []
+        for shard, factors in zip(shards, whole.each(), strict=True):
+            yield from self._shard_pieces(shard, [factors])
 
     # --- pieces ------------------------------------------------------------------------------
 
@@ -362,57 +457,82 @@ class Applier:
             room = self._stacks[what] = np.empty(rows * columns, self._dtype)
         return room[: rows * columns].reshape(rows, columns)
 
-    def _apply_one(self, shard: Shard, gradient: Gradient) -> None:
+    def _one_pieces(self, shard: Shard, gradient: Gradient) -> Pieces:
+        """Apply one gradient known to be finite."""
         if isinstance(gradient, Delta):
-            values = gradient.values
-        elif self._plain and gradient.bound * max(abs(gradient.rate), 1.0) <= self._limit:
+            self.batches.apply([shard], [gradient.values], [gradient.rate])
+            return
+        scaled = gradient.bound * max(abs(gradient.rate), 1.0)
+        if self._plain and scaled <= self._limit:
             # The rate goes into the smaller factor, so that the product is the step itself.
             errors = gradient.errors_RK
             if gradient.rate != 1.0:
                 room = self._room("errors", *errors.shape)
                 errors = np.multiply(errors, np.asarray(gradient.rate, self._dtype), out=room)
-            scaled = Factors(gradient.x_IK, errors, 1.0, gradient.bound * max(abs(gradient.rate), 1.0))
-            step = self._multiply(shard.spec, scaled, 0, shard.spec.size)
-            np.subtract(shard.values, step, out=shard.values)
-            return
+            yield from self._product_pieces(shard.spec, Factors(gradient.x_IK, errors, 1.0, scaled))
+            np.subtract(shard.values, self._product[: shard.spec.size], out=shard.values)
         else:
-            values = self._multiply(shard.spec, gradient, 0, shard.spec.size)
-        self.rule.apply(shard.values, shard.rule_state, values, rate=gradient.rate, scratch=self._scratch)
+            yield from self._product_pieces(shard.spec, gradient)
+            self.batches.apply([shard], [self._product[: shard.spec.size]], [gradient.rate])
 
-    def _apply_in_blocks(self, shard: Shard, batch: Sequence[Gradient]) -> None:
-        whole = shard.rule_state
-        counts = {name: whole[name].copy() for name in self.rule.scalar_names}
-        rows = PRODUCT_ROWS if any(isinstance(gradient, Factors) for gradient in batch) else 1
-        for start, stop in self._blocks(shard.spec, rows):
-            values = shard.values[start:stop]
-            state = {name: whole[name][start:stop] for name in self.rule.state_names}
-            for name, before in counts.items():
-                # Per-shard counts advance once per push, not once per push and block.
-                whole[name][...] = before
-                state[name] = whole[name]
-            for gradient in batch:
-                part = (
-                    gradient.values[start:stop]
-                    if isinstance(gradient, Delta)
-                    else self._multiply(shard.spec, gradient, start, stop)
-                )
-                self.rule.apply(values, state, part, rate=gradient.rate, scratch=self._scratch)
+    def _block_pieces(self, shard: Shard, batch: Sequence[Gradient]) -> Pieces:
+        """Form the products of a block of all gradients, apply them, and go on to the next block."""
+        rates = [gradient.rate for gradient in batch]
+        factors = [gradient for gradient in batch if isinstance(gradient, Factors)]
+        images = sum([gradient.x_IK.shape[1] for gradient in factors])
+        for start, stop in self._blocks(shard.spec):
+            products = iter(self._room("products", len(factors), stop - start))
+            parts = [
+                gradient.values[start:stop]
+                if isinstance(gradient, Delta)
+                else self._multiply(shard.spec, gradient, start, stop, next(products))
+                for gradient in batch
+            ]
+            self.batches.apply_block(shard, start, stop, parts, rates)
+            yield (stop - start) * images // PRODUCTS_PER_VALUE, []
 
-    def _blocks(self, spec: ShardSpec, rows: int) -> list[tuple[int, int]]:
-        """Ranges of about `BLOCK` elements; of a shard of whole rows, whole rows and at least `rows`."""
-        step = max(BLOCK // spec.row_size, rows) * spec.row_size if spec.whole_rows else BLOCK
+    def _blocks(self, spec: ShardSpec) -> list[tuple[int, int]]:
+        """Ranges of about `BLOCK` elements, of whole rows."""
+        step = max(BLOCK // spec.row_size, PRODUCT_ROWS) * spec.row_size
         return [(start, min(start + step, spec.size)) for start in range(0, spec.size, step)]
 
-    def _multiply(self, spec: ShardSpec, gradient: Factors, start: int, stop: int) -> NDArray[Any]:
-        """Form elements `start` to `stop` of the gradient, in scratch memory."""
-        row = spec.row_size
-        out = self._product[: stop - start]
+    def _product_pieces(self, spec: ShardSpec, gradient: Factors) -> Pieces:
+        """Form a gradient in scratch memory, as many rows at a time as make a step's work.
+
+        A row that is more than that is formed as many columns at a time.
+        """
+        row, images = spec.row_size, gradient.x_IK.shape[1]
+        most = max(PIECE_WORK * PRODUCTS_PER_VALUE // max(images, 1), 1)
+        rows = most // row
+        if rows * row >= spec.size:
+            self._multiply(spec, gradient)
+            yield spec.size * images // PRODUCTS_PER_VALUE, []
+        elif rows:
+            for start in range(0, spec.size, rows * row):
+                self._multiply(spec, gradient, start, min(start + rows * row, spec.size))
+                yield rows * row * images // PRODUCTS_PER_VALUE, []
+        else:
+            out_RI = self._product[: spec.size].reshape(-1, row)
+            for number, start in product(range(len(out_RI)), range(0, row, most)):
+                errors_1K, x_IK = gradient.errors_RK[number : number + 1], gradient.x_IK[start : start + most]
+                np.matmul(errors_1K, x_IK.T, out=out_RI[number : number + 1, start : start + most])
+                yield PIECE_WORK, []
+
+    @np.errstate(over="ignore", invalid="ignore")
+    def _multiply(
+        self,
+        spec: ShardSpec,
+        gradient: Factors,
+        start: int = 0,
+        stop: int | None = None,
+        out: NDArray[Any] | None = None,
+    ) -> NDArray[Any]:
+        """Form elements `start` to `stop` of the gradient, in their place of the scratch memory or in `out`."""
+        row, stop = spec.row_size, spec.size if stop is None else stop
+        if out is None:
+            out = self._product[start:stop]
         errors_RK = gradient.errors_RK[start // row : stop // row]
-        if gradient.bound <= self._limit:
-            np.matmul(errors_RK, gradient.x_IK.T, out=out.reshape(-1, row))
-            return out
-        with np.errstate(over="ignore", invalid="ignore"):
-            np.matmul(errors_RK, gradient.x_IK.T, out=out.reshape(-1, row))
+        np.matmul(errors_RK, gradient.x_IK.T, out=out.reshape(-1, row))
         return out
 
 

@@ -1,0 +1,192 @@
+"""Pure: the update rules as compiled kernels, for several gradients of several shards in one call.
+
+Gradients come from memory, values and state mostly from the cache, so that the time goes into reading
+gradients. SGD reads four of them at a time, each in one run, which the processor fetches ahead, and reads and
+writes each value once for the four. The other rules take longer than their memory.
+
+Every value sees the operations of `adam_async.model.rules` in their order, gradient after gradient, each
+rounded on its own: the bits are those of NumPy's loops.
+"""
+
+from typing import Any
+
+import numpy as np
+from numba import types
+
+from adam_async.model.fast.memory import exact, floats, size_of
+
+SGD, MOMENTUM, ADAGRAD, ADAM = range(4)
+"""Rules, as the kernel knows them."""
+
+TILE = 1 << 16
+"""Values that take all gradients before the next ones: they stay in the second cache meanwhile."""
+
+
+@exact
+def _sgd(like, n, values, gradient, rates, decay):
+    p, g = floats(values, n, like), floats(gradient, n, like)
+    number = p.dtype.type
+    rate, shrink = number(rates[0]), number(decay)
+    if decay != 0:
+        for i in range(n):
+            p[i] -= (p[i] * shrink + g[i]) * rate
+    else:
+        for i in range(n):
+            p[i] -= g[i] * rate
+
+
+@exact
+def _sgd_four(like, n, values, first, second, third, fourth, rates, decay):
+    p, a, b = floats(values, n, like), floats(first, n, like), floats(second, n, like)
+    c, d = floats(third, n, like), floats(fourth, n, like)
+    number = p.dtype.type
+    rate_a, rate_b = number(rates[0]), number(rates[2])
+    rate_c, rate_d = number(rates[4]), number(rates[6])
+    shrink = number(decay)
+    if decay != 0:
+        for i in range(n):
+            value = p[i]
+            value -= (value * shrink + a[i]) * rate_a
+            value -= (value * shrink + b[i]) * rate_b
+            value -= (value * shrink + c[i]) * rate_c
+            value -= (value * shrink + d[i]) * rate_d
+            p[i] = value
+    else:
+        for i in range(n):
+            value = p[i]
+            value -= a[i] * rate_a
+            value -= b[i] * rate_b
+            value -= c[i] * rate_c
+            value -= d[i] * rate_d
+            p[i] = value
+
+
+@exact
+def _momentum(like, n, values, buffer, gradient, rates, constants):
+    p, kept, g = floats(values, n, like), floats(buffer, n, like), floats(gradient, n, like)
+    number = p.dtype.type
+    rate, shrink, momentum = number(rates[0]), number(constants[0]), number(constants[1])
+    if constants[0] != 0:
+        for i in range(n):
+            step = kept[i] * momentum + (p[i] * shrink + g[i])
+            kept[i] = step
+            p[i] -= step * rate
+    else:
+        for i in range(n):
+            step = kept[i] * momentum + g[i]
+            kept[i] = step
+            p[i] -= step * rate
+
+
+@exact
+def _momentum_four(like, n, values, buffer, first, second, third, fourth, rates, constants):
+    p, kept = floats(values, n, like), floats(buffer, n, like)
+    a, b, c = floats(first, n, like), floats(second, n, like), floats(third, n, like)
+    d = floats(fourth, n, like)
+    number = p.dtype.type
+    rate_a, rate_b = number(rates[0]), number(rates[2])
+    rate_c, rate_d = number(rates[4]), number(rates[6])
+    shrink, momentum = number(constants[0]), number(constants[1])
+    if constants[0] != 0:
+        for i in range(n):
+            value, step = p[i], kept[i]
+            step = step * momentum + (value * shrink + a[i])
+            value -= step * rate_a
+            step = step * momentum + (value * shrink + b[i])
+            value -= step * rate_b
+            step = step * momentum + (value * shrink + c[i])
+            value -= step * rate_c
+            step = step * momentum + (value * shrink + d[i])
+            value -= step * rate_d
+            p[i], kept[i] = value, step
+    else:
+        for i in range(n):
+            value, step = p[i], kept[i]
+            step = step * momentum + a[i]
+            value -= step * rate_a
+            step = step * momentum + b[i]
+            value -= step * rate_b
+            step = step * momentum + c[i]
+            value -= step * rate_c
+            step = step * momentum + d[i]
+            value -= step * rate_d
+            p[i], kept[i] = value, step
+
+
+@exact
+def _adagrad(like, n, values, squares, gradient, rates, constants):
+    p, kept, g = floats(values, n, like), floats(squares, n, like), floats(gradient, n, like)
+    number = p.dtype.type
+    rate, shrink, epsilon = number(rates[0]), number(constants[0]), number(constants[1])
+    decays = constants[0] != 0
+    for i in range(n):
+        step = p[i] * shrink + g[i] if decays else g[i]
+        kept[i] += step * step
+        p[i] -= step * rate / (np.sqrt(kept[i]) + epsilon)
+
+
+@exact
+def _adam(like, n, values, means, squares, gradient, rates, constants):
+    p, g = floats(values, n, like), floats(gradient, n, like)
+    mean, square = floats(means, n, like), floats(squares, n, like)
+    number = p.dtype.type
+    rate, root = number(rates[0]), number(rates[1])
+    shrink, beta1, rest1 = number(constants[0]), number(constants[1]), number(constants[2])
+    beta2, rest2, epsilon = number(constants[3]), number(constants[4]), number(constants[5])
+    decays = constants[0] != 0
+    for i in range(n):
+        step = p[i] * shrink + g[i] if decays else g[i]
+        square[i] = square[i] * beta2 + step * step * rest2
+        mean[i] = mean[i] * beta1 + step * rest1
+        p[i] -= mean[i] * rate / (np.sqrt(square[i]) / root + epsilon)
+
+
+@exact
+def apply_rule(kind, like, shards, gradients, constants, rates):
+    """Apply one gradient of each push to each shard, push after push.
+
+    Args:
+        kind: `SGD`, `MOMENTUM`, `ADAGRAD` or `ADAM`.
+        like: Any number of the type that all arrays have.
+        shards: int64 (shards, 5): number of values; addresses of the values and of up to two arrays of state;
+            where its gradient starts in each push, in values.
+        gradients: int64 (pushes): addresses.
+        constants: float64 (6): weight decay; then the momentum, or epsilon, or Adam's beta1, 1 - beta1, beta2,
+            1 - beta2 and epsilon.
+        rates: float64 (2 * pushes): of each push the rate, and Adam's root.
+    """
+    size, pushes = size_of(like), len(gradients)
+    for shard in range(shards.shape[0]):
+        row = shards[shard]
+        length, values, first, second, at = row[0], row[1], row[2], row[3], row[4]
+        for start in range(0, length, TILE):
+            n, behind = min(TILE, length - start), start * size
+            p, s, t, offset = values + behind, first + behind, second + behind, (at + start) * size
+            push = 0
+            while push < pushes:
+                g, mine = gradients[push] + offset, rates[2 * push :]
+                if kind <= MOMENTUM and push + 4 <= pushes:
+                    h, k = gradients[push + 1] + offset, gradients[push + 2] + offset
+                    m = gradients[push + 3] + offset
+                    if kind == SGD:
+                        _sgd_four(like, n, p, g, h, k, m, mine, constants[0])
+                    else:
+                        _momentum_four(like, n, p, s, g, h, k, m, mine, constants)
+                    push += 4
+                    continue
+                if kind == SGD:
+                    _sgd(like, n, p, g, mine, constants[0])
+                elif kind == MOMENTUM:
+                    _momentum(like, n, p, s, g, mine, constants)
+                elif kind == ADAGRAD:
+                    _adagrad(like, n, p, s, g, mine, constants)
+                else:
+                    _adam(like, n, p, s, t, g, mine, constants)
+                push += 1
+
+
+def rule_signature(dtype: "np.dtype[Any]") -> tuple[Any, ...]:
+    """The signature of `apply_rule` for a type."""
+    whole, number = types.Array(types.int64, 1, "C"), types.Array(types.float64, 1, "C")
+    like = types.float32 if dtype == np.float32 else types.float64
+    return types.int64, like, types.Array(types.int64, 2, "C"), whole, number, number

@@ -1,0 +1,146 @@
+"""Pure: one update rule on several gradients of the same shards, push after push, block by block (AD-43).
+
+`Batches` is the interface, and `NumpyBatches` does it with NumPy's loops; `adam_async.model.fast.rules` has
+compiled kernels with the same bits.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from adam_async.model.network import available_kernels
+from adam_async.model.rules import RULES, Rule, Sgd, new_scratch
+
+BLOCK = 32_768
+"""Elements of a block in a batch: values, gradient and state of 128 KiB each stay inside a 1 MiB L2."""
+
+
+class Target(Protocol):
+    """What a rule changes: a shard."""
+
+    @property
+    def values(self) -> NDArray[Any]:
+        """Flat values."""
+        ...
+
+    @property
+    def rule_state(self) -> Mapping[str, NDArray[Any]]:
+        """The rule's arrays."""
+        ...
+
+
+class Batches(Protocol):
+    """Applies one rule. Owns scratch memory, so one per writer."""
+
+    def apply(
+        self, targets: Sequence[Target], gradients: Sequence[NDArray[Any]], rates: Sequence[float]
+    ) -> None:
+        """Apply each gradient to all targets, one gradient after the other.
+
+        Args:
+            targets: What to change, in place.
+            gradients: Flat, each as long as all targets together, in their order; finite.
+            rates: The rate of each gradient.
+        """
+        ...
+
+    def apply_block(
+        self,
+        target: Target,
+        start: int,
+        stop: int,
+        gradients: Sequence[NDArray[Any]],
+        rates: Sequence[float],
+    ) -> None:
+        """Apply gradients to elements `start` to `stop`; blocks of a batch come in order, and all of them.
+
+        Counts of one number per target advance with the last block, once per gradient.
+        """
+        ...
+
+
+def make_batches(rule: Rule, dtype: "np.dtype[Any]", kernels: str) -> Batches:
+    """Make batches by the kernels of this name, see `Network`; compiles them, or reads them from the disk.
+
+    Raises:
+        SpecError: There are no such kernels, or they are not installed.
+    """
+    if available_kernels(kernels) == "numpy" or type(rule) not in RULES.values():
+        return NumpyBatches(rule, dtype)
+    from adam_async.model.fast.batches import CompiledBatches  # importing numba takes a while
+
+    return CompiledBatches(rule, dtype)
+
+
+class NumpyBatches:
+    """Batches by NumPy's loops.
+
+    Args:
+        rule: The update rule.
+        dtype: Of values and gradients.
+    """
+
+    def __init__(self, rule: Rule, dtype: DTypeLike) -> None:
+        self._rule = rule
+        self._plain = isinstance(rule, Sgd) and not rule.momentum and not rule.weight_decay
+        self._scratch = new_scratch(dtype)
+
+    def apply(
+        self, targets: Sequence[Target], gradients: Sequence[NDArray[Any]], rates: Sequence[float]
+    ) -> None:
+        """See `Batches.apply`."""
+        stops = list(accumulate([len(target.values) for target in targets], initial=0))
+        first = 0
+        while first < len(targets):
+            last = first + 1
+            while self._plain and last < len(targets) and stops[last + 1] - stops[first] <= BLOCK:
+                last += 1
+            if last > first + 1:
+                self._step_together(
+                    targets[first:last], [g[stops[first] : stops[last]] for g in gradients], rates
+                )
+            else:
+                target, mine = targets[first], [g[stops[first] : stops[last]] for g in gradients]
+                size = len(target.values)
+                # A single gradient is read once whatever the blocks, and the rule has blocks of its own.
+                step = BLOCK if len(gradients) > 1 else max(size, 1)
+                for start in range(0, size, step):
+                    stop = min(start + step, size)
+                    self.apply_block(target, start, stop, [g[start:stop] for g in mine], rates)
+            first = last
+
+    def _step_together(
+        self, targets: Sequence[Target], gradients: Sequence[NDArray[Any]], rates: Sequence[float]
+    ) -> None:
+        """Plain SGD on small shards: the rate is multiplied in once for all of them."""
+        for gradient, rate in zip(gradients, rates, strict=True):
+            step = np.multiply(gradient, float(rate), out=self._scratch[0, : len(gradient)])
+            at = 0
+            for target in targets:
+                values = target.values
+                end = at + len(values)
+                np.subtract(values, step[at:end], out=values)
+                at = end
+
+    def apply_block(
+        self,
+        target: Target,
+        start: int,
+        stop: int,
+        gradients: Sequence[NDArray[Any]],
+        rates: Sequence[float],
+    ) -> None:
+        """See `Batches.apply_block`."""
+        whole = target.rule_state
+        values = target.values[start:stop]
+        state = {name: whole[name][start:stop] for name in self._rule.state_names}
+        before = {name: whole[name].copy() for name in self._rule.scalar_names}
+        state.update({name: whole[name] for name in before})
+        for gradient, rate in zip(gradients, rates, strict=True):
+            self._rule.apply(values, state, gradient, rate=rate, scratch=self._scratch)
+        if stop < len(target.values):
+            for name, count in before.items():
+                whole[name][...] = count
