@@ -280,7 +280,9 @@ def main() -> None:
             for momentum in options.momentum:
                 for batch in options.batches:
                     case = Case(model=model, protocol=protocol, batch=batch, momentum=momentum)
-                    server = Server(case, images=options.images, push_bytes=options.push_mb << 20, kernels=options.kernels)
+                    server = Server(
+                        case, images=options.images, push_bytes=options.push_mb << 20, kernels=options.kernels
+                    )
                     for row in rows_of(server, stream, options.rounds):
                         rows.append(row)
                         print(

@@ -47,20 +47,6 @@ class Batches(Protocol):
         """
         ...
 
-    def apply_block(
-        self,
-        target: Target,
-        start: int,
-        stop: int,
-        gradients: Sequence[NDArray[Any]],
-        rates: Sequence[float],
-    ) -> None:
-        """Apply gradients to elements `start` to `stop`; blocks of a batch come in order, and all of them.
-
-        Counts of one number per target advance with the last block, once per gradient.
-        """
-        ...
-
 
 def make_batches(rule: Rule, dtype: "np.dtype[Any]", kernels: str) -> Batches:
     """Make batches by the kernels of this name, see `Network`; compiles them, or reads them from the disk.
@@ -109,7 +95,7 @@ class NumpyBatches:
                 step = BLOCK if len(gradients) > 1 else max(size, 1)
                 for start in range(0, size, step):
                     stop = min(start + step, size)
-                    self.apply_block(target, start, stop, [g[start:stop] for g in mine], rates)
+                    self._apply_block(target, start, stop, [g[start:stop] for g in mine], rates)
             first = last
 
     def _step_together(
@@ -125,7 +111,7 @@ class NumpyBatches:
                 np.subtract(values, step[at:end], out=values)
                 at = end
 
-    def apply_block(
+    def _apply_block(
         self,
         target: Target,
         start: int,
@@ -133,7 +119,7 @@ class NumpyBatches:
         gradients: Sequence[NDArray[Any]],
         rates: Sequence[float],
     ) -> None:
-        """See `Batches.apply_block`."""
+        """Counts of one number per target advance with the last block, once per gradient."""
         whole = target.rule_state
         values = target.values[start:stop]
         state = {name: whole[name][start:stop] for name in self._rule.state_names}

@@ -20,7 +20,7 @@ and only otherwise is the product itself formed and scanned first.
 Letters: K images, I inputs (one row), R rows of the shard.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, product
 from math import inf, isfinite, sqrt
@@ -30,18 +30,15 @@ import msgspec
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from adam_async.model.rule_batches import BLOCK, Batches, NumpyBatches
+from adam_async.model.rule_batches import Batches, NumpyBatches
 from adam_async.model.rules import Rule, Sgd
 from adam_async.parameter_server.shard import Shard
 from adam_async.placement import ShardSpec
 
-PRODUCT_ROWS = 64
-"""Rows of a block at least, where factors are multiplied: each piece of a product packs the activations anew."""
-
 PIECE_WORK = 1 << 20
 """Work of a step at most, if a shard is not more: values times the gradients that are applied to them."""
 
-PRODUCTS_PER_VALUE = 16
+PRODUCTS_PER_VALUE = 64
 """Products of factors that take as long as applying one gradient to a value."""
 
 
@@ -267,7 +264,16 @@ class Applier:
                 if len(deltas) == len(parts):
                     yield from self._delta_pieces(mine, deltas)
                     continue
-                for shard, batch in zip(mine, zip(*(part.each() for part in parts), strict=True), strict=True):
+                factors = [part for part in parts if isinstance(part, FactorPart)]
+                if self._can_join(factors, len(parts)):
+                    whole = yield from self._join_pieces(factors)
+                    for shard, gradient in zip(mine, whole.each(), strict=True):
+                        yield from self._one_pieces(shard, gradient)
+                        yield shard.spec.size, [(True,) * len(parts)]
+                    continue
+                for shard, batch in zip(
+                    mine, zip(*(part.each() for part in parts), strict=True), strict=True
+                ):
                     yield from self._shard_pieces(shard, batch)
             return
         if rates is None:
@@ -302,20 +308,26 @@ class Applier:
                 finite.append(True)
             else:
                 # The bound is coarse, or was not taken: look at the product before adding any of it.
-                yield from self._product_pieces(shard.spec, gradient)
+                yield from self._product_pieces(shard.spec, gradient, self._product[:size])
                 finite.append(is_finite(self._product[:size]))
         good = [gradient for gradient, ok in zip(batch, finite, strict=True) if ok]
-        joined = self._joined(good)
-        if joined is not None:
-            good = [joined]
+        stacked = [_part_of(gradient) for gradient in good if isinstance(gradient, Factors)]
+        factors = [part for part in stacked if isinstance(part, FactorPart)]
+        if self._can_join(factors, len(good)):
+            whole = yield from self._join_pieces(factors)
+            good = whole.each()
         if len(good) == 1:
             yield from self._one_pieces(shard, good[0])
         elif good:
-            deltas = [gradient for gradient in good if isinstance(gradient, Delta)]
-            if len(deltas) == len(good):
-                self.batches.apply([shard], [delta.values for delta in deltas], [g.rate for g in deltas])
-            else:
-                yield from self._block_pieces(shard, good)
+            products = iter(self._room("products", sum([isinstance(g, Factors) for g in good]), size))
+            values = []
+            for gradient in good:
+                if isinstance(gradient, Factors):
+                    values.append(next(products))
+                    yield from self._product_pieces(shard.spec, gradient, values[-1])
+                else:
+                    values.append(gradient.values)
+            self.batches.apply([shard], values, [gradient.rate for gradient in good])
         yield size * len(batch), [finite]
 
     @np.errstate(over="ignore", invalid="ignore")
@@ -331,8 +343,9 @@ class Applier:
         if gradient.bound <= self._limit:
             return True
         # Not in the memory of products: the work on a batch may be between two steps.
-        room = self._room("look", 1, spec.size).reshape(-1)
-        return is_finite(self._multiply(spec, gradient, 0, spec.size, room))
+        look = self._room("look", 1, spec.size).reshape(-1)
+        self._multiply(spec, gradient, look)
+        return is_finite(look)
 
     # --- sums (bsp) --------------------------------------------------------------------------
 
@@ -375,9 +388,9 @@ class Applier:
                 for number, part in enumerate(parts):
                     if isinstance(part, FactorPart):
                         factor = Factors(part.x_IK, part.errors_RK, part.rate, part.bound)
-                        yield from self._product_pieces(shard.spec, factor)
-                        product = self._product[: shard.spec.size].copy()
-                        deltas.insert(number, DeltaPart(product, (shard.spec.size,), part.rate, finite=True))
+                        formed = np.empty(shard.spec.size, self._dtype)
+                        yield from self._product_pieces(shard.spec, factor, formed)
+                        deltas.insert(number, DeltaPart(formed, (shard.spec.size,), part.rate, finite=True))
                 yield from self._delta_sum_pieces(mine, deltas, scale, rate)
 
     def _delta_sum_pieces(
@@ -431,24 +444,27 @@ class Applier:
 
     # --- pieces ------------------------------------------------------------------------------
 
-    def _joined(self, batch: Sequence[Gradient]) -> Factors | None:
-        """Stack the factors of a batch for one product, where that is the same sum."""
-        factors = [g for g in batch if isinstance(g, Factors)]
-        if not (self._plain and self._join) or len(factors) < 2 or len(factors) < len(batch):
-            return None
-        bound = sum([g.bound * max(abs(g.rate), 1.0) for g in factors])
-        if bound > self._limit:
-            return None
-        images = sum([g.x_IK.shape[1] for g in factors])
-        x_IK = self._room("x", len(factors[0].x_IK), images)
-        errors_RK = self._room("errors", len(factors[0].errors_RK), images)
+    def _can_join(self, parts: Sequence[FactorPart], pushes: int) -> bool:
+        """Whether one product of stacked factors is the sum of so many pushes, and none can overflow."""
+        if not (self._plain and self._join) or len(parts) < 2 or len(parts) < pushes:
+            return False
+        return _scaled_bound(parts) <= self._limit
+
+    def _join_pieces(
+        self, parts: Sequence[FactorPart]
+    ) -> Generator[tuple[int, list[Sequence[bool]]], None, FactorPart]:
+        """Stack factors of the same shards, each with its rate, for one product per shard."""
+        images = sum([part.x_IK.shape[1] for part in parts])
+        x_IK = self._room("x", len(parts[0].x_IK), images)
+        errors_RK = self._room("errors", len(parts[0].errors_RK), images)
         at = 0
-        for g in factors:
-            end = at + g.x_IK.shape[1]
-            x_IK[:, at:end] = g.x_IK
-            np.multiply(g.errors_RK, np.asarray(g.rate, self._dtype), out=errors_RK[:, at:end])
+        for part in parts:
+            end = at + part.x_IK.shape[1]
+            x_IK[:, at:end] = part.x_IK
+            np.multiply(part.errors_RK, np.asarray(part.rate, self._dtype), out=errors_RK[:, at:end])
             at = end
-        return Factors(x_IK, errors_RK, 1.0, bound)
+            yield part.x_IK.size + part.errors_RK.size, []
+        return FactorPart(x_IK, errors_RK, parts[0].sizes, 1.0, _scaled_bound(parts))
 
     def _room(self, what: str, rows: int, columns: int) -> NDArray[Any]:
         """Scratch memory for factors; it grows to the largest batch and stays."""
@@ -459,6 +475,7 @@ class Applier:
 
     def _one_pieces(self, shard: Shard, gradient: Gradient) -> Pieces:
         """Apply one gradient known to be finite."""
+        step = self._product[: shard.spec.size]
         if isinstance(gradient, Delta):
             self.batches.apply([shard], [gradient.values], [gradient.rate])
             return
@@ -469,35 +486,15 @@ class Applier:
             if gradient.rate != 1.0:
                 room = self._room("errors", *errors.shape)
                 errors = np.multiply(errors, np.asarray(gradient.rate, self._dtype), out=room)
-            yield from self._product_pieces(shard.spec, Factors(gradient.x_IK, errors, 1.0, scaled))
-            np.subtract(shard.values, self._product[: shard.spec.size], out=shard.values)
+            scaled_factors = Factors(gradient.x_IK, errors, 1.0, scaled)
+            yield from self._product_pieces(shard.spec, scaled_factors, step)
+            np.subtract(shard.values, step, out=shard.values)
         else:
-            yield from self._product_pieces(shard.spec, gradient)
-            self.batches.apply([shard], [self._product[: shard.spec.size]], [gradient.rate])
+            yield from self._product_pieces(shard.spec, gradient, step)
+            self.batches.apply([shard], [step], [gradient.rate])
 
-    def _block_pieces(self, shard: Shard, batch: Sequence[Gradient]) -> Pieces:
-        """Form the products of a block of all gradients, apply them, and go on to the next block."""
-        rates = [gradient.rate for gradient in batch]
-        factors = [gradient for gradient in batch if isinstance(gradient, Factors)]
-        images = sum([gradient.x_IK.shape[1] for gradient in factors])
-        for start, stop in self._blocks(shard.spec):
-            products = iter(self._room("products", len(factors), stop - start))
-            parts = [
-                gradient.values[start:stop]
-                if isinstance(gradient, Delta)
-                else self._multiply(shard.spec, gradient, start, stop, next(products))
-                for gradient in batch
-            ]
-            self.batches.apply_block(shard, start, stop, parts, rates)
-            yield (stop - start) * images // PRODUCTS_PER_VALUE, []
-
-    def _blocks(self, spec: ShardSpec) -> list[tuple[int, int]]:
-        """Ranges of about `BLOCK` elements, of whole rows."""
-        step = max(BLOCK // spec.row_size, PRODUCT_ROWS) * spec.row_size
-        return [(start, min(start + step, spec.size)) for start in range(0, spec.size, step)]
-
-    def _product_pieces(self, spec: ShardSpec, gradient: Factors) -> Pieces:
-        """Form a gradient in scratch memory, as many rows at a time as make a step's work.
+    def _product_pieces(self, spec: ShardSpec, gradient: Factors, out: NDArray[Any]) -> Pieces:
+        """Form a gradient in `out`, as many rows at a time as make a step's work.
 
         A row that is more than that is formed as many columns at a time.
         """
@@ -505,35 +502,30 @@ class Applier:
         most = max(PIECE_WORK * PRODUCTS_PER_VALUE // max(images, 1), 1)
         rows = most // row
         if rows * row >= spec.size:
-            self._multiply(spec, gradient)
+            self._multiply(spec, gradient, out)
             yield spec.size * images // PRODUCTS_PER_VALUE, []
-        elif rows:
-            for start in range(0, spec.size, rows * row):
-                self._multiply(spec, gradient, start, min(start + rows * row, spec.size))
-                yield rows * row * images // PRODUCTS_PER_VALUE, []
-        else:
-            out_RI = self._product[: spec.size].reshape(-1, row)
-            for number, start in product(range(len(out_RI)), range(0, row, most)):
-                errors_1K, x_IK = gradient.errors_RK[number : number + 1], gradient.x_IK[start : start + most]
-                np.matmul(errors_1K, x_IK.T, out=out_RI[number : number + 1, start : start + most])
-                yield PIECE_WORK, []
+            return
+        out_RI = out.reshape(-1, row)
+        step, columns = max(rows, 1), row if rows else most
+        for first, start in product(range(0, len(out_RI), step), range(0, row, columns)):
+            last, end = min(first + step, len(out_RI)), min(start + columns, row)
+            # Silent as `_multiply` is, because `Work.step` is.
+            np.matmul(
+                gradient.errors_RK[first:last],
+                gradient.x_IK[start:end].T,
+                out=out_RI[first:last, start:end],
+            )
+            yield (last - first) * (end - start) * images // PRODUCTS_PER_VALUE, []
 
     @np.errstate(over="ignore", invalid="ignore")
-    def _multiply(
-        self,
-        spec: ShardSpec,
-        gradient: Factors,
-        start: int = 0,
-        stop: int | None = None,
-        out: NDArray[Any] | None = None,
-    ) -> NDArray[Any]:
-        """Form elements `start` to `stop` of the gradient, in their place of the scratch memory or in `out`."""
-        row, stop = spec.row_size, spec.size if stop is None else stop
-        if out is None:
-            out = self._product[start:stop]
-        errors_RK = gradient.errors_RK[start // row : stop // row]
-        np.matmul(errors_RK, gradient.x_IK.T, out=out.reshape(-1, row))
-        return out
+    def _multiply(self, spec: ShardSpec, gradient: Factors, out: NDArray[Any]) -> None:
+        """Form a gradient in `out`."""
+        np.matmul(gradient.errors_RK, gradient.x_IK.T, out=out.reshape(-1, spec.row_size))
+
+
+def _scaled_bound(parts: Sequence[FactorPart]) -> float:
+    """Bound the sum of products, each at its rate."""
+    return sum([part.bound * max(abs(part.rate), 1.0) for part in parts])
 
 
 def _part_of(gradient: Gradient) -> DeltaPart | FactorPart:

@@ -78,10 +78,12 @@ class Applied(msgspec.Struct, frozen=True, eq=False):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SumApplied:
-    """The shell applied a sum; `finite` says, shard by shard, whether it was."""
+    """The shell applied a sum to some of its shards; `finite` says, shard by shard, whether it was."""
 
     sum: "ApplySum"
     finite: Sequence[bool]
+    first: int = 0
+    """Which of the sum's shards `finite` begins with; each is reported once, in order."""
 
 
 @dataclass(frozen=True, slots=True)

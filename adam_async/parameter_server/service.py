@@ -1,14 +1,15 @@
 """The parameter-server role: shards in memory, pushes in, acknowledgements and values out.
 
-Everything that touches shard values runs on the event loop's thread, one shard batch per turn: the
-server is the single writer of its shards, reads between batches need no lock, and a shard is at most
-1 MiB, so a heartbeat never waits for more than one shard's work. What arrives while a batch is being
-applied is queued by the time the next turn comes, which is where batching comes from (AD-42).
+Everything that touches shard values runs on the event loop's thread: the server is the single writer of its
+shards, and reads between batches need no lock. A turn of the loop does a bounded amount of work, counted and
+not timed, and a large batch takes several turns (`TURN_WORK`), so a heartbeat waits for milliseconds
+whatever is queued. Batches (AD-42) come from the pushes that arrive meanwhile.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -41,9 +42,11 @@ from adam_async.messages import (
 from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.model.network import Network as Model
-from adam_async.model.rules import make_rule
+from adam_async.model.network import available_kernels
+from adam_async.model.rule_batches import make_batches
+from adam_async.model.rules import Rule, make_rule
 from adam_async.model.spec import ModelSpec
-from adam_async.parameter_server.apply import Applier, PushGradients
+from adam_async.parameter_server.apply import Applier, PushGradients, Work
 from adam_async.parameter_server.events import (
     Acknowledge,
     AcknowledgeRecord,
@@ -78,12 +81,13 @@ from adam_async.role import Role, reply_or_fail, reply_when_room
 from adam_async.shard_storage import ShardStorage, StorageShelf, initial_values
 from adam_async.timeline import Timeline
 from adam_async.timer import Timer
+from dataflow import ComputePool
 from transport import BufferPool, Identity, Link, Message, Network, Request
 
 logger = logging.getLogger(__name__)
 
-TURN_VALUES = 1 << 18
-"""Values of shards after which a turn of the loop ends: as many as the largest shard has."""
+TURN_WORK = 1 << 20
+"""Work after which a turn of the loop ends, see `PIECE_WORK`: four gradients for the largest shard."""
 
 
 class ParameterServer(Role):
@@ -134,6 +138,8 @@ class ParameterServer(Role):
         self._run = ""
         self._resumed = False
         self._applier: Applier | None = None
+        self._work: _Work | None = None
+        """What was taken from the queue and is not done."""
         self._specs: tuple[ShardSpec, ...] = ()
         self._dtype: np.dtype[Any] = np.dtype(np.float32)
         self.state: ServerState | None = None
@@ -192,7 +198,7 @@ class ParameterServer(Role):
         """Allocate and initialise the shards of the buckets whose primary we are."""
         run = cluster.run
         assert run is not None
-        self.state = None
+        self.state = self._work = None
         config = msgspec.convert(run.config, Config)
         self._dtype = np.dtype(config.dtype)
         model = Model(ModelSpec.from_dict(run.spec), dtype=self._dtype, layers=self._layers)
@@ -211,6 +217,8 @@ class ParameterServer(Role):
             await asyncio.sleep(0)
         self._specs = table.shards
         self._applier = Applier(rule, [shard.spec for shard in shards], self._dtype)
+        if not in_place and available_kernels(config.kernels) == "numba":
+            self._spawn("kernels", self._compile(self._applier, rule))
         self._preparing = ServerState(
             run=run.id,
             generation=cluster.generation,
@@ -233,6 +241,13 @@ class ParameterServer(Role):
         self._lacking = {shard.spec.id for shard in shards} if self._resumed else set()
         logger.info("%s holds %d shards of run %s", self._identity.node, len(shards), run.id)
         self._begin_if_complete()
+
+    async def _compile(self, applier: Applier, rule: Rule) -> None:
+        """Have the rule applied by compiled kernels from when they are there; the bits are the same."""
+        async with ComputePool(
+            threads=1, name=f"{self._identity.node}-kernels", close_timeout_s=60.0
+        ) as pool:
+            applier.batches = await pool.run(make_batches, rule, self._dtype, "numba")
 
     def _begin_if_complete(self) -> None:
         """A run that is resumed begins when the driver has set all our shards; any other at once."""
@@ -398,7 +413,7 @@ class ParameterServer(Role):
             self._loop.call_soon(self._callbacks.run, self._drain)
 
     def _drain(self) -> None:
-        """Apply about a shard's worth of what is queued; come back in the next turn while there is more."""
+        """Do a turn's work on what is queued; come back in the next turn while there is more."""
         state = self.state  # None while the server prepares another run
         try:
             if state is not None:
@@ -409,52 +424,62 @@ class ParameterServer(Role):
             self._drain_soon(state)
 
     def _apply_some(self, state: ServerState) -> None:
-        room = TURN_VALUES
+        room = TURN_WORK
         while room > 0:
-            batch, effects = state.take_batch()
-            if effects:
-                self._perform(effects)
-            if state.parked.fresh:
-                self._keep_deadline(state)
-            if batch is None:
-                return
-            room -= self._apply(state, batch) if isinstance(batch, Apply) else self._apply_sum(state, batch)
+            if self._work is None:
+                batch, effects = state.take_batch()
+                if effects:
+                    self._perform(effects)
+                if state.parked.fresh:
+                    self._keep_deadline(state)
+                if batch is None:
+                    return
+                self._work = self._begin(batch)
+            room -= self._step(state, self._work)
 
-    def _apply(self, state: ServerState, batch: Apply) -> int:
-        """Apply a batch. Returns how many values it covered."""
+    def _begin(self, batch: Apply | ApplySum) -> "_Work":
         applier, timeline = self._applier, self._timeline
         assert applier is not None
         begin = timeline.clock() if timeline is not None else 0.0
-        pushes = batch.pushes
+        if isinstance(batch, ApplySum):
+            gradients = [
+                queued.gradients if places == _all_of(queued.push) else queued.gradients.only(places)
+                for queued, places in zip(batch.pushes, batch.places, strict=True)
+            ]
+            work = applier.work_on_sum(batch.shards, gradients, scale=batch.scale, rate=batch.rate)
+            return _Work(batch, batch.shards, work, begin)
         shards = batch.shards()
-        if len(shards) == len(pushes[0].push.shards):
-            gradients = [queued.gradients for queued in pushes]
-        else:
-            gradients = [queued.gradients.only(queued.accepted) for queued in pushes]
-        finite = applier.apply_pushes(shards, gradients, batch.rates)
-        self._perform(state.handle(Applied(batch, finite)))
-        covered = 0
-        for shard in shards:
-            covered += len(shard.values)
-        if timeline is not None:
-            timeline.applied(self._identity.node, [queued.push for queued in pushes], covered, begin)
-        return covered
-
-    def _apply_sum(self, state: ServerState, batch: ApplySum) -> int:
-        """Apply the sum of a step. Returns how many values it covered."""
-        applier, timeline = self._applier, self._timeline
-        assert applier is not None
-        begin = timeline.clock() if timeline is not None else 0.0
+        whole = len(shards) == len(batch.pushes[0].push.shards)
         gradients = [
-            queued.gradients if places == _all_of(queued.push) else queued.gradients.only(places)
-            for queued, places in zip(batch.pushes, batch.places, strict=True)
+            queued.gradients if whole else queued.gradients.only(queued.accepted) for queued in batch.pushes
         ]
-        finite = applier.apply_sum(batch.shards, gradients, scale=batch.scale, rate=batch.rate)
-        self._perform(state.handle(SumApplied(batch, finite)))
-        covered = sum([len(shard.values) for shard in batch.shards])
-        if timeline is not None:
-            timeline.applied(self._identity.node, [queued.push for queued in batch.pushes], covered, begin)
-        return covered
+        return _Work(batch, shards, applier.work_on(shards, gradients, batch.rates), begin)
+
+    def _step(self, state: ServerState, current: "_Work") -> int:
+        """Do a step of what was taken, and report it. Returns its work."""
+        batch, work = current.batch, current.work
+        before = len(work.finite)
+        try:
+            done = work.step()
+        except BaseException:
+            self._work = None
+            raise
+        if work.done:
+            self._work = None
+        if isinstance(batch, ApplySum):
+            # Each shard of a sum is done at once, and may be read.
+            sums = [finite for (finite,) in work.finite[before:]]
+            if sums:
+                self._perform(state.handle(SumApplied(batch, sums, before)))
+        elif work.done:
+            effects = state.handle(Applied(batch, work.finite))
+            self._perform(effects)
+            done += sum([_values_count(each.shards) for each in effects if isinstance(each, Acknowledge)])
+        if work.done and self._timeline is not None:
+            covered = _values_count(current.shards)
+            pushes = [queued.push for queued in batch.pushes]
+            self._timeline.applied(self._identity.node, pushes, covered, current.begin)
+        return done
 
     def _perform(self, effects: Sequence[Effect]) -> None:
         shared: dict[tuple[Link, tuple[Shard, ...]], NDArray[Any]] = {}
@@ -521,6 +546,21 @@ class ParameterServer(Role):
 
 def _ours(table: ShardTable, buckets: Sequence[str], node: str) -> list[ShardSpec]:
     return [spec for spec in table.shards if buckets[spec.bucket] == node]
+
+
+@dataclass(slots=True, frozen=True)
+class _Work:
+    """A batch or a sum on its way."""
+
+    batch: Apply | ApplySum
+    shards: Sequence[Shard]
+    work: Work
+    begin: float
+    """When it began, on the timeline's clock."""
+
+
+def _values_count(shards: Sequence[Shard]) -> int:
+    return sum([len(shard.values) for shard in shards])
 
 
 def _values_bytes(shards: Sequence[Shard]) -> int:

@@ -4,15 +4,16 @@ Theory of operation
 -------------------
 Pushes and pulls wait in one queue, in the order in which they came. For each shard that a push names
 the server *orders* it if the number is the session's last one + 1, answers again for lower numbers, and
-answers a gap with the number it wants. `take_batch` hands over the push at the head of the queue and
-those right behind it that are for the same shards (opportunistic batching, AD-42); the shell applies
-them and reports `Applied`; a push is acknowledged once it is applied. In bsp an ordered push does not
-queue: it is *held* and acknowledged at once, and what queues is the sum of a step, once it is complete
-(`barrier.py`).
+answers a gap with the number it wants. `take_batch` hands over the push that has waited longest and
+those behind it that are for the same shards (opportunistic batching, AD-42); pushes for other shards do not
+part them (`push_queue.py`). The shell applies the batch, in several turns of the loop if it is large, and
+reports `Applied`; a push is acknowledged once it is applied. In bsp an ordered push does not queue: it is
+*held* and acknowledged at once, and what queues is the sum of a step, once it is complete (`barrier.py`).
 
-Because there is one queue, a pull contains what its client pushed before it, and a duplicate of a push
-that is still queued is not acknowledged before that push is applied. A tick waits there too, so that a
-clock never says that a push was applied which was not.
+Nothing passes a pull in the queue, so a pull contains what its client pushed before it, and a duplicate of a
+push that is still queued is not acknowledged before that push is applied. A tick waits there too, so that a
+clock never says that a push was applied which was not. A batch that is taken and not yet reported counts as
+queued: no values leave the server while those of a shard are anywhere between before and after.
 
 A pull may want a *clock*: values in which all pushes of live replicas up to it are applied. It is *parked*
 until they are, or until its deadline. Whom to wait for the server hears from the controllers, perhaps later
@@ -37,7 +38,6 @@ Nothing here waits, sends, reads a clock or touches a value; gradients pass thro
 absolute seconds on the caller's clock.
 """
 
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, assert_never
 
@@ -85,10 +85,18 @@ from adam_async.parameter_server.gated import MOST_GATED, Gated
 from adam_async.parameter_server.lives import LivesOver, keep_newest
 from adam_async.parameter_server.order_log import JOINED, NOT_APPLIED, SUMMED, OrderLog
 from adam_async.parameter_server.parked import Parked
+from adam_async.parameter_server.push_queue import PushQueue
 from adam_async.parameter_server.shard import Session, Shard
 
 MAX_BATCH = 32
 """Pushes applied together at most, so that the first of them is not acknowledged too late."""
+
+SHARD_VALUES = 1 << 21
+"""Values of a shard times the pushes of a batch at most, for they are applied in one turn of the loop: eight
+pushes to the largest shard, of 2^18 values."""
+
+BATCH_VALUES = 1 << 22
+"""Values that a push asks for times the pushes of a batch at most: their answers are copied in one turn."""
 
 
 EARLY_KEPT = 256
@@ -126,7 +134,8 @@ class ServerState:
         self._group_images = group_images
         self._scales = scale_by_staleness
         self.log = log
-        self._queue: deque[QueuedPush | QueuedPull | QueuedRead | QueuedTick | ApplySum] = deque()
+        self._queue = PushQueue()
+        self._taken: Apply | ApplySum | None = None
         self.parked = Parked()
         self.gated = Gated()
         self._epoch = 0
@@ -165,18 +174,23 @@ class ServerState:
         assert_never(event)
 
     def take_batch(self) -> tuple[Apply | ApplySum | None, list[Effect]]:
-        """Take the head of the queue: a batch or a sum to apply, and what can be answered without it."""
-        queue = self._queue
+        """Take what waits longest: a batch or a sum to apply, and what can be answered without it.
+
+        The next one may be taken when this one is reported.
+        """
+        assert self._taken is None
         effects: list[Effect] = []
-        while queue:
-            head = queue.popleft()
-            if isinstance(head, QueuedPush):
-                if head.accepted:
-                    return self._batch(head), effects
-                effects.append(self._acknowledgement(head))
+        while self._queue:
+            head = self._queue.take(self._joins, _most_joined)
+            if isinstance(head, list):
+                if head[0].accepted:
+                    self._taken = self._batch(head)
+                    return self._taken, effects
+                effects += [self._acknowledgement(queued) for queued in head]
             elif isinstance(head, ApplySum):
                 self.batches += 1
                 self.batched_pushes += len(head.pushes)
+                self._taken = head
                 return head, effects
             elif isinstance(head, QueuedTick):
                 effects += self._ticked(head.request, head.tick)
@@ -184,28 +198,19 @@ class ServerState:
                 effects += self.parked.take(head)
         return None, effects
 
-    def _batch(self, head: QueuedPush) -> Apply:
-        queue, pushes = self._queue, [head]
-        while queue and len(pushes) < MAX_BATCH:
-            follower = queue[0]
-            if not isinstance(follower, QueuedPush) or not self._joins(follower, head):
-                break
-            queue.popleft()
-            pushes.append(follower)
+    def _batch(self, pushes: Sequence[QueuedPush]) -> Apply:
         self.batches += 1
         self.batched_pushes += len(pushes)
         return Apply(tuple(pushes), _scaled_rates(pushes) if self._scales else None)
 
     def _joins(self, follower: QueuedPush, head: QueuedPush) -> bool:
-        """Whether a push may be applied in one batch with `head`.
+        """Whether a push for the same shards may be applied in one batch with `head`.
 
         Where staleness decides about rates, each push has to know which of those before it are applied.
         """
-        return (
-            follower.push.shards == head.push.shards
-            and follower.accepted == head.accepted
-            and not (self._scales and not (head.gradients.is_sure and follower.gradients.is_sure))
-        )
+        if follower.push.pull != head.push.pull:
+            return False  # the answers of a batch are bounded by those of its first push
+        return not self._scales or (head.gradients.is_sure and follower.gradients.is_sure)
 
     @property
     def synchronous(self) -> bool:
@@ -215,7 +220,7 @@ class ServerState:
     @property
     def idle(self) -> bool:
         """Whether there is nothing to apply, and nothing waits for it."""
-        return not self._queue
+        return not self._queue and self._taken is None
 
     # --- order -------------------------------------------------------------------------------
 
@@ -249,9 +254,9 @@ class ServerState:
         if self._group_images:
             assert event.finite is not None
             return self._hold(queued, event.finite)
-        if not accepted and not self._queue:
+        if not accepted and self.idle:
             return [self._acknowledgement(queued)]
-        self._queue.append(queued)
+        self._queue.add(queued)
         return []
 
     # --- hold (bsp) --------------------------------------------------------------------------
@@ -273,7 +278,7 @@ class ServerState:
         effects: list[Effect] = [self._acknowledgement(queued)]
         self._advance(shards, replica, push.incarnation, push.clock)
         self._reach(shards)
-        return effects + self.parked.answer()
+        return effects + self._answer_parked()
 
     def _reach(self, shards: Iterable[Shard]) -> None:
         """Queue the sums that wait for nobody any more; shards of the same pushes are summed together."""
@@ -290,7 +295,7 @@ class ServerState:
         for clock, contributions, members in sorted(due.values(), key=lambda each: each[0]):
             members.sort(key=lambda member: member[1])  # in the order of the pushes, whoever completes them
             pushes = tuple(each.push for each in contributions)
-            self._queue.append(
+            self._queue.add(
                 ApplySum(
                     clock=clock,
                     shards=tuple(shard for shard, _ in members),
@@ -302,7 +307,12 @@ class ServerState:
 
     def _sum_applied(self, event: SumApplied) -> list[Effect]:
         done = event.sum
-        for at, (shard, finite) in enumerate(zip(done.shards, event.finite, strict=True)):
+        assert done is self._taken
+        last = event.first + len(event.finite)
+        if last == len(done.shards):
+            self._taken = None
+        shards = done.shards[event.first : last]
+        for at, (shard, finite) in enumerate(zip(shards, event.finite, strict=True), start=event.first):
             assert shard.held is not None
             shard.held.applied(done.clock)
             for number, (queued, places) in enumerate(zip(done.pushes, done.places, strict=True)):
@@ -315,11 +325,13 @@ class ServerState:
                 flags = SUMMED | (JOINED if number else 0) | (0 if finite else NOT_APPLIED)
                 self._note(shard, queued, flags)
             shard.version = Version(shard.version + finite)
-        return self.parked.answer()
+        return self._answer_parked()
 
     # --- acknowledge -------------------------------------------------------------------------
 
     def _applied(self, event: Applied) -> list[Effect]:
+        assert event.batch is self._taken
+        self._taken = None
         pushes = event.batch.pushes
         shards = event.batch.shards()
         for place, shard, finite in zip(pushes[0].accepted, shards, event.finite, strict=True):
@@ -340,7 +352,7 @@ class ServerState:
                 for number, (queued, ok) in enumerate(zip(pushes, finite, strict=True)):
                     self._note(shard, queued, (JOINED if number else 0) | (0 if ok else NOT_APPLIED))
         effects: list[Effect] = [self._acknowledgement(queued) for queued in pushes]
-        return effects + self.parked.answer() if self.parked else effects
+        return effects + self._answer_parked()
 
     def _note(self, shard: Shard, queued: QueuedPush, flags: int) -> None:
         if self.log is not None:
@@ -427,8 +439,8 @@ class ServerState:
             if shard is not None and shard.last_number.get(session, 0) < last:
                 text = f"push {last} on shard {number} has not come, and a tick behind it cannot count"
                 return [Refuse(event.request, "gap", text)]
-        if self._queue and not self._group_images:
-            self._queue.append(QueuedTick(event.request, tick))
+        if not self.idle and not self._group_images:
+            self._queue.add(QueuedTick(event.request, tick))
             return []
         return self._ticked(event.request, tick)
 
@@ -437,7 +449,7 @@ class ServerState:
         shards = [shard for shard in found if shard is not None]
         self._advance(shards, Replica(tick.replica), tick.incarnation, tick.clock)
         self._reach(shards)
-        return [AcknowledgeTick(request), *self.parked.answer()]
+        return [AcknowledgeTick(request), *self._answer_parked()]
 
     def _replicas_changed(self, event: ReplicasChanged) -> list[Effect]:
         ended = [(r, life) for r, life in self._live.items() if event.live.get(r) != life]
@@ -456,7 +468,7 @@ class ServerState:
             slowest = min((staying or shard.clocks).values(), default=self._first_clock)
             shard.clocks = {r: max(staying.get(r, slowest), early[r].get(number, 0)) for r in live}
         self._reach(self.shards.values())
-        return self.parked.answer()
+        return self._answer_parked()
 
     def _gate(self, event: PushArrived | TickArrived, session: Session) -> list[Effect]:
         """Hold an event until its epoch begins, and later ones of its session behind it."""
@@ -489,7 +501,7 @@ class ServerState:
                 shard.clocks[replica] = max(clock, event.first_clock)
         self._reach(self.shards.values())
         effects = [effect for waiting in self.gated.take() for effect in self.handle(waiting)]
-        return effects + self.parked.answer()
+        return effects + self._answer_parked()
 
     # --- pulls and readings ------------------------------------------------------------------
 
@@ -499,9 +511,9 @@ class ServerState:
         if isinstance(shards, Refuse):
             return [shards]
         queued = QueuedPull(event.request, shards, pull.clock, event.deadline)
-        if not self._queue:
+        if self.idle:
             return self.parked.take(queued)
-        self._queue.append(queued)
+        self._queue.add(queued)
         return []
 
     def _read(self, event: ReadArrived) -> list[Effect]:
@@ -509,9 +521,9 @@ class ServerState:
         if isinstance(shards, Refuse):
             return [shards]
         queued = QueuedRead(event.request, shards, event.deadline)
-        if not self._queue:
+        if self.idle:
             return self.parked.take(queued)
-        self._queue.append(queued)
+        self._queue.add(queued)
         return []
 
     def _asked_for(self, request: Request, asked: Pull | ReadShards) -> tuple[Shard, ...] | Refuse:
@@ -521,6 +533,10 @@ class ServerState:
         if unknown:
             return Refuse(request, "not-primary", f"not the primary of shards {unknown[:8]}")
         return tuple([self.shards[ShardId(number)] for number in asked.shards])
+
+    def _answer_parked(self) -> list[Effect]:
+        """Answer what can be answered now, unless a batch is being applied: then its end answers."""
+        return [] if isinstance(self._taken, Apply) or not self.parked else self.parked.answer()
 
     def give_up(self, *, now: float) -> list[Effect]:
         """Answer what is parked and whose time is up, without what it wants."""
@@ -563,6 +579,13 @@ class ServerState:
             "batches": self.batches,
             "batched_pushes": self.batched_pushes,
         }
+
+
+def _most_joined(head: QueuedPush) -> int:
+    """How many pushes may be applied together with this one and at once, itself counted."""
+    sizes = [len(shard.values) for shard in head.shards if shard is not None]
+    most = min(MAX_BATCH, SHARD_VALUES // max(sizes, default=1))
+    return min(most, BATCH_VALUES // sum(sizes)) if head.push.pull and sizes else most
 
 
 def _says_news(push: Push, shards: Sequence[Shard | None], session: Session) -> bool:

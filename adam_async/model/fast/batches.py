@@ -72,22 +72,6 @@ class CompiledBatches:
         if self._kind == ADAM:
             targets[0].rule_state["steps"] += len(gradients)
 
-    def apply_block(
-        self,
-        target: Target,
-        start: int,
-        stop: int,
-        gradients: Sequence[NDArray[Any]],
-        rates: Sequence[float],
-    ) -> None:
-        """See `Batches.apply_block`."""
-        behind = start * self._dtype.itemsize
-        values, first, second = self._addresses(target)
-        row = (stop - start, values + behind, first + behind, second + behind, 0)
-        self._run([row], stop - start, gradients, self._both_rates(target, rates))
-        if self._kind == ADAM and stop == len(target.values):
-            target.rule_state["steps"] += len(gradients)
-
     def _run(
         self,
         rows: Sequence[tuple[int, ...]],

@@ -151,8 +151,8 @@ def apply_rule(kind, like, shards, gradients, constants, rates):
         shards: int64 (shards, 5): number of values; addresses of the values and of up to two arrays of state;
             where its gradient starts in each push, in values.
         gradients: int64 (pushes): addresses.
-        constants: float64 (6): weight decay; then the momentum, or epsilon, or Adam's beta1, 1 - beta1, beta2,
-            1 - beta2 and epsilon.
+        constants: float64 (6): weight decay; then the momentum, or epsilon, or Adam's beta1, 1 - beta1,
+            beta2, 1 - beta2 and epsilon.
         rates: float64 (2 * pushes): of each push the rate, and Adam's root.
     """
     size, pushes = size_of(like), len(gradients)

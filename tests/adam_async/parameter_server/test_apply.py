@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from adam_async.dice import Dice
 from adam_async.ids import BucketId, ShardId
+from adam_async.model import rule_batches
 from adam_async.model.rules import Adagrad, Adam, Sgd, new_scratch
 from adam_async.parameter_server import apply as module
 from adam_async.parameter_server.apply import (
@@ -79,8 +80,8 @@ def test_a_batch_is_bit_for_bit_its_pushes_in_order(rule, kinds, rows, row, bloc
     batched, single = new_shard(rule, size, row), new_shard(rule, size, row)
     gradients = [gradient_of(kind, n, rows, row, 0.5 ** (n + 1)) for n, kind in enumerate(kinds)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "BLOCK", block)
-        patch.setattr(module, "PRODUCT_ROWS", 1 + block % 3)
+        patch.setattr(rule_batches, "BLOCK", block)
+        patch.setattr(module, "PIECE_WORK", 1 + block % 3)
         applier = Applier(rule, [batched.spec], np.float64, join=False)
         assert applier.apply(batched, gradients) == [True] * len(kinds)
         for gradient in gradients:
@@ -97,7 +98,7 @@ def test_joined_factors_under_plain_sgd_equal_their_sum(rates):
         errors_RK = Dice(1).normal(f"e{number}", count=20, dtype=np.float32).reshape(10, 2)
         gradients.append(Factors(x_IK, errors_RK, rate, product_bound(x_IK, errors_RK)))
     applier = Applier(Sgd(), [joined.spec], np.float32)
-    assert applier._joined(gradients) is not None
+    assert applier._can_join([module._part_of(gradient) for gradient in gradients], len(rates))
     applier.apply(joined, gradients)
     for gradient in gradients:
         applier.apply(single, [gradient])
@@ -176,7 +177,7 @@ def test_factor_pushes_that_overflow_only_together_are_applied_one_by_one():
     shard, expected = (new_shard(Sgd(), 6, 3, np.float32) for _ in range(2))
     up, down = factors_of(1.2e19, 1.2e19), factors_of(1.2e19, -1.2e19)
     applier = Applier(Sgd(), [shard.spec], np.float32)
-    assert applier._joined([up, up, down, down]) is None
+    assert not applier._can_join([module._part_of(gradient) for gradient in (up, up, down, down)], 4)
     assert applier.apply(shard, [up, down, up, down]) == [True] * 4
     for gradient in (up, down, up, down):
         applier.apply(expected, [gradient])
@@ -196,7 +197,7 @@ def test_large_finite_values_are_not_taken_for_infinite_ones(value):
 
 @pytest.mark.parametrize("block", [1, 3, 7, 1000])
 def test_the_step_count_of_adam_advances_once_per_push_whatever_the_blocks(monkeypatch, block):
-    monkeypatch.setattr(module, "BLOCK", block)
+    monkeypatch.setattr(rule_batches, "BLOCK", block)
     shard = new_shard(Adam(), 20, 4)
     applier = Applier(Adam(), [shard.spec], np.float64)
     gradients = [gradient_of("delta", n, 5, 4, 0.1) for n in range(3)]
@@ -231,6 +232,46 @@ def test_no_element_of_a_product_is_beyond_its_bound(x, e):
     bound = product_bound(x_IK, errors_RK)
     # Squares of tiny values vanish in float32: the bound is short by less than the smallest normal there.
     assert np.abs(product).max() <= bound * (1 + 1e-5) + 1e-2 * np.sqrt(np.finfo(np.float32).tiny) * 1e18
+
+
+# --- steps -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", [Sgd(), Sgd(momentum=0.9)], ids=repr)
+@pytest.mark.parametrize("protocol", ["delta", "factors"])
+def test_no_step_is_more_work_than_a_piece_or_what_a_shard_needs_at_once(monkeypatch, rule, protocol):
+    monkeypatch.setattr(module, "PIECE_WORK", 40)
+    monkeypatch.setattr(module, "PRODUCTS_PER_VALUE", 1)
+    row, rows, pushes = 10, (3, 1, 2, 1), 4
+    batch = [PushGradients((part_of(protocol, n, rows, row),)) for n in range(pushes)]
+    shards = [new_shard(rule, count * row, row, number=n) for n, count in enumerate(rows)]
+    single = [new_shard(rule, count * row, row, number=n) for n, count in enumerate(rows)]
+    applier = Applier(rule, [shard.spec for shard in shards], np.float64)
+    work, costs = applier.work_on(shards, batch), []
+    while not work.done:
+        costs.append(work.step())
+    assert max(costs) <= max(rows) * row * pushes
+    assert len(costs) > len(rows)
+    assert [list(each) for each in work.finite] == [[True] * pushes] * len(rows)
+    for push in batch:
+        applier.apply_pushes(single, [push])
+    for one, other in zip(shards, single, strict=True):
+        np.testing.assert_allclose(one.values, other.values, rtol=1e-14, atol=1e-14)
+
+
+def test_a_product_of_any_number_of_images_is_formed_in_bounded_steps(monkeypatch):
+    monkeypatch.setattr(module, "PIECE_WORK", 64)
+    monkeypatch.setattr(module, "PRODUCTS_PER_VALUE", 1)
+    shard, whole = (new_shard(Sgd(momentum=0.5), 24, 6) for _ in range(2))
+    push = PushGradients((part_of("factors", 0, (4,), 6, images=16),))
+    applier = Applier(Sgd(momentum=0.5), [shard.spec], np.float64)
+    work, costs = applier.work_on([shard], [push]), []
+    while not work.done:
+        costs.append(work.step())
+    assert max(costs) <= 64
+    gradient = dense(push.parts[0])
+    applier.apply_pushes([whole], [PushGradients((DeltaPart(gradient, (24,), 0.5, finite=True),))])
+    assert_same_bits(shard, whole)
 
 
 # --- rates per shard -------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from importlib.util import find_spec
 
 import msgspec
 import numpy as np
@@ -37,8 +38,10 @@ from adam_async.messages import (
     state_tables,
     unpack,
 )
+from adam_async.parameter_server import apply, service
 from adam_async.parameter_server.events import EpochBegan, ReplicasChanged
 from adam_async.parameter_server.order_log import read_order_log
+from adam_async.parameter_server.service import ParameterServer
 from adam_async.traffic import Traffic
 from tests.adam_async.runs import NETWORKS, SHARDED, servers_of, until
 from transport import LinkConfig, LocalNetwork, Message, RemoteError, TransportError
@@ -587,3 +590,49 @@ async def test_pushes_that_wait_for_an_epoch_go_with_their_link():
             server._perform(server.state.handle(EpochBegan(1, 0)))
             server._drain_soon(server.state)
             assert unpack(await again, Pushed).versions == (1,)
+
+
+async def test_a_turn_of_the_loop_does_a_bounded_part_of_what_is_queued(monkeypatch):
+    turns = []
+    monkeypatch.setattr(service, "TURN_WORK", 40)
+    monkeypatch.setattr(apply, "PIECE_WORK", 40)
+    step, some = ParameterServer._step, ParameterServer._apply_some
+
+    def counted(server, state, work):
+        turns[-1].append(step(server, state, work))
+        return turns[-1][-1]
+
+    def turn(server, state):
+        turns.append([])
+        some(server, state)
+
+    monkeypatch.setattr(ParameterServer, "_step", counted)
+    monkeypatch.setattr(ParameterServer, "_apply_some", turn)
+    async with servers_of(NETWORKS["local"]()) as servers, talk(servers) as link:
+        weight, bias = shard_named(servers, "fc2.weight"), shard_named(servers, "fc2.bias")
+        before = servers.shards()[weight.id].values.copy()
+        ones = np.ones(weight.size + bias.size, np.float32)
+        shards = [weight.id, bias.id]
+        pushes = [pack(push_of(servers, shards, numbers=(n, n), rate=2.0**n), [ones]) for n in (1, 2, 3)]
+        pull = Pull(run="run", generation=servers.map.generation, shards=(weight.id,))
+        *pushed, pulled = await asyncio.gather(
+            *(link.call(message, timeout_s=50.0) for message in [*pushes, pack(pull)])
+        )
+        assert [unpack(answer, Pushed).problems for answer in pushed] == [()] * 3
+        assert unpack(pulled, Values).versions == (3,)
+        for rate in (2.0, 4.0, 8.0):
+            before -= np.float32(rate)
+        np.testing.assert_array_equal(pulled.tensors[0], before)
+    worked = [works for works in turns if any(works)]
+    assert len(worked) > 1
+    assert all(sum(works[:-1]) < 40 for works in worked)  # a turn ends with the step that reaches its bound
+    assert max(max(works) for works in worked) <= 3 * weight.size
+
+
+@pytest.mark.skipif(find_spec("numba") is None, reason="needs the extra fast")
+async def test_the_rule_is_applied_by_compiled_kernels_once_they_are_there():
+    async with servers_of(NETWORKS["local"]()) as servers:
+        (server,) = servers.servers
+        before = server._applier.batches
+        await until(lambda: server._applier.batches is not before)
+        assert type(server._applier.batches).__name__ == "CompiledBatches"

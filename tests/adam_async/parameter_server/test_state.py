@@ -274,10 +274,84 @@ def test_pushes_for_the_same_shards_are_applied_together_in_the_order_they_came(
     server.push("other", (1,), (1,))
     server.push("a4", (0,), (4,))
     batch, _ = server.state.take_batch()
-    assert [queued.request for queued in batch.pushes] == ["a1", "a2", "a3"]
-    server.tell(Applied(batch, [[True] * 3]))
-    assert answers(server.drain()) == ["other", "a4"]
-    assert (server.state.batches, server.state.batched_pushes) == (3, 5)
+    assert [queued.request for queued in batch.pushes] == ["a1", "a2", "a3", "a4"]
+    server.tell(Applied(batch, [[True] * 4]))
+    assert answers(server.drain()) == ["other"]
+    assert (server.state.batches, server.state.batched_pushes) == (2, 5)
+
+
+def taken(server):
+    """The requests of each batch that is taken, in order."""
+    batches = []
+    while not server.state.idle:
+        batch, _ = server.state.take_batch()
+        if batch is None:
+            break
+        batches.append([queued.request for queued in batch.pushes])
+        server.tell(Applied(batch, [[True] * len(batch.pushes)] * len(batch.shards())))
+    return batches
+
+
+def test_pushes_of_two_messages_each_join_message_by_message():
+    server = Server(shards=(0, 1, 2, 3))
+    for session, name in ((1, "A"), (2, "B"), (3, "C")):
+        server.push(f"{name}0", (0, 1), (1, 1), session=session)
+        server.push(f"{name}1", (2, 3), (1, 1), session=session)
+    assert taken(server) == [["A0", "B0", "C0"], ["A1", "B1", "C1"]]
+
+
+def test_a_push_passes_no_push_with_which_it_shares_a_shard():
+    server = Server(shards=(0, 1, 2))
+    server.push("a", (0,), (1,), session=1)
+    server.push("both", (0, 1), (1, 1), session=2)
+    server.push("b", (0,), (2,), session=1)
+    server.push("apart", (2,), (1,), session=1)
+    assert taken(server) == [["a"], ["both"], ["b"], ["apart"]]
+
+
+def test_a_push_passes_no_pull():
+    server = Server()
+    server.push("a", (0,), (1,))
+    server.pull("pull", 0)
+    server.push("b", (0,), (2,))
+    batch, _ = server.state.take_batch()
+    assert [queued.request for queued in batch.pushes] == ["a"]
+    server.tell(Applied(batch, [[True]]))
+    batch, effects = server.state.take_batch()
+    assert answers(effects) == ["pull"]
+    assert [queued.request for queued in batch.pushes] == ["b"]
+
+
+def test_what_is_left_of_a_group_waits_behind_the_other_groups():
+    server = Server()
+    for number in range(1, MAX_BATCH + 2):
+        server.push(f"a{number}", (0,), (number,))
+    server.push("other", (1,), (1,))
+    assert taken(server)[1:] == [["other"], [f"a{MAX_BATCH + 1}"]]
+
+
+def test_no_value_leaves_while_a_batch_is_being_applied():
+    server = Server()
+    server.push("a", (0,), (1,))
+    batch, _ = server.state.take_batch()
+    assert not server.state.idle
+    assert server.pull("pull", 0) == []
+    assert server.push("again", (0,), (1,), pull=True) == []
+    assert server.tick("tick", (0,), 2) == []
+    assert answers(server.tell(Applied(batch, [[True]]))) == ["a"]
+    _, effects = server.state.take_batch()
+    assert answers(effects) == ["pull", "again", "tick"]
+    assert server.state.idle
+
+
+@pytest.mark.parametrize(("size", "most"), [(1 << 18, 8), (1 << 17, 16), (1 << 10, MAX_BATCH), (1 << 30, 1)])
+def test_a_batch_is_as_large_as_one_turn_can_apply(size, most):
+    server = Server()
+    server.shard().values = np.broadcast_to(np.zeros(1), (size,))
+    for number in range(1, MAX_BATCH + 3):
+        server.state.handle(PushArrived(number, push_of((0,), (number,)), PushGradients()))
+    batch, _ = server.state.take_batch()
+    assert len(batch.pushes) == most
 
 
 def test_a_batch_has_a_limit():

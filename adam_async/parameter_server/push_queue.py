@@ -1,0 +1,94 @@
+"""Pure: the queue of a server: pushes wait in one queue per group of shards (AD-42), all else in between.
+
+Pushes for different shards may pass each other, so that those for the same shards join: of the messages
+A0 A1 B0 B1 of two clients, A0 and B0 are one batch, and A1 and B1 are the next one. No push passes one of
+another group with which it shares a shard, or anything that is no push.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from adam_async.parameter_server.events import ApplySum, QueuedPull, QueuedPush, QueuedRead, QueuedTick
+
+Group = tuple[tuple[int, ...], tuple[int, ...]]
+"""The shards of a push, and the places among them that are to be applied."""
+
+Other = QueuedPull | QueuedRead | QueuedTick | ApplySum
+
+
+@dataclass(slots=True)
+class _Pushes:
+    """Groups without a shard in common, the one that has waited longest first."""
+
+    groups: dict[Group, deque[QueuedPush]] = field(default_factory=dict)
+    shards: set[int] = field(default_factory=set)
+
+    def takes(self, group: Group) -> bool:
+        return group in self.groups or self.shards.isdisjoint(group[0])
+
+    def add(self, group: Group, push: QueuedPush) -> None:
+        self.groups.setdefault(group, deque()).append(push)
+        self.shards.update(group[0])
+
+
+class PushQueue:
+    """The queue of one server."""
+
+    def __init__(self) -> None:
+        self._items: deque[_Pushes | Other] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._items)
+
+    def __iter__(self) -> Iterator[QueuedPush | Other]:
+        for item in self._items:
+            if isinstance(item, _Pushes):
+                for waiting in item.groups.values():
+                    yield from waiting
+            else:
+                yield item
+
+    def add(self, item: QueuedPush | Other) -> None:
+        """Let something wait behind all that it must not pass."""
+        if not isinstance(item, QueuedPush):
+            self._items.append(item)
+            return
+        group = item.push.shards, tuple(item.accepted)
+        last = self._items[-1] if self._items else None
+        if not isinstance(last, _Pushes) or not last.takes(group):
+            last = _Pushes()
+            self._items.append(last)
+        last.add(group, item)
+
+    def take(
+        self, joins: Callable[[QueuedPush, QueuedPush], bool], most: Callable[[QueuedPush], int]
+    ) -> list[QueuedPush] | Other:
+        """Take out what comes next: something else, or pushes of one group, in their order.
+
+        What is left of the group waits behind the other groups.
+
+        Args:
+            joins: Whether a push may be taken with the first one.
+            most: How many pushes may be taken, by the first one.
+
+        Raises:
+            IndexError: Nothing waits.
+        """
+        head = self._items[0]
+        if not isinstance(head, _Pushes):
+            self._items.popleft()
+            return head
+        group, waiting = next(iter(head.groups.items()))
+        taken = [waiting.popleft()]
+        room = most(taken[0])
+        while waiting and len(taken) < room and joins(waiting[0], taken[0]):
+            taken.append(waiting.popleft())
+        del head.groups[group]
+        if waiting:
+            head.groups[group] = waiting
+        else:
+            head.shards.difference_update(group[0])
+        if not head.groups:
+            self._items.popleft()
+        return taken
