@@ -5,9 +5,13 @@ The two update protocols of the paper meet here. A *delta* is the summed gradien
 (AD-32): gradient = errors^T x.
 
 A batch is applied block by block, and per block one push after the other in order (AD-42, AD-43), so
-that a block stays in the cache while the result is that of sequential application, bit for bit.
-The one exception is plain SGD on factors: there the pushes' products add up to one product of the
-stacked factors, and one larger GEMM replaces several.
+that a block stays in the cache while the result is that of sequential application, bit for bit. Products of
+factors are formed first, and then applied as deltas are. The one exception is plain SGD on factors of few
+images: there the products add up to one product of the stacked factors, and one larger GEMM replaces
+several.
+
+All of this is cut into steps of bounded work, so that an event loop may turn between two of them. Where the
+cuts are depends on the batch alone, and no bit depends on when its steps are done.
 
 In bsp the contributions of all replicas to one step are added up in a given order, and the rule is applied
 once to their sum: deltas one after the other, factors as one product of all of them side by side. The bits
@@ -34,6 +38,10 @@ from adam_async.model.rule_batches import Batches, NumpyBatches
 from adam_async.model.rules import Rule, Sgd
 from adam_async.parameter_server.shard import Shard
 from adam_async.placement import ShardSpec
+
+JOINED_IMAGES = 64
+"""Images of a push up to which its factors are joined with others. Products of more run at full speed alone, and
+stacking them takes longer than what is saved."""
 
 PIECE_WORK = 1 << 20
 """Work of a step at most, if a shard is not more: values times the gradients that are applied to them."""
@@ -217,9 +225,9 @@ class Applier:
         self._limit = largest(self._dtype)
         self._plain = isinstance(rule, Sgd) and not rule.momentum and not rule.weight_decay
         self._join = join
-        self._product = np.empty(max((s.size for s in shards), default=0), self._dtype)
         self.batches: Batches = batches or NumpyBatches(rule, self._dtype)
-        self._stacks: dict[str, NDArray[Any]] = {}
+        largest_shard = max((shard.size for shard in shards), default=0)
+        self._stacks: dict[str, NDArray[Any]] = {"products": np.empty(largest_shard, self._dtype)}
 
     def work_on(
         self,
@@ -268,7 +276,7 @@ class Applier:
                 if self._can_join(factors, len(parts)):
                     whole = yield from self._join_pieces(factors)
                     for shard, gradient in zip(mine, whole.each(), strict=True):
-                        yield from self._one_pieces(shard, gradient)
+                        yield from self._good_pieces(shard, [gradient])
                         yield shard.spec.size, [(True,) * len(parts)]
                     continue
                 for shard, batch in zip(
@@ -308,26 +316,17 @@ class Applier:
                 finite.append(True)
             else:
                 # The bound is coarse, or was not taken: look at the product before adding any of it.
-                yield from self._product_pieces(shard.spec, gradient, self._product[:size])
-                finite.append(is_finite(self._product[:size]))
+                formed = self._room("formed", 1, size).reshape(-1)
+                yield from self._product_pieces(shard.spec, gradient, formed)
+                finite.append(is_finite(formed))
         good = [gradient for gradient, ok in zip(batch, finite, strict=True) if ok]
         stacked = [_part_of(gradient) for gradient in good if isinstance(gradient, Factors)]
         factors = [part for part in stacked if isinstance(part, FactorPart)]
         if self._can_join(factors, len(good)):
             whole = yield from self._join_pieces(factors)
             good = whole.each()
-        if len(good) == 1:
-            yield from self._one_pieces(shard, good[0])
-        elif good:
-            products = iter(self._room("products", sum([isinstance(g, Factors) for g in good]), size))
-            values = []
-            for gradient in good:
-                if isinstance(gradient, Factors):
-                    values.append(next(products))
-                    yield from self._product_pieces(shard.spec, gradient, values[-1])
-                else:
-                    values.append(gradient.values)
-            self.batches.apply([shard], values, [gradient.rate for gradient in good])
+        if good:
+            yield from self._good_pieces(shard, good)
         yield size * len(batch), [finite]
 
     @np.errstate(over="ignore", invalid="ignore")
@@ -448,6 +447,8 @@ class Applier:
         """Whether one product of stacked factors is the sum of so many pushes, and none can overflow."""
         if not (self._plain and self._join) or len(parts) < 2 or len(parts) < pushes:
             return False
+        if max([part.x_IK.shape[1] for part in parts]) > JOINED_IMAGES:
+            return False
         return _scaled_bound(parts) <= self._limit
 
     def _join_pieces(
@@ -473,25 +474,31 @@ class Applier:
             room = self._stacks[what] = np.empty(rows * columns, self._dtype)
         return room[: rows * columns].reshape(rows, columns)
 
-    def _one_pieces(self, shard: Shard, gradient: Gradient) -> Pieces:
-        """Apply one gradient known to be finite."""
-        step = self._product[: shard.spec.size]
-        if isinstance(gradient, Delta):
-            self.batches.apply([shard], [gradient.values], [gradient.rate])
-            return
-        scaled = gradient.bound * max(abs(gradient.rate), 1.0)
-        if self._plain and scaled <= self._limit:
-            # The rate goes into the smaller factor, so that the product is the step itself.
-            errors = gradient.errors_RK
-            if gradient.rate != 1.0:
-                room = self._room("errors", *errors.shape)
-                errors = np.multiply(errors, np.asarray(gradient.rate, self._dtype), out=room)
-            scaled_factors = Factors(gradient.x_IK, errors, 1.0, scaled)
-            yield from self._product_pieces(shard.spec, scaled_factors, step)
-            np.subtract(shard.values, step, out=shard.values)
+    def _good_pieces(self, shard: Shard, batch: Sequence[Gradient]) -> Pieces:
+        """Apply gradients known to be finite: form all products, then go over the values once."""
+        factors = [gradient for gradient in batch if isinstance(gradient, Factors)]
+        products = iter(self._room("products", len(factors), shard.spec.size))
+        values, rates = [], []
+        for gradient in batch:
+            rate = gradient.rate
+            if isinstance(gradient, Delta):
+                values.append(gradient.values)
+            else:
+                values.append(next(products))
+                bound = gradient.bound * max(abs(rate), 1.0)
+                if self._plain and bound <= self._limit:
+                    # The rate goes into the smaller factor, so that the product is the step itself.
+                    errors = gradient.errors_RK
+                    if rate != 1.0:
+                        room = self._room("errors", *errors.shape)
+                        errors = np.multiply(errors, np.asarray(rate, self._dtype), out=room)
+                    gradient, rate = Factors(gradient.x_IK, errors, 1.0, bound), 1.0
+                yield from self._product_pieces(shard.spec, gradient, values[-1])
+            rates.append(rate)
+        if self._plain and rates == [1.0]:
+            np.subtract(shard.values, values[0], out=shard.values)
         else:
-            yield from self._product_pieces(shard.spec, gradient, step)
-            self.batches.apply([shard], [step], [gradient.rate])
+            self.batches.apply([shard], values, rates)
 
     def _product_pieces(self, spec: ShardSpec, gradient: Factors, out: NDArray[Any]) -> Pieces:
         """Form a gradient in `out`, as many rows at a time as make a step's work.

@@ -105,6 +105,22 @@ def test_joined_factors_under_plain_sgd_equal_their_sum(rates):
     np.testing.assert_allclose(joined.values, single.values, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("rates", [(0.5, 0.5, 0.5), (0.3, 0.2, 2.0)], ids=["one-rate", "rates"])
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+def test_factors_of_many_images_are_not_joined_and_have_the_bits_of_sequential_application(rule, rates):
+    batched, single = (new_shard(rule, 60, 6, np.float32) for _ in range(2))
+    images, gradients = module.JOINED_IMAGES + 1, []
+    for number, rate in enumerate(rates):
+        x_IK = Dice(1).normal(f"x{number}", count=6 * images, dtype=np.float32).reshape(6, images)
+        errors_RK = Dice(1).normal(f"e{number}", count=10 * images, dtype=np.float32).reshape(10, images)
+        gradients.append(Factors(x_IK, errors_RK, rate, product_bound(x_IK, errors_RK)))
+    applier = Applier(rule, [batched.spec], np.float32)
+    applier.apply(batched, gradients)
+    for gradient in gradients:
+        applier.apply(single, [gradient])
+    assert_same_bits(batched, single)
+
+
 @pytest.mark.parametrize("rule", RULES, ids=repr)
 @pytest.mark.parametrize("protocols", [("delta",), ("factors",), ("delta", "factors"), ("factors", "delta")])
 def test_whole_pushes_equal_their_shards_one_by_one(rule, protocols):
