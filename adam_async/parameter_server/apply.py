@@ -40,8 +40,8 @@ from adam_async.parameter_server.shard import Shard
 from adam_async.placement import ShardSpec
 
 JOINED_IMAGES = 64
-"""Images of a push up to which its factors are joined with others. Products of more run at full speed alone, and
-stacking them takes longer than what is saved."""
+"""Images of a push up to which its factors are joined with others. The product of more is as fast alone, and
+stacking takes longer than what is saved."""
 
 PIECE_WORK = 1 << 20
 """Work of a step at most, if a shard is not more: values times the gradients that are applied to them."""

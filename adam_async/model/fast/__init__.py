@@ -10,6 +10,8 @@ pointwise   value by value
 curves      exponential, tanh and the logistic function
 response_norm, local, losses   the layers of these names
 updates     gradient descent where the weights are
+rules       the update rules, for several gradients at a time
+batches     these rules on the shards of a parameter server
 program     the interpreter: one call for many kernels
 tape        the rows it works off
 compiled    what a layer with such kernels offers

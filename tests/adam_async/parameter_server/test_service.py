@@ -38,6 +38,8 @@ from adam_async.messages import (
     state_tables,
     unpack,
 )
+from adam_async.model.rule_batches import make_batches
+from adam_async.model.rules import Sgd
 from adam_async.parameter_server import apply, service
 from adam_async.parameter_server.events import EpochBegan, ReplicasChanged
 from adam_async.parameter_server.order_log import read_order_log
@@ -631,6 +633,7 @@ async def test_a_turn_of_the_loop_does_a_bounded_part_of_what_is_queued(monkeypa
 
 @pytest.mark.skipif(find_spec("numba") is None, reason="needs the extra fast")
 async def test_the_rule_is_applied_by_compiled_kernels_once_they_are_there():
+    make_batches(Sgd(), np.dtype(np.float32), "numba")  # not in a thread beside a loop that never rests
     async with servers_of(NETWORKS["local"]()) as servers:
         (server,) = servers.servers
         before = server._applier.batches
