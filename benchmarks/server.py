@@ -15,7 +15,7 @@ Beside it, in turn with it, and never with anything around it:
 
 Seconds are those of this thread: what else runs on its core counts only by what it does to the caches. A
 batch is several pushes in the queue, and its row counts all of them. Rows: case, ours, peer, ratio (median
-over rounds of ours / peer), unit, pushes per second. The bytes of a delta are those that must move: gradient
+over rounds of ours / peer), unit, pushes per second, longest turn of the server's loop in ms. The bytes of a delta are those that must move: gradient
 read, weights and momentum read and written. The operations of factors are those of the products alone.
 """
 
@@ -45,6 +45,7 @@ from adam_async.model.rule_batches import make_batches
 from adam_async.model_worker.updates import PushBuffer, PushMessage, plan_pushes
 from adam_async.parameter_server.apply import Applier
 from adam_async.parameter_server.read_push import read_gradients
+from adam_async.parameter_server.service import TURN_WORK
 from adam_async.parameter_server.shard import Shard
 from adam_async.placement import shard_table
 from adam_async.shard_storage import ShardStorage
@@ -155,6 +156,25 @@ class Server:
             self._applier.apply_pushes(shards, gradients)
         return len(queued)
 
+    def longest_turn(self) -> float:
+        """Apply a batch turn by turn, as the server's loop does. Returns the longest turn, in seconds."""
+        queued = self._next(self.case.batch)
+        longest = 0.0
+        for index, push, shards in self._messages:
+            work = self._applier.work_on(
+                shards,
+                [
+                    read_gradients(push, buffer.tensors(index), self._table, self._network.dtype)
+                    for buffer in queued
+                ],
+            )
+            while not work.done:
+                room, began = TURN_WORK, time.thread_time()
+                while room > 0 and not work.done:
+                    room -= work.step()
+                longest = max(longest, time.thread_time() - began)
+        return longest
+
     def bare(self) -> int:
         """Multiply the factors of one push and subtract once from the weights; deltas are only subtracted."""
         (buffer,) = self._next(1)
@@ -221,12 +241,13 @@ def per_second(work: Callable[[], int]) -> float:
 
 def rows_of(server: Server, stream: Stream, rounds: int) -> list[dict[str, Any]]:
     """Measure one case and its peers in turn."""
-    ours, alone, bare, bandwidth = [], [], [], []
+    ours, alone, turns, bare, bandwidth = [], [], [], [], []
     for work in (server.apply, server.apply_one, server.bare, stream.add):
         work()
     for _ in range(rounds):
         ours.append(per_second(server.apply))
         alone.append(per_second(server.apply_one) if server.case.batch > 1 else 0.0)
+        turns.append(server.longest_turn())
         bare.append(per_second(server.bare))
         bandwidth.append(per_second(stream.add) * stream.moved_bytes)
     if server.case.protocol == "factors":
@@ -251,6 +272,7 @@ def rows_of(server: Server, stream: Stream, rounds: int) -> list[dict[str, Any]]
             "ratio": round(statistics.median(a * scale / b for a, b in zip(ours, peer, strict=True)), 3),
             "unit": unit,
             "pushes_per_s": round(statistics.median(ours), 1),
+            "longest_turn_ms": round(max(turns) * 1e3, 2),
         }
         for name, peer in against
     ]
@@ -287,7 +309,8 @@ def main() -> None:
                         rows.append(row)
                         print(
                             f"{row['case']:72s} {row['ours']:8.2f} {row['peer']:8.2f} {row['unit']:8s}"
-                            f"{row['ratio']:7.3f} {row['pushes_per_s']:10.1f} pushes/s",
+                            f"{row['ratio']:7.3f} {row['pushes_per_s']:10.1f} pushes/s"
+                            f"{row['longest_turn_ms']:8.2f} ms",
                             flush=True,
                         )
     if options.json:
