@@ -15,8 +15,9 @@ Beside it, in turn with it, and never with anything around it:
 
 Seconds are those of this thread: what else runs on its core counts only by what it does to the caches. A
 batch is several pushes in the queue, and its row counts all of them. Rows: case, ours, peer, ratio (median
-over rounds of ours / peer), unit, pushes per second, longest turn of the server's loop in ms. The bytes of a delta are those that must move: gradient
-read, weights and momentum read and written. The operations of factors are those of the products alone.
+over rounds of ours / peer), unit, pushes per second, and the longest turn of the server's loop in ms. The
+bytes of a delta are those that must move: gradient read, weights and momentum read and written. The
+operations of factors are those of the products alone.
 """
 
 import os

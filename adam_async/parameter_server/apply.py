@@ -325,7 +325,11 @@ class Applier:
         if self._can_join(factors, len(good)):
             whole = yield from self._join_pieces(factors)
             good = whole.each()
-        if good:
+        if self._plain and any(isinstance(gradient, Factors) for gradient in good):
+            # One subtraction behind a product costs less than to keep several products for later.
+            for gradient in good:
+                yield from self._good_pieces(shard, [gradient])
+        elif good:
             yield from self._good_pieces(shard, good)
         yield size * len(batch), [finite]
 
