@@ -179,21 +179,18 @@ class Work:
     done: bool = False
 
     @np.errstate(over="ignore", invalid="ignore")
-    def step(self) -> int:
-        """Do the next step, unless it is done. Returns the work of it, see `PIECE_WORK`."""
-        piece = next(self._pieces, None)
-        if piece is None:
-            self.done = True
-            return 0
-        work, finite = piece
-        self.finite += finite
-        return work
-
-    def finish(self) -> "Work":
-        """Do all that is left."""
-        while not self.done:
-            self.step()
-        return self
+    def run(self, room: float = inf) -> int:
+        """Do steps until their work, see `PIECE_WORK`, is `room`, or all are done. Returns their work."""
+        spent = 0
+        while spent < room:
+            piece = next(self._pieces, None)
+            if piece is None:
+                self.done = True
+                break
+            work, finite = piece
+            self.finite += finite
+            spent += work
+        return spent
 
 
 Pieces = Iterator[tuple[int, list[Sequence[bool]]]]
@@ -251,11 +248,15 @@ class Applier:
 
         Returns, shard by shard, for each push whether it was finite and applied.
         """
-        return self.work_on(shards, pushes, rates).finish().finite
+        work = self.work_on(shards, pushes, rates)
+        work.run()
+        return work.finite
 
     def apply(self, shard: Shard, batch: Sequence[Gradient]) -> Sequence[bool]:
         """Apply `batch` to `shard` in order. Returns, for each, whether it was finite and applied."""
-        return Work(self._shard_pieces(shard, batch)).finish().finite[0]
+        work = Work(self._shard_pieces(shard, batch))
+        work.run()
+        return work.finite[0]
 
     def _push_pieces(
         self,
@@ -370,8 +371,9 @@ class Applier:
 
         Returns, shard by shard, whether the sum was finite and applied.
         """
-        done = self.work_on_sum(shards, pushes, scale=scale, rate=rate).finish().finite
-        return [finite for (finite,) in done]
+        work = self.work_on_sum(shards, pushes, scale=scale, rate=rate)
+        work.run()
+        return [finite for (finite,) in work.finite]
 
     def _sum_pieces(
         self, shards: Sequence[Shard], pushes: Sequence[PushGradients], scale: float, rate: float
@@ -520,7 +522,6 @@ class Applier:
         step, columns = max(rows, 1), row if rows else most
         for first, start in product(range(0, len(out_RI), step), range(0, row, columns)):
             last, end = min(first + step, len(out_RI)), min(start + columns, row)
-            # Silent as `_multiply` is, because `Work.step` is.
             np.matmul(
                 gradient.errors_RK[first:last],
                 gradient.x_IK[start:end].T,
@@ -528,7 +529,6 @@ class Applier:
             )
             yield (last - first) * (end - start) * images // PRODUCTS_PER_VALUE, []
 
-    @np.errstate(over="ignore", invalid="ignore")
     def _multiply(self, spec: ShardSpec, gradient: Factors, out: NDArray[Any]) -> None:
         """Form a gradient in `out`."""
         np.matmul(gradient.errors_RK, gradient.x_IK.T, out=out.reshape(-1, spec.row_size))

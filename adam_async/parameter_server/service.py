@@ -435,7 +435,7 @@ class ParameterServer(Role):
                 if batch is None:
                     return
                 self._work = self._begin(batch)
-            room -= self._step(state, self._work)
+            room -= self._step(state, self._work, room)
 
     def _begin(self, batch: Apply | ApplySum) -> "_Work":
         applier, timeline = self._applier, self._timeline
@@ -455,12 +455,12 @@ class ParameterServer(Role):
         ]
         return _Work(batch, shards, applier.work_on(shards, gradients, batch.rates), begin)
 
-    def _step(self, state: ServerState, current: "_Work") -> int:
-        """Do a step of what was taken, and report it. Returns its work."""
+    def _step(self, state: ServerState, current: "_Work", room: int) -> int:
+        """Do so much work on what was taken, and report what is done. Returns the work."""
         batch, work = current.batch, current.work
         before = len(work.finite)
         try:
-            done = work.step()
+            done = work.run(room)
         except BaseException:
             self._work = None
             raise

@@ -265,7 +265,7 @@ def test_no_step_is_more_work_than_a_piece_or_what_a_shard_needs_at_once(monkeyp
     applier = Applier(rule, [shard.spec for shard in shards], np.float64)
     work, costs = applier.work_on(shards, batch), []
     while not work.done:
-        costs.append(work.step())
+        costs.append(work.run(1))
     assert max(costs) <= max(rows) * row * pushes
     assert len(costs) > len(rows)
     assert [list(each) for each in work.finite] == [[True] * pushes] * len(rows)
@@ -283,7 +283,7 @@ def test_a_product_of_any_number_of_images_is_formed_in_bounded_steps(monkeypatc
     applier = Applier(Sgd(momentum=0.5), [shard.spec], np.float64)
     work, costs = applier.work_on([shard], [push]), []
     while not work.done:
-        costs.append(work.step())
+        costs.append(work.run(1))
     assert max(costs) <= 64
     gradient = dense(push.parts[0])
     applier.apply_pushes([whole], [PushGradients((DeltaPart(gradient, (24,), 0.5, finite=True),))])

@@ -600,8 +600,8 @@ async def test_a_turn_of_the_loop_does_a_bounded_part_of_what_is_queued(monkeypa
     monkeypatch.setattr(apply, "PIECE_WORK", 40)
     step, some = ParameterServer._step, ParameterServer._apply_some
 
-    def counted(server, state, work):
-        turns[-1].append(step(server, state, work))
+    def counted(server, state, work, room):
+        turns[-1].append(step(server, state, work, room))
         return turns[-1][-1]
 
     def turn(server, state):
