@@ -36,10 +36,13 @@ def pytest_configure(config: pytest.Config) -> None:
     """Compile the kernels once, before tests with deadlines begin and before there are several processes."""
     if not hasattr(config, "workerinput") and not config.option.collectonly:
         if find_spec("numba") is not None:
+            from adam_async.model import Sgd
+            from adam_async.model.fast.batches import CompiledBatches
             from adam_async.model.fast.program import KERNELS, compile_kernels
 
             for dtype in ("float32", "float64"):
                 compile_kernels(range(len(KERNELS)), np.dtype(dtype))
+                CompiledBatches(Sgd(), np.dtype(dtype))
 
 
 LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {

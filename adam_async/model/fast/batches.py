@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.model.errors import ModelError
+from adam_async.model.fast.memory import CACHE
 from adam_async.model.fast.rules import ADAGRAD, ADAM, MOMENTUM, SGD, apply_rule, rule_signature
 from adam_async.model.rule_batches import Target
 from adam_async.model.rules import Adagrad, Adam, Rule, Sgd
@@ -48,7 +49,8 @@ class CompiledBatches:
                 self._kind, constants = ADAM, (rule.weight_decay, *betas, rule.epsilon)
             case _:
                 raise ModelError(f"no kernel applies {rule!r}")
-        apply_rule.compile(rule_signature(dtype))
+        with CACHE.turn():
+            apply_rule.compile(rule_signature(dtype))
         self._rule = rule
         self._dtype = dtype
         self._like = dtype.type(0)
