@@ -190,6 +190,7 @@ class LocalCluster:
                 await self._open_data(stack, common)
             for number in range(config.servers):
                 server = ParameterServer(
+                    make_pool=self._make_pool,
                     address=self._address,
                     identity=self._identity("ps", f"ps-{number}"),
                     buffers=self.buffers,

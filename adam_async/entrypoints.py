@@ -24,6 +24,7 @@ from adam_async.parameter_server.service import ParameterServer
 from adam_async.slow import slow_links
 from adam_async.timeline import Timeline
 from adam_async.token_text import read_token_text
+from dataflow import ComputePool
 from transport import Budget, BufferPool, Identity, LinkConfig, Network, TcpNetwork
 from transport.config import Checksum
 from transport.slow import SlowNetwork
@@ -218,6 +219,7 @@ def controller(
 def parameter_server(place: Place) -> AbstractAsyncContextManager[ParameterServer]:
     """Run a parameter server. Raises what `controller` raises."""
     role = ParameterServer(
+        make_pool=ComputePool,
         network=place.network,
         address=place.bind,
         controller=place.controller,

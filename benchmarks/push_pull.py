@@ -43,6 +43,7 @@ from adam_async.parameter_server.service import ParameterServer
 from adam_async.placement import ShardSpec, shard_table
 from adam_async.ports import system_entropy
 from adam_async.traffic import Traffic
+from dataflow import ComputePool
 from transport import BufferPool, Identity, TcpNetwork
 
 SIZES = (1 << 10, 64 << 10, 1 << 20, 16 << 20)
@@ -68,6 +69,7 @@ async def serve() -> None:
         )
         await stack.enter_async_context(
             ParameterServer(
+                make_pool=ComputePool,
                 network=net,
                 address="tcp://127.0.0.1:0",
                 controller=controller.address,

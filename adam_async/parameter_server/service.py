@@ -81,7 +81,7 @@ from adam_async.role import Role, reply_or_fail, reply_when_room
 from adam_async.shard_storage import ShardStorage, StorageShelf, initial_values
 from adam_async.timeline import Timeline
 from adam_async.timer import Timer
-from dataflow import ComputePool
+from dataflow import MakePool
 from transport import BufferPool, Identity, Link, Message, Network, Request
 
 logger = logging.getLogger(__name__)
@@ -102,6 +102,7 @@ class ParameterServer(Role):
         buffers: Memory for copies of values on their way out.
         shelf: Where the memory of the shards lies; roles of one process may share it.
         timeline: Where what is applied and recorded, and messages, are noted.
+        make_pool: Makes the pool that compiles the rule's kernels; without it, NumPy applies the rule.
         process_memory: See `Role`.
 
     Cancelling the block ends it between two batches; queued pushes are dropped unacknowledged.
@@ -119,6 +120,7 @@ class ParameterServer(Role):
         shelf: StorageShelf | None = None,
         timeline: Timeline | None = None,
         layers: Mapping[str, type[Layer]] = BUILTIN_LAYERS,
+        make_pool: MakePool | None = None,
         process_memory: Callable[[], ProcessMemory] = process_memory,
     ) -> None:
         super().__init__(
@@ -132,6 +134,7 @@ class ParameterServer(Role):
         )
         self._buffers = buffers
         self._layers = layers
+        self._make_pool = make_pool
         self._shelf = shelf or StorageShelf()
         self._storage: ShardStorage | None = None
         self._draining = False
@@ -217,8 +220,9 @@ class ParameterServer(Role):
             await asyncio.sleep(0)
         self._specs = table.shards
         self._applier = Applier(rule, [shard.spec for shard in shards], self._dtype)
-        if not in_place and available_kernels(config.kernels) == "numba":
-            self._spawn("kernels", self._compile(self._applier, rule))
+        make_pool = self._make_pool
+        if make_pool is not None and not in_place and available_kernels(config.kernels) == "numba":
+            self._spawn("kernels", self._compile(self._applier, rule, make_pool))
         self._preparing = ServerState(
             run=run.id,
             generation=cluster.generation,
@@ -242,11 +246,9 @@ class ParameterServer(Role):
         logger.info("%s holds %d shards of run %s", self._identity.node, len(shards), run.id)
         self._begin_if_complete()
 
-    async def _compile(self, applier: Applier, rule: Rule) -> None:
+    async def _compile(self, applier: Applier, rule: Rule, make_pool: MakePool) -> None:
         """Have the rule applied by compiled kernels from when they are there; the bits are the same."""
-        async with ComputePool(
-            threads=1, name=f"{self._identity.node}-kernels", close_timeout_s=60.0
-        ) as pool:
+        async with make_pool(threads=1, name=f"{self._identity.node}-kernels", close_timeout_s=60.0) as pool:
             applier.batches = await pool.run(make_batches, rule, self._dtype, "numba")
 
     def _begin_if_complete(self) -> None:

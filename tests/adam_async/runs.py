@@ -29,6 +29,7 @@ from adam_async.parameter_server.client import ParameterClient, SessionIdentity,
 from adam_async.parameter_server.service import ParameterServer
 from adam_async.placement import shard_table
 from adam_async.traffic import Traffic
+from dataflow import ComputePool
 from transport import BufferPool, Identity, Link, LocalNetwork, Network, TcpNetwork
 from transport.testing import Faults, FaultyNetwork
 
@@ -219,6 +220,7 @@ class Servers:
         )
         for number in range(self.config.servers):
             server = ParameterServer(
+                make_pool=ComputePool,
                 network=self.network,
                 address=address,
                 controller=self.controller.address,

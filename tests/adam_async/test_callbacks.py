@@ -43,7 +43,7 @@ async def test_a_server_whose_arithmetic_raises_ends_with_that_error(monkeypatch
         async with asyncio.timeout(DEADLINE_S), servers_of(local_network()) as servers:
             client = servers.client()
             await client.pull()
-            monkeypatch.setattr(Applier, "apply_pushes", fail)
+            monkeypatch.setattr(Applier, "work_on", fail)
             client.push(1.0)
             await client.client.flush()
     assert "ps-0: a callback raised LookupError" in caplog.text
