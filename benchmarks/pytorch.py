@@ -38,7 +38,7 @@ async def ours_once(options: dict[str, Any]) -> dict[str, float]:
     async with Disk() as disk:
         dataset = await load_dataset(os.environ["ADAM_DATA_DIR"], disk)
     async with LocalCluster(
-        Config(model="mnist-adam", schedule="constant", **options), dataset=dataset
+        Config(model="mnist-adam", schedule="constant", kernels="numba", **options), dataset=dataset
     ) as cluster:
         result = await cluster.train()
     seconds = sum(epoch.train_s for epoch in result.epochs)
@@ -79,14 +79,17 @@ def rates(arguments: argparse.Namespace) -> list[dict[str, Any]]:
             theirs: dict[str, list[float]] = {mode: [] for mode in arguments.modes}
             for _ in range(arguments.rounds):
                 epochs = 1 if group == 1 else 3
-                run = ours(images_per_group=group, momentum=momentum, epochs=epochs)
+                run = ours(
+                    images_per_group=group, momentum=momentum, epochs=epochs, weights=arguments.weights
+                )
                 mine.append(run["images_per_second"])
                 for mode, found in theirs.items():
                     options = {"batch": group, "momentum": momentum, "images": IMAGES.get(group, 24_000)}
                     found.append(peer(arguments.torch, mode=mode, **options)["images_per_second"])
             for mode, found in theirs.items():
                 rate, other = statistics.median(mine), statistics.median(found)
-                case = f"{group} images per group, momentum {momentum:g}, beside PyTorch {mode}"
+                way = {"copy": "through the servers", "aliased": "in place"}[arguments.weights]
+                case = f"{group} images per group, {way}, momentum {momentum:g}, beside PyTorch {mode}"
                 rows.append(row(case, rate, other, rate / other, "images/s", accuracy=run["reached"]))
                 print(json.dumps(rows[-1]), flush=True)
     return rows
@@ -139,6 +142,12 @@ def main() -> None:
     parser.add_argument("--groups", type=int, nargs="+", default=[1, 16, 64, 256])
     parser.add_argument("--momentum", type=float, nargs="+", default=[0.0, 0.9])
     parser.add_argument("--modes", nargs="+", default=["hogwild", "ddp", "single"])
+    parser.add_argument(
+        "--weights",
+        choices=("aliased", "copy"),
+        default="aliased",
+        help="train in place, with no parameter server on the way, or through the servers",
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--to-accuracy", type=float, default=0.0)
     parser.add_argument("--seeds", type=int, default=5)
