@@ -243,8 +243,8 @@ def summary(report: Report) -> list[str]:
     early = sum(worker.kernels.numpy_groups for worker in report.workers if worker.kernels is not None)
     if early:
         lines.append(
-            f"NumPy's kernels trained {_count(early)} groups while compiled ones were made, "
-            "which are kept for the next time"
+            f"NumPy's kernels trained {_count(early)} groups, because compiled ones were not ready; "
+            "a later run begins with those that are compiled by now"
         )
     if len(report.controllers) > 1:
         # One that was replaced, and has not noticed, leads in an earlier term.

@@ -2,8 +2,8 @@
 
     ADAM_DATA_DIR=DIR python -m benchmarks.stragglers --json FILE [--seeds 3] [--epochs 5] [--share 0.15]
 
-`mnist-adam`, 16 images per group, asp, every option else at its default, all roles in one process, and four
-replicas of one thread each. Every replica computes 15 % of what the machine can (`--slow worker-N:PACE`,
+`mnist-adam`, 16 images per group, asp, on copies of the weights through the servers, at a constant rate, every
+option else at its default, all roles in one process, and four replicas of one thread each. Every replica computes 15 % of what the machine can (`--slow worker-N:PACE`,
 where the pace of a thread is the share times cores / threads); then one of them computes 3 %. What is left of
 the machine is for the event loop. Each of these is run with the default fraction, 0.75 (an epoch ends when
 three of the four have trained their share), and with 1 (when all have). The runs of a seed take turns.
@@ -56,6 +56,8 @@ def config_of(arguments: argparse.Namespace, *, uneven: bool, fraction: float, s
     return Config(
         model="mnist-adam",
         schedule="constant",
+        weights="copy",
+        kernels="numba",
         epochs=arguments.epochs,
         replicas=REPLICAS,
         threads=THREADS,

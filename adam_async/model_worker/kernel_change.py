@@ -61,6 +61,9 @@ class KernelChange:
 
     async def prepare(self, pool: ComputePool) -> None:
         """Compile, or read from the disk, what the first group is trained with."""
+        engine = self._network.engine
+        if engine is not None and not engine.is_ready:
+            logger.warning("training waits until its kernels are compiled; they are kept for the next time")
         await pool.run(self._trained.warm_up, self._on_compiled, paced=False)
 
     async def run(self, pool: ComputePool, groups: Callable[[], int]) -> None:

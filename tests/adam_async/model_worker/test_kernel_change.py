@@ -114,10 +114,12 @@ async def test_cancelling_kills_the_child(
 
 
 @pytest.mark.parametrize("options", [{"consistency": "bsp"}, {"record": True, "weights": "copy"}])
-async def test_lockstep_and_recorded_runs_wait_for_compiled_kernels(
-    options: dict[str, object], nothing_compiled: list[bool]
+async def test_lockstep_and_recorded_runs_wait_for_compiled_kernels_and_say_so(
+    options: dict[str, object], nothing_compiled: list[bool], caplog: pytest.LogCaptureFixture
 ) -> None:
-    found = await train(**options)
+    with caplog.at_level(logging.WARNING):
+        found = await train(**options)
+    assert "training waits until its kernels are compiled" in caplog.text
     assert (found["set"], found["numpy_groups"]) == ("numba", 0)
 
 
