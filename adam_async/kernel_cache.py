@@ -8,32 +8,42 @@ an old one finds its own again. Forced vector registers are a part of it, for th
 import fcntl
 import hashlib
 import os
+import time
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TextIO
 
 VARIABLE = "NUMBA_CACHE_DIR"
 """What numba reads when it is imported."""
 
 VECTORS = "ADAM_VECTORS"
-"""What the user sets to force one kind of vector registers."""
+"""Environment variable that forces one kind of vector registers."""
 
 AUTO = "auto"
 """The widest registers that the processor has; the default."""
 
 _FORCED_PROCESSORS = {"avx2": ("x86-64-v3", "+avx2,+fma,+f16c,+bmi,+bmi2")}
-"""What numba compiles for instead of the processor that is there: its name and features, by LLVM's names."""
+"""Name and features, by LLVM's names, of the processor that numba compiles for."""
+
+LOOK_S = 0.05
+"""Seconds between two looks whether it is our turn to compile."""
 
 KERNELS = Path(__file__).parent / "model" / "fast"
 
 
 def kernel_cache_folder(environment: MutableMapping[str, str]) -> Path:
     """Name the folder; it need not exist."""
+    caches = environment.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(caches) / "adam-async" / f"kernels-{kernel_digest(environment)}"
+
+
+def kernel_digest(environment: Mapping[str, str] = os.environ) -> str:
+    """Return a digest of the text of all kernels and of the vector registers that the user forces."""
     digest = hashlib.blake2b(wanted_vectors(environment).encode(), digest_size=8)
     for path in sorted(KERNELS.glob("*.py")):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
-    caches = environment.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(caches) / "adam-async" / f"kernels-{digest.hexdigest()}"
+    return digest.hexdigest()
 
 
 def wanted_vectors(environment: Mapping[str, str] = os.environ) -> str:
@@ -49,8 +59,8 @@ def kernel_folder() -> str:
 def use_kernel_cache(environment: MutableMapping[str, str] = os.environ) -> None:
     """Choose the folder for this process and its children, unless the user has chosen one.
 
-    With `ADAM_VECTORS` the kernels are compiled for a processor that has no wider registers. For whoever owns
-    the process, before numba is imported.
+    With `ADAM_VECTORS` the kernels are compiled for a processor that has no wider registers. The main program
+    calls this before it imports numba.
     """
     processor = _FORCED_PROCESSORS.get(wanted_vectors(environment))
     if processor:
@@ -83,8 +93,11 @@ class KernelCache:
             (self._marks / name).touch()
 
     @contextmanager
-    def turn(self) -> Iterator[None]:
-        """Wait until no other process compiles; where nothing can be written, each compiles for itself."""
+    def turn(self, *, wait_s: float = 60.0) -> Iterator[None]:
+        """Wait until no other process compiles, but no longer than ``wait_s``.
+
+        Where nothing can be written there is no turn, and each process compiles for itself.
+        """
         try:
             Path(self.folder).mkdir(parents=True, exist_ok=True)
             file = (Path(self.folder) / "lock").open("w")
@@ -92,5 +105,18 @@ class KernelCache:
             yield
             return
         with file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            end = time.monotonic() + wait_s
+            while not _lock(file) and time.monotonic() < end:
+                time.sleep(LOOK_S)
             yield
+
+
+def _lock(file: TextIO) -> bool:
+    """Try to lock a file. A file system without locks lets everybody go on."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True

@@ -306,7 +306,7 @@ def _table(progress: Progress, *, now: float) -> "Table":
     total = int(progress.data.get("train_images", 0))
     cells = {
         "phase": progress.phase,
-        "epoch": f"{progress.epoch}/{progress.last_epoch}",
+        "epoch": f"{progress.epoch}/{progress.last_epoch or '?'}",
         "images": f"{_count(progress.images)}/{_count(total)}",
         "images/s": _count(progress.images_per_s),
         "loss": f"{progress.loss:.4f}",

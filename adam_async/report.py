@@ -229,7 +229,7 @@ class FetchReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KernelReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker's groups were trained with."""
+    """Kernels that trained a worker's groups."""
 
     set: str
     """``"numpy"`` or ``"numba"``, at the end."""

@@ -14,10 +14,10 @@ from dataflow import ComputePool
 
 SIDE = 512
 SECONDS = 0.3
-"""How long all threads multiply, after a product on each that counts for nothing."""
+"""Seconds for which all threads multiply, after one uncounted product on each."""
 
 OPERATIONS = 2 * SIDE**3
-"""Of one product: a multiplication and an addition per multiply-add."""
+"""Operations of one product: a multiplication and an addition per multiply-add."""
 
 
 class Factors:

@@ -2,11 +2,12 @@
 
     ADAM_DATA_DIR=DIR python -m benchmarks.stragglers --json FILE [--seeds 3] [--epochs 5] [--share 0.15]
 
-`mnist-adam`, 16 images per group, asp, on copies of the weights through the servers, at a constant rate, every
-option else at its default, all roles in one process, and four replicas of one thread each. Every replica computes 15 % of what the machine can (`--slow worker-N:PACE`,
-where the pace of a thread is the share times cores / threads); then one of them computes 3 %. What is left of
-the machine is for the event loop. Each of these is run with the default fraction, 0.75 (an epoch ends when
-three of the four have trained their share), and with 1 (when all have). The runs of a seed take turns.
+`mnist-adam`, 16 images per group, asp, on copies of the weights through the servers, at a constant rate,
+every other option at its default, all roles in one process, and four replicas of one thread each. Each
+computes 15 % of what the machine can (`--slow worker-N:PACE`, where the pace of a thread is the share times
+cores / threads); then one of them computes 3 %. What is left of the machine is for the event loop. Each of
+these is run with the default fraction, 0.75 (an epoch ends when three of the four have trained their share),
+and with 1 (when all have). The runs of a seed take turns.
 
 Rows: case; ours and peer: median seconds of training per epoch, over epochs and seeds, of the uneven replicas
 and of equal ones with the same fraction; ratio (ours / peer; at most 1.15 is wanted at 0.75); unit; mean

@@ -102,7 +102,7 @@ PORTS = (
     port("adam_async/cli*.py", "loops system", "chooses the loop; environment, signals, cores"),
     port(
         "adam_async/kernel_cache.py",
-        "files system",
+        "clock files system",
         "the folder of kernels, and its name",
     ),
     port("adam_async/child_process.py", "processes system", "starts and watches one child; its environment"),

@@ -42,6 +42,7 @@ class TransportError(Exception):
         that stored such an error would keep them until the garbage collector finds the circle.
         """
         twin = type(self).__new__(type(self), *self.args)
+        twin.args = self.args
         twin.__dict__.update(self.__dict__)
         return twin
 

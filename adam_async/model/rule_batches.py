@@ -19,7 +19,7 @@ BLOCK = 32_768
 
 
 class Target(Protocol):
-    """What a rule changes: a shard."""
+    """A shard that a rule changes."""
 
     @property
     def values(self) -> NDArray[Any]:

@@ -1,6 +1,6 @@
 """Lets a worker begin with NumPy's kernels while its compiled ones are made, and go on with those.
 
-Compiling takes longer than many a training. A child process does it, because here it would hold the
+Compiling takes longer than many training runs. A child process does it, because here it would hold the
 interpreter's lock, and leaves the kernels on the disk. Then the network takes them up: each group keeps those
 that it was loaded with.
 """
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 COMPILE_S = 600.0
-"""How long a child may take. Without its kernels training goes on with NumPy's."""
+"""Seconds that a child may take; after that, training goes on with NumPy's kernels."""
 
 LOOK_S = 0.1
-"""How often it is seen whether the child has ended."""
+"""Seconds between two checks whether the child has ended."""
 
 SAID_BYTES = 65536
-"""How much of what the child says is read."""
+"""Bytes of the child's output that are read."""
 
 MODULE = "adam_async.model.fast.compiling"
 
 
 class KernelChange:
-    """Which kernels one worker trains a run with, and when they change.
+    """The kernels with which one worker trains a run, and their change.
 
     Args:
         network: The whole model.
@@ -78,13 +78,16 @@ class KernelChange:
         engine = self._engine
         if engine is None:
             return
-        why = await self._compile(engine)
-        if not why and not engine.is_ready:
-            why = "they are not on the disk"
+        try:
+            why = await self._compile(engine)
+            if not why:
+                # Where nothing can be kept on the disk, this compiles once more.
+                await pool.run(engine.warm_up, self._on_compiled, paced=False)
+        except (OSError, RuntimeError) as error:
+            why = str(error)
         if why:
             logger.warning("training goes on with NumPy's kernels, because compiling others failed: %s", why)
             return
-        await pool.run(engine.warm_up, self._on_compiled, paced=False)
         self._network.use_ready()
         self._changed_at = groups()
 

@@ -47,6 +47,9 @@ from adam_async.traffic import Traffic
 from dataflow import ComputePool, Engine, EngineClosed, MakePool, Tag, TokenError, WaitTimedOut
 from transport import BufferPool, Identity, Network, RemoteProtocolError
 
+COMPILE_S = 120.0
+"""Seconds for which the end of a run waits for a compute thread, which may be compiling."""
+
 LEAD = 2
 """Groups that a worker may be ahead of one that it sends to, per group in flight: enough for that one to find
 its input there, whatever it begins."""
@@ -273,6 +276,7 @@ class Participation:
             contexts=self._way.new_scratch,
             affinity=[(cpu,) for cpu in self._cpus] if self._cpus is not None else None,
             pace=self._pace,
+            close_timeout_s=COMPILE_S,
         )
 
     async def _new_contexts(self, pool: ComputePool) -> list[Context | None]:

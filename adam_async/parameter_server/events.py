@@ -83,7 +83,7 @@ class SumApplied:
     sum: "ApplySum"
     finite: Sequence[bool]
     first: int = 0
-    """Which of the sum's shards `finite` begins with; each is reported once, in order."""
+    """Index in the sum of the first shard in `finite`; each is reported once, in order."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,10 +81,13 @@ from adam_async.role import Role, reply_or_fail, reply_when_room
 from adam_async.shard_storage import ShardStorage, StorageShelf, initial_values
 from adam_async.timeline import Timeline
 from adam_async.timer import Timer
-from dataflow import MakePool
+from dataflow import MakePool, WaitTimedOut
 from transport import BufferPool, Identity, Link, Message, Network, Request
 
 logger = logging.getLogger(__name__)
+
+COMPILE_S = 120.0
+"""Seconds for which the end of a run waits for a kernel in the making: a thread cannot be stopped."""
 
 TURN_WORK = 1 << 20
 """Work after which a turn of the loop ends, see `PIECE_WORK`: four gradients for the largest shard."""
@@ -142,7 +145,7 @@ class ParameterServer(Role):
         self._resumed = False
         self._applier: Applier | None = None
         self._work: _Work | None = None
-        """What was taken from the queue and is not done."""
+        """The batch or sum that was taken from the queue and is not finished."""
         self._specs: tuple[ShardSpec, ...] = ()
         self._dtype: np.dtype[Any] = np.dtype(np.float32)
         self.state: ServerState | None = None
@@ -222,7 +225,7 @@ class ParameterServer(Role):
         self._applier = Applier(rule, [shard.spec for shard in shards], self._dtype)
         make_pool = self._make_pool
         if make_pool is not None and not in_place and available_kernels(config.kernels) == "numba":
-            self._spawn("kernels", self._compile(self._applier, rule, make_pool))
+            self._spawn("kernels", self._compile(self._applier, rule, self._dtype, make_pool))
         self._preparing = ServerState(
             run=run.id,
             generation=cluster.generation,
@@ -246,10 +249,16 @@ class ParameterServer(Role):
         logger.info("%s holds %d shards of run %s", self._identity.node, len(shards), run.id)
         self._begin_if_complete()
 
-    async def _compile(self, applier: Applier, rule: Rule, make_pool: MakePool) -> None:
+    async def _compile(
+        self, applier: Applier, rule: Rule, dtype: "np.dtype[Any]", make_pool: MakePool
+    ) -> None:
         """Have the rule applied by compiled kernels from when they are there; the bits are the same."""
-        async with make_pool(threads=1, name=f"{self._identity.node}-kernels", close_timeout_s=60.0) as pool:
-            applier.batches = await pool.run(make_batches, rule, self._dtype, "numba")
+        name = f"{self._identity.node}-kernels"
+        try:
+            async with make_pool(threads=1, name=name, close_timeout_s=COMPILE_S) as pool:
+                applier.batches = await pool.run(make_batches, rule, dtype, "numba")
+        except (OSError, RuntimeError, WaitTimedOut) as error:
+            logger.warning("NumPy applies the rule, because compiling its kernel failed: %s", error)
 
     def _begin_if_complete(self) -> None:
         """A run that is resumed begins when the driver has set all our shards; any other at once."""
@@ -466,7 +475,9 @@ class ParameterServer(Role):
         except BaseException:
             self._work = None
             raise
-        if work.done:
+        # The last step of a sum may leave nothing to do before it says so.
+        over = work.done or (isinstance(batch, ApplySum) and len(work.finite) == len(current.shards))
+        if over:
             self._work = None
         if isinstance(batch, ApplySum):
             # Each shard of a sum is done at once, and may be read.
@@ -477,7 +488,7 @@ class ParameterServer(Role):
             effects = state.handle(Applied(batch, work.finite))
             self._perform(effects)
             done += sum([_values_count(each.shards) for each in effects if isinstance(each, Acknowledge)])
-        if work.done and self._timeline is not None:
+        if over and self._timeline is not None:
             covered = _values_count(current.shards)
             pushes = [queued.push for queued in batch.pushes]
             self._timeline.applied(self._identity.node, pushes, covered, current.begin)

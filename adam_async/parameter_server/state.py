@@ -582,7 +582,7 @@ class ServerState:
 
 
 def _most_joined(head: QueuedPush) -> int:
-    """How many pushes may be applied together with this one and at once, itself counted."""
+    """Return the largest number of pushes in a batch that begins with this one."""
     sizes = [len(shard.values) for shard in head.shards if shard is not None]
     most = min(MAX_BATCH, SHARD_VALUES // max(sizes, default=1))
     return min(most, BATCH_VALUES // sum(sizes)) if head.push.pull and sizes else most

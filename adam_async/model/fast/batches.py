@@ -1,6 +1,7 @@
 """Pure: batches of gradients applied by compiled kernels; see `adam_async.model.fast.rules`."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import accumulate
 from math import sqrt
@@ -10,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.model.errors import ModelError
-from adam_async.model.fast.memory import CACHE
+from adam_async.model.fast.memory import CACHE, kept_name
 from adam_async.model.fast.rules import ADAGRAD, ADAM, MOMENTUM, SGD, apply_rule, rule_signature
 from adam_async.model.rule_batches import Target
 from adam_async.model.rules import Adagrad, Adam, Rule, Sgd
@@ -18,7 +19,7 @@ from adam_async.model.rules import Adagrad, Adam, Rule, Sgd
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where the arrays of a target lie. It keeps them alive."""
+    """Addresses of a target's arrays. Holding the arrays keeps them alive."""
 
     arrays: tuple[NDArray[Any], ...]
     addresses: tuple[int, int, int]
@@ -49,8 +50,10 @@ class CompiledBatches:
                 self._kind, constants = ADAM, (rule.weight_decay, *betas, rule.epsilon)
             case _:
                 raise ModelError(f"no kernel applies {rule!r}")
-        with CACHE.turn():
+        name = kept_name(apply_rule.__name__, dtype)
+        with nullcontext() if CACHE.has(name) else CACHE.turn():
             apply_rule.compile(rule_signature(dtype))
+        CACHE.note(name)
         self._rule = rule
         self._dtype = dtype
         self._like = dtype.type(0)

@@ -8,14 +8,20 @@ fusing are taken, under which infinities and NaN survive. Looking for them is do
 integers, where no liberty applies.
 """
 
+import hashlib
+import sys
 from collections.abc import Callable
 from typing import Any
 
+import llvmlite
+import numba
+import numpy as np
 from llvmlite import ir
+from llvmlite.binding import get_host_cpu_features, get_host_cpu_name
 from numba import carray, config, njit, types
 from numba.extending import intrinsic
 
-from adam_async.kernel_cache import KernelCache, kernel_folder
+from adam_async.kernel_cache import KernelCache, kernel_digest, kernel_folder
 
 REORDER = {"reassoc", "contract", "nsz"}
 """Sums may be split into vectors, products fused with sums; what is not finite stays so."""
@@ -23,6 +29,26 @@ REORDER = {"reassoc", "contract", "nsz"}
 
 CACHE = KernelCache(config.CACHE_DIR or kernel_folder())
 """Where compiled kernels are kept."""
+
+
+_COMPILER = hashlib.blake2b(
+    " ".join(
+        (
+            *(kernel_digest(), numba.__version__, llvmlite.__version__, sys.implementation.cache_tag or ""),
+            *(
+                config.CPU_NAME or get_host_cpu_name(),
+                config.CPU_FEATURES or get_host_cpu_features().flatten(),
+            ),
+        )
+    ).encode(),
+    digest_size=8,
+).hexdigest()
+"""Stands for all that machine code depends on: the kernels' text, the compiler and the processor."""
+
+
+def kept_name(kernel_name: str, dtype: np.dtype[Any]) -> str:
+    """Return a kernel's name in the cache, which differs by processor and compiler."""
+    return f"{kernel_name}-{dtype.name}-{_COMPILER}"
 
 
 def _kept(compiler: Callable[[Any], Any]) -> Callable[[Any], Any]:

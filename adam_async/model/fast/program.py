@@ -9,23 +9,18 @@ A row holds the address of its kernel, so the interpreter is small, and only the
 are compiled.
 """
 
-import hashlib
-import sys
 from collections.abc import Callable, Collection
 from contextlib import nullcontext
 from typing import Any
 
-import llvmlite
-import numba
 import numpy as np
-from llvmlite.binding import get_host_cpu_features, get_host_cpu_name
-from numba import config, types
+from numba import types
 from numba.extending import intrinsic
 
 from adam_async.model.fast.curves import sigmoid, sigmoid_back, tanh, tanh_back
 from adam_async.model.fast.local import local_back, local_delta, local_forward
 from adam_async.model.fast.losses import softmax, softmax_back, squared_error, squared_error_back
-from adam_async.model.fast.memory import CACHE, floats, kernel
+from adam_async.model.fast.memory import CACHE, floats, kept_name, kernel
 from adam_async.model.fast.pixels import (
     average_pool,
     average_pool_back,
@@ -46,20 +41,6 @@ from adam_async.model.fast.products import (
 )
 from adam_async.model.fast.response_norm import response_norm, response_norm_back
 from adam_async.model.fast.updates import descend, descend_outer
-
-_COMPILER = hashlib.blake2b(
-    " ".join(
-        (
-            *(numba.__version__, llvmlite.__version__, sys.implementation.cache_tag or ""),
-            *(
-                config.CPU_NAME or get_host_cpu_name(),
-                config.CPU_FEATURES or get_host_cpu_features().flatten(),
-            ),
-        )
-    ).encode(),
-    digest_size=8,
-).hexdigest()
-"""Stands for all that machine code depends on beside the text of the kernels."""
 
 FIELDS = 17
 """Whole numbers in a row of a tape: which kernel, and up to 16 fields."""
@@ -181,9 +162,7 @@ _addresses: dict[tuple[int, str], int] = {}
 
 
 def _name(code: int, dtype: np.dtype[Any]) -> str:
-    """What a kernel is called in the cache: another name for each processor and compiler."""
-    kernel_name = run.__name__ if code == MEAN else KERNELS[code].__name__
-    return f"{kernel_name}-{dtype.name}-{_COMPILER}"
+    return kept_name(run.__name__ if code == MEAN else KERNELS[code].__name__, dtype)
 
 
 def are_ready(codes: Collection[int], dtype: np.dtype[Any]) -> bool:
