@@ -78,6 +78,9 @@ class NumpyBatches:
         self, targets: Sequence[Target], gradients: Sequence[NDArray[Any]], rates: Sequence[float]
     ) -> None:
         """See `Batches.apply`."""
+        if self._plain and len(gradients[0]) <= BLOCK:
+            self._step_together(targets, gradients, rates)
+            return
         stops = list(accumulate([len(target.values) for target in targets], initial=0))
         first = 0
         while first < len(targets):

@@ -277,7 +277,7 @@ class Applier:
                 if self._can_join(factors, len(parts)):
                     whole = yield from self._join_pieces(factors)
                     for shard, gradient in zip(mine, whole.each(), strict=True):
-                        yield from self._good_pieces(shard, [gradient])
+                        yield from self._one_pieces(shard, gradient)
                         yield shard.spec.size, [(True,) * len(parts)]
                     continue
                 for shard, batch in zip(
@@ -321,17 +321,20 @@ class Applier:
                 yield from self._product_pieces(shard.spec, gradient, formed)
                 finite.append(is_finite(formed))
         good = [gradient for gradient, ok in zip(batch, finite, strict=True) if ok]
-        stacked = [_part_of(gradient) for gradient in good if isinstance(gradient, Factors)]
-        factors = [part for part in stacked if isinstance(part, FactorPart)]
-        if self._can_join(factors, len(good)):
-            whole = yield from self._join_pieces(factors)
-            good = whole.each()
-        if self._plain and any(isinstance(gradient, Factors) for gradient in good):
+        if self._plain and len(good) > 1:
+            stacked = [_part_of(gradient) for gradient in good if isinstance(gradient, Factors)]
+            factors = [part for part in stacked if isinstance(part, FactorPart)]
+            if self._can_join(factors, len(good)):
+                whole = yield from self._join_pieces(factors)
+                good = whole.each()
+        if len(good) == 1:
+            yield from self._one_pieces(shard, good[0])
+        elif self._plain and any(isinstance(gradient, Factors) for gradient in good):
             # One subtraction behind a product costs less than to keep several products for later.
             for gradient in good:
-                yield from self._good_pieces(shard, [gradient])
+                yield from self._one_pieces(shard, gradient)
         elif good:
-            yield from self._good_pieces(shard, good)
+            yield from self._many_pieces(shard, good)
         yield size * len(batch), [finite]
 
     @np.errstate(over="ignore", invalid="ignore")
@@ -480,31 +483,39 @@ class Applier:
             room = self._stacks[what] = np.empty(rows * columns, self._dtype)
         return room[: rows * columns].reshape(rows, columns)
 
-    def _good_pieces(self, shard: Shard, batch: Sequence[Gradient]) -> Pieces:
+    def _one_pieces(self, shard: Shard, gradient: Gradient) -> Pieces:
+        """Apply a gradient known to be finite."""
+        if isinstance(gradient, Delta):
+            self.batches.apply([shard], [gradient.values], [gradient.rate])
+            return
+        step = self._room("products", 1, shard.spec.size).reshape(-1)
+        rate = gradient.rate
+        bound = gradient.bound * max(abs(rate), 1.0)
+        if self._plain and bound <= self._limit:
+            # The rate goes into the smaller factor, so that the product is the step itself.
+            if rate != 1.0:
+                errors = gradient.errors_RK
+                room = self._room("errors", *errors.shape)
+                errors = np.multiply(errors, np.asarray(rate, self._dtype), out=room)
+                gradient = Factors(gradient.x_IK, errors, 1.0, bound)
+            yield from self._product_pieces(shard.spec, gradient, step)
+            np.subtract(shard.values, step, out=shard.values)
+        else:
+            yield from self._product_pieces(shard.spec, gradient, step)
+            self.batches.apply([shard], [step], [rate])
+
+    def _many_pieces(self, shard: Shard, batch: Sequence[Gradient]) -> Pieces:
         """Apply gradients known to be finite: form all products, then go over the values once."""
         factors = [gradient for gradient in batch if isinstance(gradient, Factors)]
         products = iter(self._room("products", len(factors), shard.spec.size))
-        values, rates = [], []
+        values = []
         for gradient in batch:
-            rate = gradient.rate
             if isinstance(gradient, Delta):
                 values.append(gradient.values)
             else:
                 values.append(next(products))
-                bound = gradient.bound * max(abs(rate), 1.0)
-                if self._plain and bound <= self._limit:
-                    # The rate goes into the smaller factor, so that the product is the step itself.
-                    errors = gradient.errors_RK
-                    if rate != 1.0:
-                        room = self._room("errors", *errors.shape)
-                        errors = np.multiply(errors, np.asarray(rate, self._dtype), out=room)
-                    gradient, rate = Factors(gradient.x_IK, errors, 1.0, bound), 1.0
                 yield from self._product_pieces(shard.spec, gradient, values[-1])
-            rates.append(rate)
-        if self._plain and rates == [1.0]:
-            np.subtract(shard.values, values[0], out=shard.values)
-        else:
-            self.batches.apply([shard], values, rates)
+        self.batches.apply([shard], values, [gradient.rate for gradient in batch])
 
     def _product_pieces(self, spec: ShardSpec, gradient: Factors, out: NDArray[Any]) -> Pieces:
         """Form a gradient in `out`, as many rows at a time as make a step's work.

@@ -13,8 +13,14 @@ from numpy.typing import NDArray
 from adam_async.model.errors import ModelError
 from adam_async.model.fast.memory import CACHE, kept_name
 from adam_async.model.fast.rules import ADAGRAD, ADAM, MOMENTUM, SGD, apply_rule, rule_signature
-from adam_async.model.rule_batches import Target
+from adam_async.model.rule_batches import NumpyBatches, Target
 from adam_async.model.rules import Adagrad, Adam, Rule, Sgd
+
+SMALL = 1024
+"""Values of a gradient up to which plain SGD is left to NumPy: a call of a kernel takes longer."""
+
+MOST_TABLES = 256
+"""Groups of targets remembered at most: a peer chooses which shards a push names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +29,14 @@ class _Place:
 
     arrays: tuple[NDArray[Any], ...]
     addresses: tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """Where several targets lie."""
+
+    places: tuple[_Place, ...]
+    table: NDArray[np.int64]
 
 
 class CompiledBatches:
@@ -58,36 +72,45 @@ class CompiledBatches:
         self._dtype = dtype
         self._like = dtype.type(0)
         self._constants = np.array([*constants, *[0.0] * (6 - len(constants))])
-        self._places: dict[Target, _Place] = {}
+        self._small = NumpyBatches(rule, dtype)
+        self._tables: dict[tuple[Target, ...], _Table] = {}
 
     def apply(
         self, targets: Sequence[Target], gradients: Sequence[NDArray[Any]], rates: Sequence[float]
     ) -> None:
         """See `Batches.apply`."""
-        stops = list(accumulate([len(target.values) for target in targets], initial=0))
-        if self._kind == ADAM and len(targets) > 1:  # each counts its own steps
-            for target, start, stop in zip(targets, stops, stops[1:], strict=False):
-                self.apply([target], [gradient[start:stop] for gradient in gradients], rates)
-            return
-        rows = [
-            (len(target.values), *self._addresses(target), start)
-            for target, start in zip(targets, stops, strict=False)
-        ]
-        self._run(rows, stops[-1], gradients, self._both_rates(targets[0], rates))
-        if self._kind == ADAM:
-            targets[0].rule_state["steps"] += len(gradients)
+        if self._kind == SGD and len(gradients) == 1 and len(gradients[0]) <= SMALL:
+            self._small.apply(targets, gradients, rates)
+        elif self._kind == ADAM:  # each target counts its own steps
+            self._apply_adam(targets, gradients, rates)
+        else:
+            both = [number for rate in rates for number in (rate, 1.0)]
+            self._run(self._table(targets), gradients, both)
+
+    def _apply_adam(
+        self, targets: Sequence[Target], gradients: Sequence[NDArray[Any]], rates: Sequence[float]
+    ) -> None:
+        rule, at = self._rule, 0
+        assert isinstance(rule, Adam)
+        for target in targets:
+            end = at + len(target.values)
+            steps = int(target.rule_state["steps"][0])
+            both: list[float] = []
+            for number, rate in enumerate(rates, start=steps + 1):
+                both += (float(rate) / (1.0 - rule.beta1**number), sqrt(1.0 - rule.beta2**number))
+            self._run(self._table((target,)), [gradient[at:end] for gradient in gradients], both)
+            target.rule_state["steps"] += len(gradients)
+            at = end
 
     def _run(
-        self,
-        rows: Sequence[tuple[int, ...]],
-        size: int,
-        gradients: Sequence[NDArray[Any]],
-        both_rates: Sequence[float],
+        self, table: NDArray[np.int64], gradients: Sequence[NDArray[Any]], both_rates: Sequence[float]
     ) -> None:
+        size = int(table[-1, 0] + table[-1, 4])
         sources = [self._readable(gradient, size) for gradient in gradients]
-        addresses = np.array([source.ctypes.data for source in sources], np.int64)
-        shards = np.array(rows, np.int64)
-        apply_rule(self._kind, self._like, shards, addresses, self._constants, np.array(both_rates))
+        addresses = np.array([source.__array_interface__["data"][0] for source in sources], np.int64)
+        apply_rule(
+            self._kind, self._like, table, addresses, self._constants, np.array(both_rates, np.float64)
+        )
 
     def _readable(self, gradient: NDArray[Any], size: int) -> NDArray[Any]:
         if gradient.shape != (size,) or gradient.dtype != self._dtype:
@@ -97,27 +120,32 @@ class CompiledBatches:
         flags = gradient.flags
         return gradient if flags.c_contiguous and flags.aligned else gradient.copy()
 
-    def _both_rates(self, target: Target, rates: Sequence[float]) -> list[float]:
-        """For each gradient the rate that its values are multiplied with, and Adam's root."""
-        both: list[float] = []
-        rule = self._rule
-        steps = int(target.rule_state["steps"][0]) if isinstance(rule, Adam) else 0
-        for number, rate in enumerate(rates, start=steps + 1):
-            if isinstance(rule, Adam):
-                both += (float(rate) / (1.0 - rule.beta1**number), sqrt(1.0 - rule.beta2**number))
-            else:
-                both += (float(rate), 1.0)
-        return both
+    def _table(self, targets: Sequence[Target]) -> NDArray[np.int64]:
+        """Where the arrays of targets lie, as the kernel takes it."""
+        key = tuple(targets)
+        known = self._tables.get(key)
+        if known is not None and all(
+            place.arrays[0] is target.values for place, target in zip(known.places, targets, strict=True)
+        ):
+            return known.table
+        places = tuple([self._place(target) for target in targets])
+        starts = accumulate([len(target.values) for target in targets], initial=0)
+        rows = [
+            (len(place.arrays[0]), *place.addresses, start)
+            for place, start in zip(places, starts, strict=False)
+        ]
+        if len(self._tables) >= MOST_TABLES:
+            self._tables.clear()
+        table = np.array(rows, np.int64)
+        self._tables[key] = _Table(places, table)
+        return table
 
-    def _addresses(self, target: Target) -> tuple[int, int, int]:
-        place = self._places.get(target)
+    def _place(self, target: Target) -> _Place:
         arrays = (target.values, *[target.rule_state[name] for name in self._rule.state_names])
-        if place is None or any(a is not b for a, b in zip(place.arrays, arrays, strict=True)):
-            for array in arrays:
-                if array.shape != target.values.shape or array.dtype != self._dtype:
-                    raise ModelError(f"values and state are {self._dtype} of one shape, not {array.dtype}")
-                if not array.flags.c_contiguous or not array.flags.aligned or not array.flags.writeable:
-                    raise ModelError("values and state must be C-contiguous, aligned and writeable")
-            found = [array.ctypes.data for array in arrays] + [0, 0]
-            place = self._places[target] = _Place(arrays, (found[0], found[1], found[2]))
-        return place.addresses
+        for array in arrays:
+            if array.shape != target.values.shape or array.dtype != self._dtype:
+                raise ModelError(f"values and state are {self._dtype} of one shape, not {array.dtype}")
+            if not array.flags.c_contiguous or not array.flags.aligned or not array.flags.writeable:
+                raise ModelError("values and state must be C-contiguous, aligned and writeable")
+        found = [array.ctypes.data for array in arrays] + [0, 0]
+        return _Place(arrays, (found[0], found[1], found[2]))

@@ -67,7 +67,8 @@ def test_blocks_change_no_bit(monkeypatch, rule, block):
 
 
 @pytest.mark.skipif("numba" not in KERNELS, reason="needs the extra fast")
-def test_compiled_batches_read_no_memory_that_is_not_there():
+def test_compiled_batches_read_no_memory_that_is_not_there(monkeypatch):
+    monkeypatch.setattr("adam_async.model.fast.batches.SMALL", 0)
     rule = Sgd()
     batches = make_batches(rule, np.dtype(np.float32), "numba")
     target = Target(rule, 8, np.float32, 1)
