@@ -19,6 +19,7 @@ from tests.adam_async.runs import NETWORKS, SHARDED, cluster_of, tiny_dataset
 OPTIONS = {
     "rule": "adagrad",
     "rate": 0.01,
+    "schedule": "constant",
     "epochs": 2,
     "images_per_group": 4,
     "threads": 1,

@@ -107,6 +107,7 @@ async def test_lockstep_with_messages_ahead_equals_serial_sgd(rule, eager):
     config = Config(
         epochs=2,
         images_per_group=4,
+        schedule="constant",
         replicas=3,
         threads=2,
         dtype="float64",

@@ -26,7 +26,7 @@ from transport.testing import Faults
 
 pytestmark = pytest.mark.thorough
 
-LOCKSTEP = {"consistency": "bsp", "seed": 5}
+LOCKSTEP = {"consistency": "bsp", "seed": 5, "schedule": "constant"}
 
 
 def designs():

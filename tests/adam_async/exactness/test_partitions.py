@@ -95,6 +95,7 @@ def config_of(**options):
             "consistency": "bsp",
             "threads": 1,
             "seed": 5,
+            "schedule": "constant",
             **SHARDED,
             **options,
         }
