@@ -75,7 +75,8 @@ async def train(config, network="local", **options):
     ids=str,
 )
 async def test_limits_are_those_of_serial_sgd_on_the_mean_over_all_images(options, push_every):
-    config = Config(dtype="float64", push_every=push_every, **options, **{**BSP, "replicas": 1}, **SHARDED)
+    alone = {**BSP, "replicas": 1, "schedule": "constant"}
+    config = Config(dtype="float64", push_every=push_every, **options, **alone, **SHARDED)
     result = await train(config)
     expected = limited_sgd(config, tiny_dataset())
     assert_close(result.weights, expected, 1e-9)
@@ -191,6 +192,7 @@ async def test_bounded_training_of_one_replica_without_slack_is_serial_sgd(netwo
         dtype="float64",
         momentum=0.9,
         **{**BSP, "replicas": 1, "threads": 1, "in_flight": 1, "consistency": f"ssp:{slack}"},
+        schedule="constant",
     )
     result = await train(config, network)
     expected, _ = lockstep_sgd(config, tiny_dataset())
@@ -232,7 +234,7 @@ ALONE = {"replicas": 1, "threads": 1, "in_flight": 1}
     [
         {"schedule": "cosine", "warm_up": 0.5},
         {"schedule": "step", "decay": 0.5, "decay_every": 0.5},
-        {"warm_up": 1.5},
+        {"schedule": "constant", "warm_up": 1.5},
     ],
     ids=str,
 )

@@ -99,7 +99,7 @@ ABLATIONS = {
         ServerState, "_order", "number == last + 1", "number <= last + 1", "I2",
     ),
     "a push is acknowledged and forgotten": (
-        ServerState, "_order", "self._queue.append(queued)", "return [self._acknowledgement(queued)]", "I1",
+        ServerState, "_order", "self._queue.add(queued)", "return [self._acknowledgement(queued)]", "I1",
     ),
     "what a lost replica held is left to it": (
         DataState, "_replicas_changed", "self._epoch is not None", "False", "the run ends",
