@@ -174,9 +174,14 @@ async def measure(controller: str, sizes: list[int]) -> dict[int, float]:
     return found
 
 
+WARM_S = 2.0
+"""Seconds before the measurement, in which the server reads its compiled kernels."""
+
+
 async def time_pairs(vector: Vector, size: int) -> float:
     """Median microseconds, after a warm-up, with the result checked."""
     repeats = max(20, min(500, (1 << 28) // size))
+    await asyncio.sleep(WARM_S)
     for _ in range(3):
         await vector.push_pull()
     before = vector.values.copy()
