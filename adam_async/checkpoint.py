@@ -313,8 +313,8 @@ def resumed_config(manifest: Manifest, wanted: Config) -> Config:
 
     Args:
         manifest: Of the checkpoint.
-        wanted: What the caller asks for. A rate of 0 is what the checkpoint's run was asked for; 0 epochs and
-            schedule ``auto`` are what that run decided, so that the curve of its rate goes on.
+        wanted: Options that the caller asks for. A rate of 0 stands for the rate that the earlier run was asked
+            for; 0 epochs and schedule ``auto`` stand for the choice of that run, whose curve goes on.
 
     Raises:
         CheckpointError: An option differs that may not, all epochs asked for are trained, or a record is

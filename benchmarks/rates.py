@@ -110,7 +110,7 @@ def main() -> None:
 
 
 def row(mode: str, rate: float, runs: list[tuple[float, float]]) -> dict[str, Any]:
-    """What the runs of one mode and rate came to."""
+    """Results of the runs of one mode and rate."""
     accuracies = [accuracy for accuracy, _ in runs]
     return {
         "mode": mode,

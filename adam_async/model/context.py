@@ -31,7 +31,7 @@ class Context:
     network used when it was loaded.
 
     Args:
-        network: Whose layers it is for.
+        network: The network that it is made for.
         group_size: Largest number of images.
         training: Without it there are no error gradients, and no way back.
     """

@@ -296,16 +296,10 @@ class Applier:
         """Apply deltas known to be finite to as many shards at a time as make a step's work."""
         rates = [part.rate for part in parts]
         done: list[Sequence[bool]] = [(True,) * len(parts)]
-        first = at = 0
-        while first < len(shards):
-            last, end = first + 1, at + len(shards[first].values)
-            while last < len(shards) and (end - at + len(shards[last].values)) * len(parts) <= PIECE_WORK:
-                end += len(shards[last].values)
-                last += 1
+        for first, last, at, end in _stretches(shards, len(parts)):
             flats = [part.flat if last - first == len(shards) else part.flat[at:end] for part in parts]
             self.batches.apply(shards[first:last], flats, rates)
             yield (end - at) * len(parts), done * (last - first)
-            first, at = last, end
 
     def _shard_pieces(self, shard: Shard, batch: Sequence[Gradient]) -> Pieces:
         size = shard.spec.size
@@ -405,12 +399,7 @@ class Applier:
         self, shards: Sequence[Shard], parts: Sequence[DeltaPart], scale: float, rate: float
     ) -> Pieces:
         """Add up and apply as many shards at a time as make a step's work."""
-        first = at = 0
-        while first < len(shards):
-            last, end = first + 1, at + len(shards[first].values)
-            while last < len(shards) and (end - at + len(shards[last].values)) * len(parts) <= PIECE_WORK:
-                end += len(shards[last].values)
-                last += 1
+        for first, last, at, end in _stretches(shards, len(parts)):
             flat = parts[0].flat[at:end]
             if len(parts) > 1 or scale != 1.0:
                 flat = self._room("sum", 1, end - at).reshape(-1)
@@ -428,7 +417,6 @@ class Applier:
             else:
                 for shard, delta in zip(mine, whole.each(), strict=True):
                     yield from self._shard_pieces(shard, [delta])
-            first, at = last, end
 
     def _factor_sum_pieces(
         self, shards: Sequence[Shard], parts: Sequence[FactorPart], scale: float, rate: float
@@ -543,6 +531,21 @@ class Applier:
     def _multiply(self, spec: ShardSpec, gradient: Factors, out: NDArray[Any]) -> None:
         """Form a gradient in `out`."""
         np.matmul(gradient.errors_RK, gradient.x_IK.T, out=out.reshape(-1, spec.row_size))
+
+
+def _stretches(shards: Sequence[Shard], pushes: int) -> Iterator[tuple[int, int, int, int]]:
+    """Cut shards into stretches of at most a step's work, or one shard.
+
+    Yields the first shard of each, the one behind its last, and where its values begin and end in a push.
+    """
+    first = at = 0
+    while first < len(shards):
+        last, end = first + 1, at + len(shards[first].values)
+        while last < len(shards) and (end - at + len(shards[last].values)) * pushes <= PIECE_WORK:
+            end += len(shards[last].values)
+            last += 1
+        yield first, last, at, end
+        first, at = last, end
 
 
 def _scaled_bound(parts: Sequence[FactorPart]) -> float:
