@@ -313,8 +313,8 @@ def resumed_config(manifest: Manifest, wanted: Config) -> Config:
 
     Args:
         manifest: Of the checkpoint.
-        wanted: Options that the caller asks for. A rate of 0 stands for the rate that the earlier run was asked
-            for; 0 epochs and schedule ``auto`` stand for the choice of that run, whose curve goes on.
+        wanted: Options that the caller asks for. A rate of 0 stands for the rate that the earlier run was
+            asked for; 0 epochs and schedule ``auto`` stand for the choice of that run, whose curve goes on.
 
     Raises:
         CheckpointError: An option differs that may not, all epochs asked for are trained, or a record is
