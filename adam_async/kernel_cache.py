@@ -5,14 +5,20 @@ apart itself. So the folder's name holds a digest of all files with kernels: a n
 an old one finds its own again. Forced vector registers are a part of it, for they shape the loops.
 """
 
+import errno
 import fcntl
 import hashlib
+import logging
 import os
 import time
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TextIO
+
+logger = logging.getLogger(__name__)
 
 VARIABLE = "NUMBA_CACHE_DIR"
 """What numba reads when it is imported."""
@@ -73,6 +79,8 @@ class KernelCache:
     """The kernels in a folder, and the turn to compile more into it.
 
     Numba does not tell whether it has compiled a kernel. So an empty file beside the kernels stands for each.
+    A folder that cannot be written to holds no kernel for us, whatever is in it: numba would look beside the
+    source instead, where nothing tells the kernels of an older text apart.
 
     Args:
         folder: Where numba keeps them; it need not exist.
@@ -82,12 +90,33 @@ class KernelCache:
         self.folder = folder
         self._marks = Path(folder) / "compiled"
 
+    @cached_property
+    def is_kept(self) -> bool:
+        """Whether numba can write here and in the folders that it has made; else a warning says so, once."""
+        try:
+            os.makedirs(self.folder, exist_ok=True)
+            with TemporaryFile(dir=self.folder):
+                pass
+            for entry in os.scandir(self.folder):
+                if entry.is_dir() and not os.access(entry, os.W_OK | os.X_OK):
+                    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), entry.path)
+        except OSError as error:
+            logger.warning(
+                "compiled kernels cannot be kept in %s (%s): each process compiles its own, in memory; "
+                "%s can name another folder",
+                *(self.folder, error.strerror or error, VARIABLE),
+            )
+            return False
+        return True
+
     def has(self, name: str) -> bool:
         """Whether a kernel was noted here, by any process."""
-        return (self._marks / name).exists()
+        return self.is_kept and (self._marks / name).exists()
 
     def note(self, name: str) -> None:
-        """Note that a kernel is compiled. Nothing is noted where nothing can be written."""
+        """Note that a kernel is compiled and kept."""
+        if not self.is_kept:
+            return
         with suppress(OSError):
             self._marks.mkdir(parents=True, exist_ok=True)
             (self._marks / name).touch()

@@ -4,7 +4,7 @@
     python -m benchmarks.rates --data-dir MNIST --test --seeds 1 2 3 4 5 --json rates.json
     python -m benchmarks.rates --data digits --modes "one process" --json digits.json -- --epochs 12
 
-The first searches on a split of the training images, the last 5 000 of which are the test images then. The
+The first searches on a split of the training images, the last 5,000 of which are the test images then. The
 second trains at the defaults and is the only one that looks at the test set; it takes no rates. The third
 holds back every fifth of the digits inside the package. Each row is one mode and rate: the accuracies of all
 seeds after the last epoch, their mean and the least.
@@ -59,7 +59,7 @@ async def split(name: str, data_dir: Path | None, file: Path) -> None:
 
 def train(options: list[str]) -> tuple[float, float]:
     """One run; returns its test accuracy after the last epoch, and images per second."""
-    command = [sys.executable, "-m", "adam_async", "train", *options]
+    command = [sys.executable, "-m", "adam_async", "train", "--keep-going", *options]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=1800)
     last = re.search(r"test accuracy ([\d.]+)% after .*?, ([\d\u202f ]+) images/s", done.stdout)
     if last is None:

@@ -92,8 +92,8 @@ class Context:
         """Take a group of 1 to `group_size` images; uint8 becomes 0 to 1, floats are copied.
 
         Args:
-            images: Shape ``(n, C, H, W)`` or any other that holds ``n`` images in that order, such as ``(n,
-                H, W)``. None where no layer reads them, in a part of a network; then labels tell how many.
+            images: Shape ``(n, C, H, W)``; axes of length 1 may be left out, or all be in one, ``(n, C * H *
+                W)``. None where no layer reads them, in a part of a network; then labels tell how many.
             labels: What the loss layer takes: class numbers ``(n,)``, or target values. None, only to
                 predict.
             dice: What layers such as dropout draw with when they train; others need none.
@@ -113,9 +113,8 @@ class Context:
             raise ModelError(
                 f"images of shape {list(self._input_shape)} are read here: give more than labels"
             )
-        loss = self._topology.layers[-1]
-        if labels is not None and isinstance(loss, Loss):
-            loss.load_targets(self._current.slots[-1], labels)
+        if labels is not None:
+            self.load_labels(labels)
         for number in self._drawing:
             layer = self._topology.layers[number]
             if dice is None:
@@ -125,12 +124,34 @@ class Context:
                 )
             layer.draw(self._current.slots[number], dice, keys)
 
+    def load_labels(self, labels: Array) -> None:
+        """Take the labels alone, of as many images as the context is laid out for.
+
+        Raises:
+            ModelError: They do not fit the loss layer.
+        """
+        loss = self._topology.layers[-1]
+        if isinstance(loss, Loss):
+            loss.load_targets(self._current.slots[-1], labels)
+
+    @property
+    def targets(self) -> tuple[Array, ...]:
+        """The arrays that the loss layer keeps labels in; none where it does not say which."""
+        loss = self._topology.layers[-1]
+        scratch = self._current.slots[-1].scratch
+        return (
+            tuple(scratch[name] for name in loss.TARGETS if name in scratch) if isinstance(loss, Loss) else ()
+        )
+
+    @property
+    def draws(self) -> bool:
+        """Whether a layer draws for each group."""
+        return bool(self._drawing)
+
     def _load_images(self, images: Array, count: int) -> None:
         features = math.prod(self._input_shape)
-        if images.size != count * features:
-            raise ModelError(
-                f"images must have shape {list(self._input_shape)}, not {list(images.shape[1:])}"
-            )
+        if images.shape[1:] != self._input_shape:
+            check_layout(images.shape[1:], self._input_shape)
         source, target = images.reshape(count, features).T, self.input.reshape(features, count)
         if images.dtype == np.uint8:
             np.divide(source, 255, out=target, dtype=self._dtype, casting="unsafe")
@@ -277,6 +298,28 @@ class Context:
             name: self._take(("scratch", number, name), full[name][0], shape, dtype or self._dtype)
             for name, (shape, dtype) in layer.scratch(images).items()
         }
+
+
+def check_layout(shape: Shape, wanted: Shape) -> None:
+    """Refuse images in another order than a network reads, such as those with their channels last.
+
+    Args:
+        shape: Of one image; axes of length 1 do not count, and a flat one is in the right order.
+        wanted: (C, H, W), or another shape that the network's input has.
+
+    Raises:
+        ModelError: Another shape; says how to put channels first where they are last.
+    """
+    if shape == (math.prod(wanted),) or _long_axes(shape) == _long_axes(wanted):
+        return
+    cure = ""
+    if len(wanted) == 3 and shape == (*wanted[1:], wanted[0]):
+        cure = "; images.transpose(0, 3, 1, 2) puts their channels first"
+    raise ModelError(f"images must have shape {list(wanted)}, not {list(shape)}{cure}")
+
+
+def _long_axes(shape: Shape) -> list[int]:
+    return [length for length in shape if length != 1]
 
 
 class _Bound:

@@ -6,14 +6,18 @@ rule state at once; an update may then be lost, which is Hogwild's bargain, but 
 ever reaches the weights: each gradient is checked before its tensor is touched.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
 
+from adam_async.dice import Dice
 from adam_async.model.context import Context
 from adam_async.model.finite import is_finite
-from adam_async.model.layer import Weights
+from adam_async.model.layer import Array, Weights
 from adam_async.model.network import Network
 from adam_async.model.rules import Rule, RuleState, Sgd
 from adam_async.model.step import StepBuffers as StepBuffers
+from adam_async.model.step import StepInput as StepInput
 from adam_async.model.step import StepOutcome as StepOutcome
 
 
@@ -74,3 +78,54 @@ class InPlaceStep:
                     continue
                 self._rule.apply(weights[name], state[name], gradient, rate=rate, scratch=scratch.scratch)
         return StepOutcome(loss=loss, refused=tuple(refused))
+
+    def train_groups(
+        self,
+        weights: Weights,
+        state: Mapping[str, RuleState],
+        context: Context,
+        scratch: StepBuffers,
+        groups: Sequence[StepInput],
+        *,
+        steps: Array,
+        dice: Dice,
+    ) -> list[StepOutcome]:
+        """Load and train groups one after the other; see `train`.
+
+        Where all layers have compiled kernels, this is one call without the interpreter's lock for all groups
+        of one size, so that no thread waits for the lock between two of them.
+
+        Args:
+            weights: See `train`.
+            state: See `train`.
+            context: One thread's, made for training, for at least as many images as a group has.
+            scratch: See `train`.
+            groups: What to train on, in this order.
+            steps: int64 ``(1,)``: the steps of all threads, counted here.
+            dice: What layers draw with.
+
+        Raises:
+            ModelError: An array has the wrong shape, dtype or layout; groups before it may be trained.
+        """
+        outcomes: list[StepOutcome] = []
+        for images, alike in groupby(groups, key=lambda group: len(group.labels)):
+            together = list(alike)
+            if 1 <= images <= context.group_size:
+                context.resize(images)
+            engine = context.kernel_set.engine
+            if (
+                engine is not None
+                and type(self._rule) is Sgd
+                and engine.can_descend_groups(context, together)
+            ):
+                outcomes += engine.descend_groups(
+                    weights, state, context, scratch, self._rule, together, steps
+                )
+                continue
+            for group in together:
+                context.load(group.images, group.labels, dice=dice, keys=group.keys)
+                before = int(steps[0])
+                outcome = self.train(weights, state, context, scratch, rate=group.rate)
+                outcomes.append(replace(outcome, staleness=int(steps[0]) - before))
+                steps[0] += 1
+        return outcomes

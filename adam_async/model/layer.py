@@ -370,6 +370,9 @@ class Layer(ABC):
 class Loss(Layer):
     """A last layer: its output is one loss per image, shape ``(B,)``; its way back starts the errors."""
 
+    TARGETS: ClassVar[tuple[str, ...]] = ()
+    """Names of all scratch that `load_targets` fills. Without them, groups are loaded one by one."""
+
     def __init__(self, spec: LayerSpec, input_shapes: tuple[Shape, ...]) -> None:
         super().__init__(spec, input_shapes)
         self.output_shape = ()

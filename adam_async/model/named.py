@@ -10,7 +10,7 @@ _layer = LayerSpec.of
 
 
 def mnist_adam() -> ModelSpec:
-    """The network of the paper's MNIST experiment: 298 090 parameters, 756 000 multiply-adds forward."""
+    """The network of the paper's MNIST experiment: 298,090 parameters, 756,000 multiply-adds forward."""
     return ModelSpec(
         name="mnist-adam",
         input_shape=(1, 28, 28),
@@ -78,7 +78,7 @@ def digits() -> ModelSpec:
 
 
 def cifar_conv() -> ModelSpec:
-    """A small network for 32x32 colour images: 145 578 parameters, 12 354 176 multiply-adds forward.
+    """A small network for 32x32 colour images: 145,578 parameters, 12,354,176 multiply-adds forward.
 
     Three 5x5 convolutions that keep the size, each followed by pooling that halves it; the first pool takes
     maxima, the others means (after cuda-convnet's quick CIFAR-10 network).

@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 KERNELS = ("numpy", "numba", "auto")
 """Known sets of kernels; `auto` is `numba` where that is installed."""
 
+RANGE_SLACK = 1e-3
+"""Distance beyond 0 and 1 that the interpolation of floating-point images may reach."""
+
 PREDICT_BATCH = 64
 """Images per step of an evaluation: columns of a larger group leave the second-level cache."""
 
@@ -306,8 +309,20 @@ class Network:
         number, parameter = self._owner(name)
         return context.kernel_set.topology.layers[number].factors(context.slots(number), parameter.kind)
 
+    @np.errstate(over="ignore", invalid="ignore", divide="ignore")  # weights of a run that diverged
     def scores(self, weights: Weights, images: Array, batch: int = PREDICT_BATCH) -> NDArray[Any]:
-        """Compute what the loss layer reads, ``(N, ...)``: in classifiers one score per image and class."""
+        """Compute what the loss layer reads, ``(N, ...)``: in classifiers one score per image and class.
+
+        Args:
+            weights: Tensor name to its values.
+            images: ``(N, C, H, W)`` as for `Context.load`: uint8 from 0 to 255, or floats from 0 to 1.
+            batch: Images that are computed together.
+
+        Raises:
+            ModelError: Other shape or type, or floats beyond 0 and 1 where the input is an image.
+        """
+        if len(self._input_shape) == 3:
+            _check_range(images)
         context = self.context(batch, training=False)
         last = len(self.layers) - 1
         found = np.empty((images.shape[0], *self.layers[last].input_shapes[0]), self._dtype)
@@ -329,6 +344,17 @@ class Network:
             raise ModelError(
                 f"no parameter is named {name!r}; known names: {', '.join(self._owners)}"
             ) from None
+
+
+def _check_range(images: Array) -> None:
+    """Refuse floating-point images that are not scaled as uint8 ones are in training."""
+    if images.dtype.kind == "f" and images.size:
+        least, most = images.min(), images.max()
+        if not (-RANGE_SLACK <= least and most <= 1 + RANGE_SLACK):
+            raise ModelError(
+                f"floating-point images must lie between 0 and 1, not between {least:g} and {most:g}: divide "
+                "pixels from 0 to 255 by 255, or give them as uint8"
+            )
 
 
 def available_kernels(kernels: str) -> str:

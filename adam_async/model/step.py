@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from adam_async.dice import Key
 from adam_async.model.layer import Array
 from adam_async.model.rules import new_scratch
 
@@ -27,12 +28,28 @@ class StepBuffers:
         return cls(gradients=gradients, scratch=new_scratch(network.dtype))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepInput:
+    """One group, before it is loaded into a context."""
+
+    images: Array | None
+    """Shape ``(n, C, H, W)``; None where no layer reads them."""
+    labels: Array
+    """What the loss layer takes, n of them."""
+    keys: tuple[Key, ...]
+    """The group's name, for layers that draw."""
+    rate: float
+    """Learning rate of its step."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutcome:
     """What became of one step."""
 
     loss: float
     """Mean over the group's images; not finite if the network's scores were not."""
+    staleness: int = 0
+    """Steps that other threads counted while this one was under way; 0 where none is counted."""
     refused: tuple[str, ...] = ()
     """Tensors whose gradient was not finite, in the order of the way back; they and their state are as
     they were."""

@@ -20,6 +20,7 @@ from adam_async.model import InPlaceStep, StepBuffers
 from adam_async.model.context import Context
 from adam_async.model.network import Network
 from adam_async.model.rules import Rule
+from adam_async.model.step import StepInput
 from adam_async.schedule import Schedule
 from adam_async.shard_storage import ShardStorage
 from dataflow import Firing
@@ -89,21 +90,35 @@ class InPlaceTrainer:
         memory: ThreadMemory = firings[0].scratch
         clock = self._clock
         if clock is None:
-            return [self._train_group(memory, group) for group in groups]
+            return self._train_groups(memory, groups)
         trained = []
         for firing, group in zip(firings, groups, strict=True):
             firing.started = clock()
-            trained.append(self._train_group(memory, group))
+            trained += self._train_groups(memory, (group,))
             firing.finished = clock()
         return trained
 
-    def _train_group(self, memory: "ThreadMemory", group: ImageGroup) -> TrainedInPlace:
-        storage, context, lease = self._storage, memory.context, group.lease
-        steps = storage.steps
-        context.load(group.images, group.labels, dice=self._dice, keys=(lease.epoch, lease.number))
-        before = int(steps[0])
-        rate = self._schedule.rate(lease.progress) if self._rate is None else self._rate
-        outcome = self._step.train(storage.weights, storage.states, context, memory.buffers, rate=rate)
-        staleness = int(steps[0]) - before
-        steps[0] += 1
-        return TrainedInPlace(lease, outcome.loss, staleness, outcome.refused)
+    def _train_groups(self, memory: "ThreadMemory", groups: Sequence[ImageGroup]) -> list[TrainedInPlace]:
+        storage = self._storage
+        outcomes = self._step.train_groups(
+            storage.weights,
+            storage.states,
+            memory.context,
+            memory.buffers,
+            [self._input(group) for group in groups],
+            steps=storage.steps,
+            dice=self._dice,
+        )
+        return [
+            TrainedInPlace(group.lease, outcome.loss, outcome.staleness, outcome.refused)
+            for group, outcome in zip(groups, outcomes, strict=True)
+        ]
+
+    def _input(self, group: ImageGroup) -> StepInput:
+        lease = group.lease
+        return StepInput(
+            images=group.images,
+            labels=group.labels,
+            keys=(lease.epoch, lease.number),
+            rate=self._schedule.rate(lease.progress) if self._rate is None else self._rate,
+        )

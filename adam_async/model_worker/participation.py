@@ -22,7 +22,7 @@ from adam_async.config import Config, Waits, default_in_flight, replica_in_fligh
 from adam_async.data_server.client import DataClient
 from adam_async.errors import ConfigError
 from adam_async.group_limits import GroupLimits
-from adam_async.machine import pinned_cpus
+from adam_async.machine import pinned_cpus, usable_cores
 from adam_async.messages import Block, Finished, Greet, Lease
 from adam_async.model.context import Context
 from adam_async.model.joint import JointNetwork
@@ -113,7 +113,7 @@ class Participation:
             partition = Partition(self._model, plan, part)
             table = part_table(table, partition.network.parameters)
         same = plan is not None or config.synchronous or config.record
-        self._kernels = KernelChange(self._model, joint or self._model, waits=same)
+        self._kernels = KernelChange(self._model, joint or self._model, waits=same, cores=usable_cores())
         rows = None if partition is None else partition.image_rows
         self._limits = self._new_limits(config, spec, rows)
         self._limits.look(cluster)
@@ -196,6 +196,7 @@ class Participation:
             pixels=pixels,
             classes=prod(self._model.layers[-1].input_shapes[0]),
             epochs=config.epochs,
+            validation=config.validation,
         )
 
     def _new_neighbours(

@@ -1,4 +1,4 @@
-"""Pure: what a way of training must offer, whether the worker's weights are a copy or the servers' memory."""
+"""Pure: what a way of training must offer, be it on a copy, in place, or of a part of the model."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol

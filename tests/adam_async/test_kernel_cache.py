@@ -78,3 +78,30 @@ def test_where_nothing_can_be_written_there_is_nothing_and_no_turn_to_wait_for(t
     cache.note("relu-float32")
     with cache.turn(), cache.turn():
         assert not cache.has("relu-float32")
+
+
+@pytest.mark.parametrize("closed", ["folder", "subfolder"])
+def test_where_nothing_can_be_written_kernels_are_compiled_in_memory_with_a_word(tmp_path, closed):
+    pytest.importorskip("numba", reason="compiled kernels need numba")
+    folder = tmp_path / "kernels"
+    if closed == "folder":
+        folder.write_text("a file")
+    else:
+        (folder / "compiled").mkdir(parents=True)
+    code = (
+        "import os; access = os.access; "
+        f"no = {str(folder / 'compiled')!r}; "
+        "os.access = lambda path, mode: os.fspath(path) != no and access(path, mode); "
+        "from adam_async.model.fast.memory import CACHE, exact, largest; "
+        "exact(lambda: 0); print(largest.stats.cache_path, CACHE.has('any'))"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        check=True,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"NUMBA_CACHE_DIR": str(folder)},
+    )
+
+    assert ran.stdout == "None False\n"  # numba's own second choice is a folder beside the source
+    assert ran.stderr.count(f"compiled kernels cannot be kept in {folder}") == 1

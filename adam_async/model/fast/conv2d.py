@@ -6,13 +6,18 @@ stride s the input is first *packed*: columns sorted by their place modulo s, so
 kernel position reads are neighbours; padding is added on the same way.
 
 The way back is the same product with the tables turned round: the error gradient of an input pixel is a
-sum over the kernel positions that read it, of runs of the output's error gradient with a border of zeros.
-With a stride, pixels of different phase are read by different positions, so each phase has a table of its
-own.
+sum over the kernel positions that read it, of runs of the output's error gradient. With a stride, pixels of
+different phase are read by different positions, so each phase has a table of its own. Near the edges fewer
+positions read a pixel. Where the images of one pixel fill a vector, columns with the same positions are a
+*strip* with a table of its own; fewer images would leave vectors half empty, so a whole line is one strip,
+and the error gradient gets a border of zeros.
 
 The gradient of the weights is a table of dot products of lines of errors with the same runs of the input.
 """
 
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 from typing import ClassVar
 
 import numpy as np
@@ -22,9 +27,37 @@ from adam_async.model.fast.products import BIAS, PLAIN
 from adam_async.model.fast.sliding import FastSliding
 from adam_async.model.fast.tape import Field, Op
 from adam_async.model.fast.tiles import DOT_ROWS
+from adam_async.model.fast.vectors import VECTOR_BYTES
 from adam_async.model.layer import Array, ScratchSpec, Slots
 from adam_async.model.layers.conv2d import Conv2d
 from adam_async.model.spec import Shape
+
+LANES = VECTOR_BYTES // 4
+"""Images of a pixel that fill a vector of single precision, and two of double precision."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Strip:
+    """Neighbouring columns of the input's error gradient, and what they add up.
+
+    Attributes:
+        phase: Number of their phase.
+        first: The first column, counted within the phase.
+        columns: How many.
+        line: Columns of the error gradient that they read.
+        weights: Where each factor lies.
+        errors: Where the run that it is multiplied with starts, counted from the line of the same number.
+        ranges: For each line the first and the last entry of these that lie neither above nor below the error
+            gradient.
+    """
+
+    phase: int
+    first: int
+    columns: int
+    line: int
+    weights: Array
+    errors: Array
+    ranges: Array
 
 
 class FastConv2d(FastSliding, Conv2d):
@@ -51,34 +84,55 @@ class FastConv2d(FastSliding, Conv2d):
         }
 
     def prepare(self, slots: Slots) -> None:
-        """Make the tables of each phase too."""
+        """Make the tables of each strip of each phase too."""
         super().prepare(slots)
-        stride = self.stride
-        slots.views["phases"] = {
-            (down, across): self._phase(slots.images, down, across)
-            for down in range(stride)
-            for across in range(stride)
-        }
+        slots.views["strips"] = tuple(self._strips(slots.images))
 
-    def _phase(self, images: int, down: int, across: int) -> tuple[Array, Array, Array]:
-        """What the input pixels of one phase add up: of weights, of bordered errors, and line by line.
+    def _is_bordered(self, images: int) -> bool:
+        return images < LANES
 
-        The third table tells for each line of the phase which entries of the other two do not lie above or
-        below the errors.
-        """
+    def _strips(self, images: int) -> Iterator["Strip"]:
+        """Cut the lines of each phase into strips of columns that the same kernel positions read."""
+        stride, width = self.stride, self._packed_shape(images)[3]
+        most = (self.kernel - 1) // stride
+        if self._is_bordered(images):
+            runs = [((0, most), list(range(width)))]
+        else:
+            last = self.output_shape[2] - 1
+            ends = groupby(range(width), lambda column: (max(0, column - last), min(most, column)))
+            runs = [(reach, list(columns)) for reach, columns in ends]
+        for down in range(stride):
+            for across in range(stride):
+                for reach, columns in runs:
+                    yield self._strip(images, down, across, reach, columns)
+
+    def _strip(
+        self, images: int, down: int, across: int, reach: tuple[int, int], own: Sequence[int]
+    ) -> "Strip":
         channels, stride, size = self.input_shapes[0][0], self.stride, self.kernel
         _, lines, columns, _ = self._bordered_shape(images)
+        border = (size - 1) // stride
+        if not self._is_bordered(images):
+            columns, border = self.output_shape[2], 0
         y, o, x = np.indices((size, self.filters, size)).reshape(3, -1)
         mine = (y % stride == down) & (x % stride == across)
+        mine &= (reach[0] <= x // stride) & (x // stride <= reach[1])
         y, o, x = y[mine], o[mine], x[mine]
         weights = (o * channels * size + y) * size + x
-        border = (size - 1) // stride
-        errors = ((o * lines - y // stride) * columns + border - x // stride) * images
+        errors = ((o * lines - y // stride) * columns + own[0] + border - x // stride) * images
         steps = y // stride
-        own = np.arange(-(-(self._packed_shape(images)[1] - down) // stride))
-        first, last = np.searchsorted(steps, own - lines, "right"), np.searchsorted(steps, own, "right")
+        rows = np.arange(-(-(self._packed_shape(images)[1] - down) // stride))
+        first, last = np.searchsorted(steps, rows - lines, "right"), np.searchsorted(steps, rows, "right")
         ranges = np.stack((first, np.maximum(first, last)), axis=1)
-        return np.ascontiguousarray(weights), np.ascontiguousarray(errors), np.ascontiguousarray(ranges)
+        return Strip(
+            phase=down * stride + across,
+            first=own[0],
+            columns=len(own),
+            line=columns,
+            weights=np.ascontiguousarray(weights),
+            errors=np.ascontiguousarray(errors),
+            ranges=np.ascontiguousarray(ranges),
+        )
 
     def forward_ops(self, slots: Slots) -> list[Op]:
         """Pack where that is needed, and multiply line by line."""
@@ -100,24 +154,27 @@ class FastConv2d(FastSliding, Conv2d):
         return ops
 
     def backward_ops(self, slots: Slots) -> list[Op]:
-        """Give the errors a border, multiply phase by phase, unpack."""
+        """Give the errors a border where they need one, multiply strip by strip, unpack."""
         images, (channels, rows, stride, width, _) = slots.images, self._packed_shape(slots.images)
-        _, lines, border_columns, _ = self._bordered_shape(images)
-        bordered, border = slots.scratch["bordered"], (self.kernel - 1) // stride
         target = slots.scratch["packed_error"] if self._packed() else slots.input_errors[0]
         assert target is not None
-        place = (lines, border_columns, 1, 0, border)
-        ops = [Op.of(program.PACK, *self.output_shape, images, bordered, slots.error, *place)]
+        ops, source = [], slots.error
+        if self._is_bordered(images):
+            _, lines, columns, _ = self._bordered_shape(images)
+            source, border = slots.scratch["bordered"], (self.kernel - 1) // stride
+            place = (lines, columns, 1, 0, border)
+            ops.append(Op.of(program.PACK, *self.output_shape, images, source, slots.error, *place))
         flat, line = target.reshape(-1), width * images
-        for (down, across), (weights, errors, ranges) in slots.views["phases"].items():
+        for strip in slots.views["strips"]:
+            to = flat[strip.phase * line + strip.first * images :]
             ops.append(
                 Op.of(
                     program.CONVOLVE,
-                    *(channels, len(ranges), line, weights.size),
-                    *(flat[(down * stride + across) * line :], rows * stride * line, stride * stride * line),
-                    *(self.ref("weight"), self.kernel * self.kernel, weights),
-                    *(bordered, errors, border_columns * images),
-                    *(PLAIN, 0, ranges),
+                    *(channels, len(strip.ranges), strip.columns * images, strip.weights.size),
+                    *(to, rows * stride * line, stride * stride * line),
+                    *(self.ref("weight"), self.kernel * self.kernel, strip.weights),
+                    *(source, strip.errors, strip.line * images),
+                    *(PLAIN, 0, strip.ranges),
                 )
             )
         if self._packed():

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from adam_async.model.fast import program
 from adam_async.model.fast.compiled import Compiled
-from adam_async.model.fast.products import BIAS, PLAIN
+from adam_async.model.fast.products import BIAS, LINE, PLAIN
 from adam_async.model.fast.tape import Field, Op, Ref, Tape
 from adam_async.model.fast.tiles import TILE_ROWS
 from adam_async.model.fast.updates import COLUMNS
@@ -37,8 +37,8 @@ class FastDense(Compiled, Dense):
         """The input, batch first; and a block of the gradient, for updates in place."""
         inputs = self._sizes[1]
         return {
-            "turned": ((images, inputs), None),
-            "block": ((max(TILE_ROWS * COLUMNS, inputs),), None),
+            "turned": ((images, inputs + LINE // 4), None),
+            "block": ((max(TILE_ROWS * (COLUMNS + LINE // 4), inputs),), None),
         }
 
     def forward_ops(self, slots: Slots) -> list[Op]:

@@ -4,7 +4,7 @@ Each tensor is updated right after its layer's way back; no layer before it read
 compiled kernels runs its own steps between two tapes, and its tensors are checked and updated by the rule.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,13 +17,32 @@ from adam_async.model.fast.tape import Op, Ref, Tape
 from adam_async.model.finite import is_finite
 from adam_async.model.layer import Array, ParameterSpec, Slots, Weights
 from adam_async.model.rules import RuleState, Sgd
-from adam_async.model.step import StepBuffers, StepOutcome
+from adam_async.model.step import StepBuffers, StepInput, StepOutcome
 
 if TYPE_CHECKING:
     from adam_async.model.fast.engine import Engine
 
 Step = Tape | tuple[str, int]
 """A tape, or ``("forward", number)`` or ``("backward", number)`` of a layer without compiled kernels."""
+
+
+_WORD = 4
+"""Bytes in which targets are copied."""
+
+STALENESS, REFUSED = 2, 3
+"""Where the row of a group holds the steps of others, and its first refused tensor."""
+
+
+def can_load(context: Context, groups: Sequence[StepInput]) -> bool:
+    """Whether a kernel can read all these images as they lie; others are converted one group at a time."""
+    shape = context.input.shape
+    kinds = {None if group.images is None else group.images.dtype for group in groups}
+    return kinds in ({np.dtype(np.uint8)}, {context.input.dtype}) and all(
+        group.images is not None
+        and group.images.shape == (shape[-1], *shape[:-1])
+        and group.images.flags.c_contiguous
+        for group in groups
+    )
 
 
 class Descent:
@@ -44,6 +63,7 @@ class Descent:
         self._hyper = np.array((0.0, rule.momentum, rule.weight_decay), engine.dtype)
         self._names = [p.name for layer in reversed(self._layers) for p in layer.parameters]
         self._refused = np.zeros(len(self._names), np.int64)
+        self._levels = np.divide(np.arange(256, dtype=np.uint8), 255, dtype=engine.dtype, casting="unsafe")
         self._losses = context.slots(len(self._layers) - 1).output
         self._steps = self._assemble(context)
 
@@ -64,9 +84,51 @@ class Descent:
             loss = float(np.add.reduce(self._losses)) / self._losses.size
         if not self._refused.any():
             return StepOutcome(loss=loss)
-        refused = tuple(name for name, flag in zip(self._names, self._refused, strict=True) if flag)
+        refused = self._named(self._refused)
         self._refused.fill(0)
         return StepOutcome(loss=loss, refused=refused)
+
+    def run_groups(
+        self,
+        weights: Weights,
+        state: Mapping[str, RuleState],
+        context: Context,
+        groups: Sequence[StepInput],
+        steps: Array,
+    ) -> list[StepOutcome]:
+        """Train on groups that `can_load`, one after the other, in one call without the lock."""
+        (tape,) = self._steps
+        assert isinstance(tape, Tape)
+        targets = context.targets
+        labels = np.empty((len(groups), sum(target.nbytes for target in targets) // _WORD), np.int32)
+        rows = np.zeros((len(groups), REFUSED + len(self._names)), np.int64)
+        for number, group in enumerate(groups):
+            context.load_labels(group.labels)
+            np.concatenate([target.reshape(-1).view(np.int32) for target in targets], out=labels[number])
+            assert group.images is not None
+            rows[number, :STALENESS] = group.images.ctypes.data, labels[number].ctypes.data
+        rates = np.array([group.rate for group in groups])
+        places = [(target.ctypes.data, target.nbytes // _WORD) for target in targets]
+        source, shape = groups[0].images, context.input.shape
+        assert source is not None
+        tape.run_groups(
+            weights,
+            state,
+            groups=rows,
+            rates=rates,
+            layout=np.array((context.input.ctypes.data, context.input.size // shape[-1], shape[-1])),
+            places=np.array(places),
+            levels=self._levels if source.dtype == np.uint8 else self._levels[:0],
+            refused=self._refused,
+            steps=steps,
+        )
+        return [
+            StepOutcome(loss=loss, staleness=int(row[STALENESS]), refused=self._named(row[REFUSED:]))
+            for loss, row in zip(rates.tolist(), rows, strict=True)
+        ]
+
+    def _named(self, flags: Array) -> tuple[str, ...]:
+        return tuple(name for name, flag in zip(self._names, flags, strict=True) if flag)
 
     def _backward(
         self, weights: Weights, state: Mapping[str, RuleState], context: Context, number: int, rate: float

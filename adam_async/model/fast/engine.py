@@ -5,7 +5,7 @@ wrote, runs its own steps in between. Tapes are kept in the context whose arrays
 number of images.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -14,15 +14,15 @@ import numpy as np
 from adam_async.model.context import Context
 from adam_async.model.fast import program
 from adam_async.model.fast.compiled import Compiled
-from adam_async.model.fast.descent import Descent
+from adam_async.model.fast.descent import Descent, can_load
 from adam_async.model.fast.layers import FAST_LAYERS
 from adam_async.model.fast.tape import Op, Tape
-from adam_async.model.layer import Layer, Weights
+from adam_async.model.layer import Array, Layer, Weights
 from adam_async.model.rules import RuleState, Sgd
-from adam_async.model.step import StepBuffers, StepOutcome
+from adam_async.model.step import StepBuffers, StepInput, StepOutcome
 from adam_async.model.topology import Topology
 
-COMMON = (program.ADD, program.COPY, program.CLEAR, program.DESCEND)
+COMMON = (program.ADD, program.COPY, program.CLEAR, program.DESCEND, program.GROUPS)
 """Kernels that any network may need."""
 
 Step = Tape | int
@@ -56,6 +56,11 @@ class Engine:
     def is_ready(self) -> bool:
         """Whether these are compiled, here or on the disk."""
         return program.are_ready(self.kernels, self.dtype)
+
+    @property
+    def are_kept(self) -> bool:
+        """Whether kernels that another process compiles can be read by this one."""
+        return program.are_kept()
 
     def warm_up(self, progress: Callable[[int, int], None] | None) -> None:
         """Compile them, or read them from the disk."""
@@ -102,12 +107,37 @@ class Engine:
         rate: float,
     ) -> StepOutcome:
         """Do forward, backward and rule in place: one call, where every layer has compiled kernels."""
+        return self._descent(context, buffers, rule).run(weights, state, context, rate)
+
+    def can_descend_groups(self, context: Context, groups: Sequence[StepInput]) -> bool:
+        """Whether one call trains all these groups, for as many images as the context is laid out for."""
+        return (
+            not context.draws
+            and bool(context.targets)
+            and all(isinstance(layer, Compiled) for layer in self.topology.layers)
+            and can_load(context, groups)
+        )
+
+    def descend_groups(
+        self,
+        weights: Weights,
+        state: Mapping[str, RuleState],
+        context: Context,
+        buffers: StepBuffers,
+        rule: Sgd,
+        groups: Sequence[StepInput],
+        steps: Array,
+    ) -> list[StepOutcome]:
+        """Do the same for groups of one size, one after the other, in one call."""
+        return self._descent(context, buffers, rule).run_groups(weights, state, context, groups, steps)
+
+    def _descent(self, context: Context, buffers: StepBuffers, rule: Sgd) -> Descent:
         key = ("descend", rule)
         descent = context.tapes.get(key)
         if descent is None or descent.buffers is not buffers:
             descent = context.tapes[key] = Descent(self, context, buffers, rule)
         assert isinstance(descent, Descent)
-        return descent.run(weights, state, context, rate)
+        return descent
 
     def _steps(
         self,

@@ -65,10 +65,10 @@ def _kept(compiler: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return decorate
 
 
-kernel = _kept(njit(nogil=True, cache=True, error_model="numpy", fastmath=REORDER))
-"""Compile a kernel: without the interpreter's lock, kept on disk."""
+kernel = _kept(njit(nogil=True, cache=CACHE.is_kept, error_model="numpy", fastmath=REORDER))
+"""Compile a kernel: without the interpreter's lock, kept on disk if our folder can be written to."""
 
-exact = _kept(njit(nogil=True, cache=True, error_model="numpy", fastmath=False))
+exact = _kept(njit(nogil=True, cache=CACHE.is_kept, error_model="numpy", fastmath=False))
 """Compile a kernel that decides whether values are finite, or that needs its sums in their order.
 
 Said outright, because a kernel that says nothing takes the liberties of whoever calls it first.

@@ -27,9 +27,16 @@ from adam_async.model.fast.vectors import VECTOR_BYTES
 DEPTH = 512
 """Products per sum before the next tile: the part of a that a tile reads stays in the first cache."""
 
+ONE_TILE_DEPTH = 4096
+"""The same where a row of results is one tile, which reads each part of a once: longer runs of memory are
+read faster."""
+
 PAGED_DEPTH, PAGE_BYTES = 128, 4096
 """The same, where a is read by columns and its rows are longer than a page: each product reads another page,
 and lines that lie a whole number of pages apart drive one another out of the cache."""
+
+LINE = 64
+"""Bytes that come into the cache at once."""
 
 PLAIN, BIAS, BIAS_RELU, WHERE_POSITIVE = range(4)
 """What is done to a row of results while it is in the cache: nothing; a bias is added; and what is negative
@@ -126,7 +133,11 @@ def multiply(t, like, hyper):
     m, n, k, c, a, by_columns, b, ending, extra = t[1], t[2], t[3], t[4], t[5], t[6], t[7], t[8], t[9]
     size = size_of(like)
     at_once = rows_per_panel(m)
-    most = PAGED_DEPTH if by_columns and m * size > PAGE_BYTES else DEPTH
+    most = DEPTH
+    if by_columns and m * size > PAGE_BYTES:
+        most = PAGED_DEPTH
+    elif not by_columns and n * size <= 2 * VECTOR_BYTES:
+        most = ONE_TILE_DEPTH
     for done in range(0, k, most):
         depth, from_b = min(most, k - done), b + done * n * size
         for first in range(0, m, at_once):
@@ -236,11 +247,20 @@ def correlate(t, like, hyper):
 
 
 @kernel
+def apart(values, like):
+    """How far rows of so many values lie apart, so that rows below one another are not in one another's way.
+
+    A cache has few places for lines that lie a whole number of pages apart.
+    """
+    return values + LINE // size_of(like) if values * size_of(like) % (PAGE_BYTES // 4) == 0 else values
+
+
+@kernel
 def transpose(to, source, rows, columns, like):
-    """Write an array (rows, columns) as (columns, rows)."""
-    size = size_of(like)
+    """Write an array (rows, columns) as (columns, rows), each row `apart` from the next."""
+    size, step = size_of(like), apart(rows, like)
     for column in range(columns):
-        turned = floats(to + column * rows * size, rows, like)
+        turned = floats(to + column * step * size, rows, like)
         values = floats(source + column * size, rows * columns, like)
         for row in range(rows):
             turned[row] = values[row * columns]
@@ -250,7 +270,7 @@ def transpose(to, source, rows, columns, like):
 def outer(t, like, hyper):
     """The gradient of a dense layer's weights, c (m, n) = errors (m, k) x (n, k)T.
 
-    Fields: m n k, c, errors, x, turned. `turned` is memory for x batch first.
+    Fields: m n k, c, errors, x, turned. `turned` is memory for x batch first, whose rows are `apart`.
     """
     m, n, k, c, errors, x, turned = t[1], t[2], t[3], t[4], t[5], t[6], t[7]
     size = size_of(like)
@@ -262,12 +282,12 @@ def outer(t, like, hyper):
                 results[i] = error * values[i]
         return
     transpose(turned, x, n, k, like)
-    at_once = rows_per_panel(m)
+    at_once, step = rows_per_panel(m), apart(n, like)
     for first in range(0, m, at_once):
         rows, to = min(at_once, m - first), c + first * n * size
         for done in range(0, k, DEPTH):
-            e_from, x_from = errors + (first * k + done) * size, turned + done * n * size
-            panel(like, rows, n, to, n, e_from, k, x_from, n, min(DEPTH, k - done), done)
+            e_from, x_from = errors + (first * k + done) * size, turned + done * step * size
+            panel(like, rows, n, to, n, e_from, k, x_from, step, min(DEPTH, k - done), done)
 
 
 @kernel

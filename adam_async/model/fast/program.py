@@ -6,7 +6,7 @@ network is a table, one row per kernel, and one call without the lock works it o
 `adam_async.model.fast.tape`.
 
 A row holds the address of its kernel, so the interpreter is small, and only the kernels that a network needs
-are compiled.
+are compiled. `run` works one tape off, `run_groups` the same tape for several groups.
 """
 
 from collections.abc import Callable, Collection
@@ -18,6 +18,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from adam_async.model.fast.curves import sigmoid, sigmoid_back, tanh, tanh_back
+from adam_async.model.fast.groups import add_steps, load_images, load_targets
 from adam_async.model.fast.local import local_back, local_delta, local_forward
 from adam_async.model.fast.losses import softmax, softmax_back, squared_error, squared_error_back
 from adam_async.model.fast.memory import CACHE, floats, kept_name, kernel
@@ -81,7 +82,8 @@ FIELDS = 17
     LOCAL_DELTA,
     CLEAR,
     MEAN,
-) = range(35)
+    GROUPS,
+) = range(36)
 
 KERNELS = (
     multiply,
@@ -158,11 +160,59 @@ def run(tape, like, hyper):
     return mean
 
 
+@kernel
+def run_groups(tape, like, hyper, groups, rates, layout, places, levels, refused, steps):
+    """Train groups one after the other: load each, work the tape off, count a step.
+
+    Args:
+        tape: Forward, backward and rule; see `run`.
+        like: Any number of the type that all arrays have.
+        hyper: See `run`; each group sets the rate.
+        groups: int64 (G, 3 + tensors): the addresses of a group's images and of its targets. The rest is
+            filled: the steps that others counted while it was trained, and for each tensor 1 if its gradient
+            was refused, else 0.
+        rates: float64 (G,), the learning rates; replaced by the mean losses.
+        layout: See `load_images`.
+        places: See `load_targets`.
+        levels: See `load_images`.
+        refused: int64 (tensors,), where the tape notes what it refuses.
+        steps: int64 (1,), the steps counted by all threads.
+    """
+    for group in range(groups.shape[0]):
+        load_images(groups[group, 0], layout, levels, like)
+        load_targets(groups[group, 1], places)
+        hyper[0] = rates[group]
+        before = add_steps(steps.ctypes.data, 0)
+        rates[group] = run(tape, like, hyper)
+        groups[group, 2] = add_steps(steps.ctypes.data, 1) - before
+        for tensor in range(refused.size):
+            groups[group, 3 + tensor] = refused[tensor]
+            refused[tensor] = 0
+
+
 _addresses: dict[tuple[int, str], int] = {}
 
 
+def _compiled(code: int) -> Any:
+    return {MEAN: run, GROUPS: run_groups}.get(code) or KERNELS[code]
+
+
+def _signature(code: int, number: Any) -> tuple[Any, ...]:
+    longs, table, numbers = types.int64[::1], types.int64[:, ::1], number[::1]
+    if code == MEAN:
+        return (table, number, numbers)
+    if code == GROUPS:
+        return (table, number, numbers, table, types.float64[::1], longs, table, numbers, longs, longs)
+    return (longs, number, numbers)
+
+
 def _name(code: int, dtype: np.dtype[Any]) -> str:
-    return kept_name(run.__name__ if code == MEAN else KERNELS[code].__name__, dtype)
+    return kept_name(_compiled(code).__name__, dtype)
+
+
+def are_kept() -> bool:
+    """Whether kernels that another process compiles can be read by this one."""
+    return CACHE.is_kept
 
 
 def are_ready(codes: Collection[int], dtype: np.dtype[Any]) -> bool:
@@ -179,10 +229,8 @@ def address(code: int, dtype: np.dtype[Any]) -> int:
     """
     found = _addresses.get((code, dtype.name))
     if found is None:
-        compiled = run if code == MEAN else KERNELS[code]
-        row = types.Array(types.int64, 2 if code == MEAN else 1, "C")
-        number = types.float32 if dtype == np.float32 else types.float64
-        signature = (row, number, types.Array(number, 1, "C"))
+        compiled = _compiled(code)
+        signature = _signature(code, types.float32 if dtype == np.float32 else types.float64)
         compiled.compile(signature)
         made = compiled.overloads[signature]
         entry = made.library.get_pointer_to_function(made.fndesc.llvm_func_name)

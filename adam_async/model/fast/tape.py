@@ -167,6 +167,30 @@ class Tape:
         Raises:
             ModelError: An array has the wrong shape, dtype or layout.
         """
+        self._bind_all(weights, state)
+        return float(program.run(self._rows, self._like, self._hyper))
+
+    def run_groups(
+        self,
+        weights: Weights,
+        state: Mapping[str, Mapping[str, Array]],
+        *,
+        groups: Array,
+        rates: Array,
+        layout: Array,
+        places: Array,
+        levels: Array,
+        refused: Array,
+        steps: Array,
+    ) -> None:
+        """Load groups and work the rows off for each; see `program.run_groups`."""
+        self._bind_all(weights, state)
+        program.run_groups(
+            *(self._rows, self._like, self._hyper),
+            *(groups, rates, layout, places, levels, refused, steps),
+        )
+
+    def _bind_all(self, weights: Weights, state: Mapping[str, Mapping[str, Array]] | None) -> None:
         for number, (ref, places) in enumerate(self._places):
             if ref.key:
                 assert state is not None
@@ -175,7 +199,6 @@ class Tape:
                 array = weights[ref.name]
             if array is not self._bound[number]:
                 self._bind(number, ref, places, array)
-        return float(program.run(self._rows, self._like, self._hyper))
 
     def _bind(self, number: int, ref: Ref, places: list[tuple[int, int]], array: Array) -> None:
         if array.shape != ref.shape or array.dtype != self._like.dtype or not array.flags.c_contiguous:

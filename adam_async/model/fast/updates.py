@@ -6,14 +6,39 @@ number of images times the largest error times the largest input, and only if th
 number range, or not a number, the gradient is formed and looked at.
 """
 
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
 from adam_async.model.fast.memory import exact, floats, kernel, largest, longs, size_of
-from adam_async.model.fast.products import outer, panel, transpose
+from adam_async.model.fast.products import LINE, apart, outer, panel, transpose
 from adam_async.model.fast.tiles import TILE_ROWS
 
-COLUMNS = 512
-"""Columns of a block of rows: its gradient stays in the first cache until it is applied."""
+COLUMNS = 2048
+"""Most columns of a block of rows: its gradient stays in the second cache until it is applied. Weights that
+lie in memory are read and written in runs of this length."""
+
+AHEAD = 128
+"""How many values ahead of the products weights are called into the cache, so that both go on at once."""
 
 INFINITE = float("inf")
+
+
+@intrinsic
+def _call_in(typing: Any, address: Any) -> Any:
+    """Call the line at an address into the second cache, to be written."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer, number = ir.PointerType(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [pointer, number, number, number])
+        function = builder.module.declare_intrinsic("llvm.prefetch.p0", (), kind)
+        to_write, second_cache, data = (ir.Constant(number, value) for value in (1, 2, 1))
+        builder.call(function, [builder.inttoptr(arguments[0], pointer), to_write, second_cache, data])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), emit
 
 
 @kernel
@@ -53,6 +78,18 @@ def _bounded(errors, error_count, x, x_count, images, like):
 
 
 @kernel
+def _panel_beside(like, rows, width, block, errors, k, x, n, weights):
+    """Fill a block of the gradient, while the weights that it is for come into the cache."""
+    size, block_row, x_row = size_of(like), apart(width, like), apart(n, like)
+    for i in range(0, width, AHEAD):
+        for row in range(rows):
+            for line in range(0, min(AHEAD, width - i) * size, LINE):
+                _call_in(weights + (row * n + i) * size + line)
+        columns, x_from = min(AHEAD, width - i), x + i * size
+        panel(like, rows, columns, block + i * size, block_row, errors, k, x_from, x_row, k, 0)
+
+
+@kernel
 def _descend_outer(t, like, hyper):
     m, n, k, values, errors, turned, buffer, block = t[1], t[2], t[3], t[4], t[5], t[7], t[8], t[9]
     size, x = size_of(like), t[6]
@@ -77,24 +114,15 @@ def _descend_outer(t, like, hyper):
         rows = min(TILE_ROWS, m - first)
         for start in range(0, n, COLUMNS):
             width = min(COLUMNS, n - start)
-            panel(
-                like,
-                rows,
-                width,
-                block,
-                width,
-                errors + first * k * size,
-                k,
-                turned + start * size,
-                n,
-                k,
-                0,
+            to = values + (first * n + start) * size
+            _panel_beside(
+                like, rows, width, block, errors + first * k * size, k, turned + start * size, n, to
             )
             for row in range(rows):
                 behind = ((first + row) * n + start) * size
                 _descend(
                     values + behind,
-                    block + row * width * size,
+                    block + row * apart(width, like) * size,
                     buffer + behind if buffer else 0,
                     width,
                     like,
@@ -106,9 +134,9 @@ def _descend_outer(t, like, hyper):
 def descend_outer(t, like, hyper):
     """Check and apply the gradient of a dense layer's weights (m, n) = errors (m, k) x (n, k)T.
 
-    Fields: m n k, values errors x turned, buffer block refused, whole. `block` is memory for
-    max(TILE_ROWS * COLUMNS, n) values, `turned` for x batch first; `whole` is the address of the fields of
-    an `outer`, for the case that the bound proves nothing.
+    Fields: m n k, values errors x turned, buffer block refused, whole. `block` is memory for n values and for
+    TILE_ROWS rows of COLUMNS, `turned` for x batch first, rows `apart` in both; `whole` is the address of the
+    fields of an `outer`, for the case that the bound proves nothing.
     """
     m, n, k = t[1], t[2], t[3]
     if _bounded(t[5], m * k, t[6], n * k, k, like):

@@ -23,6 +23,7 @@ class SoftmaxCrossEntropy(Loss):
     """
 
     OPTIONS: ClassVar[Mapping[str, OptionValue | None]] = {"class_weights": ()}
+    TARGETS: ClassVar[tuple[str, ...]] = ("targets", "weights")
 
     def __init__(self, spec: LayerSpec, input_shapes: tuple[Shape, ...]) -> None:
         super().__init__(spec, input_shapes)
@@ -109,6 +110,8 @@ class MeanSquaredError(Loss):
     Labels: values of shape ``(n, features...)``; or, where the input is flat, class numbers ``(n,)``,
     meaning 1 at the class and 0 elsewhere.
     """
+
+    TARGETS: ClassVar[tuple[str, ...]] = ("targets",)
 
     def scratch(self, images: int) -> dict[str, ScratchSpec]:
         """Targets, differences and squares."""

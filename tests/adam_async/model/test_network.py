@@ -282,7 +282,7 @@ def test_threads_share_a_network_and_run_segments_of_it():
 def test_predictions_do_not_depend_on_the_batch():
     network = Network(named_model("digits"), np.float64)
     weights = network.initial_weights(Dice(1))
-    images, _ = draw(network, 23)
+    images = draw(network, 23)[0].clip(0, 1)
 
     scores = network.scores(weights, images, 5)
     assert scores.shape == (23, 10)
@@ -385,3 +385,30 @@ def test_a_model_of_absurd_size_is_refused_before_anything_is_made() -> None:
     huge = mlp((64, 50_000, 50_000, 10), input_shape=(1, 8, 8))
     with pytest.raises(SpecError, match=r"layer 'fc2' has 2500050000 parameters.*may have 2147483648"):
         Network(huge)
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        (np.zeros((1, 4, 5, 3), np.uint8), r"\[3, 4, 5\], not \[4, 5, 3\]; images\.transpose\(0, 3, 1, 2\)"),
+        (np.zeros((1, 3, 5, 4), np.uint8), r"\[3, 4, 5\], not \[3, 5, 4\]$"),
+        (np.full((1, 3, 4, 5), 255.0), "must lie between 0 and 1, not between 255 and 255: divide"),
+        (np.full((1, 3, 4, 5), -0.5), "must lie between 0 and 1, not between -0.5 and -0.5"),
+        (np.full((1, 3, 4, 5), np.nan), "must lie between 0 and 1, not between nan and nan"),
+    ],
+)
+def test_images_of_another_layout_or_range_than_in_training_are_refused(images, message):
+    network = Network(mlp((60, 3), input_shape=(3, 4, 5)))
+
+    with pytest.raises(ModelError, match=message):
+        network.predict(network.initial_weights(Dice(1)), images)
+
+
+def test_one_image_has_one_score_in_every_layout_and_scale_that_is_taken():
+    network = Network(mlp((20, 3), input_shape=(1, 4, 5)))
+    weights = network.initial_weights(Dice(1))
+    pixels = np.arange(0, 240, 12, dtype=np.uint8).reshape(1, 1, 4, 5)
+
+    expected = network.scores(weights, pixels)
+    for same in (pixels[:, 0], pixels.reshape(1, 4, 5, 1), pixels.reshape(1, 20), pixels / np.float32(255)):
+        np.testing.assert_allclose(network.scores(weights, same), expected, rtol=1e-6)

@@ -34,7 +34,7 @@ def test_mnist_adam_has_the_counts_of_the_paper():
 
     assert network.num_parameters == 298_090
     assert network.multiply_adds == 756_000
-    # The first layer, of 144 000, has no way back.
+    # The first layer, of 144,000, has no way back.
     assert network.operations == 6 * 756_000 - 2 * 144_000
 
 

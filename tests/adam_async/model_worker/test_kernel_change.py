@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("numba", reason="compiled kernels need numba")
 
 from adam_async import Config, LocalCluster
+from adam_async.kernel_cache import KernelCache
 from adam_async.model import Network, named_model
 from adam_async.model.fast import program
 from adam_async.model_worker import kernel_change
@@ -36,7 +37,7 @@ def module(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
 
 async def test_the_network_takes_up_what_the_child_compiled(nothing_compiled: list[bool]) -> None:
     network = Network(named_model("digits"), np.float32, kernels="auto")
-    change = KernelChange(network, network, waits=False)
+    change = KernelChange(network, network, waits=False, cores=1)
     assert network.kernels == "numpy"
     compile_apart = change._compile
 
@@ -64,7 +65,7 @@ async def test_without_its_child_training_goes_on_with_numpys_kernels_and_the_lo
 ) -> None:
     module(tmp_path, monkeypatch, "raise SystemExit('no room on the disk')")
     network = Network(named_model("digits"), np.float32, kernels="auto")
-    change = KernelChange(network, network, waits=False)
+    change = KernelChange(network, network, waits=False, cores=1)
     with caplog.at_level(logging.WARNING):
         async with ComputePool(threads=1, name="test") as pool:
             await change.run(pool, lambda: 7)
@@ -72,6 +73,21 @@ async def test_without_its_child_training_goes_on_with_numpys_kernels_and_the_lo
     assert (
         "goes on with NumPy's kernels, because compiling others failed: exit code 1, no room" in caplog.text
     )
+
+
+async def test_where_the_disk_keeps_nothing_a_compute_thread_compiles_and_no_child_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module(tmp_path, monkeypatch, "raise SystemExit('a child was started')")
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(program, "CACHE", KernelCache(str(tmp_path / "file" / "kernels")))
+    monkeypatch.setattr(program, "_addresses", {})
+    network = Network(named_model("digits"), np.float32, kernels="auto")
+    change = KernelChange(network, network, waits=False, cores=2)
+    assert network.kernels == "numpy"
+    async with ComputePool(threads=2, name="test") as pool:
+        await change.run(pool, lambda: 7)
+    assert network.kernels == "numba"
 
 
 async def test_a_child_that_takes_too_long_is_killed(
@@ -83,7 +99,7 @@ async def test_a_child_that_takes_too_long_is_killed(
     module(tmp_path, monkeypatch, "import threading; threading.Event().wait()")
     monkeypatch.setattr(kernel_change, "COMPILE_S", 0.2)
     network = Network(named_model("digits"), np.float32, kernels="auto")
-    change = KernelChange(network, network, waits=False)
+    change = KernelChange(network, network, waits=False, cores=1)
     async with ComputePool(threads=1, name="test") as pool:
         await change.run(pool, lambda: 7)
     assert "it took longer than 0 s" in caplog.text
@@ -102,7 +118,7 @@ async def test_cancelling_kills_the_child(
         "threading.Event().wait()",
     )
     network = Network(named_model("digits"), np.float32, kernels="auto")
-    change = KernelChange(network, network, waits=False)
+    change = KernelChange(network, network, waits=False, cores=1)
     async with ComputePool(threads=1, name="test") as pool:
         running = asyncio.create_task(change.run(pool, lambda: 7), name="running")
         await until(said.exists)
@@ -111,6 +127,33 @@ async def test_cancelling_kills_the_child(
             await running
     with pytest.raises(ProcessLookupError):
         os.kill(int(said.read_text()), 0)
+
+
+@pytest.mark.parametrize(("threads", "cores", "left"), [(2, 2, 1), (3, 2, 2), (2, 3, 2), (1, 1, 1)])
+async def test_the_child_gets_the_core_of_one_of_several_threads_that_need_every_core(
+    threads: int,
+    cores: int,
+    left: int,
+    nothing_compiled: list[bool],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said = tmp_path / "began"
+    module(
+        tmp_path,
+        monkeypatch,
+        f"import pathlib, threading; pathlib.Path({str(said)!r}).touch(); threading.Event().wait()",
+    )
+    network = Network(named_model("digits"), np.float32, kernels="auto")
+    change = KernelChange(network, network, waits=False, cores=cores)
+    async with ComputePool(threads=threads, name="test") as pool:
+        running = asyncio.create_task(change.run(pool, lambda: 7), name="running")
+        await until(said.exists)
+        assert pool.outstanding == threads - left
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        await until(lambda: not pool.outstanding)
 
 
 @pytest.mark.parametrize("options", [{"consistency": "bsp"}, {"record": True, "weights": "copy"}])

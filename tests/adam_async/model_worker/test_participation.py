@@ -30,10 +30,10 @@ class Gate:
     def __init__(self, step):
         self._step, self.reached, self._open = step, threading.Event(), threading.Event()
 
-    def train(self, *args, **options):
+    def train_groups(self, *args, **options):
         self.reached.set()
         self._open.wait(60.0)
-        return self._step.train(*args, **options)
+        return self._step.train_groups(*args, **options)
 
     def new_scratch(self):
         return self._step.new_scratch()

@@ -42,7 +42,7 @@ def test_every_named_model_has_a_row_with_its_counts(name):
     (row,) = [row for row in ROWS if row[0] == f"`{name}`"]
 
     assert row[1] == "x".join(map(str, network.spec.input_shape))
-    assert [int(count.replace(" ", "")) for count in row[3:]] == [
+    assert [int(count.replace(",", "")) for count in row[3:]] == [
         network.num_parameters,
         network.multiply_adds,
     ]

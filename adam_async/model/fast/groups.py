@@ -1,0 +1,79 @@
+"""Pure: kernels that load the next group's images and targets within one call, and count its steps.
+
+A compute thread that trains one group after the other in Python needs the interpreter's lock twice for each
+group, and waits for it while an event loop works. So `program.run_groups` trains several groups in one call
+without the lock, and the work between two groups is compiled as well.
+"""
+
+from typing import Any
+
+from llvmlite import ir
+from numba import carray, types
+from numba.extending import intrinsic
+
+from adam_async.model.fast.memory import floats, kernel
+
+
+def _pointer_to(kind: Any) -> Any:
+    @intrinsic
+    def pointer(typing: Any, address: Any) -> Any:
+        def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return builder.inttoptr(arguments[0], ir.PointerType())
+
+        return types.CPointer(kind)(types.int64), emit
+
+    return pointer
+
+
+_bytes_at, _words_at = _pointer_to(types.uint8), _pointer_to(types.int32)
+
+
+@intrinsic
+def add_steps(typing: Any, address: Any, steps: Any) -> Any:
+    """Add to a count atomically, while other threads add to it too; returns the count before."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        count = builder.inttoptr(arguments[0], ir.PointerType())
+        return builder.atomic_rmw("add", count, arguments[1], "monotonic")
+
+    return types.int64(types.int64, types.int64), emit
+
+
+@kernel
+def load_images(source, layout, levels, like):
+    """Read a group's images, batch first, into the context's input, batch last.
+
+    Args:
+        source: Address of the images: bytes if there are `levels`, else numbers of the network's type.
+        layout: int64: address of the input, features of an image, images.
+        levels: Value of each byte; empty if images are not bytes.
+        like: Any number of the network's type.
+    """
+    features, images = layout[1], layout[2]
+    target = floats(layout[0], features * images, like)
+    if levels.size:
+        pixels = carray(_bytes_at(source), features * images)
+        for feature in range(features):
+            for image in range(images):
+                target[feature * images + image] = levels[pixels[image * features + feature]]
+    else:
+        values = floats(source, features * images, like)
+        for feature in range(features):
+            for image in range(images):
+                target[feature * images + image] = values[image * features + feature]
+
+
+@kernel
+def load_targets(source, places):
+    """Copy a group's targets to the loss layer.
+
+    Args:
+        source: Address of the targets; their arrays follow one another.
+        places: int64 (arrays, 2): address of each array in the loss layer, and its number of 4-byte words.
+    """
+    for array in range(places.shape[0]):
+        words = places[array, 1]
+        to, kept = carray(_words_at(places[array, 0]), words), carray(_words_at(source), words)
+        for i in range(words):
+            to[i] = kept[i]
+        source += 4 * words
