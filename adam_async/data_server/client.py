@@ -20,7 +20,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from adam_async.config import Waits
-from adam_async.errors import RoleDied
+from adam_async.errors import RoleFailed
 from adam_async.group_limits import GroupLimits
 from adam_async.messages import Finished, Groups, Lease, LeaseGroups, Reported, ReportGroups, pack, unpack
 from adam_async.traffic import Traffic
@@ -135,16 +135,18 @@ class DataClient:
         """Read ahead until cancelled.
 
         Raises:
-            RoleDied: No data server could be reached, or none gave a correct answer, for `patience_s`.
+            RoleFailed: No data server could be reached, or none gave a correct answer, for `patience_s`.
         """
         loop = asyncio.get_running_loop()
         patience_s = self._waits.patience_s
         deadline, pauses = loop.time() + patience_s, PAUSES.waits()
-        problem = f"no answer for {patience_s:g} s"
+        problem = ""
         while True:
             left = deadline - loop.time()
             if left <= 0:
-                raise RoleDied("the data server", problem)
+                what = "a correct answer" if self._refused else "an answer"
+                why = f": {problem}" if problem else ""
+                raise RoleFailed("the data server", f"did not give {what} for {patience_s:g} s{why}")
             self._looked.clear()
             self._asked = self._address(self._silent)
             if not self._asked:

@@ -3,6 +3,7 @@
 Letters: N images, C channels, H rows, W columns. Images are uint8, labels int64, both C-contiguous.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.cache_limits import CacheLimits
+from adam_async.data_server.sources.labels import MAX_NAME, is_name
 from adam_async.data_server.stored import StoredImages
 from adam_async.errors import DataError
 
@@ -57,6 +59,7 @@ class Dataset:
             "classes": self.num_classes,
             "train_images": len(self.train_labels),
             "test_images": len(self.test_labels),
+            **({"class_names": list(self.class_names)} if self.class_names else {}),
         }
 
     def __repr__(self) -> str:
@@ -107,6 +110,7 @@ def make_dataset(
             f"of {test_images.shape[1:]}; training and test images must have one shape"
         )
     num_classes = int(max(train_labels.max(), test_labels.max())) + 1
+    _check_names(class_names, source)
     if class_names and num_classes > len(class_names):
         raise DataError(
             f"{source}: the label {num_classes - 1} has no name; "
@@ -125,14 +129,56 @@ def make_dataset(
     )
 
 
+def _check_names(class_names: tuple[str, ...], source: str) -> None:
+    twice = [name for name, count in Counter(class_names).items() if count > 1]
+    for name in (*twice, *(name for name in class_names if not is_name(name))):
+        raise DataError(
+            f"{source}: {name[:MAX_NAME]!r} cannot be the name of a class: names are different, printable, "
+            f"and have at most {MAX_NAME} characters"
+        )
+
+
+def check_dataset(dataset: object) -> None:
+    """Refuse what is neither a `Dataset` nor None.
+
+    Raises:
+        DataError: It is something else; says what makes a data set of it.
+    """
+    if dataset is not None and not isinstance(dataset, Dataset):
+        raise DataError(
+            f"dataset is a {type(dataset).__name__}, expected a Dataset: make one of arrays by make_dataset, "
+            "or load one by load_dataset"
+        )
+
+
+def _check_array(array: object, origin: str) -> None:
+    if not isinstance(array, np.ndarray):
+        raise DataError(
+            f"{origin} is a {type(array).__name__}, expected a NumPy array: convert it by numpy.asarray, "
+            "images to uint8"
+        )
+
+
 def as_images(array: NDArray[Any], origin: str) -> NDArray[np.uint8]:
     """Return an array of images as (N, C, H, W), contiguous; a view where it is that already.
 
     Raises:
-        DataError: A wrong dtype or shape; names the array by `origin`.
+        DataError: No array, or a wrong dtype or shape; names the array by `origin`.
     """
+    _check_array(array, origin)
     if array.dtype != np.uint8:
         raise DataError(f"{origin} holds {array.dtype}, expected uint8 pixels; scale to 0..255 and convert")
+    return np.ascontiguousarray(channels_first(array, origin))
+
+
+def channels_first(array: NDArray[Any], origin: str) -> NDArray[Any]:
+    """View images (N, H, W), (N, C, H, W) or (N, H, W, C) as (N, C, H, W).
+
+    Channels are last if the last of four axes has at most `MAX_CHANNELS` entries, and the second has more.
+
+    Raises:
+        DataError: Other axes, or no pixels; names the array by `origin`.
+    """
     if array.ndim == 3:
         array = array[:, np.newaxis]
     if array.ndim != 4:
@@ -144,10 +190,11 @@ def as_images(array: NDArray[Any], origin: str) -> NDArray[np.uint8]:
         array = array.transpose(0, 3, 1, 2)
     if 0 in array.shape:
         raise DataError(f"{origin} has shape {array.shape}, which holds no pixels; is the file complete?")
-    return np.ascontiguousarray(array)
+    return array
 
 
 def _labels(array: NDArray[Any], origin: str) -> NDArray[np.int64]:
+    _check_array(array, origin)
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
     if array.ndim != 1:

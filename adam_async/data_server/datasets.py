@@ -2,9 +2,9 @@
 
     auto     `data_dir`, else MNIST from the cache, else MNIST downloaded into it, else the digits
     mnist    the same without the digits
-    digits   1 797 images of 8x8 that ship with the package; needs no network
+    digits   1,797 images of 8x8 that ship with the package; needs no network
     fashion-mnist, cifar-10      from the cache, or downloaded into it
-    synthetic, synthetic:N       N drawn images (2 000) that a small network learns
+    synthetic, synthetic:N       N drawn images (2,000) that a small network learns
     PATH     a folder with the four MNIST files (``.gz`` or not) or one ``.npz``, or the ``.npz`` file;
              x_train.npy, y_train.npy, x_test.npy, y_test.npy; Parquet files, tar shards or CSV tables, also
              below ``train`` and ``test``; or folders of images by class. `adam_async/data_server/sources/`
@@ -15,8 +15,10 @@ the caller says so, is used without them; `auto` passes over a damaged cache and
 says so in `Dataset.source`.
 """
 
+import difflib
 import logging
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +35,7 @@ from adam_async.data_server.sources.compressed import ENDINGS as COMPRESSED
 from adam_async.data_server.sources.damage import Damage, Policy
 from adam_async.data_server.sources.files import folders_in, read_file
 from adam_async.data_server.sources.image_folder import load_image_folder
+from adam_async.data_server.sources.image_size import Size
 from adam_async.data_server.sources.npy import load_npy
 from adam_async.data_server.sources.parquet import load_parquet
 from adam_async.data_server.sources.samples import name_of
@@ -51,6 +54,9 @@ NO_MNIST = (
     "the digits inside the package, because there is no MNIST here (ADAM_DATA_DIR may name a folder with its "
     "four files; --verbose tells the places that were tried)"
 )
+
+NAMES = ("auto", "mnist", "digits", "synthetic", *PUBLISHED)
+"""Data sets that are known by name."""
 
 LOADERS = {".parquet": load_parquet, ".tar": load_shards, ".csv": load_tables}
 """What reads one or more files of a kind."""
@@ -78,6 +84,7 @@ async def load(
     damaged: Policy = "error",
     cache: CacheLimits | None = None,
     room_bytes: int = limits.MAX_TOTAL_BYTES,
+    size: Size | None = None,
 ) -> Dataset:
     """Load a data set. Cancelling leaves no half-written file.
 
@@ -96,6 +103,8 @@ async def load(
             fit stay where they are until they are needed. Without it all are loaded.
         room_bytes: Memory for a source that decodes as a whole; see `cache_limits.room_for_whole`. A
             larger source is refused before decoding.
+        size: Columns and rows that encoded images are scaled and cut to; None lets the images decide. Arrays
+            keep their size.
 
     Raises:
         DataError: The source is missing or damaged; names the file, what was found, what was expected
@@ -109,11 +118,13 @@ async def load(
     if source in PUBLISHED:
         return await load_published(source, disk, fetch=fetch, cache_dir=cache_dir)
     if source not in {"auto", "mnist"}:
-        dataset = await _from_path(Path(source), disk, f"{source}, as asked for", damage, cache, room_bytes)
+        dataset = await _from_path(
+            Path(source), disk, f"{source}, as asked for", damage, cache, room_bytes, size
+        )
         return replace(dataset, cache=cache)
     if data_dir is not None:
         why = f"{data_dir}, because ADAM_DATA_DIR names it"
-        return replace(await _from_path(data_dir, disk, why, damage, cache, room_bytes), cache=cache)
+        return replace(await _from_path(data_dir, disk, why, damage, cache, room_bytes, size), cache=cache)
     passed_over: list[str] = []
     cached = await _from_cache(cache_dir, disk, passed_over)
     if cached is not None:
@@ -166,7 +177,13 @@ async def _from_cache(cache_dir: Path | None, disk: Disk, passed_over: list[str]
 
 
 async def _from_path(
-    path: Path, disk: Disk, source: str, damage: Damage, cache: CacheLimits | None, room_bytes: int
+    path: Path,
+    disk: Disk,
+    source: str,
+    damage: Damage,
+    cache: CacheLimits | None,
+    room_bytes: int,
+    size: Size | None,
 ) -> Dataset:
     """Load from a folder or a file that the user named; every failure is a DataError."""
     try:
@@ -174,7 +191,7 @@ async def _from_path(
             return await _from_archive(path, disk, source, room_bytes)
         kind = kind_of_name(path.name)
         if kind not in LOADERS or await disk.run(path.is_dir):
-            return await _from_folder(path, disk, source, damage, cache, room_bytes)
+            return await _from_folder(path, disk, source, damage, cache, room_bytes, size)
         return await _from_files(
             kind,
             [(path, None)],
@@ -184,13 +201,16 @@ async def _from_path(
             damage=damage,
             cache=cache,
             room_bytes=room_bytes,
+            size=size,
         )
     except FileNotFoundError as error:
         if error.filename is not None and str(error.filename) != str(path):
             raise DataError(f"{error.filename} has gone while {path} was read; load it again") from None
+        near = difflib.get_close_matches(str(path), NAMES, n=1)
+        meant = f" (did you mean {near[0]}?)" if near else ""
         raise DataError(
-            f"{path} does not exist; name a folder with a data set, an .npz, .parquet, .tar or .csv file, "
-            f"or one of auto, mnist, digits, synthetic, {', '.join(PUBLISHED)}"
+            f"{path} does not exist{meant}; name a folder with a data set, an .npz, .parquet, .tar or .csv "
+            f"file, or one of {', '.join(NAMES)}"
         ) from None
     except NotADirectoryError:
         raise DataError(
@@ -215,7 +235,13 @@ async def _from_archive(path: Path, disk: Disk, source: str, room_bytes: int) ->
 
 
 async def _from_folder(
-    folder: Path, disk: Disk, source: str, damage: Damage, cache: CacheLimits | None, room_bytes: int
+    folder: Path,
+    disk: Disk,
+    source: str,
+    damage: Damage,
+    cache: CacheLimits | None,
+    room_bytes: int,
+    size: Size | None,
 ) -> Dataset:
     """Load the one data set in a folder."""
     names = [name for name in await disk.names(folder) if not name.startswith(".")]
@@ -228,23 +254,31 @@ async def _from_folder(
             f"{folder} holds {' and '.join(found[kind][0] for kind in present)}, which are several data "
             "sets; name one of them, or move the others away"
         )
+    read = partial(
+        _from_files,
+        disk=disk,
+        path=folder,
+        source=source,
+        damage=damage,
+        cache=cache,
+        room_bytes=room_bytes,
+        size=size,
+    )
     if not present:
         kind, files = await split_folders(folder, disk)
         if files:
-            return await _from_files(
-                kind,
-                files,
-                disk,
+            return await read(kind, files)
+        folders = await folders_in(folder, disk)
+        if folders:
+            return await load_image_folder(
                 folder,
+                folders,
+                disk,
                 source=source,
                 damage=damage,
                 cache=cache,
                 room_bytes=room_bytes,
-            )
-        folders = await folders_in(folder, disk)
-        if folders:
-            return await load_image_folder(
-                folder, folders, disk, source=source, damage=damage, cache=cache, room_bytes=room_bytes
+                size=size,
             )
         raise DataError(
             f"{folder} holds no data set: expected {', '.join(STEMS)} (with or without .gz), one .npz, "
@@ -256,16 +290,7 @@ async def _from_folder(
         return await load_npy(folder, names, disk, source=source, cache=cache)
     if kind != ".npz":
         files = [(folder / name, split) for name, split in split_files(found[kind], str(folder))]
-        return await _from_files(
-            kind,
-            files,
-            disk,
-            folder,
-            source=source,
-            damage=damage,
-            cache=cache,
-            room_bytes=room_bytes,
-        )
+        return await read(kind, files)
     if len(found[kind]) > 1:
         raise DataError(
             f"{folder} holds {len(found[kind])} archives ({', '.join(found[kind])}); name one of them"
@@ -283,6 +308,7 @@ async def _from_files(
     damage: Damage,
     cache: CacheLimits | None,
     room_bytes: int,
+    size: Size | None,
 ) -> Dataset:
     """Load files of one kind, which `path` is or holds."""
     name, origin = name_of(path), str(path)
@@ -296,10 +322,11 @@ async def _from_files(
             damage=damage,
             cache=cache,
             room_bytes=room_bytes,
+            size=size,
         )
     load_others = LOADERS[kind]
     return await load_others(
-        files, disk, name=name, origin=origin, source=source, damage=damage, room_bytes=room_bytes
+        files, disk, name=name, origin=origin, source=source, damage=damage, room_bytes=room_bytes, size=size
     )
 
 

@@ -1,7 +1,7 @@
 """Data sets that are known by name and kept in the user's cache once they were downloaded.
 
-    fashion-mnist   70 000 grey images of clothes, 28x28, in 10 classes
-    cifar-10        60 000 colour images, 32x32, in 10 classes
+    fashion-mnist   70,000 grey images of clothes, 28x28, in 10 classes
+    cifar-10        60,000 colour images, 32x32, in 10 classes
 
 Each has a folder of its own in the cache. MNIST itself is loaded by `datasets.load`, which has more places to
 look for it.

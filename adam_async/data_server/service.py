@@ -1,6 +1,7 @@
 """The data-server role: image groups, ready before they are asked for.
 
-The whole data set lies decoded in memory (AD-04). The order of an epoch is keyed by (seed, epoch), with what
+Decoded images lie in memory as far as its cache has room; the others are read again, or lie in a file aside
+(AD-04, `cache.py`). The order of an epoch is keyed by (seed, epoch), with what
 the one before has skipped moved to the front (AD-24), so any server makes the same groups; the next groups of
 every replica are gathered ahead of the request (AD-03), and a worker that is slow to ask delays no other:
 answers are sent and forgotten (AD-05). The workers that a replica is cut over are all given its groups, each
@@ -209,6 +210,9 @@ class DataServer(Role):
                 await self._membership.set_node(failed=(str(error) or repr(error))[:MOST_REASON])
         except (TimeoutError, AdamError) as untold:
             logger.info("%s ends, and cannot say so: %r", self._identity.node, untold)
+        except asyncio.CancelledError:
+            # The run has failed by it already. The error is the news still, not that this wait ended.
+            raise error from error.__cause__
         raise error
 
     # --- the run -----------------------------------------------------------------------------
@@ -258,7 +262,7 @@ class DataServer(Role):
         self._most_groups = min(max(most // group_bytes, 1), ANSWER_GROUPS)
         self._orders = EpochOrders(
             Dice(self._config.seed),
-            num_images=len(self._dataset.train_labels),
+            num_images=len(self._dataset.train_labels) - self._config.validation,
             images_per_group=self._config.images_per_group,
         )
         self._partitions = cluster.takers
@@ -359,9 +363,9 @@ class DataServer(Role):
         """Return the size of so many images with their labels, in bytes."""
         return images * (prod(self._dataset.image_shape) + self._dataset.test_labels.itemsize)
 
-    def _test_images(self, part: slice) -> Message:
-        tensors: list[NDArray[Any]] = [self._dataset.test_images[part], self._dataset.test_labels[part]]
-        return pack(TestImages(total=len(self._dataset.test_labels)), tensors)
+    def _test_images(self, images: NDArray[np.uint8], labels: NDArray[np.int64], part: slice) -> Message:
+        tensors: list[NDArray[Any]] = [images[part], labels[part]]
+        return pack(TestImages(total=len(labels)), tensors)
 
     def _asked(self, request: Request, body: LeaseGroups) -> None:
         height = self._dataset.image_shape[1]
@@ -390,15 +394,17 @@ class DataServer(Role):
         self._callbacks.call_soon(self._read_on, Replica(body.replica))
 
     def _send_test(self, request: Request, body: ReadTest) -> None:
-        total = len(self._dataset.test_labels)
+        of_test = self._dataset.test_images, self._dataset.test_labels
+        images, labels = self._supply.validation if body.validation else of_test
+        total = len(labels)
         size, most = prod(self._dataset.image_shape), request.link.max_message_bytes
         refused = check_test_part(body, total, image_bytes=size, most_bytes=most)
         if refused:
             request.fail("too-large", refused)
             return
         part = slice(body.start, body.stop)
-        images = len(range(total)[part])
-        reply_when_room(request, self._images_bytes(images), partial(self._test_images, part))
+        count = len(range(total)[part])
+        reply_when_room(request, self._images_bytes(count), partial(self._test_images, images, labels, part))
 
     def _reported(self, request: Request, body: ReportGroups) -> None:
         began, images = self._began, self._config.images_per_group
@@ -582,13 +588,21 @@ class DataServer(Role):
 
 
 def describe(dataset: Dataset) -> dict[str, Any]:
-    """Describe a dataset for the cluster map.
+    """Describe a dataset for the cluster map; without the names of its classes if they do not fit.
 
     Raises:
         DataError: The cluster map has no room for a description of this size.
     """
     info = {**dataset.info(), "digest": _digest(dataset)}
     size = len(msgspec.json.encode(info))
+    if size > MOST_INFO_BYTES and (names := info.pop("class_names", None)):
+        logger.warning(
+            "the names of %d classes take more than the %d bytes that the description of the data may have: "
+            "a model trained on them knows numbers only",
+            len(names),
+            MOST_INFO_BYTES,
+        )
+        size = len(msgspec.json.encode(info))
     if size > MOST_INFO_BYTES:
         raise DataError(
             f"the description of the data has {size} bytes, above the limit of {MOST_INFO_BYTES}: "

@@ -87,7 +87,8 @@ class Stock:
         """Blocks that were let go before all their groups were taken."""
         group_bytes = order.images_per_group * prod(dataset.image_shape)
         self._block_groups = max((INSTANT_BLOCK_BYTES if instant else BLOCK_BYTES) // group_bytes, 1)
-        self._block_bytes = self._block_groups * group_bytes
+        self.block_bytes = self._block_groups * group_bytes
+        """Bytes of the images of a whole block."""
         self._making: set[int] = set()
         self._ready: dict[int, tuple[Pictures, int]] = {}
         """Blocks by number, the oldest first, and how many were made before each."""
@@ -138,7 +139,7 @@ class Stock:
     def has_room(self, making: int = 0) -> bool:
         """Whether another block may be made that nobody wants yet, beside so many that are being made."""
         limit = self._limit_bytes
-        return limit is None or self._footprint.bytes + (making + 1) * self._block_bytes <= limit
+        return limit is None or self._footprint.bytes + (making + 1) * self.block_bytes <= limit
 
     def evict(self, wanted: Collection[int] = ()) -> None:
         """Let blocks go, the oldest first, until memory suffices; those that are wanted stay.

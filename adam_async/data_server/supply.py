@@ -7,8 +7,9 @@ made ahead keeps to the memory that was granted.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -29,7 +30,10 @@ from adam_async.data_server.transforms.recipe import Recipe
 from adam_async.dice import Dice
 from adam_async.machine import available_bytes
 from adam_async.ports import fine_clock
+from adam_async.validation import ValidationSplit, check_validation
 from dataflow import ComputePool, Job, MakePool
+
+logger = logging.getLogger(__name__)
 
 AT_ONCE = 2
 """Blocks that the thread is given at a time: the next lies ready for it, and one that somebody waits for is
@@ -38,6 +42,9 @@ behind no more than these."""
 SHARE_OF_ANSWER = 64
 """An answer holds one part in so many of the memory that a server may use, at most: those of several workers
 that stop reading fit beside one another."""
+
+
+_NO_IMAGES, _NO_LABELS = np.empty((0, 1, 1, 1), np.uint8), np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,11 +87,16 @@ class Supply:
         self._make_pool = make_pool
         self._available_bytes = available_bytes
         self._limits: CacheLimits | None = None
+        self._warned: CacheLimits | None = None
         self._cache: CachedImages | None = None
         self._footprint = Footprint()
         self._stock: Stock | None = None
         self._recipe: Recipe | None = None
         self._dice = Dice(0)
+        self._trained: NDArray[np.int64] | None = None
+        """Images that are trained on; None: all."""
+        self.validation: tuple[NDArray[np.uint8], NDArray[np.int64]] = (_NO_IMAGES, _NO_LABELS)
+        """Images (n, C, H, W) and labels (n,) that the run holds back."""
         self._pool: ComputePool | None = None
         self._has_thread = asyncio.Event()
         self._wanted: list[_Wanted] = []
@@ -125,6 +137,7 @@ class Supply:
             recipe = await self._pool.run(make, cost="compile")
         self._forget_epoch()
         self._recipe, self._dice = recipe, Dice(config.seed)
+        await self._hold_back(config)
         limits = self._dataset.cache
         if limits is None:
             limits = cache_limits(config.cache, config.spill, available_bytes=self._available_bytes())
@@ -132,6 +145,22 @@ class Supply:
             if self._cache is not None:
                 await self._pool.run(self._cache.close, cost="close")
             self._limits, self._cache = limits, self._make_cache(limits)
+
+    async def _hold_back(self, config: Config) -> None:
+        """Read the images that a run holds back from training: they stay in memory, like test images."""
+        self._trained, self.validation = None, (_NO_IMAGES, _NO_LABELS)
+        if not config.validation:
+            return
+        data = self._dataset
+        check_validation(config.validation, data.info())
+        split = ValidationSplit.of(data.train_labels, count=config.validation, seed=config.seed)
+        assert self._pool is not None
+        read = partial(_chosen, data.train_images, split.held_back)
+        self.validation = (
+            await self._pool.run(read, cost="validation"),
+            data.train_labels[split.held_back],
+        )
+        self._trained = split.trained
 
     def _make_cache(self, limits: CacheLimits) -> CachedImages | None:
         """The cache of images that are not in memory; those that are need none."""
@@ -142,8 +171,13 @@ class Supply:
         return CachedImages(stored, size_bytes=size, spill=limits.spill, clock=fine_clock)
 
     def begin_epoch(self, order: EpochOrder, *, takers: int) -> None:
-        """Hand out the groups of this epoch from now on, each to so many workers."""
+        """Hand out the groups of this epoch from now on, each to so many workers.
+
+        The order counts the images that are trained on; those held back have no number in it.
+        """
         self._forget_epoch()
+        if self._trained is not None:
+            order = replace(order, indices=self._trained[order.indices])
         transform = None
         if self._recipe is not None:
             transform = partial(self._recipe.apply, dice=self._dice, epoch=order.epoch)
@@ -157,6 +191,25 @@ class Supply:
             instant=transform is None and (self._cache is None or self._cache.complete),
             footprint=self._footprint,
             limit_bytes=self._limit_bytes(),
+        )
+        self._warn_of_small_cache(self._stock.block_bytes)
+
+    def _warn_of_small_cache(self, block_bytes: int) -> None:
+        """Say what a cache costs that has no room for one block, once for each cache."""
+        limits, room = self._limits, self._limit_bytes()
+        if limits is None or room is None or room >= block_bytes:
+            return
+        if not limits.asked or limits == self._warned:
+            return
+        self._warned = limits
+        again = "" if self._cache is None else ", and most images are read and decoded again in each epoch"
+        logger.warning(
+            "a cache of %d bytes leaves %d for groups that are made ahead, less than the %d of one block: "
+            "workers wait for each group%s; a larger --cache is faster",
+            limits.size_bytes,
+            room,
+            block_bytes,
+            again,
         )
 
     def _limit_bytes(self) -> int | None:
@@ -303,3 +356,7 @@ class Supply:
 
     def __repr__(self) -> str:
         return f"<Supply of {self._stock!r}, {len(self._wanted)} questions wait>"
+
+
+def _chosen(images: NDArray[np.uint8] | StoredImages, numbers: NDArray[np.int64]) -> NDArray[np.uint8]:
+    return images[numbers]

@@ -9,14 +9,15 @@ from adam_async.messages.bounds import (
 
 
 class ReadTest(Body, frozen=True, kw_only=True):
-    """Ask for test images `start` to `stop`."""
+    """Ask for test images `start` to `stop`; or for those that the run in progress holds back."""
 
     start: Images
     stop: Images
+    validation: bool = False
 
 
 class TestImages(Body, frozen=True, kw_only=True):
-    """Tensors: images (n, C, H, W) uint8 and labels (n,). `total` is the size of the test set."""
+    """Tensors: images (n, C, H, W) uint8 and labels (n,). `total` is the size of the whole set."""
 
     __test__ = False  # not a test class, whatever its name suggests to pytest
 

@@ -19,10 +19,11 @@ from adam_async.cache_limits import CacheLimits
 from adam_async.data_server.dataset import Dataset, make_dataset
 from adam_async.data_server.sources import limits
 from adam_async.data_server.sources.damage import Damage
+from adam_async.data_server.sources.image_size import Size, choose_size
 from adam_async.data_server.sources.labels import number_classes
 from adam_async.data_server.sources.pictures import Header, decode, read_header
 from adam_async.data_server.sources.samples import AT_A_TIME, check_counts, each, origins_of, say
-from adam_async.data_server.sources.splits import Split
+from adam_async.data_server.sources.splits import SPLITS, Split, resolve
 from adam_async.data_server.stored import StoredImages
 from adam_async.errors import DataError
 from adam_async.pieces import read_piece
@@ -46,7 +47,8 @@ class Entry:
     offset: int
     size: int
     label: str
-    split: Split
+    split: Split | int
+    """What it is for, or its rank, by which it is split."""
 
     def read(self, size: int | None = None) -> bytes:
         """Return its bytes, or the first `size` of them. Blocks.
@@ -72,11 +74,13 @@ class Catalogue:
     Args:
         origin: What to call the data set in an error, usually its path.
         damage: Where damaged images go.
+        wanted: Columns and rows of all images; None lets the images decide.
     """
 
-    def __init__(self, origin: str, damage: Damage) -> None:
+    def __init__(self, origin: str, damage: Damage, wanted: Size | None = None) -> None:
         self.origin = origin
         self.damage = damage
+        self.wanted = wanted
         self.entries: list[Entry] = []
         self.bytes = 0
 
@@ -129,40 +133,36 @@ async def leave_stored(
     if numbers is None:
         numbers, names = number_classes(entry.label for entry in catalogue.entries)
         class_names = names or class_names
-    shapes = _Shapes(len(catalogue.entries))
+    shapes = _Shapes(len(catalogue.entries), any_size=catalogue.wanted is not None)
     kept = await _look(catalogue.entries, shapes, damage, disk)
     if not shapes.seen:
         raise DataError(f"{catalogue.origin} holds no image")
-    size, channels = shapes.size, shapes.channels
-    image_shape = (channels, size[1], size[0])
+    chosen_size, channels = choose_size(shapes.sizes, catalogue.wanted), shapes.channels
+    size = chosen_size.size
     total = len(kept) * size[0] * size[1] * channels
     if not cache.asked and max(total, catalogue.bytes) <= cache.size_bytes:
         return None
     limits.check_total(total, catalogue.origin)
-    train = [entry for entry in kept if entry.split == "train"]
+    splits = resolve([entry.label for entry in kept], [entry.split for entry in kept])
+    train, test = ([entry for entry, of in zip(kept, splits, strict=True) if of == split] for split in SPLITS)
 
     def decoded(entry: Entry) -> NDArray[np.uint8]:
         return decode(entry.read(), entry.origin, size=size, channels=channels)
 
     tests: list[tuple[NDArray[np.uint8], int]] = []
-    await each(
-        [entry for entry in kept if entry.split == "test"],
-        lambda entry: tests.append((decoded(entry), numbers[entry.label])),
-        damage,
-        disk,
-    )
+    await each(test, lambda entry: tests.append((decoded(entry), numbers[entry.label])), damage, disk)
     check_counts(len(train), len(tests), damage, catalogue.origin)
     labels = np.array([numbers[entry.label] for entry in train], np.int64)
     stored = StoredImages(
         lambda number: decoded(train[number]),
-        image_shape=image_shape,
+        image_shape=(channels, size[1], size[0]),
         labels=labels,
         origin=catalogue.origin,
         policy=damage.policy,
     )
     return make_dataset(
         name=name,
-        source=say(source, damage, fitted=shapes.seen - shapes.of_size, size=size),
+        source=say(source, damage, fitted=chosen_size.said, deep=shapes.deep),
         train=(stored, labels),
         test=(np.stack([image for image, _ in tests]), np.array([label for _, label in tests], np.int64)),
         origins=origins_of(catalogue.origin),
@@ -174,39 +174,34 @@ async def leave_stored(
 class _Shapes:
     """Which size most images have and whether there are colours, as far as their headers were looked at."""
 
-    def __init__(self, images: int) -> None:
-        self._left = images
-        self._sizes: Counter[tuple[int, int]] = Counter()
+    def __init__(self, images: int, *, any_size: bool) -> None:
+        self._images = self._left = images
+        self._any_size = any_size
+        self.sizes: Counter[Size] = Counter()
+        """How many of those that were looked at have each size."""
         self._colours = False
+        self.deep = 0
+        """Images of 16 bits among those that were looked at."""
 
     def add(self, header: Header | None) -> None:
         """Take in the header of the next image; None if it has none that can be read."""
         self._left -= 1
         if header is not None:
-            self._sizes[header.size] += 1
+            self.sizes[header.size] += 1
             self._colours = self._colours or not header.is_grey
+            self.deep += header.is_deep
 
     @property
     def seen(self) -> int:
-        return self._sizes.total()
+        return self.sizes.total()
 
     @property
     def settled(self) -> bool:
         """Whether the images that are left cannot change anything."""
         if not self._left:
             return True
-        first, second = ([count for _, count in self._sizes.most_common(2)] + [0, 0])[:2]
-        return self._colours and first > second + self._left
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """Columns and rows that most have, of equally many the larger."""
-        return max(self._sizes, key=lambda size: (self._sizes[size], size))
-
-    @property
-    def of_size(self) -> int:
-        """How many of those that were looked at have it."""
-        return self._sizes[self.size]
+        most = max(self.sizes.values(), default=0)
+        return self._colours and (self._any_size or 2 * most > self._images)
 
     @property
     def channels(self) -> int:

@@ -8,6 +8,9 @@ from adam_async.data_server.sources.damage import Damage
 from adam_async.errors import DataError
 from adam_async.ports import Disk
 
+CLUTTER = frozenset({"thumbs.db", "ehthumbs.db", "desktop.ini"})
+"""Names, in small letters, of files that are passed over in folders of images."""
+
 
 async def read_file(
     path: Path, disk: Disk, *, limit: int | None = None, room_bytes: int = limits.MAX_TOTAL_BYTES
@@ -38,6 +41,11 @@ async def read_image(path: Path, disk: Disk, damage: Damage) -> bytes | None:
     except (OSError, ValueError) as error:  # ValueError: a zero character in the path
         damage.note(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}")
     return None
+
+
+def is_clutter(name: str) -> bool:
+    """Whether a file is hidden, or one that desktops leave in folders of images."""
+    return name.startswith(".") or name.lower() in CLUTTER
 
 
 async def folders_in(folder: Path, disk: Disk) -> list[str]:

@@ -3,7 +3,8 @@
     DIR/train/CLASS/*.png, DIR/test/CLASS/*.png     or val instead of test
     DIR/CLASS/*.png                                 one image in five tests, by a hash of CLASS/NAME
 
-Files and folders whose names begin with a dot are passed over, and so are files beside the class folders.
+Files and folders whose names begin with a dot are passed over, and so are files beside the class folders and
+those that desktops leave, such as ``Thumbs.db``.
 """
 
 from pathlib import Path
@@ -13,11 +14,12 @@ from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.sources import limits
 from adam_async.data_server.sources.catalogue import Catalogue, Entry, leave_stored
 from adam_async.data_server.sources.damage import Damage
-from adam_async.data_server.sources.files import check_kind, folders_in, read_image
+from adam_async.data_server.sources.files import check_kind, folders_in, is_clutter, read_image
+from adam_async.data_server.sources.image_size import Size
 from adam_async.data_server.sources.labels import number_folders
 from adam_async.data_server.sources.pictures import require_pillow
 from adam_async.data_server.sources.samples import Sample, Samples, assemble, each, name_of
-from adam_async.data_server.sources.splits import Split, split_of_image
+from adam_async.data_server.sources.splits import Split, rank_of_image
 from adam_async.errors import DataError
 from adam_async.ports import Disk
 
@@ -31,6 +33,7 @@ async def load_image_folder(
     damage: Damage,
     cache: CacheLimits | None = None,
     room_bytes: int = limits.MAX_TOTAL_BYTES,
+    size: Size | None = None,
 ) -> Dataset:
     """Load a folder of images by class.
 
@@ -43,6 +46,7 @@ async def load_image_folder(
         cache: Memory that there is for training images; those that do not fit stay in their files. Without
             it all images are decoded.
         room_bytes: Memory for images that are all decoded.
+        size: Columns and rows of all images; None lets the images decide.
 
     Raises:
         DataError: No images, a test class that is not trained, or what `assemble` refuses.
@@ -60,7 +64,7 @@ async def load_image_folder(
             )
     numbers = number_folders(trained, str(folder))
     if cache is not None:
-        catalogue = Catalogue(str(folder), Damage(damage.policy))
+        catalogue = Catalogue(str(folder), Damage(damage.policy), size)
         for root, split in roots:
             for name in classes[root]:
                 await _list_class(catalogue, root / name, name, split, disk)
@@ -75,7 +79,7 @@ async def load_image_folder(
         )
         if stored is not None:
             return stored
-    samples = Samples(str(folder), damage, room_bytes)
+    samples = Samples(str(folder), damage, room_bytes, size)
     for root, split in roots:
         for name in classes[root]:
             await _add_class(samples, root / name, name, split, disk)
@@ -109,7 +113,7 @@ async def _list_class(
             raise DataError(
                 f"{folder / name} cannot be read: {getattr(error, 'strerror', None) or error}"
             ) from None
-        chosen = split or split_of_image(f"{label}/{name}")
+        chosen = split or rank_of_image(f"{label}/{name}")
         catalogue.add(Entry(str(folder / name), folder / name, 0, size, label, chosen))
 
     await each(await _images_in(folder, catalogue.damage, disk), look, catalogue.damage, disk)
@@ -119,7 +123,7 @@ async def _images_in(folder: Path, damage: Damage, disk: Disk) -> list[str]:
     """The names in a class folder but for those that are hidden, or damage because they cannot be shown."""
     names = []
     for name in await disk.names(folder):
-        if name.startswith("."):
+        if is_clutter(name):
             continue
         if name.isprintable():
             names.append(name)
@@ -132,5 +136,5 @@ async def _add_class(samples: Samples, folder: Path, label: str, split: Split | 
     for name in await _images_in(folder, samples.damage, disk):
         data = await read_image(folder / name, disk, samples.damage)
         if data is not None:
-            chosen = split or split_of_image(f"{label}/{name}")
+            chosen = split or rank_of_image(f"{label}/{name}")
             samples.add(Sample(str(folder / name), data, label, chosen))

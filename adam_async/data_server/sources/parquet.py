@@ -19,10 +19,11 @@ from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.sources import limits
 from adam_async.data_server.sources.damage import Damage
 from adam_async.data_server.sources.files import read_file
+from adam_async.data_server.sources.image_size import Size
 from adam_async.data_server.sources.labels import is_name
 from adam_async.data_server.sources.pictures import require_pillow
 from adam_async.data_server.sources.samples import Sample, Samples, assemble
-from adam_async.data_server.sources.splits import Split, split_of_image
+from adam_async.data_server.sources.splits import Split, rank_of_image
 from adam_async.errors import DataError
 from adam_async.ports import Disk
 
@@ -38,6 +39,7 @@ async def load_parquet(
     source: str,
     damage: Damage,
     room_bytes: int = limits.MAX_TOTAL_BYTES,
+    size: Size | None = None,
 ) -> Dataset:
     """Load all images of some Parquet files.
 
@@ -49,12 +51,13 @@ async def load_parquet(
         source: Sentence for the report.
         damage: Where damaged images go.
         room_bytes: Memory for the images, encoded or decoded.
+        size: Columns and rows of all images; None lets the images decide.
 
     Raises:
         DataError: Not such a file, or what `assemble` refuses.
     """
     require_pillow()
-    samples = Samples(origin, damage, room_bytes)
+    samples = Samples(origin, damage, room_bytes, size)
     class_names: tuple[str, ...] = ()
     for path, split in files:
         data = await read_file(path, disk, room_bytes=room_bytes)
@@ -85,7 +88,7 @@ def add_rows(data: bytes, origin: str, name: str, split: Split | None, samples: 
             if not isinstance(image, bytes) or not isinstance(label, int | str):
                 samples.damage.note(f"{where} lacks its image or its label")
             else:
-                chosen = split or split_of_image(f"{name}/{index}")
+                chosen = split or rank_of_image(f"{name}/{index}")
                 samples.add(Sample(where, image, str(label), chosen))
         return _class_names(file.schema_arrow.metadata or {})
     except DataError:
@@ -172,4 +175,4 @@ def _class_names(metadata: dict[bytes, bytes]) -> tuple[str, ...]:
     except (KeyError, TypeError, ValueError, RecursionError):
         return ()
     whole = isinstance(names, list) and all(isinstance(name, str) and is_name(name) for name in names)
-    return tuple(names) if whole else ()
+    return tuple(names) if whole and len(set(names)) == len(names) else ()

@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 from adam_async.data_server.dataset import Dataset, make_dataset
 from adam_async.data_server.sources import limits
 from adam_async.data_server.sources.damage import Damage
+from adam_async.data_server.sources.image_size import Size, choose_size
 from adam_async.data_server.sources.labels import number_classes
 from adam_async.data_server.sources.pictures import Header, decode, read_header
-from adam_async.data_server.sources.splits import SPLITS, Split
+from adam_async.data_server.sources.splits import SPLITS, Split, resolve
 from adam_async.errors import DataError
 from adam_async.ports import Disk
 
@@ -40,7 +41,8 @@ class Sample:
     """What to call it in an error."""
     data: bytes
     label: str
-    split: Split
+    split: Split | int
+    """What it is for, or its rank, by which it is split."""
 
 
 class Samples:
@@ -50,12 +52,20 @@ class Samples:
         origin: What to call the data set in an error, usually its path.
         damage: Where damaged images go.
         room_bytes: Memory for its images, encoded or decoded.
+        wanted: Columns and rows of all images; None lets the images decide.
     """
 
-    def __init__(self, origin: str, damage: Damage, room_bytes: int = limits.MAX_TOTAL_BYTES) -> None:
+    def __init__(
+        self,
+        origin: str,
+        damage: Damage,
+        room_bytes: int = limits.MAX_TOTAL_BYTES,
+        wanted: Size | None = None,
+    ) -> None:
         self.origin = origin
         self.damage = damage
         self.room_bytes = room_bytes
+        self.wanted = wanted
         self.all: list[Sample] = []
         self._bytes = 0
 
@@ -106,21 +116,28 @@ async def assemble(
     if not headers:
         raise DataError(f"{samples.origin} holds no image" + _first(samples.damage))
     sizes = Counter(header.size for _, header in headers)
-    size = max(sizes, key=lambda size: (sizes[size], size))
+    chosen_size = choose_size(sizes, samples.wanted)
+    size = chosen_size.size
     channels = 1 if all(header.is_grey for _, header in headers) else 3
     limits.check_total(len(headers) * size[0] * size[1] * channels, samples.origin, samples.room_bytes)
     sample, largest = max(headers, key=lambda found: found[1].pixels)
     limits.check_total(BYTES_OF_PIXEL * largest.pixels, sample.origin, samples.room_bytes)
     arrays = []
+    found = [sample for sample, _ in headers]
+    splits = resolve([sample.label for sample in found], [sample.split for sample in found])
     for split in SPLITS:
-        chosen = [sample for sample, _ in headers if sample.split == split]
+        chosen = [sample for sample, of in zip(found, splits, strict=True) if of == split]
         images, kept = await _decoded(chosen, size, channels, samples.damage, disk)
         arrays.append((images, np.array([numbers[sample.label] for sample in kept], np.int64)))
     check_counts(len(arrays[0][1]), len(arrays[1][1]), samples.damage, samples.origin)
-    fitted = len(headers) - sizes[size]
     return make_dataset(
         name=name,
-        source=say(source, samples.damage, fitted=fitted, size=size),
+        source=say(
+            source,
+            samples.damage,
+            fitted=chosen_size.said,
+            deep=sum(header.is_deep for _, header in headers),
+        ),
         train=arrays[0],
         test=arrays[1],
         origins=origins_of(samples.origin),
@@ -129,10 +146,12 @@ async def assemble(
     )
 
 
-def say(source: str, damage: Damage, *, fitted: int = 0, size: tuple[int, int] = (0, 0)) -> str:
+def say(source: str, damage: Damage, *, fitted: str = "", deep: int = 0) -> str:
     """Return the sentence on where a data set is from, with what was done to it."""
+    if deep:
+        source += f"; {deep} images of 16 bits were scaled to 8"
     if fitted:
-        source += f"; {fitted} images of other sizes were fitted to {size[0]}x{size[1]}"
+        source += f"; {fitted}"
     if damage.count:
         source += f"; {damage.count} were damaged and left out"
     return source

@@ -21,10 +21,11 @@ from adam_async.data_server.sources import limits
 from adam_async.data_server.sources.catalogue import Catalogue, Entry, leave_stored
 from adam_async.data_server.sources.compressed import ENDINGS, unpack
 from adam_async.data_server.sources.damage import Damage
-from adam_async.data_server.sources.files import check_kind, read_file
+from adam_async.data_server.sources.files import check_kind, is_clutter, read_file
+from adam_async.data_server.sources.image_size import Size
 from adam_async.data_server.sources.pictures import require_pillow
 from adam_async.data_server.sources.samples import Sample, Samples, assemble
-from adam_async.data_server.sources.splits import Split, split_of_image
+from adam_async.data_server.sources.splits import Split, rank_of_image
 from adam_async.errors import DataError
 from adam_async.pieces import reading
 from adam_async.ports import Disk
@@ -44,6 +45,7 @@ async def load_shards(
     damage: Damage,
     cache: CacheLimits | None = None,
     room_bytes: int = limits.MAX_TOTAL_BYTES,
+    size: Size | None = None,
 ) -> Dataset:
     """Load all images of some tar shards.
 
@@ -57,19 +59,20 @@ async def load_shards(
         cache: Memory that there is for training images; those that do not fit stay in their shards. Without
             it, or where a shard is compressed, all images are decoded.
         room_bytes: Memory for images that are all decoded, and for a shard that is read whole.
+        size: Columns and rows of all images; None lets the images decide.
 
     Raises:
         DataError: A shard is no tar file or cut short, or what `assemble` refuses.
     """
     require_pillow()
     if cache is not None and not any(path.name.endswith(ENDINGS) for path, _ in files):
-        catalogue = Catalogue(origin, Damage(damage.policy))
+        catalogue = Catalogue(origin, Damage(damage.policy), size)
         for path, split in files:
             await disk.run(list_shard, path, split, catalogue)
         stored = await leave_stored(catalogue, disk, name=name, source=source, cache=cache)
         if stored is not None:
             return stored
-    samples = Samples(origin, damage, room_bytes)
+    samples = Samples(origin, damage, room_bytes, size)
     for path, split in files:
         data = await read_file(path, disk, room_bytes=room_bytes)
         if path.name.endswith(ENDINGS):
@@ -86,7 +89,7 @@ def add_shard(data: bytes, origin: str, name: str, split: Split | None, samples:
         DataError: No tar file, or cut short; or damage that is not to be skipped.
     """
     for key, label, (offset, size) in _images(io.BytesIO(data), len(data), origin, samples.damage):
-        chosen = split or split_of_image(f"{name}/{key}")
+        chosen = split or rank_of_image(f"{name}/{key}")
         samples.add(Sample(f"{origin}:{key}", data[offset : offset + size], label, chosen))
 
 
@@ -99,7 +102,7 @@ def list_shard(path: Path, split: Split | None, catalogue: Catalogue) -> None:
     size = check_kind(path, limits.MAX_FILE_BYTES)
     with reading(path) as file:
         for key, label, (offset, length) in _images(file, size, str(path), catalogue.damage):
-            chosen = split or split_of_image(f"{path.name}/{key}")
+            chosen = split or rank_of_image(f"{path.name}/{key}")
             catalogue.add(Entry(f"{path}:{key}", path, offset, length, label, chosen))
 
 
@@ -147,7 +150,7 @@ def _members(file: BinaryIO, size: int, origin: str, damage: Damage) -> Iterator
             end = member.offset_data + member.size
             if end > size:
                 raise DataError(f"{origin} ends inside {member.name!r}; it was cut short, fetch it again")
-            if member.isreg():
+            if member.isreg() and not is_clutter(PurePosixPath(member.name).name):
                 yield member.name, (member.offset_data, member.size)
         file.seek(archive.offset)
         rest = file.read()

@@ -19,10 +19,43 @@ ONE_IN = 5
 WORD = re.compile(r"(train|test|val)(?:ing|idation)?(?![a-z])", re.IGNORECASE)
 
 
-def split_of_image(name: str) -> Split:
-    """Say whether an image tests or trains, by a hash of its name: the same whatever is added."""
+def rank_of_image(name: str) -> int:
+    """Return a hash of an image's name, by which `resolve` splits: the same whatever is added."""
     digest = sha256(name.encode("utf-8", "surrogateescape")).digest()
-    return "test" if int.from_bytes(digest[:4], "big") % ONE_IN == 0 else "train"
+    return int.from_bytes(digest[:4], "big")
+
+
+def resolve(labels: Sequence[str | int], splits: Sequence[Split | int]) -> list[Split]:
+    """Split the images that have no split of their own.
+
+    One in `ONE_IN` tests, by its rank. Of a class with several such images at least one tests and one trains,
+    and so it is in a data set with several.
+
+    Args:
+        labels: Class of each image.
+        splits: Split of each image, or its rank.
+    """
+    found: list[Split] = []
+    drawn: dict[str | int, list[tuple[int, int]]] = {}
+    for place, (label, split) in enumerate(zip(labels, splits, strict=True)):
+        if isinstance(split, str):
+            found.append(split)
+        else:
+            found.append("test" if split % ONE_IN == 0 else "train")
+            drawn.setdefault(label, []).append((split, place))
+    for ranks in drawn.values():
+        _fill(found, ranks)
+    if drawn:
+        _fill(found, [rank for ranks in drawn.values() for rank in ranks])
+    return found
+
+
+def _fill(found: list[Split], ranks: Sequence[tuple[int, int]]) -> None:
+    """Let one of several images test if none does, and one train if none does."""
+    sides = {found[place] for _, place in ranks}
+    if len(ranks) > 1 and len(sides) == 1:
+        _, place = min(ranks) if "train" in sides else max(ranks)
+        found[place] = "test" if "train" in sides else "train"
 
 
 def split_files(names: Sequence[str], origin: str) -> list[tuple[str, Split | None]]:

@@ -23,10 +23,11 @@ from adam_async.data_server.dataset import Dataset, make_dataset
 from adam_async.data_server.sources import limits
 from adam_async.data_server.sources.damage import Damage
 from adam_async.data_server.sources.files import read_file, read_image
+from adam_async.data_server.sources.image_size import Size
 from adam_async.data_server.sources.labels import number_classes
 from adam_async.data_server.sources.pictures import require_pillow
 from adam_async.data_server.sources.samples import Sample, Samples, assemble, check_counts, origins_of, say
-from adam_async.data_server.sources.splits import SPLITS, Split, split_of_image
+from adam_async.data_server.sources.splits import SPLITS, Split, rank_of_image, resolve
 from adam_async.errors import DataError
 from adam_async.ports import Disk
 
@@ -58,6 +59,7 @@ async def load_tables(
     source: str,
     damage: Damage,
     room_bytes: int = limits.MAX_TOTAL_BYTES,
+    size: Size | None = None,
 ) -> Dataset:
     """Load one or more tables.
 
@@ -69,6 +71,7 @@ async def load_tables(
         source: Sentence for the report.
         damage: Where damaged rows go.
         room_bytes: Memory for tables and for images.
+        size: Columns and rows of all images; None lets the images decide.
 
     Raises:
         DataError: A header that is not understood, tables that do not fit each other, or too much damage.
@@ -89,7 +92,7 @@ async def load_tables(
         limits.check_total(rows * prod(tables[0].shape), origin, room_bytes)
         return await _from_pixels(tables, disk, name=name, origin=origin, source=source, damage=damage)
     require_pillow()
-    samples = Samples(origin, damage, room_bytes)
+    samples = Samples(origin, damage, room_bytes, size)
     for (path, _), table in zip(files, tables, strict=True):
         await _add_files(samples, table, path.parent, disk)
     return await assemble(samples, disk, name=name, source=source)
@@ -143,7 +146,7 @@ async def _from_pixels(
     shape = tables[0].shape
     rows = sum(len(table.lines) for table in tables)
     images = np.empty((rows, prod(shape)), np.uint8)
-    found: list[tuple[str, str, Split]] = []
+    found: list[tuple[str, str, Split | int]] = []
 
     def read(table: Table, index: int) -> None:
         line = table.lines[index].strip()
@@ -151,7 +154,7 @@ async def _from_pixels(
         label, _, pixels = line.partition(b",")
         images[len(found)] = _pixels(pixels, prod(shape), where)
         text = _text(label, where).strip().strip('"')
-        found.append((where, text, table.split or split_of_image(str(index))))
+        found.append((where, text, table.split or rank_of_image(str(index))))
 
     for table in tables:
         await _each_line(table, read, damage, disk)
@@ -160,8 +163,10 @@ async def _from_pixels(
         if label not in numbers:
             damage.note(f"{where} has the label {label[:80]!r}, expected a class number from 0, or a name")
     arrays = []
+    known = [i for i, (_, label, _) in enumerate(found) if label in numbers]
+    splits = resolve([found[i][1] for i in known], [found[i][2] for i in known])
     for split in SPLITS:
-        chosen = [i for i, (_, label, of) in enumerate(found) if of == split and label in numbers]
+        chosen = [i for i, of in zip(known, splits, strict=True) if of == split]
         labels = np.array([numbers[found[i][1]] for i in chosen], np.int64)
         arrays.append((images[chosen].reshape(-1, *shape), labels))
     check_counts(len(arrays[0][1]), len(arrays[1][1]), damage, origin)
@@ -210,7 +215,7 @@ async def _add_files(samples: Samples, table: Table, folder: Path, disk: Disk) -
     for name, label in rows:
         data = await read_image(folder / name, disk, samples.damage)
         if data is not None:
-            samples.add(Sample(str(folder / name), data, label, table.split or split_of_image(name)))
+            samples.add(Sample(str(folder / name), data, label, table.split or rank_of_image(name)))
 
 
 async def _each_line(

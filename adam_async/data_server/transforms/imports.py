@@ -26,7 +26,7 @@ def functions_for(
     for at, step in enumerate(steps, 1):
         kind = step.get("kind") if isinstance(step, Mapping) else None
         if isinstance(kind, str) and ":" in kind and kind not in found:
-            found[kind] = _imported(kind, f"step {at}")
+            found[kind] = import_named(kind, f"step {at}")
     return found
 
 
@@ -40,7 +40,7 @@ def named_functions(steps: Sequence[object] | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(kind for kind in kinds if isinstance(kind, str) and ":" in kind))
 
 
-def check_named(steps: Sequence[object], origin: str, *, allowed: Collection[str]) -> None:
+def check_named(steps: Sequence[object], origin: str, *, allowed: Collection[str], besides: str = "") -> None:
     """Refuse functions that a file names, unless the user names or allows them.
 
     Importing a function runs its module, so a checkpoint or a record alone must not cause an import.
@@ -49,6 +49,7 @@ def check_named(steps: Sequence[object], origin: str, *, allowed: Collection[str
         steps: Steps of the file.
         origin: Name of the file in an error.
         allowed: Kinds that the user names, as ``package.module:function``.
+        besides: Another way to allow them, for the error.
 
     Raises:
         ConfigError: The file names other functions; the text lists them and how to allow them.
@@ -57,11 +58,20 @@ def check_named(steps: Sequence[object], origin: str, *, allowed: Collection[str
     if others:
         raise ConfigError(
             f"{origin} names functions whose modules would be imported and run: {', '.join(others)}; "
-            "if you trust them, give --allow-functions (in Python, give the same transforms)"
+            f"if you trust them, give --allow-functions{besides} (in Python, give the same transforms)"
         )
 
 
-def _imported(kind: str, where: str) -> Callable[..., Any]:
+def import_named(kind: str, where: str) -> Callable[..., Any]:
+    """Import what a name such as ``package.module:function`` stands for.
+
+    Args:
+        kind: The name.
+        where: What names it, for an error.
+
+    Raises:
+        ConfigError: There is no such module or name, its import fails, or it cannot be called.
+    """
     name, _, path = kind.partition(":")
     parts = path.split(".")
     if not all(part.isidentifier() for part in (*name.split("."), *parts)):

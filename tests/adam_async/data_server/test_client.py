@@ -274,7 +274,7 @@ async def test_a_server_that_answers_nothing_is_given_up_by_name(network):
                 await asyncio.Event().wait()
         except ExceptionGroup as errors:
             raise first_cause(errors) from None
-    assert "no answer for 0.05 s" in str(failure.value)
+    assert "did not give an answer for 0.05 s" in str(failure.value)
 
 
 async def test_a_server_that_is_not_there_is_given_up_by_name(network):

@@ -272,3 +272,12 @@ async def test_a_damaged_cache_is_passed_over_and_named(
     assert digits.source == NO_MNIST
     assert "the cache is unusable" in caplog.text
     assert "downloading is switched off" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"), [("mnsit", "mnist"), ("digit", "digits"), ("cifar10", "cifar-10")]
+)
+async def test_a_name_that_is_nearly_right_gets_a_suggestion(said: str, meant: str) -> None:
+    async with Disk() as disk:
+        with pytest.raises(DataError, match=rf"{said} does not exist \(did you mean {meant}\?\)"):
+            await load(said, disk)

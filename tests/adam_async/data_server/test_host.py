@@ -10,6 +10,7 @@ import pytest
 from adam_async.cluster_map import NodeRecord
 from adam_async.controller.client import Membership
 from adam_async.data_server import host as host_module
+from adam_async.data_server.service import describe
 from adam_async.errors import DataError, RunFailed
 from adam_async.messages import GetStatistics, Statistics, pack, read_text_tensor, unpack
 from adam_async.traffic import Traffic
@@ -166,8 +167,16 @@ async def test_a_data_server_that_fails_is_logged_and_leaves_the_host_alone(netw
 
 
 def test_a_description_of_the_data_that_no_map_has_room_for_is_refused_at_once(network):
-    dataset = replace(DATA, source="x" * 9000)
+    dataset = replace(DATA, source="x" * 33_000)
     with pytest.raises(
-        DataError, match=r"above the limit of 8192: shorten .* its source \(9000 characters\)"
+        DataError, match=r"above the limit of 32768: shorten .* its source \(33000 characters\)"
     ):
         host_of(network, dataset=dataset)
+
+
+def test_names_of_classes_that_no_map_has_room_for_are_left_out_with_a_warning(network, caplog):
+    few, many = (tuple(f"class {n}" for n in range(classes)) for classes in (1000, 9000))
+
+    assert describe(replace(DATA, num_classes=1000, class_names=few))["class_names"] == list(few)
+    assert "class_names" not in describe(replace(DATA, num_classes=9000, class_names=many))
+    assert "the names of 9000 classes take more than the 32768 bytes" in caplog.text

@@ -130,3 +130,19 @@ def test_an_array_of_a_later_version_of_the_format_is_refused() -> None:
 
     with pytest.raises(DataError, match=r"x_train cannot be read \(version 3\.0 of the format\)"):
         parse_npz(with_train_images(array.getvalue()), "a.npz", name="a", source="")
+
+
+def test_an_archive_without_a_test_part_is_split_within_each_class() -> None:
+    labels = np.arange(30) % 10
+    images = np.zeros((30, 4, 4), np.uint8)
+    images[:, 0, 0] = np.arange(30)
+    without = {"x_train": images, "x_test": None, "y_test": None}
+
+    found = parse_npz(npz(y_train=labels, **without), "a.npz", name="a", source="a")
+
+    assert set(found.train_labels) == set(found.test_labels) == set(range(10))
+    both = np.concatenate([found.train_images, found.test_images])[:, 0, 0, 0]
+    assert sorted(both) == list(range(30))
+    assert "images test, because it has no test part" in found.source
+    with pytest.raises(DataError, match=r"has 30 images but .* has 29 labels"):
+        parse_npz(npz(y_train=labels[1:], **without), "a.npz", name="a", source="a")

@@ -29,6 +29,7 @@ IMAGE_BYTES = 64 * 128
 """So a block is two groups."""
 GROUPS = range(IMAGES // GROUP)
 STEPS = [{"kind": "shift", "pixels": 2}]
+SMALL_CACHE = 1 << 10
 
 
 def picture(number: int) -> np.ndarray:
@@ -220,3 +221,17 @@ async def test_copies_of_rows_count_as_long_as_somebody_holds_them_and_slices_co
         assert held_bytes() == before + GROUP * IMAGE_BYTES // 2
         copies.clear()
         assert held_bytes() == before
+
+
+@pytest.mark.parametrize(("size", "warned"), [(SMALL_CACHE, True), (1 << 30, False)])
+async def test_a_cache_without_room_for_a_block_says_what_it_costs(
+    size: int, warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with supply_of(dataset_of(cache=CacheLimits(size))) as (supply, _):
+        supply.begin_epoch(order_of(2), takers=1)
+
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == warned
+    if warned:
+        assert told[0].startswith(f"a cache of {size} bytes leaves ")
+        assert "decoded again in each epoch; a larger --cache is faster" in told[0]

@@ -4,7 +4,7 @@ import pytest
 
 from adam_async.data_server.sources.damage import Damage
 from adam_async.data_server.sources.labels import number_classes, number_folders
-from adam_async.data_server.sources.splits import split_files, split_of_image
+from adam_async.data_server.sources.splits import rank_of_image, resolve, split_files
 from adam_async.errors import DataError
 
 
@@ -46,9 +46,26 @@ def test_folders_are_in_the_order_of_their_numbers_or_of_their_letters() -> None
 
 
 def test_an_image_stays_on_its_side_for_good() -> None:
-    assert [i for i in range(8) if split_of_image(f"cat/{i}.png") == "test"] == [4]
-    tests = sum(split_of_image(str(i)) == "test" for i in range(5000))
+    splits = resolve(["cat"] * 8, [rank_of_image(f"cat/{i}.png") for i in range(8)])
+    assert [i for i in range(8) if splits[i] == "test"] == [4]
+    tests = resolve(["cat"] * 5000, [rank_of_image(str(i)) for i in range(5000)]).count("test")
     assert 900 < tests < 1100
+
+
+@pytest.mark.parametrize("ranks", [(1, 2, 3), (5, 10, 0), (1, 1, 1)])
+def test_a_class_of_several_images_has_some_to_train_and_some_to_test_with(ranks: tuple[int, ...]) -> None:
+    labels = ["cat"] * 3 + ["dog"] * 3 + ["eel"]
+
+    splits = resolve(labels, [*ranks, *ranks, 7])
+
+    assert set(splits[:3]) == set(splits[3:6]) == {"train", "test"}
+    assert splits[6] == "train"
+
+
+def test_images_of_one_class_each_are_split_and_those_with_a_side_keep_it() -> None:
+    assert sorted(resolve(["a", "b"], [1, 2])) == ["test", "train"]
+    assert resolve(["a", "a"], ["train", "train"]) == ["train", "train"]
+    assert resolve(["a"], [1]) == ["train"]
 
 
 def test_files_say_by_their_first_word_what_they_are_for() -> None:

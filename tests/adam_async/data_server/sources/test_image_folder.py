@@ -1,10 +1,12 @@
 """Folders of images by class: classes, sizes, colours, and what does not belong there."""
 
+import io
 import os
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from adam_async.data_server.sources import limits
 from adam_async.errors import DataError
@@ -149,3 +151,29 @@ async def test_a_class_that_cannot_be_shown_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a\x1b[31m").mkdir()
     with pytest.raises(DataError, match=r"'a\\x1b\[31m' cannot be the name of a class"):
         await read(tmp_path)
+
+
+async def test_images_of_sixteen_bits_are_counted_in_the_source(tmp_path: Path) -> None:
+    file = io.BytesIO()
+    Image.fromarray(np.full((4, 4), 0xFFFF, np.uint16)).save(file, "PNG")
+
+    dataset = await read(pair(tmp_path, train__cat__deep=file.getvalue()))
+
+    assert dataset.source.endswith("; 1 images of 16 bits were scaled to 8")
+    assert 255 in dataset.train_images
+
+
+async def test_what_desktops_leave_in_folders_is_no_image(tmp_path: Path) -> None:
+    pair(tmp_path)
+    for name in ("Thumbs.db", "thumbs.DB", "desktop.ini", ".DS_Store", "._cat.png"):
+        (tmp_path / "train" / "cat" / name).write_bytes(b"no image")
+
+    assert len((await read(tmp_path)).train_labels) == 25
+
+
+async def test_a_few_images_without_a_test_part_are_split_so_that_each_class_has_both(tmp_path: Path) -> None:
+    write(tmp_path, **{f"{name}__{i}": grey(i) for name in ("cat", "dog", "eel") for i in range(3)})
+
+    dataset = await read(tmp_path)
+
+    assert set(dataset.train_labels) == set(dataset.test_labels) == {0, 1, 2}

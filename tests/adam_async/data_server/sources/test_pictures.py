@@ -60,11 +60,14 @@ def test_everything_else_is_colour_and_loses_its_transparency(mode: str) -> None
     assert decode(data, "a", size=(4, 4), channels=3)[:, 0, 0].tolist() == [255, 0, 0]
 
 
-def test_sixteen_bits_of_grey_keep_the_upper_eight() -> None:
+@pytest.mark.parametrize(("deep", "level"), [(0, 0), (0xFF, 1), (0x7FFF, 127), (0xAB12, 170), (0xFFFF, 255)])
+def test_sixteen_bits_are_scaled_to_the_nearest_of_eight(deep: int, level: int) -> None:
     file = io.BytesIO()
-    Image.fromarray(np.full((4, 4), 0xAB12, np.uint16)).save(file, "PNG")
+    Image.fromarray(np.full((4, 4), deep, np.uint16)).save(file, "PNG")
 
-    assert decode(file.getvalue(), "a", size=(4, 4), channels=1)[0, 0, 0] == 0xAB
+    assert decode(file.getvalue(), "a", size=(4, 4), channels=1)[0, 0, 0] == level
+    assert read_header(file.getvalue(), "a").is_deep
+    assert not read_header(encode(RAMP), "a").is_deep
 
 
 def test_of_an_animation_the_first_picture_counts() -> None:

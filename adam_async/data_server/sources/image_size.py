@@ -1,0 +1,99 @@
+"""Pure: the choice of the one size that all images of a data set get."""
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+
+from adam_async.errors import ConfigError
+
+Size = tuple[int, int]
+"""Columns and rows."""
+
+LARGE = 256
+"""Maximum length of a side, in pixels, of a size that the images decide; a larger one is scaled down."""
+
+SIDE = 64
+"""Longer side, in pixels, of a size that is scaled down: 256 neurons on three colours then have 3 million
+weights."""
+
+MOST_SIDE = 4096
+"""Maximum length of a side that the option `size` may ask for, in pixels."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenSize:
+    """Size of all images, and a sentence about the images that had another."""
+
+    size: Size
+    said: str
+    """The change to images of other sizes, in words; empty if all have this size."""
+
+
+def read_image_size(text: str) -> Size | None:
+    """Read the option ``size``: rows x columns such as ``48x64``, or nothing.
+
+    Returns:
+        Columns and rows; None for an empty text.
+
+    Raises:
+        ConfigError: The text is not a size.
+    """
+    if not text:
+        return None
+    found = re.fullmatch(r"(\d{1,4})x(\d{1,4})", text.strip().lower(), re.ASCII)
+    rows, columns = (int(found[1]), int(found[2])) if found is not None else (0, 0)
+    if not (1 <= rows <= MOST_SIDE and 1 <= columns <= MOST_SIDE):
+        raise ConfigError(
+            f"size must be ROWSxCOLUMNS such as 48x64, each within 1 and {MOST_SIDE}, not {text!r}"
+        )
+    return columns, rows
+
+
+def most_frequent(sizes: Counter[Size]) -> Size:
+    """Return the most frequent size; of several, the largest."""
+    return max(sizes, key=lambda size: (sizes[size], size))
+
+
+def choose_size(sizes: Counter[Size], wanted: Size | None) -> ChosenSize:
+    """Choose the size of all images.
+
+    It is the wanted one; else the size of more than half of the images; else the median of their columns and
+    of their rows. If none is wanted, a size with a side above `LARGE` is scaled to `SIDE` on the longer one.
+
+    Args:
+        sizes: Number of images of each size; at least one image.
+        wanted: The size of the option or of the model; None if the images decide.
+    """
+    frequent = most_frequent(sizes)
+    if wanted is not None:
+        size = wanted
+    elif 2 * sizes[frequent] > sizes.total():
+        size = frequent
+    else:
+        size = (_median(sizes, 0), _median(sizes, 1))
+    longer = max(size)
+    if wanted is None and longer > LARGE:
+        size = (max(1, round(size[0] * SIDE / longer)), max(1, round(size[1] * SIDE / longer)))
+    fitted = sizes.total() - sizes[size]
+    if not fitted:
+        return ChosenSize(size, "")
+    said = f"{fitted} images of other sizes were fitted to {size[0]}x{size[1]}"
+    if wanted is None and longer > LARGE:
+        said = (
+            f"images of {frequent[0]}x{frequent[1]} and other sizes were scaled and cut to "
+            f"{size[0]}x{size[1]} (columns x rows; --size ROWSxCOLUMNS chooses another)"
+        )
+    return ChosenSize(size, said)
+
+
+def _median(sizes: Counter[Size], axis: int) -> int:
+    """Return the middle value of one axis over all images."""
+    left = sizes.total() // 2
+    counts = Counter[int]()
+    for size, count in sizes.items():
+        counts[size[axis]] += count
+    for value in sorted(counts):
+        left -= counts[value]
+        if left < 0:
+            return value
+    raise AssertionError("the counts add up to the total")
