@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         ConfigError,
         DataError,
         DeadlineExceeded,
+        Diverged,
         RoleDied,
         RunFailed,
         ShardUnavailable,
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
     from adam_async.ports import Disk
     from adam_async.run_result import EpochResult, RunResult
     from adam_async.timeline import Timeline
+    from adam_async.trained_model import Model, Predictions
+
+    __version__: str
 
 __all__ = [
     "AdamError",
@@ -47,9 +51,12 @@ __all__ = [
     "Dataset",
     "DeadlineExceeded",
     "Disk",
+    "Diverged",
     "EpochResult",
     "LocalCluster",
+    "Model",
     "ModelSpec",
+    "Predictions",
     "ProcessCluster",
     "RoleDied",
     "RunFailed",
@@ -81,6 +88,7 @@ _HOMES = {
         "ConfigError",
         "DataError",
         "DeadlineExceeded",
+        "Diverged",
         "RoleDied",
         "RunFailed",
         "ShardUnavailable",
@@ -88,12 +96,18 @@ _HOMES = {
     "model.spec": ("ModelSpec",),
     "ports": ("Disk",),
     "timeline": ("Timeline",),
+    "trained_model": ("Model", "Predictions"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 _NAME_AT_HOME = {"load_dataset": "load"}
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        # Here, and not above: it takes longer than everything else that importing this package does.
+        from importlib.metadata import version
+
+        return version("adam-async")
     home = _HOME_OF.get(name)
     if home is None:
         raise AttributeError(f"module 'adam_async' has no attribute {name!r}")

@@ -16,8 +16,13 @@ EVERYWHERE = ("0.0.0.0", "::", "*")
 PEER = re.compile(r"\s*(\d{1,9})\s*=(.*)")
 
 
-def check_address(address: str, option: str) -> str:
+def check_address(address: str, option: str, *, everywhere: bool = False) -> str:
     """Return the address if it is one that others can be told.
+
+    Args:
+        address: What the option says.
+        option: Its name, for errors.
+        everywhere: Whether the host may stand for every interface, because others are told another address.
 
     Raises:
         ConfigError: Not ``tcp://host:port``, or a host that stands for every interface.
@@ -28,10 +33,11 @@ def check_address(address: str, option: str) -> str:
         raise ConfigError(f"{option}: {error}") from None
     if re.search(r"[/;\s]", host):
         raise ConfigError(f"{option}: {address!r} is not one address tcp://host:port")
-    if host in EVERYWHERE:
+    if host in EVERYWHERE and not everywhere:
+        advertised = ", or add --advertise tcp://HOST:PORT with what they dial" if option == "--bind" else ""
         raise ConfigError(
             f"{option}: {address} stands for every interface and is no address that others can dial; "
-            "name the address of one interface"
+            f"name the address of one interface{advertised}"
         )
     return address
 

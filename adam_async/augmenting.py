@@ -5,6 +5,7 @@ from typing import Any
 
 from adam_async.checkpoint import Manifest, resumed_transforms
 from adam_async.config import Config
+from adam_async.data_server.transforms.imports import functions_for
 from adam_async.data_server.transforms.recipe import Recipe, default_steps
 from adam_async.errors import ConfigError
 
@@ -32,7 +33,9 @@ def transforms_of(
     if not config.augment:
         return ()
     if resumed is not None:
-        return resumed_transforms(resumed, asked, functions)
+        steps = resumed_transforms(resumed, asked, functions)
+        functions_for(steps, functions)  # data servers import them: refuse here what they could not find
+        return steps
     return steps_for(asked, image_shape, functions)
 
 

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from adam_async.data_server.stored import StoredImages
 from adam_async.dice import Dice
-from adam_async.model.bare import StepBuffers, new_rule_state, train_step
+from adam_async.model.bare import new_rule_state
+from adam_async.model.in_place import InPlaceStep, StepBuffers, StepInput
 from adam_async.model.network import Network
 from adam_async.model.rules import Rule, RuleState
 from dataflow import ComputePool
@@ -49,15 +50,20 @@ class Baseline(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TrainedWeights:
-    """Values and rule state of every tensor."""
+    """Values and rule state of every tensor, and how many steps were applied to them."""
 
     values: Mapping[str, NDArray[Any]]
     state: Mapping[str, RuleState]
+    steps: NDArray[np.int64]
 
     @classmethod
     def of(cls, network: Network, rule: Rule) -> Self:
         """Draw and allocate them."""
-        return cls(values=network.initial_weights(Dice(1)), state=new_rule_state(network, rule))
+        return cls(
+            values=network.initial_weights(Dice(1)),
+            state=new_rule_state(network, rule),
+            steps=np.zeros(1, np.int64),
+        )
 
 
 class BareLoop:
@@ -84,8 +90,7 @@ class BareLoop:
         group_images: int,
         weights: "TrainedWeights | None" = None,
     ) -> None:
-        self._network = network
-        self._rule = rule
+        self._step = InPlaceStep(network, rule)
         self._rate = rate
         self._images = images
         self._labels = labels
@@ -97,24 +102,30 @@ class BareLoop:
         self._at = 0
 
     def train(self, groups: int) -> int:
-        """Train this many groups; returns their images."""
-        for _ in range(groups):
-            if self._at + self._group_images > len(self._labels):
-                self._at = 0
-            stop = self._at + self._group_images
-            images, labels = self._images[self._at : stop], self._labels[self._at : stop]
-            self._context.load(images, labels, dice=self._dice, keys=(self._at,))
-            train_step(
-                self._network,
-                self._trained.values,
-                self._trained.state,
-                self._context,
-                self._buffers,
-                self._rule,
-                rate=self._rate,
-            )
-            self._at = stop
+        """Train this many groups, as a compute thread trains those of a job; returns their images."""
+        trained = self._trained
+        inputs = [self._next() for _ in range(groups)]
+        self._step.train_groups(
+            trained.values,
+            trained.state,
+            self._context,
+            self._buffers,
+            inputs,
+            steps=trained.steps,
+            dice=self._dice,
+        )
         return groups * self._group_images
+
+    def _next(self) -> StepInput:
+        if self._at + self._group_images > len(self._labels):
+            self._at = 0
+        start, self._at = self._at, self._at + self._group_images
+        return StepInput(
+            images=self._images[start : self._at],
+            labels=self._labels[start : self._at],
+            keys=(start,),
+            rate=self._rate,
+        )
 
 
 async def measure(

@@ -1,4 +1,4 @@
-"""How much memory a data server may use for images, as the options `cache` and `spill` say it."""
+"""Sizes of memory as options say them: of a data server for images, and of a process for its peers."""
 
 import re
 from dataclasses import dataclass
@@ -12,6 +12,10 @@ AUTO = "auto"
 
 SHARE_OF_AVAILABLE = 2
 """Without a size, the data servers of a machine take one part in so many of the memory that is available."""
+
+
+LEAST_BUDGET_BYTES = 1 << 20
+"""Smallest memory budget of a process, in bytes; below it links wait for each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +72,18 @@ def read_size(name: str, text: str, *, besides: str = "") -> int:
     if found is None:
         raise ConfigError(f"{name} must be {besides}a size such as 512M or 4G, not {text!r}")
     return int(found[1]) * UNITS[found[2].upper()]
+
+
+def read_budget(name: str, text: str) -> int:
+    """Read the bytes that a process may hold for its peers.
+
+    Raises:
+        ConfigError: The text is not a size, or the size is below `LEAST_BUDGET_BYTES`.
+    """
+    size = read_size(name, text)
+    if size < LEAST_BUDGET_BYTES:
+        raise ConfigError(f"{name} must be at least 1M, not {text!r}; the default is 512M")
+    return size
 
 
 def room_for_whole(cache: CacheLimits | None, *, available_bytes: int) -> int:

@@ -72,8 +72,13 @@ MAY_CHANGE = frozenset(
         "kernels",
         "evaluation",
         "until_accuracy",
+        "patience",
+        "keep_best",
+        "keep_going",
         "checkpoint_every",
         "checkpoint_misses",
+        "memory_budget",
+        "checksum",
         "record",
         "read_ahead",
         "waits",
@@ -342,7 +347,8 @@ def resumed_config(manifest: Manifest, wanted: Config) -> Config:
     if manifest.resume.epoch > wanted.epochs:
         done = manifest.resume.epoch - 1
         raise CheckpointError(
-            f"{manifest.name} has all of epochs={wanted.epochs} behind it; to train on, give more than {done}"
+            f"{manifest.name} has all of epochs={wanted.epochs} behind it; "
+            f"to train on, give --epochs {done + 1} or more"
         )
     return wanted
 
@@ -379,7 +385,12 @@ def resumed_transforms(
     Raises:
         ConfigError: The checkpoint names a function to import that the caller does not name.
     """
-    check_named(manifest.transforms, manifest.name, allowed={*named_functions(asked), *functions})
+    check_named(
+        manifest.transforms,
+        manifest.name,
+        allowed={*named_functions(asked), *functions},
+        besides=", or --transforms FILE that names them",
+    )
     return manifest.transforms
 
 
@@ -409,6 +420,7 @@ def trained_again(manifest: Manifest, note: ProgressNote | None) -> int:
     """
     if note is None:
         return manifest.trained_again
-    images, size = int(manifest.data["train_images"]), int(manifest.config["images_per_group"])
+    images = int(manifest.data["train_images"]) - int(manifest.config.get("validation", 0))
+    size = int(manifest.config["images_per_group"])
     ahead = (note.epoch - manifest.epoch) * -(-images // size) + note.groups - manifest.groups
     return max(manifest.trained_again, note.trained_again + max(ahead, 0))

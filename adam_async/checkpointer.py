@@ -90,6 +90,8 @@ class Checkpointer:
         self._noted: ProgressNote | None = None
         self._noting_failed = False
         self.written: list[CheckpointResult] = []
+        self.missed = ""
+        """Why the last checkpoint that was due failed; empty if it did not."""
         progress.takes_checkpoints = True
         if folder.latest:  # the run continues this one
             progress.written(folder.latest, now=asyncio.get_running_loop().time())
@@ -211,7 +213,7 @@ class Checkpointer:
         except OSError as error:
             self.miss(f"{name} could not be written: {error.strerror or error}")
             return
-        self._misses = 0
+        self._misses, self.missed = 0, ""
         result = CheckpointResult(
             name=name,
             epoch=checkpoint.manifest.epoch,
@@ -249,6 +251,7 @@ class Checkpointer:
             RunFailed: `checkpoint_misses` in a row have failed; names the newest good one.
         """
         self._misses += 1
+        self.missed = what
         if self._misses == self._config.checkpoint_misses:
             newest = self._folder.latest or "none was written"
             failed = "a checkpoint" if self._misses == 1 else f"{self._misses} checkpoints in a row"
@@ -260,7 +263,6 @@ class Checkpointer:
             return  # the first miss in a row is news, and then each doubling of their number
         often = "" if self._misses == 1 else f", {self._misses} failed in a row"
         self._note(f"{what}; training goes on without it{often}")
-        logger.warning("%s; training goes on without it%s", what, often)
 
     def look(self, data: Mapping[str, Any]) -> None:
         """Note how far training is, beside the checkpoints. Never waits.

@@ -1,10 +1,12 @@
 """Which model a run trains: the one asked for, or the one that fits the data."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any
 
+from adam_async.data_server.sources.image_size import Size, read_image_size
 from adam_async.errors import ConfigError
 from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
@@ -15,14 +17,26 @@ from adam_async.model.spec import ModelSpec
 HIDDEN = 256
 """Width of the hidden layer of the model that `auto` makes for data that no named model fits."""
 
+ANY_IMAGE = "mlp"
+"""The named model that is made for the data, whatever their images and classes."""
 
-def choose_model(wanted: str, data: Mapping[str, Any], *, text: str | None = None) -> ModelSpec:
+MLP_HIDDEN = (256, 128)
+"""Widths of its hidden layers."""
+
+LOSS = "softmax_cross_entropy"
+"""Kind of the loss layer that reads one score per class."""
+
+
+def choose_model(
+    wanted: str, data: Mapping[str, Any], *, text: str | None = None, init: ModelSpec | None = None
+) -> ModelSpec:
     """Find the spec for what the user asked for, and check that it fits the data.
 
     Args:
         wanted: ``auto``, a named model, or the name of a TOML file.
         data: What the data server says of its data: ``name``, ``shape``, ``classes``.
         text: The contents of the TOML file, when `wanted` names one; the caller has read it.
+        init: The saved model that the run begins with; `auto` takes it, with an output for each class.
 
     Raises:
         ConfigError: There is no such model, or it does not fit the data's shape or classes.
@@ -30,8 +44,17 @@ def choose_model(wanted: str, data: Mapping[str, Any], *, text: str | None = Non
     shape = tuple(int(n) for n in data["shape"])
     if text is not None:
         spec = ModelSpec.from_toml(text)
+    elif wanted == "auto" and init is not None:
+        if tuple(init.input_shape) != shape:
+            raise ConfigError(
+                f"the saved model {init.name!r} takes images of {tuple(init.input_shape)} (channels, rows, "
+                f"columns), but {data['name']} has {shape}; give data that fit, or name another --model"
+            )
+        spec = with_outputs(init, int(data["classes"]))
     elif wanted == "auto":
         return _fitting(shape, int(data["classes"]))
+    elif wanted == ANY_IMAGE:
+        spec = mlp((prod(shape), *MLP_HIDDEN, int(data["classes"])), input_shape=shape)
     elif wanted in NAMED_MODELS:
         spec = named_model(wanted)
     else:
@@ -42,6 +65,75 @@ def choose_model(wanted: str, data: Mapping[str, Any], *, text: str | None = Non
         )
     check_fits(spec, data)
     return spec
+
+
+def image_size(
+    size: str,
+    wanted: str,
+    *,
+    text: str | None = None,
+    spec: ModelSpec | None = None,
+    init: ModelSpec | None = None,
+) -> Size | None:
+    """Find the columns and rows that the encoded images of a run get.
+
+    Args:
+        size: The option ``size``.
+        wanted: As for `choose_model`.
+        text: The contents of the TOML file, when `wanted` names one.
+        spec: The model, if the caller brings one.
+        init: The saved model that the run begins with, as for `choose_model`.
+
+    Returns:
+        The size asked for, else that of the model; None if both are left to the data.
+
+    Raises:
+        ConfigError: `size` or `text` is wrong.
+    """
+    if size:
+        return read_image_size(size)
+    if spec is None and text is not None:
+        spec = ModelSpec.from_toml(text)
+    elif spec is None and wanted in NAMED_MODELS and wanted != ANY_IMAGE:
+        spec = named_model(wanted)
+    elif spec is None and wanted == "auto":
+        spec = init
+    if spec is None or len(spec.input_shape) != 3:
+        return None
+    _, rows, columns = spec.input_shape
+    return columns, rows
+
+
+def check_size(size: str, data: Mapping[str, Any]) -> None:
+    """Refuse data that have not the size that was asked for.
+
+    Raises:
+        ConfigError: They are arrays, or those of a data server that runs already.
+    """
+    shape = data["shape"]
+    if size and read_image_size(size) != (shape[2], shape[1]):
+        raise ConfigError(
+            f"size={size} is asked for, and {data['name']} has images of {shape[1]}x{shape[2]}: arrays keep "
+            "their size, and data servers that run have chosen theirs; leave size out"
+        )
+
+
+def with_outputs(spec: ModelSpec, classes: int) -> ModelSpec:
+    """Return a model with as many outputs as there are classes: its last dense layer becomes another one.
+
+    Weights of the classes in its loss are left out if the number changes. A model whose scores do not come
+    from a dense layer stays as it is.
+    """
+    *body, loss = spec.layers
+    layers = {layer.name: layer for layer in body}
+    head = layers[loss.inputs[0]]
+    if head.kind != "dense" or dict(head.options)["outputs"] == classes or loss.kind != LOSS:
+        return spec
+    layers[head.name] = replace(
+        head, options=tuple(sorted({**dict(head.options), "outputs": classes}.items()))
+    )
+    plain = replace(loss, options=tuple(pair for pair in loss.options if pair[0] != "class_weights"))
+    return replace(spec, layers=(*layers.values(), plain))
 
 
 def check_fits(

@@ -23,6 +23,7 @@ class BaselineAround:
         data: What its data server says of them.
         model_text: What the model file holds, if the model is one.
         spec: The model, where a checkpoint says.
+        init: The saved model that the run begins with, as for `choose_model`.
 
     Raises:
         ConfigError: The model does not exist or does not fit the data.
@@ -37,11 +38,12 @@ class BaselineAround:
         data: Mapping[str, Any],
         model_text: str | None,
         spec: ModelSpec | None = None,
+        init: ModelSpec | None = None,
     ) -> None:
         self._config = config
         self._threads = threads
         self._dataset = dataset
-        spec = spec or choose_model(config.model, data, text=model_text)
+        spec = spec or choose_model(config.model, data, text=model_text, init=init)
         self.network = Network(spec, dtype=config.dtype, kernels=config.kernels)
         self._rates: list[float] = []
         self._sgemm: list[float] = []

@@ -9,37 +9,45 @@ import sys
 from collections.abc import Callable, Coroutine
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 
 from adam_async.cli_data_options import InspectOptions
 from adam_async.cli_errors import explain
+from adam_async.cli_log import JsonLine, OneLine, RoleLine
 from adam_async.cli_options import (
     ControllerOptions,
     Damaged,
     DataServerOptions,
+    LogLevel,
     LoopName,
     MemberOptions,
+    RoleOptions,
     StageOptions,
     TrainOptions,
     WorkerOptions,
+    set_by_variable,
     worth_saying,
 )
 from adam_async.cli_plan_options import PlanOptions
+from adam_async.cli_predict_options import PredictOptions
 from adam_async.cli_signals import EARLY, loop_factory
 from adam_async.cli_simulate_options import SimulateOptions
 from adam_async.cli_terminal import Terminal, log_to_stderr, reader_left
+from adam_async.cli_values import value_of
+from adam_async.config import PLAIN
 from adam_async.errors import ConfigError, first_cause
+from adam_async.variables import check_variables
 
 USAGE = 2
 
 app = App(
     name="adam-async",
     help="Train neural networks on ordinary machines: Microsoft's Project Adam (OSDI 2014) in Python.",
-    help_epilogue="Exit codes: docs/exit-codes.md. ADAM_* variables set options, such as ADAM_EPOCHS=5.",
+    help_epilogue="Exit codes: docs/exit-codes.md. Variables set options of train and roles: ADAM_EPOCHS=5.",
     version=lambda: version("adam-async"),
-    default_parameter=Parameter(show_default=worth_saying),
+    default_parameter=Parameter(show_default=worth_saying, converter=value_of),
     result_action="return_value",
 )
 
@@ -101,11 +109,20 @@ def _run(
     loop: LoopName,
     verbose: bool,
     quiet: bool = False,
+    level: LogLevel | None = None,
+    lines: OneLine | None = None,
 ) -> int:
     """Run a command's coroutine in a loop of its own."""
-    log_to_stderr(verbose=verbose)
+    check_variables(os.environ, PLAIN)
+    log_to_stderr(verbose=verbose, level=level, lines=lines)
     terminal = Terminal(quiet=quiet)
     return EARLY.run(lambda: main(terminal), loop_factory=loop_factory(loop))
+
+
+def _run_role(main: Callable[[Terminal], Coroutine[Any, Any, int]], options: RoleOptions) -> int:
+    """Run a role; a parent marks the lines of its children itself."""
+    lines = None if options.supervised else JsonLine() if options.log_json else RoleLine()
+    return _run(main, loop=options.loop, verbose=options.verbose, level=options.log_level, lines=lines)
 
 
 @app.command
@@ -121,6 +138,8 @@ def train(options: TrainOptions = TrainOptions()) -> int:  # noqa: B008 - frozen
         loop=options.loop,
         verbose=options.verbose,
         quiet=options.quiet,
+        level=options.log_level,
+        lines=JsonLine("driver") if options.log_json else None,
     )
 
 
@@ -154,6 +173,28 @@ def evaluate(
         lambda terminal: run_evaluation(model, data, damaged, threads, os.environ, terminal),
         loop=loop,
         verbose=False,
+    )
+
+
+@app.command
+def predict(
+    model: Path,
+    *images: Path,
+    options: PredictOptions = PredictOptions(),  # noqa: B008 - frozen
+) -> int:
+    """Name the classes of images with a model that `train --out` wrote.
+
+    Parameters
+    ----------
+    model
+        The model's file, or the folder it is in.
+    images
+        Image files, .npy arrays, and folders of them.
+    """
+    from adam_async.cli_predict import run_prediction
+
+    return _run(
+        lambda terminal: run_prediction(model, images, options, terminal), loop=options.loop, verbose=False
     )
 
 
@@ -222,7 +263,7 @@ def controller(options: ControllerOptions = ControllerOptions()) -> int:  # noqa
     """
     from adam_async.cli_roles import serve_controller
 
-    return _run(lambda _: serve_controller(options, os.environ), loop=options.loop, verbose=options.verbose)
+    return _run_role(lambda _: serve_controller(options, os.environ), options)
 
 
 @app.command
@@ -230,15 +271,16 @@ def ps(options: MemberOptions) -> int:
     """Run a parameter server: it holds shards of the model and applies updates to them."""
     from adam_async.cli_roles import serve_ps
 
-    return _run(lambda _: serve_ps(options, os.environ), loop=options.loop, verbose=options.verbose)
+    return _run_role(lambda _: serve_ps(options, os.environ), options)
 
 
 @data_commands.default
 def data(
     options: DataServerOptions = DataServerOptions(),  # noqa: B008 - frozen
     *,
-    data: str = "auto",
-    damaged: Damaged = "error",
+    data: Annotated[str, set_by_variable("data")] = "auto",
+    damaged: Annotated[Damaged, set_by_variable("damaged")] = "error",
+    size: Annotated[str, set_by_variable("size")] = "",
     stage: StageOptions = StageOptions(),  # noqa: B008 - frozen
 ) -> int:
     """Run a data server: it hands out image groups to the workers.
@@ -251,13 +293,14 @@ def data(
         auto, mnist, digits, fashion-mnist, cifar-10, synthetic, or a folder or file (docs/data.md).
     damaged
         Damaged images: stop at the first, or leave out up to one in twenty.
+    size
+        ROWSxCOLUMNS such as 48x64 to scale and cut images to; by default the images decide.
     """
     from adam_async.cli_staging import serve_staged
 
-    return _run(
-        lambda terminal: serve_staged(options, stage, data, damaged, os.environ, terminal),
-        loop=options.loop,
-        verbose=options.verbose,
+    return _run_role(
+        lambda terminal: serve_staged(options, stage, data, damaged, os.environ, terminal, size=size),
+        options,
     )
 
 
@@ -280,7 +323,12 @@ def inspect_data(source: str = "auto", /, options: InspectOptions = InspectOptio
 
 
 @app.command
-def worker(options: WorkerOptions, *, threads: int = 0, in_flight: int = 0) -> int:
+def worker(
+    options: WorkerOptions,
+    *,
+    threads: Annotated[int, set_by_variable("threads")] = 0,
+    in_flight: Annotated[int, set_by_variable("in_flight")] = 0,
+) -> int:
     """Run a model worker: it trains one replica of the model, from when it joins until it leaves.
 
     A training that goes on keeps the rate that it began with, however many join.
@@ -294,11 +342,7 @@ def worker(options: WorkerOptions, *, threads: int = 0, in_flight: int = 0) -> i
     """
     from adam_async.cli_roles import serve_worker
 
-    return _run(
-        lambda _: serve_worker(options, threads, in_flight, os.environ),
-        loop=options.loop,
-        verbose=options.verbose,
-    )
+    return _run_role(lambda _: serve_worker(options, threads, in_flight, os.environ), options)
 
 
 @token_commands.command(name="new")
@@ -319,7 +363,11 @@ def token_new(*, out: Path | None = None, loop: LoopName = "uvloop") -> int:
 
 @token_commands.command(name="derive")
 def token_derive(
-    *, role: str, token_file: Path | None = None, out: Path | None = None, loop: LoopName = "uvloop"
+    *,
+    role: str | None = None,
+    token_file: Path | None = None,
+    out: Path | None = None,
+    loop: LoopName = "uvloop",
 ) -> int:
     """Write the keys of one role, for hosts that may join as that role only.
 

@@ -15,6 +15,7 @@ from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.datasets import load
 from adam_async.data_server.downloads import watched
 from adam_async.data_server.sources.damage import Policy
+from adam_async.data_server.sources.image_size import Size
 from adam_async.errors import DataError
 from adam_async.machine import available_bytes
 from adam_async.ports import Disk, fetch_url
@@ -27,6 +28,7 @@ async def load_data(
     *,
     damaged: Policy = "error",
     cache: CacheLimits | None = None,
+    size: Size | None = None,
     available: Callable[[], int] = available_bytes,
 ) -> Dataset:
     """Load a data set as `data_server.datasets.load` does, with downloads kept in the user's cache.
@@ -39,6 +41,7 @@ async def load_data(
         environment: Says where data and the user's cache are.
         damaged: What to do with damaged images; ``skip`` leaves out up to one in twenty.
         cache: Memory of a data server for them; without it all images are loaded.
+        size: Columns and rows that encoded images are scaled and cut to; None lets the images decide.
         available: Bytes of memory that this process could use; `room_for_whole` derives the limit of a source
             that decodes as a whole.
 
@@ -60,6 +63,7 @@ async def load_data(
             damaged=damaged,
             cache=cache,
             room_bytes=room_for_whole(cache, available_bytes=available()),
+            size=size,
         )
     return replace(dataset, cache=cache)
 

@@ -16,6 +16,7 @@ from adam_async.cli_train import check_no_folder, make_folder, read_file
 from adam_async.contact_sheet import contact_sheet, sheet_rows
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.datasets import kind_of_name, split_folders
+from adam_async.data_server.sources.image_size import read_image_size
 from adam_async.data_server.transforms.recipe import Recipe, read_steps
 from adam_async.errors import ConfigError
 from adam_async.png import png_bytes
@@ -56,7 +57,8 @@ async def run_inspection(
         text = None
         if options.transforms is not None:
             text = await read_file(options.transforms, "--transforms", disk)
-        dataset = await load_data(source, disk, environment, damaged=options.damaged)
+        size = read_image_size(options.size)
+        dataset = await load_data(source, disk, environment, damaged=options.damaged, size=size)
         kind = await kind_of(source, data_folder(environment), disk)
         found = {"kind": kind, **await disk.run(describe, dataset), "transforms": None}
         if text is not None or options.augment:

@@ -7,10 +7,12 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from adam_async.cli_options import Damaged, LoopName
+from adam_async.cli_values import strict
 
 _OnlyOn = Parameter(negative="")
 
 
+@strict
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InspectOptions:
@@ -18,6 +20,8 @@ class InspectOptions:
 
     damaged: Damaged = "skip"
     """Damaged images: leave out and list up to one in twenty, or stop at the first."""
+    size: str = ""
+    """ROWSxCOLUMNS such as 48x64 to scale and cut images to; by default the images decide."""
     png: Path | None = None
     """Draw a contact sheet of the training images into this file, a row for each class."""
     augment: Annotated[bool, _OnlyOn] = False

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+from adam_async.choose_model import image_size
 from adam_async.cli_data import cache_folder, data_folder, load_data
 from adam_async.cli_terminal import Terminal
 from adam_async.cli_train import is_file, read_file
@@ -10,11 +11,11 @@ from adam_async.config import MAX_THREADS_PER_CORE, MOST
 from adam_async.data_server.sources.damage import Policy
 from adam_async.doctor import examine, exit_code
 from adam_async.errors import ConfigError
-from adam_async.evaluate import evaluate_file, table
+from adam_async.evaluate import evaluate, table
 from adam_async.machine import usable_cores
 from adam_async.model import ModelSpec, named_model
 from adam_async.ports import Disk, system_entropy
-from adam_async.saved_model import FILE_NAME
+from adam_async.trained_model import Model
 
 
 async def run_evaluation(
@@ -35,9 +36,17 @@ async def run_evaluation(
     if not 0 <= threads <= most:
         raise ConfigError(f"--threads must be within 0 and {most}, not {threads}")
     async with Disk() as disk:
-        path = model / FILE_NAME if await disk.run(model.is_dir) else model
-        dataset = await load_data(data, disk, environment, damaged=damaged)
-        evaluation = await evaluate_file(path, dataset, disk=disk, threads=threads or usable_cores())
+        trained = await disk.run(Model.load, model)
+        size = image_size("", "", spec=trained.network.spec)
+        dataset = await load_data(data, disk, environment, damaged=damaged, size=size)
+    trained.network.use_ready()
+    evaluation = await evaluate(
+        trained.network,
+        trained.weights,
+        dataset,
+        threads=threads or usable_cores(),
+        class_names=trained.trained_names,
+    )
     for line in table(evaluation):
         terminal.say(line)
     return 0

@@ -1,20 +1,34 @@
 """The options of the commands. What is not given is None, so that file and environment may say it."""
 
 from dataclasses import dataclass, fields
+from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from cyclopts import Parameter
 
+from adam_async.cli_values import strict
 from adam_async.config import FIELDS, Config
+from adam_async.variables import variable_of
 from transport.config import Checksum
 
 LoopName = Literal["uvloop", "asyncio"]
 Damaged = Literal["error", "skip"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+WAIT = timedelta(seconds=60)
+"""Default maximum wait for a controller."""
+
+Wait = Annotated[timedelta, Parameter(show_default=lambda _: "60s")]
 
 _OnlyOn = Parameter(negative="")
 
 _Options = TypeVar("_Options")
+
+
+def set_by_variable(option: str) -> Parameter:
+    """Let the variable of an option set it for a role, too."""
+    return Parameter(env_var=variable_of(option))
 
 
 def worth_saying(default: Any) -> Any:
@@ -38,6 +52,7 @@ def _with_defaults(options: type[_Options]) -> type[_Options]:
 
 
 @_with_defaults
+@strict
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainOptions:
@@ -52,6 +67,8 @@ class TrainOptions:
     tcp://HOST:PORT of a data server that was started alone; several with commas between them."""
     damaged: Damaged | None = None
     """Damaged images: stop at the first, or leave out up to one in twenty."""
+    size: str | None = None
+    """ROWSxCOLUMNS such as 48x64 to scale and cut images to; by default the model or the images decide."""
     cache: str | None = None
     """Memory for images: auto, half of what is available, or a size such as 4G, which also serves at once."""
     spill: str | None = None
@@ -136,14 +153,28 @@ class TrainOptions:
     """How weight gradients of dense layers travel; auto takes the fewer bytes."""
     kernels: Literal["auto", "numpy", "numba"] | None = None
     """What computes the layers; auto takes numba, of the extra `fast`, where it is installed."""
+    validation: int | None = None
+    """Training images to hold back, in proportion from each class; --patience, --keep-best and
+    --until-accuracy go by accuracy on them."""
+    patience: int | None = None
+    """Stop after this many epochs in a row without a better accuracy on the validation images; 0: never."""
+    keep_best: bool | None = None
+    """Keep the weights of the epoch with the best validation accuracy, not of the last one."""
+    keep_going: Annotated[bool | None, _OnlyOn] = None
+    """Train on even if the loss is not finite, or more than ten times that of guessing."""
     seed: int | None = None
     """Seed of every random value of the run."""
     until_accuracy: float | None = None
-    """Stop after the first epoch whose test accuracy reaches this share; 0 trains all epochs."""
+    """Stop after the first epoch whose accuracy on validation images, else on test images, reaches this; 0
+    trains all epochs."""
     evaluation: Literal["wait", "concurrent"] | None = None
     """Whether training waits while an epoch is evaluated."""
     shard_bytes: int | None = None
     """Largest shard, in bytes."""
+    memory_budget: str | None = None
+    """Maximum memory that each process holds for its peers: their requests, and answers to them."""
+    checksum: Checksum | None = None
+    """Send tensors between processes with a CRC-32C: on, off, or auto (to other hosts)."""
     report: Path | None = None
     """Write the run's report to this file, as JSON; adds about 6 s for its baseline."""
     profile: Path | None = None
@@ -158,6 +189,8 @@ class TrainOptions:
     """Write checkpoints to this folder, at the end of each epoch; without it --resume says where."""
     resume: Path | None = None
     """Continue the run of the newest checkpoint in this folder, with its options and model."""
+    init: Path | None = None
+    """Begin with the tensors of this saved model that have the same name and shape; others begin fresh."""
     controller: str | None = None
     """tcp://HOST:PORT of a cluster whose roles were started by hand; of several controllers all, with commas
     between them; starts none."""
@@ -166,6 +199,12 @@ class TrainOptions:
     without it ADAM_TOKEN."""
     quiet: Annotated[bool, _OnlyOn] = False
     """Print only the last line, and errors."""
+    wait: Wait = WAIT
+    """Maximum wait for the controller at --controller, such as 60s or 5m."""
+    log_level: LogLevel | None = None
+    """Lowest level of log lines; by default warning, or info with --verbose."""
+    log_json: Annotated[bool, _OnlyOn] = False
+    """Write each line of the log as one JSON object: time, level, node, logger, message."""
     verbose: Annotated[bool, _OnlyOn] = False
     """Say what the roles do."""
     loop: LoopName = "uvloop"
@@ -177,6 +216,7 @@ class TrainOptions:
         return {**said, "record": None if self.record is None else True}
 
 
+@strict
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleOptions:
@@ -186,12 +226,23 @@ class RoleOptions:
     """Name of this node, unique in its cluster; by default role, host and process id."""
     token_file: Path | None = None
     """File with the cluster's token, or the keys of this role (`token derive`); without it ADAM_TOKEN."""
-    slow: Annotated[tuple[str, ...], _OnlyOn] = ()
+    slow: Annotated[
+        tuple[str, ...],
+        Parameter(
+            negative="", env_var=variable_of("slow"), env_var_split=lambda _, text, **__: text.split(",")
+        ),
+    ] = ()
     """Be slow on purpose: NODE:SHARE of its cores, or NODE~NODE:DELAY of what it says to another; repeat."""
-    memory_budget: str = "512M"
+    advertise: str | None = None
+    """tcp://HOST:PORT that others dial to reach --bind tcp://0.0.0.0:PORT; port 0 is that of --bind."""
+    memory_budget: Annotated[str, set_by_variable("memory_budget")] = "512M"
     """Maximum memory that this process holds for its peers: their requests, and answers to them."""
-    checksum: Checksum = "auto"
+    checksum: Annotated[Checksum, set_by_variable("checksum")] = "auto"
     """Send tensors with a CRC-32C: on, off, or auto (to other hosts); receivers always check one."""
+    log_level: LogLevel | None = None
+    """Lowest level of log lines; by default warning, or info with --verbose."""
+    log_json: Annotated[bool, _OnlyOn] = False
+    """Write each line of the log as one JSON object: time, level, node, logger, message."""
     verbose: Annotated[bool, _OnlyOn] = False
     """Say what the role does."""
     loop: LoopName = "uvloop"
@@ -200,6 +251,7 @@ class RoleOptions:
     """Started by another process: orders come by stdin, whose end is ours."""
 
 
+@strict
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerOptions(RoleOptions):
@@ -215,6 +267,7 @@ class ControllerOptions(RoleOptions):
     """Folder of its own where it keeps the cluster map; without it, it forgets when it ends."""
 
 
+@strict
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberOptions(RoleOptions):
@@ -222,10 +275,13 @@ class MemberOptions(RoleOptions):
 
     controller: str
     """tcp://HOST:PORT of the controller; of several all, with commas between them."""
+    wait: Wait = WAIT
+    """Maximum wait for a controller, such as 60s or 5m; roles may start in any order."""
     bind: str | None = None
     """tcp://HOST:PORT to listen on; by default any port on the way to the controller."""
 
 
+@strict
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataServerOptions(RoleOptions):
@@ -234,14 +290,17 @@ class DataServerOptions(RoleOptions):
     controller: str | None = None
     """tcp://HOST:PORT of the controller, or of several with commas between them; without it, it waits until
     `train --data` asks for it."""
+    wait: Wait = WAIT
+    """Maximum wait for a controller, such as 60s or 5m; roles may start in any order."""
     bind: str | None = None
     """tcp://HOST:PORT to listen on; by default any port, on the way to the controller or of this machine."""
-    cache: str = "auto"
+    cache: Annotated[str, set_by_variable("cache")] = "auto"
     """Memory for images: auto, half of what is available, or a size such as 4G, which also serves at once."""
-    spill: str = ""
+    spill: Annotated[str, set_by_variable("spill")] = ""
     """Folder on whose disk decoded images are kept that do not fit into the cache."""
 
 
+@strict
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageOptions:
@@ -255,6 +314,7 @@ class StageOptions:
     """Seconds after which others read the files of a server that has not come."""
 
 
+@strict
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOptions(MemberOptions):

@@ -35,6 +35,8 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
     waits: Waits
     profile_events: int = 0
     """Events of a profile to note at most; 0 for no profile."""
+    layers: dict[str, str] = {}
+    """Kinds of layers to import, as `import_layers` takes them."""
 
 
 def die_with_parent() -> None:

@@ -28,6 +28,9 @@ MOST_WORKERS = 4
 """Tried where nobody says how many."""
 GROUPS = (1, 16, 64)
 """Images per group that are tried where nobody says how many."""
+USUAL_MODEL = "mnist-adam"
+"""Model that is planned for if neither a model nor data are named."""
+
 USUAL_GROUP = 16
 """Larger groups are tried only where what they walk through lies in the third-level cache."""
 MOST_PARTITIONS = 64
@@ -115,11 +118,12 @@ async def _write(file: Path, option: str, data: bytes, disk: Disk) -> None:
 
 
 async def _spec(options: PlanOptions, disk: Disk, environment: Mapping[str, str]) -> ModelSpec:
-    text = await read_file(Path(options.model), "--model", disk) if is_file(options.model) else None
-    if options.data is not None or options.model == "auto":
+    model = options.model or (USUAL_MODEL if options.data is None else "auto")
+    text = await read_file(Path(model), "--model", disk) if is_file(model) else None
+    if options.data is not None or model == "auto":
         dataset = await load_data(options.data or "auto", disk, environment, damaged="skip")
-        return choose_model(options.model, dataset.info(), text=text)
-    return named_model(options.model) if text is None else ModelSpec.from_toml(text)
+        return choose_model(model, dataset.info(), text=text)
+    return named_model(model) if text is None else ModelSpec.from_toml(text)
 
 
 async def _times(network: Network, options: PlanOptions) -> list[LayerTimes]:

@@ -7,17 +7,20 @@ from typing import Literal
 from cyclopts import Parameter
 
 from adam_async.cli_options import LoopName
+from adam_async.cli_values import strict
 
 
+@strict
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOptions:
     """What `plan` can be told."""
 
-    model: str = "mnist-adam"
-    """A named model, FILE.toml with a spec, or auto: what fits the data."""
+    model: str | None = None
+    """A named model, FILE.toml with a spec, or auto: what fits the data; by default auto with --data, else
+    mnist-adam."""
     data: str | None = None
-    """Data that the model must fit, as `train --data`; needed for nothing else."""
+    """Data that the model must fit, as `train --data`."""
     partitions: int | None = None
     """Workers that a replica is cut over; without it, 1 to 4 are tried."""
     plan: Literal["vertical", "layers"] | None = None

@@ -56,7 +56,8 @@ async def run_replay(options: TrainOptions, environment: Mapping[str, str], term
         replay = await repeat(recording, dataset, terminal, functions)
         if options.out is not None:
             try:
-                await save_model(replay.network, replay.weights(), options.out, disk)
+                names = dataset.class_names
+                await save_model(replay.network, replay.weights(), options.out, disk, class_names=names)
             except OSError as error:
                 raise ConfigError(f"{options.out} cannot be written to: {error.strerror or error}") from None
     terminal.say(f"{replay.groups} groups repeated; all weights are those of the run, to the last bit")

@@ -14,12 +14,16 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from datetime import timedelta
 from pathlib import Path
+
+import msgspec
 
 from adam_async.addresses import check_address, check_addresses, own_peer, read_peers
 from adam_async.cache_limits import cache_limits
 from adam_async.child_process import address_line
 from adam_async.cli_data import load_data
+from adam_async.cli_log import name_node
 from adam_async.cli_options import (
     ControllerOptions,
     DataServerOptions,
@@ -29,10 +33,11 @@ from adam_async.cli_options import (
 )
 from adam_async.cli_parent import Parent, die_with_parent
 from adam_async.config import MAX_THREADS_PER_CORE, MOST, Waits
-from adam_async.controller import herald
+from adam_async.controller import herald, map_news
 from adam_async.controller.log_file import LogFile
 from adam_async.controller.service import Controller
 from adam_async.data_server.sources.damage import Policy
+from adam_async.data_server.sources.image_size import read_image_size
 from adam_async.entrypoints import (
     LOOPBACK,
     Place,
@@ -49,6 +54,7 @@ from adam_async.entrypoints import (
 )
 from adam_async.errors import ConfigError
 from adam_async.machine import available_bytes, usable_cores
+from adam_async.named_layers import import_layers
 from adam_async.ports import Disk, system_entropy
 from adam_async.printable import printable
 from adam_async.slow import check_own, pace_of
@@ -77,6 +83,9 @@ KEYS_OF_NEXT = {
 
 Open = Callable[[Place], AbstractAsyncContextManager[Role]]
 
+WAITS = Waits()
+"""Deadlines of a role that was started by hand, but for the wait for its controller."""
+
 MEETING_PLACE = "tcp://127.0.0.1:7070"
 """Where a controller listens that was told nothing."""
 
@@ -89,13 +98,14 @@ async def serve_controller(options: ControllerOptions, environment: Mapping[str,
         peers = read_peers(options.peers)
         node = own_peer(peers, options.id)
         bind = options.bind or peers[node]
-        options = dataclasses.replace(options, id=node)
+        options = dataclasses.replace(options, id=node, advertise=options.advertise or peers[node])
     elif options.dir is not None and options.id is None:
         # What is kept there says whose it is: the next process has to have the same name.
         options = dataclasses.replace(options, id="controller")
     if not options.supervised:
         # A person watches it: what becomes of its group is news to them, if nothing else is.
         herald.logger.setLevel(logging.INFO)
+        map_news.logger.setLevel(logging.INFO)
     async with AsyncExitStack() as stack:
         file = None
         if options.dir is not None:
@@ -117,12 +127,13 @@ async def serve_ps(options: MemberOptions, environment: Mapping[str, str]) -> in
 
 
 async def serve_data(
-    options: DataServerOptions, data: str, damaged: Policy, environment: Mapping[str, str]
+    options: DataServerOptions, data: str, damaged: Policy, environment: Mapping[str, str], *, size: str = ""
 ) -> int:
     """Load the data, then run a data server until it is ended; without a controller it stands alone."""
     async with Disk() as disk:
         cache = cache_limits(options.cache, options.spill, available_bytes=available_bytes())
-        dataset = await load_data(data, disk, environment, damaged=damaged, cache=cache)
+        wanted = read_image_size(size)
+        dataset = await load_data(data, disk, environment, damaged=damaged, cache=cache, size=wanted)
     if options.controller is None:
         bind = options.bind or LOOPBACK
         return await _serve(
@@ -175,8 +186,10 @@ async def _token_text(file: Path | None, environment: Mapping[str, str]) -> str 
     async with Disk() as disk:
         try:
             token = (await disk.read_secret(file)).decode().strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"--token-file {file} cannot be used: {error}") from None
+        except OSError as error:
+            raise ConfigError(f"--token-file {file} cannot be used: {error.strerror or error}") from None
+        except UnicodeDecodeError:
+            raise ConfigError(f"--token-file {file} cannot be used: it is not text in UTF-8") from None
     if not token:
         raise ConfigError(f"--token-file {file} is empty")
     return token
@@ -196,16 +209,19 @@ async def _serve_member(
 
 async def _serve(
     role: str,
-    options: RoleOptions,
+    options: ControllerOptions | MemberOptions | DataServerOptions,
     meet: str,
     bind: str,
     environment: Mapping[str, str],
     open_role: Open,
 ) -> int:
-    check_address(bind, "--bind")
+    if options.advertise is not None:
+        check_address(options.advertise, "--advertise")
+    check_address(bind, "--bind", everywhere=options.advertise is not None)
     if not options.supervised:
         token = await read_token(options.token_file, environment, role=role.removesuffix("-host"))
-        await _stay(role, options, meet, bind, token, Waits(), open_role)
+        waits = WAITS if isinstance(options, ControllerOptions) else waits_at_start(options.wait)
+        await _stay(role, options, meet, bind, token, waits, open_role)
         return 0
     die_with_parent()
     async with Parent() as parent:
@@ -215,13 +231,32 @@ async def _serve(
         async with asyncio.TaskGroup() as group:
             work = group.create_task(
                 _stay(
-                    role, options, meet, bind, orders.token, orders.waits, open_role, orders.profile_events
+                    role,
+                    options,
+                    meet,
+                    bind,
+                    orders.token,
+                    orders.waits,
+                    open_role,
+                    orders.profile_events,
+                    orders.layers,
                 ),
                 name=f"{role}/serve",
             )
             await parent.gone()
             work.cancel()
     return 0
+
+
+def waits_at_start(wait: timedelta, waits: Waits = WAITS) -> Waits:
+    """Return deadlines with the time that ``--wait`` gives a controller to be there.
+
+    Raises:
+        ConfigError: It is no time above 0.
+    """
+    if wait <= timedelta():
+        raise ConfigError(f"--wait must be a time above 0, such as 60s or 5m, not {wait.total_seconds():g}s")
+    return msgspec.structs.replace(waits, meet_s=wait.total_seconds())
 
 
 async def _stay(
@@ -233,6 +268,7 @@ async def _stay(
     waits: Waits,
     open_role: Open,
     profile_events: int = 0,
+    layers: Mapping[str, str] = {},
 ) -> None:
     """Open the role, say where it is as soon as it has joined, and stay until cancelled.
 
@@ -240,6 +276,7 @@ async def _stay(
     """
     buffers = BufferPool()
     node = options.id or f"{role}-{platform.node()[:40]}-{os.getpid()}"
+    name_node(node)
     check_own(options.slow, node, computes=role == "worker")
     async with AsyncExitStack() as stack:
         network = cluster_network(
@@ -248,6 +285,7 @@ async def _stay(
             buffers=buffers,
             checksum=options.checksum,
             budget=memory_budget(options.memory_budget),
+            advertise=options.advertise or "",
         )
         place = Place(
             node=node,
@@ -258,6 +296,7 @@ async def _stay(
             waits=waits,
             entropy=system_entropy,
             timeline=Timeline(node, limit_events=profile_events) if profile_events else None,
+            layers=import_layers(layers),
         )
         running = await stack.enter_async_context(open_role(place))
         await running.joined()

@@ -7,10 +7,12 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from adam_async.cli_options import LoopName
+from adam_async.cli_values import strict
 
 _OnlyOn = Parameter(negative="")
 
 
+@strict
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulateOptions:

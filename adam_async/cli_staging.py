@@ -28,6 +28,8 @@ async def serve_staged(
     damaged: Damaged,
     environment: Mapping[str, str],
     terminal: Terminal,
+    *,
+    size: str = "",
 ) -> int:
     """Copy the data if that was asked for, then run a data server until it is ended.
 
@@ -40,7 +42,7 @@ async def serve_staged(
     """
     peers = _checked(stage, data)
     if stage.stage is None:
-        return await serve_data(options, data, damaged, environment)
+        return await serve_data(options, data, damaged, environment, size=size)
     token = await read_token(options.token_file, environment, role="data")
     identity = Identity(
         role="data",
@@ -62,7 +64,7 @@ async def serve_staged(
     ):
         await stager.staged()
         terminal.news(stager.summary())
-        return await serve_data(options, str(stager.data), damaged, environment)
+        return await serve_data(options, str(stager.data), damaged, environment, size=size)
 
 
 def _checked(stage: StageOptions, data: str) -> list[str]:

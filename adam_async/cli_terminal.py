@@ -8,8 +8,9 @@ from typing import TextIO
 
 from rich.text import Text
 
+from adam_async.cli_log import OneLine
 from adam_async.escaping_console import EscapingConsole
-from adam_async.printable import printable, printable_lines
+from adam_async.printable import printable
 
 Aside = Callable[[], AbstractContextManager[None]]
 """Makes room on the terminal within a block, see `LiveTable.aside`."""
@@ -65,17 +66,6 @@ class _LogLines(logging.StreamHandler[TextIO]):
             super().emit(record)
 
 
-class _OneLine(logging.Formatter):
-    """Writes a record as one line, escaping text of peers; a traceback follows on its own lines."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Return the line, and the traceback if there is one."""
-        line = printable(record.getMessage())
-        if record.exc_info is None:
-            return line
-        return f"{line}\n{printable_lines(self.formatException(record.exc_info))}"
-
-
 def reader_left(stream: TextIO) -> bool:
     """Whether the stream goes into a pipe that nobody reads any more."""
     try:
@@ -86,11 +76,17 @@ def reader_left(stream: TextIO) -> bool:
         return False
 
 
-def log_to_stderr(*, verbose: bool) -> None:
-    """Let the libraries' loggers speak: warnings, or with `verbose` what the roles do."""
-    level = logging.INFO if verbose else logging.WARNING
+def log_to_stderr(*, verbose: bool, level: str | None = None, lines: OneLine | None = None) -> None:
+    """Let the libraries' loggers speak.
+
+    Args:
+        verbose: Whether to write what the roles do, too: level ``info`` instead of ``warning``.
+        level: Least level to write, if another than these.
+        lines: How a line looks; None is the message alone.
+    """
     handler = _LogLines()
-    handler.setFormatter(_OneLine())
-    logging.basicConfig(level=level, handlers=[handler], force=True)
+    handler.setFormatter(lines or OneLine())
+    least = (level or ("info" if verbose else "warning")).upper()
+    logging.basicConfig(level=least, handlers=[handler], force=True)
     # Errors in callbacks reach `ending_on_errors`; asyncio's own warnings are about sockets that closed.
     logging.getLogger("asyncio").setLevel(logging.ERROR)

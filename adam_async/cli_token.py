@@ -7,6 +7,7 @@ from pathlib import Path
 
 from adam_async.cli_roles import read_token
 from adam_async.errors import ConfigError
+from adam_async.messages.body import ROLES
 from adam_async.ports import Disk, system_entropy
 from adam_async.token_text import derived_text
 
@@ -24,13 +25,17 @@ async def new_token(out: Path | None, *, entropy: Callable[[int], bytes] = syste
 
 
 async def derive_token(
-    role: str, token_file: Path | None, out: Path | None, environment: Mapping[str, str]
+    role: str | None, token_file: Path | None, out: Path | None, environment: Mapping[str, str]
 ) -> int:
     """Write the keys of one role.
 
     Raises:
-        ConfigError: The root token is missing, the role is unknown, or the keys cannot be written.
+        ConfigError: The role or root token is missing, the role is unknown, or the keys cannot be written.
     """
+    if role is None:
+        raise ConfigError(
+            f"say whose keys to write: --role ROLE, one of {', '.join(ROLES)} (driver is `train`)"
+        )
     token = await read_token(token_file, environment)
     if token is None:
         raise ConfigError("there is no token to derive keys from: give --token-file FILE, or set ADAM_TOKEN")

@@ -10,16 +10,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
+
 from adam_async.addresses import check_addresses
 from adam_async.baseline import Baseline
 from adam_async.cache_limits import cache_limits
 from adam_async.checkpoint import Manifest, resumed_config, resumed_options, resumed_spec, resumed_transforms
 from adam_async.checkpoint_files import newest_manifest, open_checkpoints
+from adam_async.choose_model import image_size
 from adam_async.cli_baseline import BaselineAround
 from adam_async.cli_data import load_data
 from adam_async.cli_errors import explain
 from adam_async.cli_options import TrainOptions
-from adam_async.cli_roles import read_token
+from adam_async.cli_results import keep_interrupted, write_results
+from adam_async.cli_roles import read_token, waits_at_start
 from adam_async.cli_terminal import Terminal
 from adam_async.cluster import LocalCluster
 from adam_async.cluster_processes import ProcessCluster
@@ -29,16 +33,16 @@ from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.transforms.imports import named_functions
 from adam_async.data_server.transforms.recipe import read_steps
 from adam_async.driver import Driver
-from adam_async.entrypoints import cluster_network
-from adam_async.errors import ConfigError
+from adam_async.entrypoints import network_for
+from adam_async.errors import AdamError, ConfigError, RunFailed
 from adam_async.live_table import LiveTable
 from adam_async.machine import available_bytes, describe_machine, usable_cores
+from adam_async.memory_need import check_memory
 from adam_async.ports import Disk, system_entropy
-from adam_async.replay.recording import RecordError
 from adam_async.report import Report, build_report, without_odd, write
-from adam_async.run_result import EpochResult, RunResult
-from adam_async.saved_model import save_model
+from adam_async.run_result import OnEpoch, RunResult
 from adam_async.timeline import Timeline
+from adam_async.trained_model import Model
 from transport import BufferPool, Identity
 
 logger = logging.getLogger(__name__)
@@ -51,7 +55,7 @@ class Trainable(Protocol):
     def driver(self) -> Driver:
         """Who drives the run."""
 
-    async def train(self, on_epoch: Callable[[EpochResult], None] | None = None) -> RunResult:
+    async def train(self, on_epoch: OnEpoch | None = None) -> RunResult:
         """Run all epochs."""
 
 
@@ -61,9 +65,18 @@ class Remote:
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
 
-    async def train(self, on_epoch: Callable[[EpochResult], None] | None = None) -> RunResult:
+    async def train(self, on_epoch: OnEpoch | None = None) -> RunResult:
         """Run all epochs. See `Driver.train`."""
         return await self.driver.train(on_epoch)
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What was read of files that options name."""
+
+    model_text: str | None = None
+    transforms: Sequence[Mapping[str, Any]] | None = None
+    init: Model | None = None
 
 
 async def run_training(options: TrainOptions, environment: Mapping[str, str], terminal: Terminal) -> int:
@@ -92,17 +105,25 @@ async def run_training(options: TrainOptions, environment: Mapping[str, str], te
         for file in _files(options):
             await disk.run(check_no_folder, file)
         timeline = Timeline() if options.profile is not None else None
+        init = await disk.run(Model.load, options.init) if options.init is not None else None
+        contents = Contents(model_text, transforms, init)
         dataset = None
         if needs_data(options, config):
             cache = cache_limits(config.cache, config.spill, available_bytes=available_bytes())
-            dataset = await load_data(config.data, disk, environment, damaged=config.damaged, cache=cache)
+            spec = resumed_spec(resumed, None) if resumed is not None else None
+            first = contents.init.network.spec if contents.init is not None else None
+            size = image_size(config.size, config.model, text=model_text, spec=spec, init=first)
+            dataset = await load_data(
+                config.data, disk, environment, damaged=config.damaged, cache=cache, size=size
+            )
         driver: Driver | None = None
         result: RunResult | None = None
         try:
             async with open_cluster(
-                options, config, Contents(model_text, transforms), environment, dataset, terminal, timeline
+                options, config, contents, environment, dataset, terminal, timeline
             ) as cluster:
                 driver = cluster.driver
+                driver.listen(terminal.news)
                 table = LiveTable(
                     driver.progress,
                     stream=sys.stdout,
@@ -111,13 +132,21 @@ async def run_training(options: TrainOptions, environment: Mapping[str, str], te
                 )
                 async with table:
                     terminal.give_way(table.aside)
-                    around = await _measure_before(options, driver, dataset, model_text, resumed, table)
-                    result = await cluster.train(table.on_epoch)
+                    around = await _measure_before(options, driver, dataset, contents, resumed, table)
+                    try:
+                        result = await cluster.train(table.on_epoch)
+                    except asyncio.CancelledError:
+                        await keep_interrupted(driver, options, disk, environment, terminal)
+                        raise
                     if around is not None:
                         await _measure(around, driver)
                 baseline = around.result() if around is not None else None
                 report = _report(result, driver, terminal, asked=config, baseline=baseline)
-                await write_results(options, result, report, disk, timeline)
+                try:
+                    await write_results(options, result, report, disk, environment, timeline)
+                except AdamError:  # what the run came to is worth a line whatever became of its files
+                    table.finish(report)
+                    raise
                 if timeline is not None and timeline.full:
                     terminal.news(
                         "the profile ends before the run: a process notes "
@@ -128,6 +157,11 @@ async def run_training(options: TrainOptions, environment: Mapping[str, str], te
             if result is None and driver is not None and options.report is not None:
                 await _report_cut_short(driver, config, options.report, error, disk, terminal)
             raise
+    if result.checkpoint_missed and config.checkpoint_misses:
+        raise RunFailed(
+            f"the run has ended, but its last checkpoint failed: {result.checkpoint_missed}; with "
+            "--checkpoint-misses 0 this is no error"
+        )
     return 0
 
 
@@ -146,7 +180,7 @@ async def _measure_before(
     options: TrainOptions,
     driver: Driver,
     dataset: Dataset | None,
-    model_text: str | None,
+    contents: Contents,
     resumed: Manifest | None,
     table: LiveTable,
 ) -> BaselineAround | None:
@@ -159,9 +193,11 @@ async def _measure_before(
         threads=driver.config.workers * driver.config.threads_per_worker(usable_cores()),
         dataset=dataset,
         data=data,
-        model_text=model_text,
+        model_text=contents.model_text,
         spec=resumed_spec(resumed, None) if resumed is not None else None,
+        init=contents.init.network.spec if contents.init is not None else None,
     )
+    check_memory(around.network, driver.config, available_bytes())
     table.introduce(data, around.network)
     table.say("kernels alone are measured first, and again after training")
     await _measure(around, driver)
@@ -210,30 +246,6 @@ async def _report_cut_short(
         await write(_report(result, driver, terminal, asked=asked, baseline=None, ended=ended), path, disk)
     except OSError as failure:  # the run's own end is what the user has to know
         terminal.news(f"{path} cannot be written: {failure.strerror or failure}")
-
-
-async def write_results(
-    options: TrainOptions, result: RunResult, report: Report, disk: Disk, timeline: Timeline | None = None
-) -> None:
-    """Write the model, the report, the profile and the record where the options say.
-
-    Raises:
-        ConfigError: It cannot be written there.
-        RecordError: There is no record of the run; everything else is written.
-    """
-    try:
-        if options.out is not None:
-            await save_model(result.model, result.weights, options.out, disk)
-        if options.report is not None:
-            await write(report, options.report, disk)
-        if options.profile is not None and timeline is not None:
-            await disk.write_atomic(options.profile, [await disk.run(timeline.trace)])
-        if options.record is not None and isinstance(result.record, bytes):
-            await disk.write_atomic(options.record, [result.record])
-    except OSError as error:
-        raise ConfigError(f"{error.filename} cannot be written: {error.strerror or error}") from None
-    if options.record is not None and isinstance(result.record, RecordError):
-        raise result.record
 
 
 def make_folder(folder: Path) -> None:
@@ -302,8 +314,13 @@ async def configure(
         raise ConfigError(
             "--allow-functions is for --resume and --replay, and neither is given: leave it out"
         )
-    if options.checkpoint_every and options.checkpoint is None and options.resume is None:
-        raise ConfigError("--checkpoint-every needs a folder for the checkpoints: give --checkpoint DIR")
+    other = "--resume" if options.resume is not None else "--record" if config.record else ""
+    if options.init is not None and other:
+        raise ConfigError(f"--init begins with a saved model, and {other} has another start: leave one out")
+    for name in ("checkpoint_every", "checkpoint_misses"):
+        if getattr(options, name) is not None and options.checkpoint is None and options.resume is None:
+            option = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"{option} needs a folder for the checkpoints: give --checkpoint DIR")
     if options.controller is None:
         config.threads_per_worker(usable_cores())
     config.weights_in(one_process=not config.processes and options.controller is None)
@@ -325,6 +342,13 @@ async def configure(
             "--token-file is the token of the cluster at --controller, or of the data servers at "
             "--data tcp://HOST:PORT, and neither is given"
         )
+    linked = config.processes or options.controller is not None or hosts
+    for name in ("memory_budget", "checksum"):
+        if getattr(options, name) is not None and not linked:
+            raise ConfigError(
+                f"--{name.replace('_', '-')} is for links between processes, and all roles share this one: "
+                "leave it out, or give --processes"
+            )
     if options.controller is not None:
         roles = ("data", "damaged", "cache", "spill", "threads", "in_flight", "controllers")
         idle = [name for name in roles if getattr(options, name) is not None]
@@ -345,14 +369,6 @@ async def read_file(path: Path, option: str, disk: Disk) -> str:
         raise ConfigError(f"{option} {path} cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{option} {path} is not text in UTF-8") from None
-
-
-@dataclass(frozen=True, slots=True)
-class Contents:
-    """What was read of files that options name."""
-
-    model_text: str | None = None
-    transforms: Sequence[Mapping[str, Any]] | None = None
 
 
 @asynccontextmanager
@@ -382,6 +398,7 @@ async def open_cluster(
             timeline=timeline,
             checkpoint=options.checkpoint,
             resume=options.resume,
+            init=contents.init,
         ) as processes:
             yield processes
     else:
@@ -394,6 +411,7 @@ async def open_cluster(
             timeline=timeline,
             checkpoint=options.checkpoint,
             resume=options.resume,
+            init=contents.init,
         ) as local:
             yield local
 
@@ -404,10 +422,12 @@ async def _join(
 ) -> AsyncIterator[Driver]:
     assert options.controller is not None
     buffers = BufferPool()
+    waits = config.waits if config.waits.meet_s else waits_at_start(options.wait, config.waits)
+    config = msgspec.structs.replace(config, waits=waits)
     async with AsyncExitStack() as stack:
         folder, resume = await open_checkpoints(stack, options.checkpoint, options.resume)
         driver = Driver(
-            network=cluster_network(token, entropy=system_entropy, buffers=buffers),
+            network=network_for(config, token, entropy=system_entropy, buffers=buffers),
             controller=check_addresses(options.controller, "--controller"),
             identity=Identity(
                 role="driver", node="driver", incarnation=int.from_bytes(system_entropy(7), "little")
@@ -419,5 +439,6 @@ async def _join(
             transforms=contents.transforms,
             checkpoints=folder,
             resume=resume,
+            init=contents.init,
         )
         yield await stack.enter_async_context(driver)

@@ -16,15 +16,18 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from adam_async.addresses import controller_names
+from adam_async.cache_limits import room_for_whole
 from adam_async.checkpoint_files import open_checkpoints
+from adam_async.choose_model import image_size
 from adam_async.config import Config
 from adam_async.controller.service import Controller
 from adam_async.data_hosts import DataHosts, address_for, hosts_of
-from adam_async.data_server.dataset import Dataset
+from adam_async.data_server.dataset import Dataset, check_dataset
+from adam_async.data_server.datasets import load
 from adam_async.data_server.service import DataServer
-from adam_async.driver import Driver
-from adam_async.entrypoints import LOOPBACK, cluster_network, slowed
-from adam_async.errors import ConfigError, first_cause
+from adam_async.driver import OUTSIDE, Driver
+from adam_async.entrypoints import LOOPBACK, network_for, slowed
+from adam_async.errors import ConfigError, RoleDied, RunFailed, first_cause
 from adam_async.machine import ProcessMemory, available_bytes, process_memory, usable_cores
 from adam_async.messages import role_table
 from adam_async.model.layer import Layer
@@ -32,13 +35,14 @@ from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.model.spec import ModelSpec
 from adam_async.model_worker.service import ModelWorker
 from adam_async.parameter_server.service import ParameterServer
-from adam_async.ports import system_entropy
-from adam_async.run_result import EpochResult, RunResult
+from adam_async.ports import Disk, system_entropy
+from adam_async.run_result import OnEpoch, RunResult
 from adam_async.scheme_networks import SchemeNetworks
 from adam_async.shard_storage import StorageShelf
 from adam_async.slow import check_names, pace_of
 from adam_async.timeline import Timeline
 from adam_async.token_text import root_token
+from adam_async.trained_model import Model as TrainedModel
 from dataflow import ComputePool, MakePool
 from transport import BufferPool, Identity, LocalNetwork, Network
 
@@ -48,7 +52,7 @@ class LocalCluster:
 
     Args:
         config: The run, and how many of each role.
-        dataset: The images; none where the data come from elsewhere.
+        dataset: The images; without them `config.data` is loaded, downloading nothing.
         data: Addresses of data servers that stand alone, ``tcp://host:port``, which are asked to join; if
             there are none, those of `config.data`. All other roles are started here.
         token: Of those data servers, if they have one.
@@ -65,6 +69,7 @@ class LocalCluster:
         timeline: Notes what all roles do; see docs/profile.md.
         checkpoint: Folder for checkpoints; without it that of `resume`, or none are taken.
         resume: Folder of checkpoints whose run the first training continues.
+        init: Saved model that each training begins with: tensors with the name and shape of one of the run's.
         make_pool: Makes every role's compute pool; a simulation hands in its own.
         process_memory: Says which process this is, and what that has held.
         available_bytes: Memory that this process could use.
@@ -75,7 +80,8 @@ class LocalCluster:
 
     Raises:
         ConfigError: `config.slow` names a node that there is not, weights cannot be held as it says, or there
-            are no data, or two kinds of them.
+            are two kinds of data.
+        DataError: On entering: `config.data` cannot be loaded.
     """
 
     def __init__(
@@ -96,13 +102,13 @@ class LocalCluster:
         timeline: Timeline | None = None,
         checkpoint: Path | None = None,
         resume: Path | None = None,
+        init: TrainedModel | None = None,
         make_pool: MakePool = ComputePool,
         process_memory: Callable[[], ProcessMemory] = process_memory,
         available_bytes: Callable[[], int] = available_bytes,
     ) -> None:
+        check_dataset(dataset)
         self._hosts = hosts_of(config, data, starts_own=dataset is not None)
-        if dataset is None and not self._hosts:
-            raise ConfigError("a cluster needs a dataset, or the addresses of data servers as data")
         if self._hosts and functions:
             raise ConfigError(
                 "functions that transform images do not travel to the data servers at "
@@ -124,7 +130,7 @@ class LocalCluster:
         if self._hosts and one_process:
             if token:
                 root_token(token)  # each role started here needs its own keys
-            tcp = cluster_network(token, entropy=entropy, buffers=self.buffers)
+            tcp = network_for(config, token, entropy=entropy, buffers=self.buffers)
             self.network = SchemeNetworks(local=self.network, tcp=tcp)
         self._spec = spec
         self._layers = layers
@@ -135,10 +141,12 @@ class LocalCluster:
         self.timeline = timeline
         self._checkpoint = checkpoint
         self._resume = resume
+        self._init = init
         self._make_pool = make_pool
         self._process_memory = process_memory
         self._available_bytes = available_bytes
         self._stack = AsyncExitStack()
+        self._running = False
         self._shelf = StorageShelf()
         # What somebody else put between the workers, or slows down on purpose, is to be felt.
         self._together = config.partitions > 1 and network is None and not config.slow
@@ -161,12 +169,15 @@ class LocalCluster:
         try:
             await self._open()
         except ExceptionGroup as errors:  # a role's task group has wrapped it
-            raise first_cause(errors) from None
+            cause = first_cause(errors)
+            raise cause from cause.__cause__
         return self
 
     async def _open(self) -> None:
         config, waits = self.config, self.config.waits
         threads = config.threads_per_worker(usable_cores())
+        if self.dataset is None and not self._hosts:
+            self.dataset = await self._load()
         async with AsyncExitStack() as stack:
             folder, resume = await open_checkpoints(stack, self._checkpoint, self._resume)
             network = await stack.enter_async_context(slowed(self.network, config.slow))
@@ -233,12 +244,27 @@ class LocalCluster:
                     timeline=self.timeline,
                     checkpoints=folder,
                     resume=resume,
+                    init=self._init,
                     together=self._together,
                     make_pool=self._make_pool,
                     process_memory=self._process_memory,
+                    available_bytes=self._available_bytes,
                 )
             )
+            stack.callback(setattr, self, "_running", False)
             self._stack = stack.pop_all()
+            self._running = True
+
+    async def _load(self) -> Dataset:
+        init = self._init.network.spec if self._init is not None else None
+        async with Disk() as disk:
+            return await load(
+                self.config.data,
+                disk,
+                damaged=self.config.damaged,
+                room_bytes=room_for_whole(None, available_bytes=self._available_bytes()),
+                size=image_size(self.config.size, self.config.model, spec=self._spec, init=init),
+            )
 
     async def _open_controllers(self, stack: AsyncExitStack, network: Network) -> None:
         names = controller_names(self.config.controllers)
@@ -294,18 +320,42 @@ class LocalCluster:
         except ExceptionGroup as errors:
             # A task group per role has wrapped it; what the block itself raised goes on as it was.
             if errors.subgroup(lambda inner: inner is error) is not None:
-                return False
-            raise first_cause(errors) from None
+                cause = _error_of_role(error, errors)
+                if cause is None:
+                    return False
+            else:
+                cause = first_cause(errors)
+            raise cause from cause.__cause__
 
-    async def train(self, on_epoch: Callable[[EpochResult], None] | None = None) -> RunResult:
-        """Run all epochs of the configuration. See `Driver.train`."""
+    async def train(self, on_epoch: OnEpoch | None = None) -> RunResult:
+        """Run all epochs of the configuration. See `Driver.train`.
+
+        Raises:
+            RunFailed: The cluster's block was not entered, or has ended.
+        """
+        if not self._running:
+            raise RunFailed(OUTSIDE)
         try:
             return await self.driver.train(on_epoch)
         except ExceptionGroup as errors:
-            raise first_cause(errors) from None
+            cause = first_cause(errors)
+            raise cause from cause.__cause__
+
+    def stop(self) -> None:
+        """End the training in progress after the groups at hand. See `Driver.stop`."""
+        if self._running:
+            self.driver.stop()
 
     def _identity(self, role: str, node: str) -> Identity:
         return Identity(role=role, node=node, incarnation=int.from_bytes(self._entropy(7), "little"))
 
     def __repr__(self) -> str:
         return f"<LocalCluster {len(self.servers)} servers {len(self.workers)} workers {self.network!r}>"
+
+
+def _error_of_role(error: BaseException | None, errors: ExceptionGroup[Exception]) -> BaseException | None:
+    """The error by which a role in this process ended, if the block raised that the role died."""
+    if not isinstance(error, RoleDied):
+        return None
+    others = errors.subgroup(lambda inner: inner is not error and not isinstance(inner, RoleDied))
+    return first_cause(others) if others is not None else None

@@ -23,22 +23,29 @@ import msgspec
 
 from adam_async.addresses import controller_names
 from adam_async.cache_limits import one_of
+from adam_async.checkpoint import resumed_spec
 from adam_async.checkpoint_files import open_checkpoints
 from adam_async.child_process import ChildProcess, how_it_ended
+from adam_async.choose_model import image_size
 from adam_async.cli_parent import Orders
 from adam_async.config import Config, Waits
 from adam_async.data_hosts import DataHosts, address_for, hosts_of
-from adam_async.driver import Driver
-from adam_async.entrypoints import LOOPBACK, cluster_network, slowed
-from adam_async.errors import BindFailed, DeadlineExceeded, RoleDied, first_cause
-from adam_async.machine import usable_cores
+from adam_async.data_server.dataset import Dataset, check_dataset
+from adam_async.data_server.service import DataServer
+from adam_async.driver import OUTSIDE, Driver
+from adam_async.entrypoints import LOOPBACK, network_for, slowed
+from adam_async.errors import LOST_SHARDS, BindFailed, DeadlineExceeded, RoleDied, RunFailed, first_cause
+from adam_async.machine import available_bytes, usable_cores
 from adam_async.model.spec import ModelSpec
 from adam_async.muster import LONGER
+from adam_async.named_layers import import_layers
 from adam_async.ports import Disk, system_entropy
-from adam_async.run_result import EpochResult, RunResult
+from adam_async.run_result import OnEpoch, RunResult
 from adam_async.slow import check_names, texts_for
 from adam_async.timeline import Timeline
 from adam_async.token_text import derived_text
+from adam_async.trained_model import Model as TrainedModel
+from adam_async.variables import for_children
 from transport import BufferPool, Identity, Link, Network
 
 logger = logging.getLogger(__name__)
@@ -68,10 +75,13 @@ class ProcessCluster:
 
     Args:
         config: The run, and how many of each role.
+        dataset: The images, which data servers in this process then serve; without it those of `config.data`.
         data: Addresses of data servers that stand alone, ``tcp://host:port``, which are asked to join; if
             there are none, those of `config.data`, and if that names a data set, data servers are started.
         token: Of the data servers that stand alone, if they have one; it is the whole cluster's then.
         spec: The model; without it `config.model` says.
+        layers: Kinds of layers that it may use beside those of this package, by import path:
+            ``{"mine": "package.module:Mine"}``. The module is one that Python finds in `environment`.
         model_text: What the TOML file that `config.model` names holds.
         transforms: What becomes of training images where `config.augment` is set, as `Recipe.of` takes it;
             None is what suits them.
@@ -81,21 +91,25 @@ class ProcessCluster:
         timeline: Notes what the driver does; what the children noted is added when a training has ended.
         checkpoint: Folder for checkpoints; without it that of `resume`, or none are taken.
         resume: Folder of checkpoints whose run the first training continues.
+        init: Saved model that each training begins with: tensors with the name and shape of one of the run's.
 
     `async with` starts the children and waits for their addresses; leaving the block ends them in good
     order, and kills what is still there after `drain_s`.
 
     Raises:
-        ConfigError: `config.slow` names a node that there is not, or `data` what cannot be dialled.
+        ConfigError: `config.slow` names a node that there is not, `data` what cannot be dialled, or `layers`
+            what cannot be imported.
     """
 
     def __init__(
         self,
         config: Config,
         *,
+        dataset: Dataset | None = None,
         data: Sequence[str] = (),
         token: str | None = None,
         spec: ModelSpec | None = None,
+        layers: Mapping[str, str] = {},
         model_text: str | None = None,
         transforms: Sequence[Mapping[str, Any]] | None = None,
         environment: Mapping[str, str] | None = None,
@@ -104,8 +118,12 @@ class ProcessCluster:
         timeline: Timeline | None = None,
         checkpoint: Path | None = None,
         resume: Path | None = None,
+        init: TrainedModel | None = None,
     ) -> None:
-        self._hosts = hosts_of(config, data, starts_own=False)
+        check_dataset(dataset)
+        self._hosts = hosts_of(config, data, starts_own=dataset is not None)
+        self._dataset = dataset
+        self._layer_names, self._layers = dict(layers), import_layers(layers)
         check_names(
             config.slow,
             workers=config.workers,
@@ -122,18 +140,18 @@ class ProcessCluster:
         self._spec = spec
         self._model_text = model_text
         self._transforms = transforms
-        self._environment = dict(os.environ if environment is None else environment)
-        # A child has its options on its command line; the token of another cluster is not for it.
-        self._environment.pop("ADAM_TOKEN", None)
+        self._environment = for_children(os.environ if environment is None else environment)
         self._say = say
         self._entropy = entropy
         self.timeline = timeline
         self._checkpoint = checkpoint
         self._resume = resume
+        self._init = init
         self._stack = AsyncExitStack()
         self._stopping = asyncio.Event()
         self._death: asyncio.Future[None] | None = None
         self._driver: Driver | None = None
+        self._running = False
 
     @property
     def driver(self) -> Driver:
@@ -145,7 +163,8 @@ class ProcessCluster:
         try:
             await self._open()
         except ExceptionGroup as errors:
-            raise first_cause(errors) from None
+            cause = first_cause(errors)
+            raise cause from cause.__cause__
         return self
 
     async def _open(self) -> None:
@@ -154,7 +173,7 @@ class ProcessCluster:
         # Data servers that stand alone let in only who has their token, or none if they have none.
         token = self._token if self._hosts else self._entropy(32).hex()
         room = self.timeline.limit_events if self.timeline is not None else 0
-        self._orders = orders_for(token or "", config.waits, profile_events=room)
+        self._orders = orders_for(token or "", config.waits, profile_events=room, layers=self._layer_names)
         self._death = asyncio.get_running_loop().create_future()
         async with AsyncExitStack() as stack:
             folder, resume = await open_checkpoints(stack, self._checkpoint, self._resume)
@@ -164,7 +183,7 @@ class ProcessCluster:
             buffers = BufferPool()
             network = await stack.enter_async_context(
                 slowed(
-                    cluster_network(token, entropy=self._entropy, buffers=buffers),
+                    network_for(config, token, entropy=self._entropy, buffers=buffers),
                     texts_for(config.slow, "driver"),
                 )
             )
@@ -178,10 +197,16 @@ class ProcessCluster:
                 controller = await self._open_controllers(network, driver, meet, kept)
             common = ("--controller", controller, "--bind", LOOPBACK)
             counts = ("--threads", str(threads), "--in-flight", str(config.in_flight))
-            data_servers = 0 if self._hosts else config.data_servers
+            if self._dataset is not None:
+                await self._open_data(stack, network, controller, self._dataset)
+            data_servers = 0 if self._hosts or self._dataset is not None else config.data_servers
             cache = one_of(config.cache, data_servers)
             images = ["--data", config.data, "--damaged", config.damaged, "--cache", cache]
             images += ["--spill", config.spill] if config.spill else []
+            spec = resumed_spec(resume.manifest, self._spec) if resume is not None else self._spec
+            init = self._init.network.spec if self._init is not None else None
+            if size := image_size(config.size, config.model, text=self._model_text, spec=spec, init=init):
+                images += ["--size", f"{size[1]}x{size[0]}"]
             children = [
                 *(self._start("data", f"data-{n}", *common, *images) for n in range(data_servers)),
                 *(self._start("ps", f"ps-{n}", *common) for n in range(config.servers)),
@@ -202,14 +227,36 @@ class ProcessCluster:
                     buffers=buffers,
                     threads=min(threads * config.workers, usable_cores()),
                     spec=self._spec,
+                    layers=self._layers,
                     model_text=self._model_text,
                     transforms=self._transforms,
                     timeline=self.timeline,
                     checkpoints=folder,
                     resume=resume,
+                    init=self._init,
+                    available_bytes=available_bytes,
                 )
             )
+            self._driver.listen(self._say)
+            stack.callback(setattr, self, "_running", False)
+            self._running = True
             self._stack = stack.pop_all()
+
+    async def _open_data(
+        self, stack: AsyncExitStack, network: Network, controller: str, dataset: Dataset
+    ) -> None:
+        """Serve a data set of the caller from this process, whose memory it is in."""
+        for number in range(self.config.data_servers):
+            incarnation = int.from_bytes(self._entropy(7), "little")
+            server = DataServer(
+                network=network,
+                address=LOOPBACK,
+                controller=controller,
+                identity=Identity(role="data", node=f"data-{number}", incarnation=incarnation),
+                waits=self.config.waits,
+                dataset=dataset,
+            )
+            await stack.enter_async_context(server)
 
     @asynccontextmanager
     async def _folder(self) -> AsyncIterator[Path]:
@@ -278,13 +325,15 @@ class ProcessCluster:
     ) -> bool | None:
         return await self._stack.__aexit__(kind, error, trace)
 
-    async def train(self, on_epoch: Callable[[EpochResult], None] | None = None) -> RunResult:
+    async def train(self, on_epoch: OnEpoch | None = None) -> RunResult:
         """Run all epochs of the configuration. See `Driver.train`.
 
         Raises:
             RoleDied: A role ended that the run cannot go on without; names it and how it ended.
+            RunFailed: The cluster's block was not entered, or has ended.
         """
-        assert self._death is not None, "enter the cluster's block first"
+        if self._death is None or not self._running:
+            raise RunFailed(OUTSIDE)
         try:
             async with asyncio.TaskGroup() as group:
                 watch = group.create_task(_result_of(self._death), name="processes/deaths")
@@ -294,14 +343,21 @@ class ProcessCluster:
                 watch.cancel()
         except ExceptionGroup as errors:
             # Whatever else went wrong followed from the death.
-            raise (self._death.exception() if self._death.done() else None) or first_cause(errors) from None
+            cause = (self._death.exception() if self._death.done() else None) or first_cause(errors)
+            raise cause from cause.__cause__
         return result
+
+    def stop(self) -> None:
+        """End the training in progress after the groups at hand. See `Driver.stop`."""
+        if self._running:
+            self.driver.stop()
 
     # --- children ----------------------------------------------------------------------------
 
     def _start(self, role: str, node: str, *arguments: str) -> ChildProcess:
         slow = (word for text in texts_for(self.config.slow, node) for word in ("--slow", text))
-        words = (role, "--id", node, "--supervised", *arguments, *slow)
+        held = ("--memory-budget", self.config.memory_budget, "--checksum", self.config.checksum)
+        words = (role, "--id", node, "--supervised", *held, *arguments, *slow)
         child = self._child(role, node, words)
         self._group.create_task(self._keep(role, node, words, child), name=f"processes/{node}")
         return child
@@ -335,6 +391,8 @@ class ProcessCluster:
             if not restart:
                 if left == 0:
                     how = f"{how}, after it had been started again {RESTARTS} times within a short time"
+                if role == "ps":
+                    how = f"{how}; {LOST_SHARDS}"
                 if served and not self._death.done():
                     self._death.set_exception(RoleDied(node, how))
                     self._death.exception()  # seen; `train` raises it, and there may be none
@@ -360,9 +418,10 @@ class ProcessCluster:
         return node in self._controllers and 2 * len(serving) > len(self._controllers)
 
     def _incident(self, what: str) -> None:
-        self._say(what)
         if self._driver is not None:
-            self._driver.note(what)
+            self._driver.note(what)  # which is told to `self._say`
+        else:
+            self._say(what)
 
     async def _address(self, child: ChildProcess) -> str:
         timeout_s = self.config.waits.prepare_s
@@ -398,7 +457,9 @@ class ProcessCluster:
         return f"<ProcessCluster {', '.join(self.children) or 'not started'}>"
 
 
-def orders_for(token: str, waits: Waits, *, profile_events: int) -> dict[str, bytes]:
+def orders_for(
+    token: str, waits: Waits, *, profile_events: int, layers: Mapping[str, str] = {}
+) -> dict[str, bytes]:
     """Return the first stdin line for the children of each role, with the keys of that role only.
 
     Raises:
@@ -407,7 +468,7 @@ def orders_for(token: str, waits: Waits, *, profile_events: int) -> dict[str, by
     lines = {}
     for role in CHILDREN:
         keys = derived_text(token, role) if token else ""
-        orders = Orders(token=keys, waits=waits, profile_events=profile_events)
+        orders = Orders(token=keys, waits=waits, profile_events=profile_events, layers=dict(layers))
         lines[role] = msgspec.json.encode(orders) + b"\n"
     return lines
 

@@ -10,13 +10,17 @@ import math
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Any, Literal
 
 import msgspec
 
-from adam_async.cache_limits import cache_limits
+from adam_async.cache_limits import cache_limits, read_budget
+from adam_async.data_server.sources.image_size import read_image_size
 from adam_async.errors import ConfigError
+from adam_async.option_types import check_types, explain_type
 from adam_async.slow import read_slow
+from adam_async.variables import check_variables, variable_of
+from transport.config import Checksum
 
 MAX_THREADS_PER_CORE = 8
 """More compute threads than this per core is refused: they would only wait for one another."""
@@ -31,6 +35,8 @@ class Waits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     dial_s: float = 10.0
     """Reaching a peer for the first time."""
+    meet_s: float = 0.0
+    """Maximum wait of a starting role or driver for a controller; 0 is `dial_s`."""
     call_s: float = 10.0
     """One question to a controller or data server."""
     answer_s: float = 5.0
@@ -51,10 +57,16 @@ class Waits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """An ordered end: what is in flight may finish this long."""
 
     def __post_init__(self) -> None:
+        check_types(self, "waits.")
         for name in self.__struct_fields__:
             value = getattr(self, name)
-            if not 0 < value < math.inf:
+            if not 0 < value < math.inf and (name, value) != ("meet_s", 0):
                 raise ConfigError(f"waits.{name} must be a positive number of seconds, not {value}")
+
+    @property
+    def start_s(self) -> float:
+        """Seconds that a starting role or driver waits for a controller."""
+        return self.meet_s or self.dial_s
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -71,6 +83,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Whether training images are changed at random, in another way each epoch, before they are used."""
     transforms: str = ""
     """How: a TOML file of transforms; without it as suits the images. It needs `augment`."""
+    size: str = ""
+    """Size, ROWSxCOLUMNS such as ``48x64``, to scale and cut encoded images to; empty: the model's, or by the
+    images."""
     cache: str = "auto"
     """Memory of a data server for images: a size such as ``4G``, or ``auto``, half of what is available.
     Folders, shards and .npy files beyond it stay where they are, and with a size begin to serve at once."""
@@ -155,10 +170,21 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """How weight gradients of dense layers travel: by fewer bytes, or always one way."""
     weights: Literal["auto", "copy", "aliased"] = "auto"
     """Whether workers train on a copy, or in place, on the servers' own memory (one process only)."""
+    validation: int = 0
+    """Number of training images held back, in proportion from each class; `patience`, `keep_best` and
+    `until_accuracy` go by accuracy on them."""
+    patience: int = 0
+    """Number of epochs in a row without a better accuracy on the validation images that end the run; 0: no
+    limit."""
+    keep_best: bool = False
+    """Whether a run's weights are those of its epoch with the best validation accuracy, not of the last."""
+    keep_going: bool = False
+    """Whether a run trains on if its loss is not finite, or more than ten times that of guessing."""
     seed: int = 0
     """Seed of every keyed random value of the run."""
     until_accuracy: float = 0.0
-    """Stop after the first epoch whose test accuracy reaches this; 0 trains all epochs."""
+    """Stop after the first epoch whose accuracy reaches this, on the validation images, or without any on the
+    test images; 0 trains all epochs."""
     evaluation: Literal["wait", "concurrent"] = "wait"
     """Whether training waits while the epoch's copied snapshot is evaluated."""
     shard_bytes: int = 1 << 20
@@ -167,12 +193,17 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """What computes the layers: ``numba`` if it is installed (extra ``fast``), else ``numpy``."""
     dtype: Literal["float32", "float64"] = "float32"
     """Type of parameters and gradients; float64 is for proofs."""
+    memory_budget: str = "512M"
+    """Memory that each process holds at most for its peers: their requests, and answers to them."""
+    checksum: Checksum = "auto"
+    """Whether tensors travel with a CRC-32C between processes; ``auto``: to other hosts."""
     read_ahead: int = 64
     """Groups that a data server prepares ahead per replica, and that a worker asks for ahead; fewer where
     these are more than 32 MiB of images."""
     waits: Waits = Waits()
 
     def __post_init__(self) -> None:
+        check_types(self)
         for name, least in _LEAST.items():
             value = getattr(self, name)
             if not least <= value < math.inf:
@@ -187,7 +218,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         if self.momentum and self.rule != "sgd":
             raise ConfigError(f"momentum belongs to rule sgd; rule {self.rule} keeps its own averages")
         cache_limits(self.cache, self.spill, available_bytes=0)
+        read_image_size(self.size)
+        read_budget("memory_budget", self.memory_budget)
         read_slow(self.slow)
+        self._check_choices()
         self._check_consistency()
         self._check_rates()
         if self.weights == "aliased":
@@ -221,6 +255,16 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 "scale_by_staleness has no meaning with consistency bsp, where every step is as stale as "
                 "lag says: leave it off, and lower the rate"
             )
+
+    def _check_choices(self) -> None:
+        for name, value in {"patience": self.patience, "keep_best": self.keep_best}.items():
+            if value and not self.validation:
+                raise ConfigError(
+                    f"{name}={value} needs validation images, for no choice is made on test images: give "
+                    "validation too, such as validation=5000, the training images to hold back"
+                )
+        if self.keep_best and self.record:
+            raise ConfigError("keep_best and record exclude each other: a replay ends with the last weights")
 
     def _check_rates(self) -> None:
         if self.epochs and self.warm_up >= self.epochs:
@@ -497,6 +541,8 @@ _LEAST = {
     "weight_decay": 0.0,
     "push_every": 1,
     "pull_every": 1,
+    "validation": 0,
+    "patience": 0,
     "seed": 0,
     "shard_bytes": 64,
     "read_ahead": 1,
@@ -520,6 +566,7 @@ MOST = {
     "servers": 64,  # one for each bucket
     "data_servers": 64,
     "lag": 1,
+    "seed": (1 << 64) - 1,  # the cluster map's numbers have 64 bits
     "decay": 1.0,
     "shard_bytes": 1 << 25,  # half of what one message may hold
     "read_ahead": 1024,  # each is held at the worker
@@ -531,6 +578,8 @@ CONTROLLERS_SAID = "1, 3 or 5, of which none, one or two may be lost (an even nu
 """How many controllers there may be, and why."""
 
 FIELDS = tuple(field.name for field in msgspec.structs.fields(Config))
+PLAIN = tuple(name for name in FIELDS if name != "waits")
+"""Options that a variable or a word of the command line can set; waits are a table of a file."""
 
 
 def known_keys() -> list[str]:
@@ -561,11 +610,16 @@ def from_toml(text: str, *, source: str) -> dict[str, Any]:
 
 
 def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
-    """Read the options that ``ADAM_*`` variables set, such as ``ADAM_IMAGES_PER_GROUP=64``."""
+    """Read the options that ``ADAM_*`` variables set, such as ``ADAM_IMAGES_PER_GROUP=64``.
+
+    Raises:
+        ConfigError: A variable resembles that of an option, and is none.
+    """
+    check_variables(environment, PLAIN)
     values: dict[str, Any] = {}
-    for name in FIELDS:
-        text = environment.get(f"ADAM_{name.upper()}")
-        if text is not None and name != "waits":
+    for name in PLAIN:
+        text = environment.get(variable_of(name))
+        if text is not None:
             values[name] = text if name != "slow" else [part for part in text.split(",") if part.strip()]
     return values
 
@@ -596,7 +650,8 @@ def make_config(*layers: Mapping[str, Any], sources: Sequence[str] = ()) -> Conf
     except msgspec.ValidationError as error:
         if isinstance(error.__cause__, ConfigError):
             raise error.__cause__ from None
-        raise ConfigError(_explain(str(error), merged, origins)) from None
+        where = {name: _where(name, origin) for name, origin in origins.items()}
+        raise ConfigError(explain_type(str(error), merged, Config, where)) from None
     _check_force(config, [name for name, origin in origins.items() if origin == COMMAND_LINE])
     return config
 
@@ -619,35 +674,12 @@ def _check_force(config: Config, typed: Sequence[str]) -> None:
         )
 
 
-def _explain(said: str, values: Mapping[str, Any], origins: Mapping[str, str]) -> str:
-    """Say which option has a value of the wrong type, what it may be, and where the value is from."""
-    found = re.search(r" - at `\$\.(\w+)(?:\.(\w+)|\[[^]]*\])?`$", said)
-    if found is None:
-        return said
-    name, inner = found.groups()
-    if name == "waits" and inner is None and isinstance(values.get("waits"), Mapping):
-        return f"waits: {said[: found.start()]}"
-    value = values[name][inner] if inner else values[name]
-    kind = get_type_hints(Waits if inner else Config)[inner or name]
-    wanted = _KINDS.get(kind) or f"one of {', '.join(get_args(kind))}"
-    key = f"{name}.{inner}" if inner else name
-    origin = origins[name]
-    where = {
-        "": "",
-        ENVIRONMENT: f" (set by ADAM_{name.upper()})",
-        COMMAND_LINE: f" (set by --{name.replace('_', '-')})",
-    }.get(origin, f" (set in {origin})")
-    return f"{key} must be {wanted}, not {value!r}{where}"
-
-
-_KINDS = {
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    str: "text",
-    tuple[str, ...]: "a list of texts",
-    Waits: "a table of seconds",
-}
+def _where(name: str, origin: str) -> str:
+    """Say where an option's value comes from, in the spelling of that place."""
+    if not origin:
+        return ""
+    typed = {ENVIRONMENT: f"by {variable_of(name)}", COMMAND_LINE: f"by --{name.replace('_', '-')}"}
+    return f" (set {typed.get(origin, f'in {origin}')})"
 
 
 def _nearest(key: str) -> str:

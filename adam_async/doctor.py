@@ -19,7 +19,7 @@ from adam_async.baseline import measure
 from adam_async.data_server.datasets import load
 from adam_async.dice import Dice
 from adam_async.errors import DataError
-from adam_async.kernel_cache import kernel_folder
+from adam_async.kernel_cache import VARIABLE, KernelCache, kernel_folder
 from adam_async.machine import Machine, describe_machine, installed_version
 from adam_async.messages import GetMap, MapState, pack, role_table, text_tensor
 from adam_async.model import ModelSpec, Network, Sgd, named_model
@@ -220,6 +220,13 @@ async def check_kernels(spec: ModelSpec, images_per_group: int, *, installed: bo
     network = Network(spec, kernels="auto")
     network.use_ready()
     folder = kernel_folder()
+    if not KernelCache(folder).is_kept:
+        return Finding(
+            state="slow",
+            what=what,
+            detail=f"numba, but {folder} cannot be written to: each run compiles kernels again, in memory; "
+            f"{VARIABLE} can name another folder; numpy: {plain:,.0f} images/s of {trains}",
+        )
     if network.kernels == "numpy":
         return Finding(
             state="ok",

@@ -5,51 +5,67 @@ code drives a cluster in its own event loop, child processes, or roles started b
 """
 
 import asyncio
+import inspect
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
 import msgspec
+import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.augmenting import transforms_of
 from adam_async.checkpoint import Checkpoint, CheckpointError, check_data, resumed_config, resumed_spec
 from adam_async.checkpoint_files import CheckpointFolder
 from adam_async.checkpointer import Checkpointer, common_manifest, make_tensors
-from adam_async.choose_model import check_fits, choose_model
+from adam_async.choose_model import check_fits, check_size, choose_model
 from adam_async.cluster_map import ClusterMap, EpochRecord, NodeRecord, RunRecord, skipped_groups
 from adam_async.config import Config
 from adam_async.controller.client import Membership
+from adam_async.divergence import divergence, largest_loss
+from adam_async.epoch_choice import EpochChoice
 from adam_async.epoch_results import EpochResults
-from adam_async.errors import DeadlineExceeded, RoleDied, RunFailed, first_cause
+from adam_async.errors import ConfigError, DeadlineExceeded, Diverged, RoleDied, RunFailed, first_cause
 from adam_async.evaluator import Evaluator
 from adam_async.incidents import Incidents
 from adam_async.inquiries import Inquiries
 from adam_async.machine import ProcessMemory, process_memory
-from adam_async.messages import PROFILED, read_number
+from adam_async.memory_need import check_memory
+from adam_async.messages import read_number
 from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.model.network import Network as Model
 from adam_async.model.spec import ModelSpec
 from adam_async.muster import LOOK_S, Muster, check_failed
+from adam_async.notices import Notices
 from adam_async.parameter_server.client import ParameterClient, SessionIdentity
 from adam_async.partitioning import check_crossings, table_of
 from adam_async.placement import holders
 from adam_async.planning import plan_here
 from adam_async.progress import Progress, lends
 from adam_async.recorder import Recorder
+from adam_async.replay.recording import RecordError
 from adam_async.resumption import bounded
-from adam_async.run_result import CheckpointResult, EpochResult, RunResult, divergence
+from adam_async.role_counts import RoleCounts
+from adam_async.run_result import CheckpointResult, EpochResult, OnEpoch, RunResult
 from adam_async.schedule import Schedule
 from adam_async.series import Series
 from adam_async.shard_copies import ShardCopies
+from adam_async.silence import Silence
 from adam_async.slow import describe
 from adam_async.snapshot import pull_snapshot
+from adam_async.starting_values import FROM_THE_START, fill_from, first_states
 from adam_async.timeline import Timeline
 from adam_async.traffic import Traffic
+from adam_async.trained_model import Model as TrainedModel
+from adam_async.validation import check_validation
 from dataflow import ComputePool, MakePool
 from transport import BufferPool, Identity, LinkConfig, Network, RemoteError, TransportError
+
+OUTSIDE = "the cluster is not running: train within its block, `async with cluster: await cluster.train()`"
+"""Error of a cluster that is asked to train before or after its block."""
 
 
 class Driver:
@@ -70,9 +86,11 @@ class Driver:
         timeline: Where epochs and messages are noted.
         checkpoints: Where checkpoints go; without it none are taken.
         resume: What the first training continues; its model and rate are in force.
+        init: Saved model that each training begins with; see `fill_from`.
         together: Whether the first worker of each replica trains all parts of a model that is cut.
         make_pool: Makes the pool that evaluates.
         process_memory: Says which process this is, and what that has held.
+        available_bytes: Says what memory there is for the run, if all roles are on this machine.
 
     `config` is what is run: what the caller left open is decided there. Cancelling `train` ends the run in
     good order: phase `finished` is set if the controller can be reached within `drain_s`.
@@ -95,9 +113,11 @@ class Driver:
         timeline: Timeline | None = None,
         checkpoints: CheckpointFolder | None = None,
         resume: Checkpoint | None = None,
+        init: TrainedModel | None = None,
         together: bool = False,
         make_pool: MakePool = ComputePool,
         process_memory: Callable[[], ProcessMemory] = process_memory,
+        available_bytes: Callable[[], int] | None = None,
     ) -> None:
         self._network = network
         self._identity = identity
@@ -112,11 +132,18 @@ class Driver:
                 "evaluation=concurrent does not pause at the end of an epoch, where checkpoints are taken: "
                 "leave it at wait, or take none"
             )
+        if init is not None and (resume is not None or config.record):
+            other = "resume continues" if resume is not None else "record repeats"
+            raise ConfigError(
+                f"init begins with a saved model, and {other} another start: leave one of them out"
+            )
         self._folder = checkpoints
         self._resume = resume
+        self._init = init
         self._together = together
         self._make_pool = make_pool
         self._process_memory = process_memory
+        self._available_bytes = available_bytes
         self._asked = self.config = config
         self._buffers = buffers
         self._threads = threads
@@ -148,8 +175,23 @@ class Driver:
             seen=self._results.look,
         )
         self._stack = AsyncExitStack()
-        self._incidents = Incidents()
+        self._silence = Silence()
+        self._notices = Notices(self._membership)
+        self._incidents = Incidents(self._notices.event)
+        self._counts = RoleCounts(
+            membership=self._membership,
+            inquiries=self._inquiries,
+            run=lambda: self._run,
+            note=self.note,
+            grace_s=self._waits.grace_s,
+        )
+        self._warned_of_divergence = False
+        self._failure = ""
+        """By what the run in progress fails, for its record in the map."""
         self._runs = 0
+        self._training = False
+        self._stopping = asyncio.Event()
+        self._choice = EpochChoice()
         self.progress = Progress(consistency=config.consistency)
         self._muster = Muster(
             config=config, membership=self._membership, inquiries=self._inquiries, progress=self.progress
@@ -159,7 +201,12 @@ class Driver:
         async with AsyncExitStack() as stack:
             group = await stack.enter_async_context(asyncio.TaskGroup())
             following = self._incidents.follow(self._membership.changes())
-            for name, work in (("membership", self._membership.run()), ("incidents", following)):
+            tasks = {
+                "membership": self._membership.run(),
+                "incidents": following,
+                "notices": self._notices.run(),
+            }
+            for name, work in tasks.items():
                 task = group.create_task(work, name=f"{self._identity.node}/{name}")
                 stack.callback(task.cancel)
             pool = self._pool = await stack.enter_async_context(
@@ -196,25 +243,62 @@ class Driver:
         """Addresses of all controllers, as far as they are known."""
         return self._membership.controllers
 
+    def listen(self, on_event: Callable[[str], None]) -> None:
+        """Have a function called with each incident of a run at the moment when it is noted."""
+        self._notices.on_event = on_event
+
     # --- the run -----------------------------------------------------------------------------
 
-    async def train(self, on_epoch: Callable[[EpochResult], None] | None = None) -> RunResult:
+    async def train(self, on_epoch: OnEpoch | None = None) -> RunResult:
         """Run all epochs. May be called again: each call is a run of its own, from the beginning.
 
         With a checkpoint to resume, the first call continues its run. Epochs that are over are in the result,
         and not told again.
 
         Args:
-            on_epoch: Called after each epoch's evaluation.
+            on_epoch: Called, and awaited if it is async, after each epoch's evaluation. Its False ends the
+                run with that epoch.
 
         Raises:
             CheckpointError: The folder for checkpoints has those of another run, or the data are others.
             DeadlineExceeded: The roles were not there or not ready within `prepare_s`; names them. Or
                 the disk did not answer within `checkpoint_s` at the beginning.
             RoleDied: A role that the run needs was lost; says which.
-            RunFailed: It ended early for another reason, such as a controller that was started again.
+            RunFailed: It ended early for another reason, such as a controller that was started again; or this
+                driver is already training.
         """
+        if self._training:
+            raise RunFailed(
+                "already training: one cluster trains one run at a time; wait for the run in progress, or "
+                "open another cluster"
+            )
+        self._training = True
+        self._stopping.clear()
+        try:
+            result = await self._train(on_epoch)
+            self.progress.phase = "finished"
+        except asyncio.CancelledError:
+            self.progress.phase = "interrupted"
+            raise
+        except BaseException:
+            self.progress.phase = "failed"
+            raise
+        finally:
+            self._training = False
+        return result
+
+    def stop(self) -> None:
+        """End the training in progress after the groups at hand; `train` returns what it came to.
+
+        The epoch in progress counts with the images that it has trained. Without a training in progress this
+        does nothing.
+        """
+        if self._training:
+            self._stopping.set()
+
+    async def _train(self, on_epoch: OnEpoch | None) -> RunResult:
         self._incidents.begin(anew=self._runs > 0)
+        self._warned_of_divergence, self._failure = False, ""
         self._runs += 1
         if self.config.slow:
             self.note(f"slowed on purpose: {describe(self.config.slow)}")
@@ -223,10 +307,19 @@ class Driver:
         data = await self.wait_for_data()
         if self._resume is not None:
             check_data(self._resume.manifest, data)
+        check_size(self.config.size, data)
+        check_validation(self.config.validation, data)
         if self._spec is not None:
             check_fits(self._spec, data, layers=self._layers)
-        spec = self._spec or choose_model(self.config.model, data, text=self._model_text)
-        model = Model(spec, dtype=self.config.dtype, kernels=self.config.kernels, layers=self._layers)
+        init = self._init.network.spec if self._init is not None else None
+        spec = self._spec or choose_model(self.config.model, data, text=self._model_text, init=init)
+        # On a thread: the first network of a process imports the compiled kernels, which takes a while.
+        new_model = partial(
+            Model, spec, dtype=self.config.dtype, kernels=self.config.kernels, layers=self._layers
+        )
+        model = await self._pool.run(new_model, cost="model")
+        if self._available_bytes is not None:
+            check_memory(model, self.config, self._available_bytes())
         self.progress.data, self.progress.model = data, model
         if self._resume is not None:
             self._plan = self._resume.manifest.plan
@@ -272,7 +365,11 @@ class Driver:
             while True:
                 run = await self._submit(spec, transforms, data["name"], in_flight)
                 self._recorder = self._record(run, model, data)
-                self.progress.begin(Series(Schedule.of(self.config), epoch_images=data["train_images"]))
+                self.progress.begin(
+                    Series(
+                        Schedule.of(self.config), epoch_images=data["train_images"] - self.config.validation
+                    )
+                )
                 self._results.begin(run.id, resumed.manifest.resume.results if resumed is not None else ())
                 await self._membership.submit_run(run)
                 try:
@@ -291,9 +388,10 @@ class Driver:
             self._resume = None  # its memory is not kept, nor is a run continued twice
 
     async def _prepare(self, run: str, model: Model, resumed: Checkpoint | None) -> ClusterMap:
-        """Wait until all are ready for a run; its servers are given what it resumes before they are."""
+        """Wait until all are ready for a run; its servers are given what it begins with before they are."""
         if resumed is not None:
             self.progress.epochs.extend(resumed.manifest.epoch_results)
+        if resumed is not None or self._init is not None:
             async with asyncio.TaskGroup() as group:
                 watch = group.create_task(self._raise_failure(run), name=f"{self._identity.node}/failure")
                 await self._load(run, model, resumed)
@@ -312,7 +410,7 @@ class Driver:
         self.config = self._asked.decided(groups_in_flight, data)
         self.progress.last_epoch = self.config.epochs
         config = msgspec.to_builtins(self.config)
-        resumed, carried = None, b""
+        resumed, carried = (FROM_THE_START if self._init is not None else None), b""
         if self._resume is not None:
             resumed, carried = await self._pool.run(bounded, self._resume.manifest, self.config)
         return RunRecord(
@@ -343,7 +441,7 @@ class Driver:
         model: Model,
         data: dict[str, Any],
         again: int,
-        on_epoch: Callable[[EpochResult], None] | None,
+        on_epoch: OnEpoch | None,
     ) -> RunResult:
         first = 1 if run.resumed is None else run.resumed.epoch
         async with AsyncExitStack() as stack:
@@ -363,43 +461,108 @@ class Driver:
                     model=model,
                     common=common_manifest(run, self._asked, data, trained_again=again),
                     spawn=spawn,
-                    note=self.note,
+                    note=self.warn,
                     progress=self.progress,
                 )
+            choice = self._choice = self._new_choice()
             weights: Mapping[str, NDArray[Any]] = {}
+            cut_short = False
             for epoch in range(first, self.config.epochs + 1):
                 self.progress.begin_epoch(epoch, now=asyncio.get_running_loop().time())
                 with self._phase(f"epoch {epoch}"):
-                    cluster = await self._wait_epoch(run.id, epoch)
+                    ended = await self._wait_end_or_stop(run.id, epoch)
+                if cut_short := ended is None:
+                    weights = await self._cut_short(model, client, epoch, on_epoch)
+                    break
+                cluster = ended
                 await self._read_progress(self._results.of(epoch))
                 with self._phase(f"evaluate {epoch}"):
                     result, weights = await self._end_epoch(model, cluster, client, epoch)
-                if on_epoch is not None:
-                    on_epoch(result)
-                reached = 0 < self.config.until_accuracy <= result.test_accuracy
-                if reached or epoch == self.config.epochs:
+                self._check_loss(epoch, result.train_loss)
+                enough = choice.take(result, weights)
+                goes_on = await _ask(on_epoch, result)
+                if enough:
+                    self.note(enough)
+                if enough or not goes_on or self._stopping.is_set() or epoch == self.config.epochs:
                     break
                 await self._next_epoch(run.id, epoch)
-            statistics = await self._gather_statistics(run.id)
-            for diverged in divergence(self.progress.epochs, statistics):
-                self.note(diverged)
-            record = None
-            if self._recorder is not None:
+            statistics = await self._counts.final(run.id)
+            statistics[self._identity.node] = self._own_statistics()
+            record: bytes | RecordError | None = None
+            if self._recorder is not None and cut_short:
+                record = RecordError("the run was stopped within an epoch, which no record holds")
+            elif self._recorder is not None:
                 record = await self._recorder.gather(self.map, weights, statistics)
             if self._checkpointer is not None:
                 self.progress.phase = "waiting for the checkpoint to be written"
                 await self._checkpointer.settle()
         return RunResult(
             epochs=tuple(self.progress.epochs),
-            weights=weights,
+            weights=choice.weights or weights,
+            kept_epoch=choice.epoch,
             model=model,
             data=data,
             statistics=statistics,
             events=self._incidents.noted,
             series=tuple(self.progress.series),
             checkpoints=self._written(),
+            checkpoint_missed=self._checkpointer.missed if self._checkpointer is not None else "",
             record=record,
         )
+
+    def _check_loss(self, epoch: int, loss: float) -> None:
+        """End a run that diverges, or with `keep_going` say so once."""
+        model = self.progress.model
+        assert model is not None, "an epoch is trained"
+        found = divergence(loss, largest=largest_loss(model), epoch=epoch, rate=self.config.rate)
+        if found and not self.config.keep_going:
+            self._failure = found
+            raise Diverged(f"{found}; or train on in any case with --keep-going")
+        if found and not self._warned_of_divergence:
+            self._warned_of_divergence = True
+            self.warn(f"{found}; it goes on, as --keep-going says")
+
+    def _new_choice(self) -> EpochChoice:
+        config, before = self.config, self.progress.epochs
+        if config.keep_best and before:
+            self.note(f"weights of epochs up to {before[-1].epoch} are not kept: the best one after it is")
+        return EpochChoice(
+            patience=config.patience,
+            keep_best=config.keep_best,
+            until_accuracy=config.until_accuracy,
+            before=before,
+        )
+
+    async def _wait_end_or_stop(self, run: str, epoch: int) -> ClusterMap | None:
+        """Wait for the end of an epoch, see `_wait_epoch`; None if the run is to be stopped first."""
+        node = self._identity.node
+        async with asyncio.TaskGroup() as group:
+            end = group.create_task(self._wait_epoch(run, epoch), name=f"{node}/epoch-{epoch}")
+            stop = group.create_task(self._stopping.wait(), name=f"{node}/stop")
+            try:
+                await asyncio.wait((end, stop), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                stop.cancel()
+                end.cancel()
+        return None if end.cancelled() else end.result()
+
+    async def _cut_short(
+        self, model: Model, client: ParameterClient, epoch: int, on_epoch: OnEpoch | None
+    ) -> Mapping[str, NDArray[Any]]:
+        """End the run within an epoch, and see what that came to; returns the weights."""
+        self.progress.phase = "stopping"
+        self.note(f"stopped within epoch {epoch}")
+        await self._end(self._run)
+        came_to = await self._counts.lender()
+        weights = (await pull_snapshot(model, self._table(model), self.map, client)).weights
+        if int(came_to["epoch"]) == epoch and int(came_to["images"]):
+            result = await self._evaluate_epoch(
+                model, weights, epoch, {**came_to, "skipped": 0, "trained_again": 0}
+            )
+            self.progress.epochs.append(result)
+            self._choice.take(result, weights)
+            await _ask(on_epoch, result)
+        return weights
 
     def _written(self) -> tuple[CheckpointResult, ...]:
         return tuple(self._checkpointer.written) if self._checkpointer is not None else ()
@@ -431,6 +594,25 @@ class Driver:
         if taken is not None and reading is not None:
             taken.write_end(reading, cluster, self._results.before(epoch + 1), self.progress.epochs)
         return result, weights
+
+    async def weights_at_hand(self) -> tuple[Model, Mapping[str, NDArray[Any]]]:
+        """The model and weights of a run that was cut short, as the servers have them, or the best if kept.
+
+        Raises:
+            RunFailed: No run has trained.
+            ShardUnavailable: A server did not answer in time.
+        """
+        model = self.progress.model
+        if model is None or not self.map.buckets:
+            raise RunFailed("no run has trained yet")
+        if self.config.keep_best and self._choice.epoch:
+            return model, self._choice.weights
+        async with asyncio.TaskGroup() as group:
+            client = self._client(self.map, model)
+            running = group.create_task(client.run(), name=f"{self._identity.node}/rescue")
+            pulled = await pull_snapshot(model, self._table(model), self.map, client)
+            running.cancel()
+        return model, pulled.weights
 
     def so_far(self) -> RunResult | None:
         """What a run that was cut short has come to, as its roles were last seen; None if it never began."""
@@ -492,6 +674,7 @@ class Driver:
                 )
             except DeadlineExceeded:
                 await self._read_progress()
+                self._check_loss(epoch, self.progress.loss)
                 look_at = loop.time() + LOOK_S
 
     async def _end_pause(self, cluster: ClusterMap, paused: EpochRecord) -> None:
@@ -509,7 +692,7 @@ class Driver:
         self.progress.phase = "taking a checkpoint"
         if taken is not None:
             try:
-                data = await self._ask_lender()
+                data = await self._counts.lender()
                 reading = await taken.read(cluster, int(data["clock"]))
             except (TransportError, TimeoutError) as error:
                 taken.miss(f"no checkpoint was taken, the data server could not be asked: {error!r}")
@@ -531,6 +714,8 @@ class Driver:
         def finish(record: RunRecord) -> RunRecord | None:
             if record.id != run or record.over:
                 return None
+            if self._failure:
+                return msgspec.structs.replace(record, phase="failed", reason=self._failure)
             return msgspec.structs.replace(record, phase="finished")
 
         try:
@@ -556,15 +741,22 @@ class Driver:
         again = resumed.trained_again - resumed.manifest.trained_again
         self.note(f"resumed from {resumed.manifest.name}; {again} groups or a few more are trained again")
 
-    async def _load(self, run: str, model: Model, resumed: Checkpoint) -> None:
-        """Give the servers the shards of the checkpoint; they are not ready before."""
-        self.progress.phase = f"loading {resumed.manifest.name}"
+    async def _load(self, run: str, model: Model, resumed: Checkpoint | None) -> None:
+        """Give the servers the shards of the checkpoint or saved model; they are not ready before."""
+        self.progress.phase = f"loading {resumed.manifest.name if resumed else 'the saved model'}"
         tensors = make_tensors(model, self.config, self._plan)
-        tensors.fill(resumed)
+        if resumed is not None:
+            tensors.fill(resumed)
+            states = resumed.manifest.shards
+        else:
+            assert self._init is not None, "there is nothing else to load"
+            fill = partial(fill_from, tensors, model, self._init, seed=self.config.seed)
+            self.note(await self._pool.run(fill))
+            states = first_states(tensors)
         cluster = await self._muster.wait_placed(run)
         try:
             async with asyncio.timeout(self._waits.prepare_s):
-                await self._copies.load(cluster, self._table(model), tensors, resumed.manifest.shards)
+                await self._copies.load(cluster, self._table(model), tensors, states)
         except TransportError as error:
             if not isinstance(error, RemoteError):  # a server that is lost is missed, which ends this wait
                 await asyncio.sleep(self._waits.dial_s + self._waits.grace_s)
@@ -606,53 +798,21 @@ class Driver:
             trained_again=int(result["trained_again"]),
             train_loss=read_number(result["loss"]),
             test_accuracy=await self.evaluate(model, weights),
+            validation_accuracy=await self._validate(model, weights),
             train_s=float(result["train_s"]),
         )
+
+    async def _validate(self, model: Model, weights: Mapping[str, NDArray[Any]]) -> float | None:
+        if not self.config.validation:
+            return None
+        return await self._evaluator.accuracy(model, weights, self._counts.data_address(), validation=True)
 
     async def evaluate(self, model: Model, weights: Mapping[str, NDArray[Any]]) -> float:
         """Share of the data server's test images that the weights name rightly."""
         model.use_ready()
-        return await self._evaluator.accuracy(model, weights, self._data_address())
+        return await self._evaluator.accuracy(model, weights, self._counts.data_address())
 
     # --- what the roles counted --------------------------------------------------------------
-
-    async def _ask_statistics(self, address: str) -> tuple[str, dict[str, Any]]:
-        """What the node at an address counted, by its node id."""
-        run = self.map.run
-        return await self._inquiries.statistics(address, run.id if run is not None else "")
-
-    async def _ask_lender(self) -> dict[str, Any]:
-        """What the data server counted that lends; where that one is lost meanwhile, the next."""
-        asked = ""
-        while True:
-            asked, before = self._data_address(), asked
-            try:
-                async with asyncio.timeout(self._waits.grace_s):
-                    return (await self._ask_statistics(asked))[1]
-            except (TransportError, TimeoutError):
-                if asked == before:
-                    raise
-
-    def _addresses(self, *roles: str) -> list[str]:
-        return [self.map.nodes[node].address for role in roles for node in self.map.live(role)]
-
-    def _data_address(self) -> str:
-        """Where the data server is that lends. Raises RoleDied if there is none."""
-        if not self.map.lenders:
-            if self.map.run is not None:
-                check_failed(self.map, self._run)
-            raise RoleDied("the data server", "no other has joined")
-        return self.map.nodes[self.map.lenders[0]].address
-
-    async def _gather_statistics(self, run: str) -> dict[str, dict[str, Any]]:
-        controllers = self.controllers
-        # Of several, the others do the work of one that is gone: nobody waits long for it.
-        found = await self._inquiries.all_statistics(
-            controllers, run, on_silence=self.note, dial_s=LOOK_S if len(controllers) > 1 else None
-        )
-        others = self._addresses("ps", "data", "worker")
-        found |= await self._inquiries.all_statistics(others, run, on_silence=self.note)
-        return {**found, self._identity.node: self._own_statistics()}
 
     def _own_statistics(self) -> dict[str, Any]:
         return {
@@ -664,20 +824,25 @@ class Driver:
     async def gather_profile(self) -> None:
         """Read what roles in other processes noted into our timeline. Those that cannot be reached lack."""
         assert self._timeline is not None, "there is no timeline to gather into"
-        addresses = self._addresses(*PROFILED)
-        self._timeline.others[:] = await self._inquiries.all_profiles(addresses, on_silence=self.note)
+        self._timeline.others[:] = await self._counts.profiles()
+
+    async def look(self) -> None:
+        """Ask the roles now how far they are, for `progress`; for a second at most."""
+        await self._read_progress()
 
     async def _read_progress(self, ended: Mapping[str, Any] | None = None) -> None:
         """Ask the roles how far the epoch is, for live table and report; `ended` is what came of it."""
-        try:
-            # Who is about to leave may not answer, and nobody waits for it.
-            async with asyncio.timeout(LOOK_S):
-                answers = [await self._ask_statistics(a) for a in self._addresses("data", "ps", "worker")]
-        except (TransportError, TimeoutError, ValueError):  # a node may name an address that is none
-            return
-        self.progress.look(dict(answers), now=asyncio.get_running_loop().time(), ended=ended)
+        loop, addresses = asyncio.get_running_loop(), self._counts.addresses("data", "ps", "worker")
+        asked_at = loop.time()
+        answers = await self._inquiries.answers(addresses, self._run, within_s=LOOK_S)
+        now = loop.time()
+        for event in self._silence.look(addresses, answers, asked_at=asked_at, now=now):
+            self.note(event)
+        self.progress.silent = self._silence.shown(now)
+        known = {**self.progress.roles, **answers}
+        self.progress.look({node: known[node] for node in addresses if node in known}, now=now, ended=ended)
         self.progress.replicas = len(self.map.live_replicas())
-        if self._checkpointer is not None:
+        if self._checkpointer is not None and self._training:  # it starts tasks of the run
             for values in self.progress.roles.values():
                 if lends(values):
                     self._checkpointer.look(values)
@@ -690,5 +855,18 @@ class Driver:
         """Add an incident to the run's events, with the time."""
         self._incidents.note(what)
 
+    def warn(self, what: str) -> None:
+        """Add an incident that costs the run something; the controllers hear of it too."""
+        self.note(what)
+        self._notices.warn(what)
+
     def __repr__(self) -> str:
         return f"<Driver {self._identity.node} {self.progress.phase} epoch {self.progress.epoch}>"
+
+
+async def _ask(on_epoch: OnEpoch | None, result: EpochResult) -> bool:
+    """Tell the caller of an epoch; returns whether training goes on."""
+    answer = on_epoch(result) if on_epoch is not None else None
+    if inspect.isawaitable(answer):
+        answer = await answer
+    return not isinstance(answer, bool | np.bool_) or bool(answer)

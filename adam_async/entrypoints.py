@@ -7,11 +7,11 @@ serves run after run until its block is left.
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
-from adam_async.cache_limits import read_size
-from adam_async.config import Waits
+from adam_async.cache_limits import read_budget
+from adam_async.config import Config, Waits
 from adam_async.controller.log_file import LogFile
 from adam_async.controller.service import Controller
 from adam_async.data_server.dataset import Dataset
@@ -19,6 +19,8 @@ from adam_async.data_server.host import DataHost
 from adam_async.data_server.service import DataServer
 from adam_async.errors import BindFailed, ConfigError, first_cause
 from adam_async.messages import role_table
+from adam_async.model.layer import Layer
+from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.model_worker.service import ModelWorker
 from adam_async.parameter_server.service import ParameterServer
 from adam_async.slow import slow_links
@@ -60,6 +62,7 @@ class Place:
         waits: Deadlines.
         entropy: Dice for its incarnation and session ids.
         timeline: Where it notes what it does.
+        layers: Kinds of layers that models may use, the same in all of a cluster.
     """
 
     node: str
@@ -70,26 +73,20 @@ class Place:
     waits: Waits
     entropy: Callable[[int], bytes]
     timeline: Timeline | None = None
+    layers: Mapping[str, type[Layer]] = field(default_factory=lambda: BUILTIN_LAYERS)
 
     def identity(self, role: str) -> Identity:
         """A new life of this node."""
         return Identity(role=role, node=self.node, incarnation=int.from_bytes(self.entropy(7), "little"))
 
 
-LEAST_BUDGET_BYTES = 1 << 20
-"""Smallest budget of a process, in bytes; below it links wait for each other."""
-
-
 def memory_budget(text: str) -> Budget:
     """Make the budget that the links of a process share, from a size such as ``512M``.
 
     Raises:
-        ConfigError: The text is not a size, or the size is below `LEAST_BUDGET_BYTES`.
+        ConfigError: See `read_budget`.
     """
-    size = read_size("--memory-budget", text)
-    if size < LEAST_BUDGET_BYTES:
-        raise ConfigError(f"--memory-budget must be at least 1M, not {text!r}; the default is 512M")
-    return Budget(size)
+    return Budget(read_budget("--memory-budget", text))
 
 
 def cluster_network(
@@ -99,6 +96,7 @@ def cluster_network(
     buffers: BufferPool,
     checksum: Checksum = "auto",
     budget: Budget | None = None,
+    advertise: str = "",
 ) -> TcpNetwork:
     """Links over TCP for one process.
 
@@ -108,6 +106,7 @@ def cluster_network(
         buffers: Where its links receive.
         checksum: Whether sent payloads carry a CRC-32C; see `LinkConfig.checksum`.
         budget: Bytes that its links together may hold for their peers; default 512 MiB.
+        advertise: Address that others are told instead of the one that is listened on; see `TcpNetwork`.
 
     Raises:
         ConfigError: The token is too short, or is a damaged line of keys.
@@ -121,9 +120,23 @@ def cluster_network(
             config=LinkConfig(checksum=checksum),
             pool=buffers,
             budget=budget,
+            advertise=advertise,
         )
     except ValueError as error:
         raise ConfigError(str(error)) from None
+
+
+def network_for(
+    config: Config, token: str | None, *, entropy: Callable[[int], bytes], buffers: BufferPool
+) -> TcpNetwork:
+    """Links over TCP for the process of a driver, as its run is configured. See `cluster_network`."""
+    return cluster_network(
+        token,
+        entropy=entropy,
+        buffers=buffers,
+        checksum=config.checksum,
+        budget=memory_budget(config.memory_budget),
+    )
 
 
 @asynccontextmanager
@@ -211,6 +224,7 @@ def controller(
         peers=peers,
         alone=alone,
         file=file,
+        layers=place.layers,
         entropy=place.entropy,
     )
     return _listening(role, place)
@@ -227,6 +241,7 @@ def parameter_server(place: Place) -> AbstractAsyncContextManager[ParameterServe
         waits=place.waits,
         timeline=place.timeline,
         buffers=place.buffers,
+        layers=place.layers,
     )
     return _listening(role, place)
 
@@ -281,5 +296,6 @@ def model_worker(
         in_flight=in_flight,
         pace=pace,
         entropy=place.entropy,
+        layers=place.layers,
     )
     return _listening(role, place)

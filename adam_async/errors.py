@@ -10,12 +10,19 @@
       ShardUnavailable     5    the primary of a shard could not be reached in time
       BindFailed           7    an address is taken, or not ours to listen on
       RunFailed            8    the run ended for a reason that is not one of the above
+        Diverged           9    its training loss is not finite, or far beyond that of guessing
 
 The command line adds 6 (a peer refused the handshake), 130 and 143 (ended by a signal);
 docs/exit-codes.md lists them all.
 """
 
 from collections.abc import Sequence
+
+LOST_SHARDS = (
+    "with it went the only copy of its shards; --resume DIR picks the run up at its last checkpoint, if "
+    "--checkpoint DIR kept one"
+)
+"""What the loss of a parameter server means for its run."""
 
 
 class AdamError(Exception):
@@ -43,6 +50,15 @@ class RoleDied(AdamError):
 
     def __init__(self, node: str, how: str) -> None:
         super().__init__(f"{node} died: {how}")
+        self.node = node
+        self.how = how
+
+
+class RoleFailed(RoleDied):
+    """A role that is there, or may be, does not do what the run needs of it."""
+
+    def __init__(self, node: str, how: str) -> None:
+        AdamError.__init__(self, f"{node} {how}")
         self.node = node
         self.how = how
 
@@ -91,6 +107,12 @@ class RunFailed(AdamError):
     exit_code = 8
 
 
+class Diverged(RunFailed):
+    """The training loss is not finite, or far beyond that of guessing; says what to try."""
+
+    exit_code = 9
+
+
 class BindFailed(AdamError):
     """A role cannot listen where it was told to."""
 
@@ -102,7 +124,10 @@ class BindFailed(AdamError):
 
 
 def first_cause(error: BaseException) -> BaseException:
-    """Return what happened first in a group of errors, cancellations left out; or the error itself."""
+    """Return what happened first in a group of errors, cancellations left out; or the error itself.
+
+    Raise it `from` its own `__cause__`: `from None` would remove that, such as the error of a user's layer.
+    """
     if isinstance(error, BaseExceptionGroup):
         causes = [first_cause(inner) for inner in error.exceptions]
         real = [cause for cause in causes if isinstance(cause, Exception)]

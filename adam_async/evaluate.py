@@ -1,9 +1,10 @@
-"""How well a saved model does on the test images of a data set."""
+"""How well a model does on the test images of a data set, class by class.
+
+A class of the data is the class of the model that has its name. Letters: N images, K classes of the model.
+"""
 
 import asyncio
-from collections.abc import Mapping
-from itertools import pairwise
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -11,18 +12,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.data_server.dataset import Dataset
+from adam_async.data_server.sources.labels import is_number
 from adam_async.errors import ConfigError, DataError
+from adam_async.model.context import Context
 from adam_async.model.network import PREDICT_BATCH, Network
-from adam_async.model.spec import ModelSpec
-from adam_async.ports import Disk
-from adam_async.saved_model import load_model
 from dataflow import ComputePool
+
+MOST_NAMED = 5
+"""Maximum number of classes that an error lists."""
+
+UNKNOWN = -1
+"""Number of a class of the data that the model does not know."""
 
 
 class ClassResult(msgspec.Struct, frozen=True, kw_only=True):
-    """How the images of one class fared."""
+    """Results for the test images of one class."""
 
     label: int
+    """Number of the class at the model."""
+    name: str
     images: int
     right: int
 
@@ -33,7 +41,7 @@ class ClassResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
-    """What a model is worth on some test images."""
+    """Results of a model on test images."""
 
     model: str
     data: str
@@ -42,6 +50,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     loss: float
     """Mean over the images of what the model's loss layer gives."""
     classes: tuple[ClassResult, ...]
+    """Those that the data have, in the order of the model's."""
 
     @property
     def accuracy(self) -> float:
@@ -49,90 +58,163 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
         return self.right / self.images if self.images else 0.0
 
 
-async def evaluate_file(path: Path, dataset: Dataset, *, disk: Disk, threads: int) -> Evaluation:
-    """Evaluate the model in a file that ``train --out`` wrote.
+Marked = tuple[NDArray[np.int64], float]
+"""Classes of the images of a batch that were named rightly, and the sum of the losses of all."""
+
+
+class Exam:
+    """Pure: the test images of a data set, cut into batches, and what a model makes of them.
 
     Args:
-        path: The file.
+        network: The model. Batches may be marked on several threads at once, each with a context of its own.
+        weights: Tensor name to its values.
         dataset: Its test images are used.
-        disk: Reads the file.
-        threads: Compute threads.
-
-    Cancelling it ends it after the batches that the threads are in.
+        class_names: Name of the model's class 0, 1, ...; empty if it has numbers only.
 
     Raises:
-        ConfigError: The file is missing or no model, or the model does not fit the data.
+        ConfigError: The model takes other images, or does not know the class of a test image.
         DataError: There are no test images.
     """
-    try:
-        data = await disk.read_bytes(path)
-    except OSError as error:
-        raise ConfigError(
-            f"model {path} cannot be read: {error.strerror or error}; name a file that `train --out` wrote"
-        ) from None
-    spec, weights = await disk.run(lambda: load_model(data, origin=str(path)))
-    return await evaluate(spec, weights, dataset, threads=threads)
+
+    def __init__(
+        self,
+        network: Network,
+        weights: Mapping[str, NDArray[Any]],
+        dataset: Dataset,
+        class_names: Sequence[str] = (),
+    ) -> None:
+        _check_images(network, dataset)
+        self._network, self._weights, self._dataset = network, weights, dataset
+        self._number_of = model_numbers(network, class_names, dataset)
+        self._labels = self._number_of[dataset.test_labels]
+
+    @property
+    def batches(self) -> range:
+        """The first image of each batch."""
+        return range(0, len(self._labels), PREDICT_BATCH)
+
+    def context(self) -> Context:
+        """Allocate the arrays for one batch."""
+        return self._network.context(PREDICT_BATCH, training=False)
+
+    @np.errstate(over="ignore", invalid="ignore", divide="ignore")
+    def mark(self, context: Context, first: int) -> Marked:
+        """Run the model on the batch that begins at image `first`."""
+        labels = self._labels[first : first + PREDICT_BATCH]
+        context.load(self._dataset.test_images[first : first + PREDICT_BATCH], labels)
+        loss = self._network.forward(self._weights, context)
+        scores = context.slots(len(self._network.layers) - 1).inputs[0]
+        named = scores.reshape(-1, len(labels)).argmax(axis=0)
+        return labels[named == labels], loss * len(labels)
+
+    def result(self, marked: Iterable[Marked]) -> Evaluation:
+        """Add up the marks of all batches."""
+        dataset = self._dataset
+        right = np.zeros(int(self._number_of.max()) + 1, np.int64)
+        losses = 0.0
+        for hit, loss in marked:
+            right += np.bincount(hit, minlength=len(right))
+            losses += loss
+        totals = np.bincount(self._labels, minlength=len(right))
+        names = dataset.class_names or tuple(map(str, range(dataset.num_classes)))
+        known = sorted((int(n), name) for n, name in zip(self._number_of, names, strict=True) if n != UNKNOWN)
+        return Evaluation(
+            model=self._network.spec.name,
+            data=dataset.name,
+            images=len(self._labels),
+            right=int(right.sum()),
+            loss=losses / len(self._labels),
+            classes=tuple(
+                ClassResult(label=n, name=name, images=int(totals[n]), right=int(right[n]))
+                for n, name in known
+            ),
+        )
 
 
 async def evaluate(
-    spec: ModelSpec, weights: Mapping[str, NDArray[Any]], dataset: Dataset, *, threads: int
+    network: Network,
+    weights: Mapping[str, NDArray[Any]],
+    dataset: Dataset,
+    *,
+    threads: int,
+    class_names: Sequence[str] = (),
 ) -> Evaluation:
-    """Evaluate a model on a data set's test images; see `evaluate_file`."""
-    check_fit(spec, dataset)
-    network = Network(spec, dtype=next(iter(weights.values())).dtype if weights else np.float32)
-    images, labels = dataset.test_images, dataset.test_labels
-    cuts = range(0, len(labels) + PREDICT_BATCH, PREDICT_BATCH)
-    contexts = [network.context(PREDICT_BATCH, training=False) for _ in range(threads)]
-    right = np.zeros(dataset.num_classes, np.int64)
-    losses = 0.0
+    """Evaluate a model on a data set's test images, on `threads` compute threads. See `Exam`.
+
+    Cancelling it ends it after the batches that the threads are in.
+    """
+    exam = Exam(network, weights, dataset, class_names)
+    contexts = [exam.context() for _ in range(threads)]
     async with ComputePool(threads=threads, name="evaluate", contexts=contexts, intake=2 * threads) as pool:
         async with asyncio.TaskGroup() as group:
             parts = [
                 group.create_task(
-                    pool.run(
-                        _batch, network, weights, images[a:b], labels[a:b], cost="evaluate", with_context=True
-                    ),
-                    name=f"evaluate-{a}",
+                    pool.run(_mark, exam, first, cost="evaluate", with_context=True), name=f"evaluate-{first}"
                 )
-                for a, b in pairwise(cuts)
+                for first in exam.batches
             ]
-        for part in parts:
-            hit, loss = part.result()
-            right += np.bincount(hit, minlength=dataset.num_classes)
-            losses += loss
-    totals = np.bincount(labels, minlength=dataset.num_classes)
-    return Evaluation(
-        model=spec.name,
-        data=dataset.name,
-        images=len(labels),
-        right=int(right.sum()),
-        loss=losses / len(labels),
-        classes=tuple(
-            ClassResult(label=label, images=int(totals[label]), right=int(right[label]))
-            for label in range(dataset.num_classes)
-        ),
-    )
+    return exam.result(part.result() for part in parts)
 
 
-def check_fit(spec: ModelSpec, dataset: Dataset) -> None:
-    """Refuse data that the model cannot take.
+def _mark(context: Context, exam: Exam, first: int) -> Marked:
+    return exam.mark(context, first)
 
-    Raises:
-        ConfigError: Other image shape, or more classes than the model tells apart.
-        DataError: There are no test images.
-    """
+
+def _check_images(network: Network, dataset: Dataset) -> None:
+    spec = network.spec
     if tuple(spec.input_shape) != dataset.image_shape:
         raise ConfigError(
             f"model {spec.name!r} takes images of {tuple(spec.input_shape)} (channels, rows, columns), but "
             f"{dataset.name} has {dataset.image_shape}; name the data it was trained on with --data"
         )
-    scores = Network(spec).layers[-1].input_shapes[0][0]
-    if dataset.num_classes > scores:
-        raise ConfigError(
-            f"model {spec.name!r} tells {scores} classes apart, but {dataset.name} has {dataset.num_classes}"
-        )
     if not len(dataset.test_labels):
         raise DataError(f"{dataset.name} has no test images; evaluate on data that has some")
+
+
+def model_numbers(network: Network, class_names: Sequence[str], dataset: Dataset) -> NDArray[np.int64]:
+    """Find the class of a model that each class of the data is.
+
+    Names decide if both have some. A name that is a number is the class of that number, if one side has
+    numbers only. Otherwise classes are the same by their order, if there are equally many.
+
+    Returns:
+        Shape (classes of the data,): numbers of the model's classes, or `UNKNOWN`.
+
+    Raises:
+        ConfigError: A test image is of a class that the model does not know.
+    """
+    model, outputs = network.spec.name, network.layers[-1].input_shapes[0][0]
+    theirs, count = dataset.class_names, dataset.num_classes
+    if theirs and not class_names and count != outputs:
+        if not all(map(is_number, theirs)):
+            raise ConfigError(
+                f"{dataset.name} has {count} classes with names, and model {model!r} tells {outputs} classes "
+                "apart that have none: which is which cannot be known; train it again on data with names"
+            )
+        class_names = tuple(map(str, range(outputs)))
+    by_name = class_names and (theirs or all(map(is_number, class_names)))
+    if not by_name:
+        if count > outputs:
+            raise ConfigError(
+                f"model {model!r} tells {outputs} classes apart, but {dataset.name} has {count}"
+            )
+        return np.arange(count, dtype=np.int64)
+    names = theirs or tuple(map(str, range(count)))
+    number_of = {name: number for number, name in enumerate(class_names)}
+    numbers = np.array([number_of.get(name, UNKNOWN) for name in names], np.int64)
+    present = np.unique(dataset.test_labels)
+    unknown = [names[label] for label in present if numbers[label] == UNKNOWN]
+    if unknown:
+        raise ConfigError(
+            f"{dataset.name} has test images of {_listed(unknown)}, and model {model!r} knows "
+            f"{_listed(class_names)}; leave these images out, or train a model on data that have them"
+        )
+    return numbers
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - MOST_NAMED
+    return ", ".join(names[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def table(evaluation: Evaluation) -> list[str]:
@@ -141,22 +223,9 @@ def table(evaluation: Evaluation) -> list[str]:
         f"{evaluation.model} on {evaluation.data}: accuracy {evaluation.accuracy:.2%} "
         f"({evaluation.right} of {evaluation.images} test images), loss {evaluation.loss:.4f}"
     )
+    wide = max(len("class"), *(len(row.name) for row in evaluation.classes))
     rows = [
-        f"{row.label:>5}  {row.images:>6}  {row.right:>6}  {row.accuracy:>8.2%}" for row in evaluation.classes
+        f"{row.name:>{wide}}  {row.images:>6}  {row.right:>6}  {row.accuracy:>8.2%}"
+        for row in evaluation.classes
     ]
-    return [head, f"{'class':>5}  {'images':>6}  {'right':>6}  {'accuracy':>8}", *rows]
-
-
-def _batch(
-    context: Any,
-    network: Network,
-    weights: Mapping[str, NDArray[Any]],
-    images: NDArray[np.uint8],
-    labels: NDArray[np.int64],
-) -> tuple[NDArray[np.int64], float]:
-    """Labels of the images named rightly, and the sum of the losses."""
-    context.load(images, labels)
-    loss = network.forward(weights, context)
-    scores = context.slots(len(network.layers) - 1).inputs[0]
-    named = scores.reshape(-1, len(labels)).argmax(axis=0)
-    return labels[named == labels], loss * len(labels)
+    return [head, f"{'class':>{wide}}  {'images':>6}  {'right':>6}  {'accuracy':>8}", *rows]

@@ -50,19 +50,23 @@ class Evaluator:
         self._traffic = traffic
         self._pool = pool
         self._threads = threads
-        self._test: tuple[NDArray[Any], NDArray[Any]] | None = None
+        self._sets: dict[bool, tuple[NDArray[Any], NDArray[Any]]] = {}
+        """Images and labels: those of the validation split under True, test images under False."""
 
-    async def accuracy(self, model: Model, weights: Mapping[str, NDArray[Any]], address: str) -> float:
+    async def accuracy(
+        self, model: Model, weights: Mapping[str, NDArray[Any]], address: str, *, validation: bool = False
+    ) -> float:
         """Share of the test images that the weights name rightly; 0 where there is none.
 
         Args:
             model: The network.
             weights: Its tensors.
             address: A data server, which is asked for the images at the first evaluation.
+            validation: Take the images that the run holds back instead, the same in all runs of one driver.
         """
-        if self._test is None:
-            self._test = await self._read(address)
-        images, labels = self._test
+        if validation not in self._sets:
+            self._sets[validation] = await self._read(address, validation=validation)
+        images, labels = self._sets[validation]
         cuts = np.linspace(0, len(labels), self._threads + 1, dtype=int)
         async with asyncio.TaskGroup() as group:
             parts = [
@@ -74,14 +78,14 @@ class Evaluator:
             ]
         return sum(part.result() for part in parts) / max(len(labels), 1)
 
-    async def _read(self, address: str) -> tuple[NDArray[Any], NDArray[Any]]:
+    async def _read(self, address: str, *, validation: bool = False) -> tuple[NDArray[Any], NDArray[Any]]:
         pieces: list[tuple[NDArray[Any], NDArray[Any]]] = []
         have, total = 0, 1
         count = 1  # the first image tells its size, and with it how many fit into one message
         async with self._network.connect(address, self._identity, timeout_s=self._waits.dial_s) as link:
             self._traffic.watch(link)
             while have < total:
-                ask = pack(ReadTest(start=have, stop=have + count))
+                ask = pack(ReadTest(start=have, stop=have + count, validation=validation))
                 reply = await link.call(ask, timeout_s=self._waits.call_s)
                 total = unpack(reply, TestImages).total
                 pieces.append((reply.tensors[0], reply.tensors[1]))

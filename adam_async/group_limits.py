@@ -23,6 +23,8 @@ class GroupLimits:
     classes: int
     epochs: int
     """Number of epochs of the run."""
+    validation: int = 0
+    """Number of training images that the run holds back."""
     train_images: int = 0
     """Number of training images; 0 until the map has a data server."""
 
@@ -34,7 +36,7 @@ class GroupLimits:
 
     def images_of(self, number: int) -> int:
         """Return the number of images of a group; 0 if no epoch has it."""
-        return max(min(self.images, self.train_images - number * self.images), 0)
+        return max(min(self.images, self.train_images - self.validation - number * self.images), 0)
 
     def check(self, leases: Sequence[Lease], tensors: Sequence[NDArray[Any]]) -> None:
         """Refuse groups that the run cannot have.

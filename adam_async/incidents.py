@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterable
+from collections.abc import AsyncIterable, Callable
 from typing import Any
 
 from adam_async.cluster_map import ClusterMap
@@ -12,9 +12,14 @@ EVENTS_KEPT = 1 << 12
 
 
 class Incidents:
-    """The events of a run, with the seconds since it began, for its report."""
+    """The events of a run, with the seconds since it began, for its report.
 
-    def __init__(self) -> None:
+    Args:
+        said: Called with each event at the moment when it is noted.
+    """
+
+    def __init__(self, said: Callable[[str], None] = lambda _: None) -> None:
+        self._said = said
         self._events: deque[dict[str, Any]] = deque(maxlen=EVENTS_KEPT)
         self._dropped = 0
         self._begin = 0.0
@@ -42,6 +47,7 @@ class Incidents:
         at = asyncio.get_running_loop().time() - self._begin if self._begin else 0.0
         self._dropped += len(self._events) == EVENTS_KEPT
         self._events.append({"s": round(at, 3), "event": what})
+        self._said(what)
 
     @property
     def noted(self) -> tuple[dict[str, Any], ...]:
@@ -67,7 +73,7 @@ class Incidents:
                         self.note(f"{name} {'left' if node.left else 'died'}")
                     del self._alive[name]
                 elif node.live and known != node.incarnation:
-                    if name in self._ever:
+                    if name in self._ever and node.role != "driver":  # each run of a command has a new one
                         self.note(f"{name} came back as a new incarnation")
                     self._alive[name] = node.incarnation
                     self._ever.add(name)

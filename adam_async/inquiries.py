@@ -1,6 +1,7 @@
 """What a driver asks any role: how it is doing, and what it noted for the profile or for a replay."""
 
-from collections.abc import Callable, Iterable
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -97,6 +98,32 @@ class Inquiries:
             except (TransportError, ValueError) as error:  # one that others reach in a way that we cannot
                 on_silence(f"the role at {address} did not say what it counted: {error}")
         return found
+
+    async def answers(
+        self, addresses: Mapping[str, str], run: str, *, within_s: float
+    ) -> dict[str, dict[str, Any]]:
+        """What each node counted that says so in time; all are asked at once, so none delays another.
+
+        Args:
+            addresses: By node id.
+            run: Whose counts.
+            within_s: Seconds for each to be reached and to answer.
+        """
+        found: dict[str, dict[str, Any]] = {}
+
+        async def ask(node: str, address: str) -> None:
+            try:
+                async with asyncio.timeout(within_s):
+                    name, values = await self.statistics(address, run)
+            except (TransportError, TimeoutError, ValueError):  # a node may name an address that is none
+                return
+            if name == node:
+                found[node] = values
+
+        async with asyncio.TaskGroup() as group:
+            for node, address in addresses.items():
+                group.create_task(ask(node, address), name=f"{self._identity.node}/asks-{node}")
+        return {node: found[node] for node in addresses if node in found}
 
     async def all_profiles(
         self, addresses: Iterable[str], *, on_silence: Callable[[str], None]

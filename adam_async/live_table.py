@@ -5,7 +5,7 @@ terminal needs ``rich`` (extra ``cli``); without it the lines are plain there to
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import util
 from types import TracebackType
@@ -27,10 +27,14 @@ INTERVAL_S = 0.25
 """Between two looks at the progress."""
 
 WAITING_SHOWN = 2
-"""So many of those who wait are named in the table."""
+"""Maximum number of roles named in the table that wait, and of those that do not answer."""
 
 PATIENCE_S = 5.0
 """Without a table, waiting for roles is said when it has taken so long."""
+
+
+QUIET_S = 10.0
+"""Seconds without a line after which, without a table, what the run is at is said."""
 
 
 class LiveTable:
@@ -66,6 +70,8 @@ class LiveTable:
         self._cut_said = False
         self._waits_since: float | None = None
         self._wait_said = False
+        self._silence_said = False
+        self._wrote_at: float | None = None
         self._live: Live | None = None
 
     async def __aenter__(self) -> Self:
@@ -109,6 +115,8 @@ class LiveTable:
             self.say(f"leader {leader}")
         if not self._draws:
             self._mind_waiting(progress.missing)
+            self._mind_silence(progress.silent)
+            self._mind_quiet()
         if self._live is not None:
             now = asyncio.get_running_loop().time()
             self._live.update(_table(progress, now=now), refresh=True)
@@ -123,6 +131,21 @@ class LiveTable:
         elif not self._wait_said and now - self._waits_since >= PATIENCE_S:
             self._wait_said = True
             self.say(f"waiting for {missing}")
+
+    def _mind_quiet(self) -> None:
+        """Say what the run is at when no line has been written for a while: a table would show it."""
+        now = asyncio.get_running_loop().time()
+        if self._wrote_at is None:
+            self._wrote_at = now
+        elif now - self._wrote_at >= QUIET_S:
+            self.say(progress_line(self._progress))
+            self._wrote_at = now
+
+    def _mind_silence(self, silent: Sequence[str]) -> None:
+        """Say that roles do not answer, once until they do: a table would show it."""
+        if silent and not self._silence_said:
+            self.say(f"no answer from {', '.join(silent)}")
+        self._silence_said = bool(silent)
 
     @contextmanager
     def aside(self) -> Iterator[None]:
@@ -171,6 +194,7 @@ class LiveTable:
             self._write(line)
 
     def _write(self, line: str) -> None:
+        self._wrote_at = None  # the next look begins to count
         if self._live is not None:
             self._live.console.print(printable(line), soft_wrap=True)
         else:
@@ -214,12 +238,23 @@ def cut_line(model: Network, plan: Mapping[str, Any], *, together: bool) -> str:
     )
 
 
+def progress_line(progress: Progress) -> str:
+    """What a run is at, in a line."""
+    if progress.phase != "training":
+        return progress.phase
+    total = int(progress.data.get("train_images", 0))
+    return (
+        f"training epoch {progress.epoch}/{progress.last_epoch or '?'}: {_count(progress.images)} of "
+        f"{_count(total)} images, {_count(progress.images_per_s)}/s"
+    )
+
+
 def epoch_line(result: EpochResult, epochs: int) -> str:
     """One finished epoch as a line."""
     skipped = f", {_count(result.skipped)} skipped" if result.skipped else ""
     return (
-        f"epoch {result.epoch}/{epochs}: loss {result.train_loss:.4f}, test accuracy "
-        f"{result.test_accuracy:.2%}, {_count(result.images)} images in {result.train_s:.2f} s "
+        f"epoch {result.epoch}/{epochs}: loss {result.train_loss:.4f}, {result.accuracies}, "
+        f"{_count(result.images)} images in {result.train_s:.2f} s "
         f"({_count(result.images_per_s)}/s){skipped}"
     )
 
@@ -255,9 +290,11 @@ def summary(report: Report) -> list[str]:
         f"staleness mean {staleness.mean:.2f}, max {staleness.max} "
         "(pushes applied to a shard between its reading and the push)"
     )
+    last = report.epochs[-1].epoch if report.epochs else None
+    kept = f" (of epoch {totals.kept_epoch}, which is kept)" if totals.kept_epoch not in (None, last) else ""
     connections = totals.images_per_s * report.model.multiply_adds
     lines.append(
-        f"test accuracy {totals.test_accuracy:.2%} after {epochs} epoch{'s' if epochs != 1 else ''}, "
+        f"test accuracy {totals.test_accuracy:.2%} after {epochs} epoch{'s' if epochs != 1 else ''}{kept}, "
         f"{_count(totals.images_per_s)} images/s ({connections / 1e9:.2f} billion connections/s, "
         f"multiply-adds forward), {totals.train_s:.1f} s of training, {totals.peak_rss_mb:.0f} MB"
     )
@@ -337,12 +374,13 @@ def consistency_line(progress: Progress) -> str:
         line += f", slowest clock {_count(progress.clock)}"
     if progress.skipped:
         line += f", {_count(progress.skipped)} images skipped"
-    if progress.waiting_for:
-        more = len(progress.waiting_for) - WAITING_SHOWN
-        line += f"; waiting: {', '.join(progress.waiting_for[:WAITING_SHOWN])}"
-        line += f" and {more} more" if more > 0 else ""
+    for what, nodes in (("waiting", progress.waiting_for), ("no answer", progress.silent)):
+        if nodes:
+            more = len(nodes) - WAITING_SHOWN
+            line += f"; {what}: {', '.join(nodes[:WAITING_SHOWN])}"
+            line += f" and {more} more" if more > 0 else ""
     return line
 
 
 def _count(number: float) -> str:
-    return f"{number:,.0f}".replace(",", " ")
+    return f"{number:,.0f}"

@@ -7,7 +7,7 @@ from typing import Any
 from adam_async.cluster_map import ClusterMap, NodeRecord, ready_word
 from adam_async.config import Config, default_in_flight
 from adam_async.controller.client import Membership
-from adam_async.errors import ConfigError, DeadlineExceeded, RoleDied, RunFailed
+from adam_async.errors import ConfigError, DeadlineExceeded, RoleDied, RoleFailed, RunFailed
 from adam_async.inquiries import Inquiries
 from adam_async.progress import Progress
 from transport import TransportError
@@ -192,6 +192,7 @@ def check_failed(cluster: ClusterMap, run: str) -> None:
 
     Raises:
         RoleDied: By the loss of a role; names it.
+        RoleFailed: A role cannot do its part; names it.
         RunFailed: For another reason.
     """
     if cluster.run is None:
@@ -199,7 +200,10 @@ def check_failed(cluster: ClusterMap, run: str) -> None:
     if cluster.run.id != run:
         raise RunFailed(f"run {run} was replaced by {cluster.run.id}")
     if cluster.run.phase == "failed" and cluster.run.lost:
-        raise RoleDied(cluster.run.lost, cluster.run.reason.removeprefix(f"{cluster.run.lost} died: "))
+        lost, reason = cluster.run.lost, cluster.run.reason
+        if reason.startswith(f"{lost} died: "):
+            raise RoleDied(lost, reason.removeprefix(f"{lost} died: "))
+        raise RoleFailed(lost, reason.removeprefix(f"{lost} "))
     if cluster.run.phase == "failed":
         raise RunFailed(f"the run failed: {cluster.run.reason}")
 

@@ -384,16 +384,14 @@ def _read_secret(path: Path) -> bytes:
         # The terminal's own device, where a person types the secret, is open to its group.
         if not stat.S_ISCHR(found.st_mode) and found.st_mode & OTHERS:
             mode = f"{stat.S_IMODE(found.st_mode):04o}"
-            raise PermissionError(
-                f"others can read or change {path}, its mode is {mode}: run chmod 600 {path}"
-            )
+            raise PermissionError(f"others can read or change it, its mode is {mode}: run chmod 600 {path}")
         if stat.S_ISREG(found.st_mode) and found.st_uid not in (0, os.geteuid()):
             raise PermissionError(
-                f"{path} belongs to user {found.st_uid}, who can change it: copy it to a file of your own"
+                f"it belongs to user {found.st_uid}, who can change it: copy it to a file of your own"
             )
         data = file.read(SECRET_BYTES + 1)
     if len(data) > SECRET_BYTES:
-        raise OSError(f"{path} holds more than {SECRET_BYTES} bytes")
+        raise OSError(f"it holds more than {SECRET_BYTES} bytes")
     return data
 
 

@@ -1,5 +1,6 @@
 """Pure: what a run is at, as its driver last saw it."""
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +11,9 @@ from adam_async.run_result import EpochResult
 from adam_async.series import Sample, Series
 from adam_async.staleness import add_up
 from adam_async.waiting import waits_of
+
+RECENT_S = 3.0
+"""Seconds over which the rate is measured: three looks, of which one may come late."""
 
 
 @dataclass(slots=True)
@@ -35,7 +39,9 @@ class Progress:
     skipped: int = 0
     """Images that the epoch leaves for the next one, as far as that is known."""
     images_per_s: float = 0.0
-    """Rate between the last two looks."""
+    """Rate over the last `RECENT_S` of training; 0 while nothing is trained."""
+    silent: tuple[str, ...] = ()
+    """Roles that did not answer the last look, and for how long."""
     loss: float = 0.0
     replicas: int = 0
     """Live ones."""
@@ -57,7 +63,8 @@ class Progress:
     """Time of its writing or resumption, in seconds of the loop's clock."""
     _series: Series | None = field(default=None, init=False, repr=False)
     _began: float = field(default=0.0, init=False, repr=False)
-    _looked: float = field(default=0.0, init=False, repr=False)
+    _recent: deque[tuple[float, int]] = field(default_factory=deque, init=False, repr=False)
+    """Times of the latest looks at this epoch, and its images at each."""
     _added_up: tuple[int, float, int] = field(default=(0, 0.0, 0), init=False, repr=False)
     """Number of `epochs` added up so far, and their seconds and images."""
 
@@ -68,6 +75,7 @@ class Progress:
         self.epochs.clear()
         self._added_up = 0, 0.0, 0
         self.roles = {}
+        self.silent = ()
         self.checkpoint = ""
 
     def written(self, checkpoint: str, *, now: float) -> None:
@@ -77,7 +85,8 @@ class Progress:
     def begin_epoch(self, epoch: int, *, now: float) -> None:
         """Training of an epoch begins; `now` is in seconds of the loop's clock."""
         self.phase, self.epoch, self.images, self.skipped = "training", epoch, 0, 0
-        self._began = self._looked = now
+        self._began = now
+        self._recent = deque([(now, 0)])
 
     @property
     def series(self) -> Sequence[Sample]:
@@ -90,7 +99,7 @@ class Progress:
         """Take in what the roles counted while, or just after, an epoch was trained.
 
         Args:
-            roles: By node id.
+            roles: By node id; of a role that did not answer, what it said last.
             now: In seconds of the loop's clock.
             ended: What came of the epoch, once it has: the data server may be at the next one by then.
         """
@@ -98,11 +107,9 @@ class Progress:
         values = list(roles.values())
         lender = next((each for each in values if lends(each)), {"images": 0, "loss": 0.0})
         at_data = ended or lender
-        before, self.images = self.images, int(at_data["images"])
+        self.images = int(at_data["images"])
         self.skipped = int(at_data.get("skipped", 0))
-        if self.images > before and now > self._looked:
-            self.images_per_s = (self.images - before) / (now - self._looked)
-        self._looked = now
+        self._measure_rate(now)
         self.loss = read_number(at_data["loss"])
         holders = [each for each in values if each.get("role") == "ps" and each.get("shards")]
         self.clock = min((each["clock"] for each in holders), default=0)
@@ -125,6 +132,16 @@ class Progress:
                 images_before=images_before,
                 loss=self.loss,
             )
+
+    def _measure_rate(self, now: float) -> None:
+        """Count the images of the last seconds; looks that are older than the one before these go."""
+        recent = self._recent
+        recent.append((now, self.images))
+        while len(recent) > 2 and recent[1][0] <= now - RECENT_S:
+            recent.popleft()
+        begin, images = recent[0]
+        if now > begin:
+            self.images_per_s = max(self.images - images, 0) / (now - begin)
 
     def _before(self) -> tuple[float, int]:
         """Return seconds and images of all ended epochs; adds up only those since the last call."""

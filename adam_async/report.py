@@ -77,6 +77,7 @@ class EpochReport(msgspec.Struct, frozen=True, kw_only=True):
     trained_again: int = 0
     train_loss: float | None
     test_accuracy: float
+    validation_accuracy: float | None = None
     train_s: float
     images_per_s: float
 
@@ -92,6 +93,7 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
     test_accuracy: float
     peak_rss_mb: float
     checkpoint_age_epochs: int | None = None
+    kept_epoch: int | None = None
 
 
 class BaselineReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -402,6 +404,7 @@ def _epoch(epoch: EpochResult) -> EpochReport:
         trained_again=epoch.trained_again,
         train_loss=epoch.train_loss if isfinite(epoch.train_loss) else None,
         test_accuracy=epoch.test_accuracy,
+        validation_accuracy=epoch.validation_accuracy,
         train_s=epoch.train_s,
         images_per_s=epoch.images_per_s,
     )
@@ -433,6 +436,7 @@ def _totals(result: RunResult) -> Totals:
         test_accuracy=result.test_accuracy,
         peak_rss_mb=round(_memory_mb(result.statistics), 1),
         checkpoint_age_epochs=_checkpoint_age(result),
+        kept_epoch=result.kept_epoch or None,
     )
 
 

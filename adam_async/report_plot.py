@@ -27,6 +27,7 @@ def panels(report: Report) -> dict[str, Line]:
     """The lines of one run, by the title of their panel."""
     series = report.series
     times = [sample.s for sample in series]
+    stale = [(sample.s, sample.staleness_mean) for sample in series if sample.staleness_mean is not None]
     return {
         "test accuracy": (
             list(accumulate(epoch.train_s for epoch in report.epochs)),
@@ -34,7 +35,7 @@ def panels(report: Report) -> dict[str, Line]:
         ),
         "training loss": (times, [NOTHING if s.loss is None else s.loss for s in series]),
         "rate": (times, [sample.rate for sample in series]),
-        "staleness": (times, [NOTHING if s.staleness_mean is None else s.staleness_mean for s in series]),
+        "staleness": ([s for s, _ in stale], [mean for _, mean in stale]),
         "sent, MB": (times, [sample.bytes / 1e6 for sample in series]),
         "waited, s": (times, [sample.waited_s for sample in series]),
     }

@@ -36,7 +36,7 @@ def bounded(manifest: Manifest, config: Config) -> tuple[ResumeRecord, bytes]:
     if len(tail) > RESULTS_KEPT:
         orders = EpochOrders(
             Dice(config.seed),
-            num_images=int(manifest.data["train_images"]),
+            num_images=int(manifest.data["train_images"]) - config.validation,
             images_per_group=config.images_per_group,
         )
         last = orders.order(len(results), skipped)

@@ -132,12 +132,12 @@ class Role:
         """Wait until the controller has given us our seat; a controller has none to wait for.
 
         Raises:
-            DeadlineExceeded: It did not within `dial_s` and `call_s`.
+            DeadlineExceeded: It did not within `start_s` and `call_s`.
         """
         if self._controller:
             seat, waits = self._membership, self._waits
             what = f"the controller at {self._controller} to seat {self._identity.node}"
-            await seat.wait_for(lambda _: seat.seated, what, waits.dial_s + waits.call_s)
+            await seat.wait_for(lambda _: seat.seated, what, waits.start_s + waits.call_s)
 
     @property
     def info(self) -> Mapping[str, Any]:

@@ -1,8 +1,7 @@
 """Pure: what a run came to: each finished epoch, and the whole."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import isfinite
 from typing import Any
 
 from numpy.typing import NDArray
@@ -24,6 +23,8 @@ class EpochResult:
     train_loss: float
     test_accuracy: float
     train_s: float
+    validation_accuracy: float | None = None
+    """On the training images held back; None without any."""
     trained_again: int = 0
     """Of groups whose lease came back, because their replica was lost."""
 
@@ -32,12 +33,23 @@ class EpochResult:
         """Training images per second of training."""
         return self.images / self.train_s if self.train_s else 0.0
 
+    @property
+    def accuracies(self) -> str:
+        """Both accuracies in words."""
+        validation = self.validation_accuracy
+        before = f"validation accuracy {validation:.2%}, " if validation is not None else ""
+        return f"{before}test accuracy {self.test_accuracy:.2%}"
+
     def __str__(self) -> str:
         skipped = f", {self.skipped} skipped" if self.skipped else ""
         return (
-            f"epoch {self.epoch}: loss {self.train_loss:.4f}, test accuracy {self.test_accuracy:.2%}, "
+            f"epoch {self.epoch}: loss {self.train_loss:.4f}, {self.accuracies}, "
             f"{self.images} images in {self.train_s:.2f} s{skipped}"
         )
+
+
+OnEpoch = Callable[[EpochResult], object]
+"""Told of each epoch after its evaluation. It may be async; its False ends the run with that epoch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +72,7 @@ class RunResult:
 
     epochs: tuple[EpochResult, ...]
     weights: Mapping[str, NDArray[Any]]
-    """The final values, by tensor."""
+    """The values after `kept_epoch`, by tensor."""
     model: Model
     data: dict[str, Any]
     statistics: dict[str, dict[str, Any]]
@@ -71,32 +83,28 @@ class RunResult:
     """How it went, sampled about once per second of training."""
     checkpoints: tuple[CheckpointResult, ...] = ()
     """Those that were written, in their order."""
+    checkpoint_missed: str = ""
+    """Why the last checkpoint that was due was not written; empty if it was, or none was due."""
+    kept_epoch: int = 0
+    """The epoch that `weights` are of: the last one, or with `Config.keep_best` the best; 0 if none ended."""
     record: bytes | RecordError | None = None
     """Of a run with `Config.record`: what its replay needs, as a file's bytes; or why there is none."""
 
     @property
     def test_accuracy(self) -> float:
-        """Accuracy after the last epoch."""
-        return self.epochs[-1].test_accuracy if self.epochs else 0.0
+        """Accuracy of `weights`; of a run that was cut short, after its last epoch."""
+        kept = (epoch for epoch in self.epochs if epoch.epoch == self.kept_epoch)
+        last = self.epochs[-1:]
+        return next((epoch.test_accuracy for epoch in (*kept, *last)), 0.0)
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Name of class 0, 1, ...; empty if the training data have numbers only."""
+        names = self.data.get("class_names", ())
+        return tuple(name for name in names if isinstance(name, str))
 
     def __repr__(self) -> str:
         return (
             f"<RunResult {self.model.spec.name} {len(self.epochs)} epochs, "
             f"test accuracy {self.test_accuracy:.2%}>"
-        )
-
-
-def divergence(epochs: Sequence[EpochResult], statistics: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Report the first epoch without a finite loss, if there is one.
-
-    Args:
-        epochs: The epochs that have ended.
-        statistics: Counts of each node, by node id.
-    """
-    lost = next((epoch.epoch for epoch in epochs if not isfinite(epoch.train_loss)), None)
-    if lost is not None:
-        refused = sum(values.get("refused", 0) for values in statistics.values())
-        yield (
-            f"the loss is not finite from epoch {lost} on; {refused} gradients of shards were refused "
-            "for the same reason: lower the rate"
         )

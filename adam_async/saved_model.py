@@ -1,11 +1,13 @@
-"""A trained model as one file: the tensors by name, and the spec in the metadata.
+"""A trained model as one file: the tensors by name; in the metadata the spec and the names of the classes.
 
 The file is in the safetensors format, which other libraries read as it is. Nothing in it depends on time
 or machine: equal weights and specs give equal bytes.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,11 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
+from adam_async.data_server.sources.labels import is_name
 from adam_async.errors import ConfigError
 from adam_async.model.errors import SpecError
+from adam_async.model.layer import Layer
+from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.model.network import Network
 from adam_async.model.spec import ModelSpec
 from adam_async.ports import Disk
@@ -26,7 +31,7 @@ FORMAT = "adam-async/model/1"
 """Name and version of the format."""
 
 METADATA_KEY = "adam-async"
-"""Where the metadata hold our JSON: ``format_version`` and ``spec``."""
+"""Where the metadata hold our JSON: ``format_version``, ``spec`` and, of data with names, ``class_names``."""
 
 MAX_HEADER_BYTES = 1 << 20
 """Largest header accepted: names, shapes and metadata of some thousand tensors."""
@@ -36,12 +41,26 @@ class SavedModelError(ConfigError):
     """A file is not a model that can be used; says what is wrong with it and what to do."""
 
 
-def dump_model(network: Network, weights: Mapping[str, NDArray[Any]]) -> bytes:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SavedModel:
+    """The contents of a model file."""
+
+    spec: ModelSpec
+    weights: dict[str, NDArray[Any]]
+    """Tensor name to its values, in its shape."""
+    class_names: tuple[str, ...]
+    """Name of class 0, 1, ...; empty if the training data had numbers only."""
+
+
+def dump_model(
+    network: Network, weights: Mapping[str, NDArray[Any]], class_names: Sequence[str] = ()
+) -> bytes:
     """Write a model as the bytes of its file.
 
     Args:
         network: The model.
         weights: Its tensors by name; converted to the network's dtype if they have another.
+        class_names: Name of class 0, 1, ... of the training data; empty if they have numbers only.
 
     Raises:
         SavedModelError: A tensor is missing, superfluous or has the wrong shape.
@@ -49,11 +68,20 @@ def dump_model(network: Network, weights: Mapping[str, NDArray[Any]]) -> bytes:
     _check(network, weights, "the weights")
     tensors = {p.name: np.ascontiguousarray(weights[p.name], network.dtype) for p in network.parameters}
     # One entry: the library writes several in an order that changes from process to process.
-    ours = {"format_version": FORMAT, "spec": network.spec.to_dict()}
+    ours: dict[str, Any] = {"format_version": FORMAT, "spec": network.spec.to_dict()}
+    if class_names:
+        ours["class_names"] = list(class_names)
     return bytes(save_tensors(tensors, metadata={METADATA_KEY: json.dumps(ours)}))
 
 
-async def save_model(network: Network, weights: Mapping[str, NDArray[Any]], folder: Path, disk: Disk) -> Path:
+async def save_model(
+    network: Network,
+    weights: Mapping[str, NDArray[Any]],
+    folder: Path,
+    disk: Disk,
+    *,
+    class_names: Sequence[str] = (),
+) -> Path:
     """Write ``model.safetensors`` into a folder, all or nothing, and return its path.
 
     Cancelling leaves the old file or the new one.
@@ -63,32 +91,40 @@ async def save_model(network: Network, weights: Mapping[str, NDArray[Any]], fold
         OSError: It cannot be written.
     """
     path = folder / FILE_NAME
-    await disk.write_atomic(path, [dump_model(network, weights)])
+    await disk.write_atomic(path, [dump_model(network, weights, class_names)])
     return path
 
 
-def load_model(data: bytes, *, origin: str = "the model file") -> tuple[ModelSpec, dict[str, NDArray[Any]]]:
+def load_model(
+    data: bytes, *, origin: str = "the model file", layers: Mapping[str, type[Layer]] = BUILTIN_LAYERS
+) -> SavedModel:
     """Read the bytes of a model file.
 
     Args:
         data: The whole file.
         origin: What to call it in an error, such as its path.
+        layers: Kinds of layers that the model may use.
 
     Raises:
         SavedModelError: It is truncated, not in the safetensors format, not written by us, or its tensors
             are not those of its spec.
     """
-    spec = _spec(_header(data, origin), origin)
+    spec, class_names = _metadata(_header(data, origin), origin)
     try:
         weights = dict(load_tensors(data))
     except (SafetensorError, ValueError, KeyError) as error:
         raise SavedModelError(f"{origin} is damaged: {error}; save it again") from None
     try:
-        network = Network(spec)
+        network = Network(spec, layers=layers)
     except SpecError as error:
         raise SavedModelError(f"{origin} holds a model that cannot be built: {error}") from None
     _check(network, weights, origin)
-    return spec, weights
+    outputs = prod(network.layers[-1].input_shapes[0])
+    if len(class_names) > outputs:
+        raise SavedModelError(
+            f"{origin} names {len(class_names)} classes, but its model has {outputs} outputs"
+        )
+    return SavedModel(spec=spec, weights=weights, class_names=class_names)
 
 
 def _header(data: bytes, origin: str) -> dict[str, Any]:
@@ -122,7 +158,8 @@ def _end_of(entry: Any) -> int:
     return 0
 
 
-def _spec(header: dict[str, Any], origin: str) -> ModelSpec:
+def _metadata(header: dict[str, Any], origin: str) -> tuple[ModelSpec, tuple[str, ...]]:
+    """Return the spec and the names of the classes."""
     metadata = header.get("__metadata__")
     ours = metadata.get(METADATA_KEY) if isinstance(metadata, dict) else None
     if not isinstance(ours, str):
@@ -131,13 +168,17 @@ def _spec(header: dict[str, Any], origin: str) -> ModelSpec:
         )
     try:
         values = json.loads(ours)
-        version, spec = values["format_version"], values["spec"]
-    except (ValueError, KeyError, TypeError):
+        version, spec, names = values["format_version"], values["spec"], values.get("class_names", [])
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise SavedModelError(f"{origin} has damaged metadata; save it again") from None
     if version != FORMAT:
         raise SavedModelError(f"{origin} has the format {version!r}; this version reads {FORMAT!r}")
+    if not isinstance(names, list) or not all(isinstance(name, str) and is_name(name) for name in names):
+        raise SavedModelError(
+            f"{origin} has damaged metadata: class_names is no list of names; save it again"
+        )
     try:
-        return ModelSpec.from_dict(spec)
+        return ModelSpec.from_dict(spec), tuple(names)
     except SpecError as error:
         raise SavedModelError(f"{origin} holds no valid spec: {error}") from None
 

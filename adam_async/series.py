@@ -10,6 +10,10 @@ from adam_async.schedule import Schedule
 from adam_async.staleness import add_up
 from adam_async.waiting import waits_of
 
+FEW = 0.25
+"""Share of the pushes of the last mean staleness, below which pushes count with the next ones: the last few
+of an epoch meet few others, and would look like a fall to 0."""
+
 SAMPLES_KEPT = 1 << 13
 """Maximum number of samples of a run."""
 
@@ -27,7 +31,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     rate: float
     """What the schedule says at this moment."""
     staleness_mean: float | None
-    """Over the pushes since the sample before; None if there were none."""
+    """Over the pushes since the last sample that has one; None if there were none, or few (`FEW`)."""
     bytes: int
     """Sent by data servers, parameter servers and workers."""
     waited_s: float
@@ -47,6 +51,8 @@ class Series:
         self._epoch_images = max(epoch_images, 1)
         self._pushes = 0
         self._staleness = 0.0
+        self._taken = 0
+        """Pushes of the last mean."""
         self.samples: list[Sample] = []
         """Samples of the run; above the limit, every other one of the older half goes, repeatedly."""
 
@@ -93,8 +99,10 @@ class Series:
         )
 
     def _recent_staleness(self, histograms: Iterable[Mapping[str, Any]]) -> float | None:
-        """Mean staleness of the pushes since the sample before."""
+        """Mean staleness of the pushes since the last sample that has one, unless they are few."""
         total = add_up(histograms)
         pushes, staleness = total.pushes - self._pushes, total.mean * total.pushes - self._staleness
-        self._pushes, self._staleness = total.pushes, total.mean * total.pushes
+        if 0 <= pushes < FEW * self._taken:
+            return None
+        self._pushes, self._staleness, self._taken = total.pushes, total.mean * total.pushes, pushes
         return max(staleness / pushes, 0.0) if pushes > 0 else None

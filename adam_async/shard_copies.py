@@ -211,7 +211,8 @@ class ShardCopies:
                 for server in holders(table, cluster.buckets):
                     group.create_task(work_with(server), name=f"{self._identity.node}/copies-{server}")
         except ExceptionGroup as errors:
-            raise first_cause(errors) from None
+            cause = first_cause(errors)
+            raise cause from cause.__cause__
 
     @staticmethod
     def _chunks(tensors: RunTensors, shards: Sequence[ShardSpec]) -> Iterator[list[ShardSpec]]:

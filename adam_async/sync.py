@@ -23,19 +23,17 @@ from typing import Self
 import uvloop
 
 from adam_async import checkpoint_files, cluster
-from adam_async.cache_limits import room_for_whole
 from adam_async.callbacks import ending_on_errors
 from adam_async.checkpoint import Checkpoint
 from adam_async.config import Config
-from adam_async.data_server.dataset import Dataset
-from adam_async.data_server.datasets import load
+from adam_async.data_server.dataset import Dataset, check_dataset
 from adam_async.errors import DeadlineExceeded, RunFailed, first_cause
-from adam_async.machine import available_bytes
 from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.model.spec import ModelSpec
 from adam_async.ports import Disk
 from adam_async.run_result import EpochResult, RunResult
+from adam_async.trained_model import Model
 
 CLOSE_S = 30.0
 """How long leaving the block may take: compute threads finish the group they are in."""
@@ -79,6 +77,7 @@ class LocalCluster:
         loop_factory: Makes the thread's event loop.
         checkpoint: Folder for checkpoints; without it that of `resume`, or none are taken.
         resume: Folder of checkpoints whose run the first training continues.
+        init: Saved model that each training begins with: tensors with the name and shape of one of the run's.
 
     Methods are for one thread at a time.
     """
@@ -93,7 +92,9 @@ class LocalCluster:
         loop_factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop,
         checkpoint: Path | None = None,
         resume: Path | None = None,
+        init: Model | None = None,
     ) -> None:
+        check_dataset(dataset)
         self.config = config
         self._dataset = dataset
         self._spec = spec
@@ -101,6 +102,7 @@ class LocalCluster:
         self._loop_factory = loop_factory
         self._checkpoint = checkpoint
         self._resume = resume
+        self._init = init
         self._heard = _Heard()
         self._thread = threading.Thread(target=self._run, name="adam-cluster", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -135,11 +137,12 @@ class LocalCluster:
     ) -> None:
         self._close()
 
-    def train(self, on_epoch: Callable[[EpochResult], None] | None = None) -> RunResult:
+    def train(self, on_epoch: Callable[[EpochResult], object] | None = None) -> RunResult:
         """Run all epochs of the configuration.
 
         Args:
-            on_epoch: Called in this thread after each epoch; training does not wait for it.
+            on_epoch: Called in this thread after each epoch; training does not wait for it. Its False calls
+                `stop`.
 
         Raises:
             RoleDied: A role that the run needs was lost.
@@ -152,8 +155,8 @@ class LocalCluster:
             if not self._tell(self._begin):
                 raise RunFailed(f"the cluster is not running: {self._why}")
             while isinstance(news := heard.get(), EpochResult):
-                if on_epoch is not None:
-                    on_epoch(news)
+                if on_epoch is not None and on_epoch(news) is False:
+                    self.stop()
         except BaseException:  # an interrupt, or what on_epoch raised
             if self._tell(self._cancel):
                 self._wait_outcome("training to end", CLOSE_S)
@@ -162,6 +165,10 @@ class LocalCluster:
             raise news.error
         assert news.result is not None
         return news.result
+
+    def stop(self) -> None:
+        """End the training in progress after the groups at hand; from any thread. See `Driver.stop`."""
+        self._tell(lambda: self._cluster.stop())
 
     def _wait_outcome(self, what: str, timeout_s: float) -> _Outcome:
         while True:
@@ -215,23 +222,15 @@ class LocalCluster:
         if self._leaving:  # said before there was a loop to say it to
             return
         async with AsyncExitStack() as stack:
-            dataset = self._dataset
-            if dataset is None:
-                async with Disk() as disk:
-                    dataset = await load(
-                        self.config.data,
-                        disk,
-                        damaged=self.config.damaged,
-                        room_bytes=room_for_whole(None, available_bytes=available_bytes()),
-                    )
             self._cluster = await stack.enter_async_context(
                 cluster.LocalCluster(
                     self.config,
-                    dataset=dataset,
+                    dataset=self._dataset,
                     spec=self._spec,
                     layers=self._layers,
                     checkpoint=self._checkpoint,
                     resume=self._resume,
+                    init=self._init,
                 )
             )
             self._group = await stack.enter_async_context(asyncio.TaskGroup())

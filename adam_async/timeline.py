@@ -36,7 +36,7 @@ from dataflow import Tag, TraceRecord
 from transport import Request
 
 LIMIT_EVENTS = 300_000
-"""About 40 000 groups in place, 60 MB of memory, and a file of 100 MB, which Perfetto still takes."""
+"""About 40,000 groups in place, 60 MB of memory, and a file of 100 MB, which Perfetto still takes."""
 
 EVENT_TEXT_BYTES = 160
 """Bytes of text charged in advance for an event."""

@@ -37,7 +37,7 @@ from transport.link import Link
 from transport.local import link_ends
 from transport.messages import Identity
 from transport.roles import RoleTable
-from transport.sockets import deepen_backlog, is_loopback, parse_tcp_address
+from transport.sockets import deepen_backlog, format_tcp_address, is_loopback, parse_tcp_address
 from transport.tcp import TcpLink
 
 __all__ = ["Listener", "LocalNetwork", "Network", "OnLink", "TcpNetwork"]
@@ -232,6 +232,8 @@ class TcpNetwork(Network):
         pool: Where its links receive.
         budget: What its links may hold for their peers together; 512 MiB without it.
         rules: Who may say what.
+        advertise: ``tcp://host:port`` that listeners name as their address, for those that listen on every
+            interface or behind a gateway; port 0 is the port that is listened on. Empty: where they listen.
     """
 
     def __init__(
@@ -243,6 +245,7 @@ class TcpNetwork(Network):
         config: LinkConfig | None = None,
         pool: BufferPool | None = None,
         budget: Budget | None = None,
+        advertise: str = "",
     ) -> None:
         check_secret(token)
         self.config = config or LinkConfig()
@@ -251,6 +254,7 @@ class TcpNetwork(Network):
         self.rules = rules
         self._token = token
         self._entropy = entropy
+        self._advertise = advertise
 
     @asynccontextmanager
     async def listen(self, address: str, identity: Identity, on_link: OnLink) -> AsyncIterator[Listener]:
@@ -284,7 +288,8 @@ class TcpNetwork(Network):
             server = await asyncio.get_running_loop().create_server(greet, host, port, start_serving=False)
             try:
                 bound = server.sockets[0].getsockname()
-                listener.address = f"tcp://{f'[{bound[0]}]' if ':' in bound[0] else bound[0]}:{bound[1]}"
+                told = parse_tcp_address(self._advertise) if self._advertise else (bound[0], 0)
+                listener.address = format_tcp_address(told[0], told[1] or bound[1])
                 await server.start_serving()
                 deepen_backlog(server, self.config.backlog)
                 yield listener

@@ -23,6 +23,11 @@ def parse_tcp_address(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+def format_tcp_address(host: str, port: int) -> str:
+    """Write ``tcp://host:port``; an IPv6 host stands in brackets."""
+    return f"tcp://{f'[{host}]' if ':' in host else host}:{port}"
+
+
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach a server bound to ``host``."""
     if host == "localhost":

@@ -44,6 +44,9 @@ TAKEN = "taken"
 TAKEN_PAUSES = RetrySchedule(first_s=0.05, longest_s=1.0)
 """Before a seat that was taken is asked for again."""
 
+SAID_S = 0.3
+"""A node that was started again joins within less; a longer wait is for another process, and is logged."""
+
 Record = NodeRecord | RunRecord | RunInPieces | RunPiece | EpochRecord | LendingRecord
 
 
@@ -137,8 +140,8 @@ class Membership:
     async def _sit(self) -> None:
         """Set our own record. A controller may still believe in the link of our last life for a while."""
         key, loop = f"nodes/{self.node}", asyncio.get_running_loop()
-        until = loop.time() + self._waits.dial_s + self._waits.call_s
-        pauses = TAKEN_PAUSES.waits()
+        begin, patience_s = loop.time(), self._waits.dial_s + self._waits.call_s
+        pauses, said = TAKEN_PAUSES.waits(), False
         while not self.seated and not self._record.left:
             try:
                 await self._try_set(key, self._record, self._waits.call_s)
@@ -146,10 +149,22 @@ class Membership:
                 if self.leader:  # else none leads, and how long that may take is for the client to say
                     raise
             except RemoteError as error:
-                left_s = until - loop.time()
-                if error.code != TAKEN or left_s <= 0:
+                waited_s = loop.time() - begin
+                left_s = patience_s - waited_s
+                if error.code == TAKEN and left_s <= 0:
+                    raise RunFailed(f"{self.node} cannot join: {self._other_holder()}") from error
+                if error.code != TAKEN:
                     raise _refused(key, error) from error
+                if waited_s >= SAID_S and not said:
+                    said = True
+                    why = self._other_holder()
+                    logger.warning("%s cannot join, and tries for %.0f s: %s", self.node, left_s, why)
                 await asyncio.sleep(min(next(pauses), left_s))
+
+    def _other_holder(self) -> str:
+        if self._identity.role == "driver":
+            return "another train drives this cluster; one run at a time has it"
+        return f"another process is connected as {self.node}; give this one another --id"
 
     async def _take(self, news: News) -> None:
         """Bring the map forward, by what was not known yet."""

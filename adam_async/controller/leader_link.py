@@ -107,7 +107,7 @@ class LeaderLink:
         controllers: Their addresses, with commas between them. One is enough while it is there: it names the
             leader, and the leader all others.
         identity: Who we are.
-        waits: Deadlines. Before any controller was reached they are given `dial_s`, later `patience_s`.
+        waits: Deadlines. Before any controller was reached they are given `start_s`, later `patience_s`.
         traffic: Where the links are counted.
 
     Attributes:
@@ -293,7 +293,8 @@ class LeaderLink:
             async with asyncio.TaskGroup() as task_group:
                 return await self._look(task_group, after, group)
         except BaseExceptionGroup as errors:
-            raise first_cause(errors) from None
+            cause = first_cause(errors)
+            raise cause from cause.__cause__
         finally:
             saying.cancel()
 
@@ -328,7 +329,7 @@ class LeaderLink:
     def _left_s(self) -> float:
         """How much longer we look for a leader."""
         assert self._looks_since is not None
-        waits_s = self._waits.patience_s if self._met else self._waits.dial_s
+        waits_s = self._waits.patience_s if self._met else self._waits.start_s
         return self._looks_since + waits_s - asyncio.get_running_loop().time()
 
     async def _round(self, task_group: asyncio.TaskGroup, after: int, group: str) -> None:

@@ -24,6 +24,7 @@ from typing import Any
 from adam_async.cluster_map import ClusterMap
 from adam_async.config import Waits
 from adam_async.consensus import Settings
+from adam_async.controller import map_news
 from adam_async.controller.group import SETTINGS, SNAPSHOT_ENTRIES, Answer, Group, Observe
 from adam_async.controller.log_file import LogFile
 from adam_async.controller.machine import (
@@ -422,7 +423,7 @@ class Controller(Role):
         before, self._shown = self._shown, self.map
         if self._shown is not before:
             if self.group.leads:
-                self._log(before, self._shown)
+                map_news.report(before, self._shown)
             self._answer_watches()
 
     # --- time --------------------------------------------------------------------------------
@@ -455,15 +456,6 @@ class Controller(Role):
             "controllers": self.group.statistics(),
             **super().statistics(),
         }
-
-    @staticmethod
-    def _log(before: ClusterMap, after: ClusterMap) -> None:
-        for name, node in after.nodes.items():
-            was = before.nodes.get(name)
-            if was is None or was.live != node.live or was.incarnation != node.incarnation:
-                logger.info("%s %s", name, "joined" if node.live else "is lost")
-        if after.run is not None and (before.run is None or before.run.phase != after.run.phase):
-            logger.info("run %s is %s %s", after.run.id, after.run.phase, after.run.reason)
 
     def __repr__(self) -> str:
         return f"<Controller {self._identity.node} at {self.address} map v{self.map.version}>"

@@ -46,7 +46,7 @@ from adam_async.cluster_map import (
 from adam_async.config import FIELDS, make_config
 from adam_async.controller.places import place_workers
 from adam_async.controller.records import check_epoch, check_lending, check_node, is_piece, joined
-from adam_async.errors import AdamError
+from adam_async.errors import LOST_SHARDS, AdamError
 from adam_async.ids import NodeId
 from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
@@ -323,15 +323,16 @@ class ControllerState:
             reason = f"its driver {run.driver} left"
         for name in sorted(set(self.map.buckets)):
             if not nodes[name].live:
-                lost, reason = name, f"{name} died: with it went the only copy of its shards"
+                lost, reason = name, f"{name} died: {LOST_SHARDS}"
         said = [
             f"{name}: {node.failed}" for name, node in nodes.items() if node.role == "data" and node.failed
         ]
-        if self.map.epoch is not None and not self.map.lenders:
-            others = "no other has all its leases" if self.map.live("data") else "no other has joined"
-            lost, reason = "the data server", f"the data server died: {said[0] if said else others}"
-        elif said and all(nodes[name].failed for name in self.map.live("data")):
-            lost, reason = "the data server", f"the data server died: {said[0]}"
+        live, lender = self.map.live("data"), "the data server"
+        if said and all(nodes[name].failed for name in live):
+            lost, reason = lender, f"{lender} cannot serve the run: {said[0]}"
+        elif self.map.epoch is not None and not self.map.lenders:
+            others = "no other has all its leases" if live else "no other has joined"
+            lost, reason = lender, f"{lender} died: {others}"
         if reason:
             changed = self.map.version + 1
             failed = msgspec.structs.replace(run, phase="failed", reason=reason, lost=lost, changed=changed)
@@ -409,7 +410,8 @@ class ControllerState:
     def _share_out(self, run: RunRecord) -> EpochRecord:
         data = self.map.nodes[self.map.lenders[0]]
         config = run.config
-        groups = -(-int(data.info["train_images"]) // int(config["images_per_group"]))
+        images = int(data.info["train_images"]) - int(config.get("validation", 0))
+        groups = -(-max(images, 1) // int(config["images_per_group"]))
         replicas = self.map.live_replicas() or tuple(range(int(config["replicas"])))
         turn = 0 if config["consistency"] == "asp" else int(config["push_every"])
         resumed = run.resumed if run.resumed is not None and run.resumed.epoch == run.epoch else None

@@ -62,8 +62,8 @@ class Shard:
         for replica in replicas:
             self.staleness_of.setdefault(replica, Counter())
 
-    def count_staleness(self, replica: int, staleness: int) -> None:
-        """Count a push of a replica that was applied at this staleness, in pushes."""
+    def count_staleness(self, replica: int, staleness: int, pushes: int = 1) -> None:
+        """Count pushes of a replica that were applied at this staleness, in pushes."""
         if staleness >= EXACT:  # a peer chooses the version that it claims to have read
             staleness = 1 << staleness.bit_length() - 1
         row = self.staleness_of.get(replica)
@@ -71,7 +71,7 @@ class Shard:
             # A peer chooses the number, perhaps before the map names it: memory is bounded all the same.
             key = replica if len(self.staleness_of) < MOST_ROWS else OTHERS
             row = self.staleness_of.setdefault(key, Counter())
-        row[staleness] += 1
+        row[staleness] += pushes
 
     @property
     def staleness(self) -> Counter[int]:

@@ -38,6 +38,7 @@ Nothing here waits, sends, reads a clock or touches a value; gradients pass thro
 absolute seconds on the caller's clock.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, assert_never
 
@@ -394,14 +395,17 @@ class ServerState:
         if min(seen) != max(seen) or min(seen) != record.number - 1:
             return [Refuse(event.request, "gap", f"expected step {min(seen) + 1}, not {record.number}")]
         clock = record.steps[-1].clock
+        all_steps = Counter([step.staleness for step in record.steps])
+        refused = {place for step in record.steps for place in step.refused}
         for place, shard in enumerate(ours):
             shard.last_number[session] = last_step
-            for step in record.steps:
-                if place in step.refused:
-                    shard.refused += 1
-                else:
-                    shard.version = Version(shard.version + 1)
-                    shard.count_staleness(record.replica, step.staleness)
+            applied = all_steps
+            if place in refused:
+                applied = Counter([step.staleness for step in record.steps if place not in step.refused])
+            shard.version = Version(shard.version + applied.total())
+            shard.refused += len(record.steps) - applied.total()
+            for staleness, steps in applied.items():
+                shard.count_staleness(record.replica, staleness, steps)
         self._advance(ours, Replica(record.replica), record.incarnation, clock)
         return [AcknowledgeRecord(event.request)]
 

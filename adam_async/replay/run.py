@@ -36,6 +36,7 @@ from adam_async.replay.pushes import Pushes
 from adam_async.replay.recording import RecordedEpoch, RecordError, Recording
 from adam_async.replay.shards import ReplayedShards
 from adam_async.replay.worker import ReplayedWorker
+from adam_async.validation import ValidationSplit
 
 
 class ReplayDiffers(RunFailed):
@@ -80,8 +81,10 @@ class Replay:
         _check_data(header.data, dataset)
         config = header.options()
         self._dataset = dataset
+        split = ValidationSplit.of(dataset.train_labels, count=config.validation, seed=config.seed)
+        self._trained = split.trained
         self._epoch_orders = EpochOrders(
-            Dice(config.seed), num_images=len(dataset.train_labels), images_per_group=config.images_per_group
+            Dice(config.seed), num_images=len(split.trained), images_per_group=config.images_per_group
         )
         self._orders: dict[int, EpochOrder] = {}
         self._dice, self._recipe = Dice(config.seed), None
@@ -207,7 +210,7 @@ class Replay:
         if order is None:
             skipped = [before.skipped_groups for before in self.header.epochs[: epoch - 1]]
             order = self._orders[epoch] = self._epoch_orders.order(epoch, skipped)
-        chosen = order.group(number)
+        chosen = self._trained[order.group(number)]
         images = self._dataset.train_images[chosen]
         if self._recipe is not None:
             images = self._recipe.apply(images, chosen, dice=self._dice, epoch=epoch)

@@ -58,7 +58,7 @@ MEMORY_BYTES = 24 << 20
 """Bytes that the links of one machine hold for their peers together."""
 
 IMAGES = 300
-"""How many digits are trained on, of 1 437; all 360 of the others are for testing."""
+"""How many digits are trained on, of 1,437; all 360 of the others are for testing."""
 
 WORKERS = ("worker-0", "worker-1")
 SERVERS = ("ps-0", "ps-1")
