@@ -56,4 +56,4 @@ async def main(out: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(*sys.argv[1:]))
+    asyncio.run(main(sys.argv[1])) if len(sys.argv) == 2 and sys.argv[1][0] != "-" else sys.exit(__doc__)

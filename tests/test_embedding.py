@@ -9,13 +9,27 @@ import sys
 import threading
 from collections.abc import Callable
 from functools import cache
+from importlib import util
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 import pytest
 
 import adam_async
-from adam_async import Config, Dataset, EpochResult, LocalCluster, make_dataset
+import adam_async.sync
+from adam_async import (
+    Config,
+    DataError,
+    Dataset,
+    EpochResult,
+    LocalCluster,
+    ProcessCluster,
+    RunFailed,
+    make_dataset,
+    synthetic,
+)
+from tests.adam_async.runs import until
 
 SMALL = Config(epochs=2, threads=1, replicas=2, servers=2)
 
@@ -178,6 +192,140 @@ async def test_what_the_host_raises_in_the_block_comes_out_as_it_was() -> None:
     assert caught.value is several
 
 
+async def test_a_second_training_of_the_same_cluster_at_once_is_refused_and_the_first_goes_on() -> None:
+    async with LocalCluster(SMALL, dataset=bars()) as cluster, asyncio.TaskGroup() as group:
+        first = group.create_task(cluster.train(), name="first")
+        await asyncio.sleep(0)
+        with pytest.raises(RunFailed, match="already training"):
+            await cluster.train()
+
+    assert [epoch.images for epoch in first.result().epochs] == [64] * 2
+
+
+async def test_the_callback_may_be_async_and_its_false_ends_the_run() -> None:
+    seen: list[int] = []
+
+    async def enough(epoch: EpochResult) -> bool:
+        await asyncio.sleep(0)
+        seen.append(epoch.epoch)
+        return epoch.epoch < 3
+
+    async with LocalCluster(Config(epochs=1000, threads=1), dataset=bars()) as cluster:
+        result = await cluster.train(enough)
+
+    assert seen == [epoch.epoch for epoch in result.epochs] == [1, 2, 3]
+    assert result.weights
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"weights": "copy", "replicas": 2}, {"consistency": "bsp", "replicas": 2}]
+)
+async def test_stop_ends_a_run_within_an_epoch_and_keeps_its_weights(options: dict[str, Any]) -> None:
+    data = synthetic(6_000)
+
+    async with LocalCluster(Config(epochs=1000, threads=1, **options), dataset=data) as cluster:
+        training = asyncio.create_task(cluster.train(), name="training")
+        await until(lambda: cluster.data.state.statistics()["images"] > 0)
+        cluster.stop()
+        result = await training
+        again = asyncio.create_task(cluster.train(lambda epoch: False), name="again")
+        whole = await again
+
+    assert [epoch.epoch for epoch in result.epochs] == [1]
+    assert 0 < result.epochs[0].images < 6_000
+    named = result.model.predict(result.weights, data.test_images)
+    assert result.test_accuracy == np.mean(named == data.test_labels)
+    assert [epoch.images for epoch in whole.epochs] == [6_000]
+
+
+async def test_stop_without_a_training_does_nothing() -> None:
+    async with LocalCluster(SMALL, dataset=bars()) as cluster:
+        cluster.stop()
+        assert len((await cluster.train()).epochs) == 2
+
+
+async def test_a_run_ends_by_patience_and_keeps_the_best_epoch() -> None:
+    config = Config(epochs=50, threads=1, validation=16, patience=3, keep_best=True)
+
+    async with LocalCluster(config, dataset=bars()) as cluster:
+        result = await cluster.train()
+
+    accuracies = [epoch.validation_accuracy or 0.0 for epoch in result.epochs]
+    best = int(np.argmax(accuracies))
+    assert len(accuracies) == best + 1 + 3 < 50
+    assert result.kept_epoch == best + 1
+    assert result.test_accuracy == result.epochs[best].test_accuracy
+    named = result.model.predict(result.weights, bars().test_images)
+    assert result.test_accuracy == np.mean(named == bars().test_labels)
+
+
+async def test_a_run_that_has_ended_is_finished_and_one_that_was_cancelled_is_not() -> None:
+    async with LocalCluster(SMALL, dataset=bars()) as cluster:
+        await cluster.train()
+        assert cluster.driver.progress.phase == "finished"
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(cluster.train(lambda epoch: task.cancel()), name="train")
+        assert cluster.driver.progress.phase == "interrupted"
+
+
+async def test_a_cluster_without_a_dataset_loads_the_one_that_its_configuration_names() -> None:
+    async with LocalCluster(Config(data="digits", epochs=1, threads=1)) as cluster:
+        assert (await cluster.train()).epochs[0].images == 1437
+
+
+async def test_a_cluster_trains_only_within_its_block() -> None:
+    cluster = LocalCluster(SMALL, dataset=bars())
+    with pytest.raises(RunFailed, match="train within its block"):
+        await cluster.train()
+    async with cluster:
+        pass
+    with pytest.raises(RunFailed, match="train within its block"):
+        await cluster.train()
+    with pytest.raises(RunFailed, match="train within its block"):
+        await ProcessCluster(SMALL).train()
+
+
+@pytest.mark.parametrize("make", [LocalCluster, ProcessCluster, adam_async.sync.LocalCluster])
+def test_a_dataset_that_is_none_is_refused_by_name(make: Callable[..., Any]) -> None:
+    with pytest.raises(
+        DataError, match="dataset is a list, expected a Dataset: make one of arrays by make_dataset"
+    ):
+        make(SMALL, dataset=[[1, 2], [3, 4]])
+
+
+def test_lists_in_place_of_arrays_are_refused_by_name() -> None:
+    part = [[[0, 255]]], [0]
+    with pytest.raises(DataError, match="my images is a list, expected a NumPy array"):
+        make_dataset(name="l", source="here", train=part, test=part, origins=("my images", "b", "c", "d"))  # type: ignore[arg-type]
+
+
+OFF_LOOP = """
+import asyncio, sys, threading
+from adam_async import Config, LocalCluster, synthetic
+
+class Watch:
+    def find_spec(self, name, path=None, target=None):
+        if name == "numba":
+            print(name, threading.current_thread().name)
+
+async def main():
+    async with LocalCluster(Config(epochs=1, threads=1, weights="copy"), dataset=synthetic(64)) as cluster:
+        await cluster.train()
+
+sys.meta_path.insert(0, Watch())
+asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(util.find_spec("numba") is None, reason="there are no compiled kernels to import")
+def test_the_first_cluster_imports_compiled_kernels_outside_of_the_loop() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", OFF_LOOP], capture_output=True, text=True, check=True, timeout=60
+    )
+
+    assert done.stdout.startswith("numba driver-evaluate"), done.stdout
+
+
 IMPORT = """
 import logging, os, signal, sys, threading
 before = dict(os.environ), [signal.getsignal(s) for s in signal.valid_signals()], list(logging.root.handlers)
@@ -206,3 +354,7 @@ def test_every_public_name_is_there() -> None:
         assert getattr(adam_async, name).__module__.startswith("adam_async"), name
     with pytest.raises(AttributeError, match="no attribute 'Unknown'"):
         adam_async.Unknown
+
+
+def test_the_package_says_its_version() -> None:
+    assert adam_async.__version__ == version("adam-async")

@@ -4,6 +4,8 @@ import asyncio
 import json
 import os
 import re
+import subprocess
+import sys
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from runpy import run_path
@@ -132,3 +134,13 @@ async def test_the_sample_data_are_written_in_every_format(tmp_path: Path) -> No
 
     written = set(os.listdir(tmp_path))
     assert written >= {"folders", "shards", "csv", "csv-paths", "npy", "npz", "parquet", "idx"}
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["a", "b"]])
+def test_the_sample_data_explain_themselves_without_a_folder(words: list[str], tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "examples" / "make_sample_data.py"), *words]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=50)
+
+    assert done.returncode == 1
+    assert done.stderr.startswith("Write the digits of the package in every format")
+    assert list(tmp_path.iterdir()) == []

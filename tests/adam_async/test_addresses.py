@@ -17,6 +17,13 @@ def test_an_address_that_nobody_can_dial_is_refused(address: str) -> None:
         check_address(address, "--bind")
 
 
+def test_every_interface_may_be_listened_on_if_another_address_is_advertised() -> None:
+    everywhere = "tcp://0.0.0.0:7070"
+    assert check_address(everywhere, "--bind", everywhere=True) == everywhere
+    with pytest.raises(ConfigError, match="or add --advertise tcp://HOST:PORT with what they dial"):
+        check_address(everywhere, "--bind")
+
+
 def test_one_address_or_several_are_taken_without_their_spaces() -> None:
     assert check_addresses("tcp://a:1", "--controller") == "tcp://a:1"
     assert check_addresses(" tcp://a:1, tcp://b:1 ,tcp://[::1]:2", "--controller") == (

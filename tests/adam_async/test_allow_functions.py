@@ -58,7 +58,7 @@ async def test_a_checkpoint_imports_what_is_allowed_and_nothing_else(
 ) -> None:
     await trained(tmp_path / "run")
 
-    with pytest.raises(ConfigError, match=f"names functions .* {KIND}; if you trust .* --allow-functions"):
+    with pytest.raises(ConfigError, match=f"{KIND}; if you trust .* --allow-functions, or --transforms FILE"):
         await resume(tmp_path / "run")
     assert "strangers_module" not in sys.modules
 
@@ -80,6 +80,17 @@ async def test_a_function_that_the_users_own_file_names_needs_no_further_word(tm
     file.write_text(f'[[transform]]\nkind = "{KIND}"\n')
 
     assert await resume(tmp_path / "run", transforms=str(file)) == 0
+
+
+async def test_a_module_that_is_not_there_is_a_mistake_of_the_user_and_no_lost_role(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await trained(tmp_path / "run")
+    (tmp_path / "strangers_module.py").unlink()
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+
+    with pytest.raises(ConfigError, match="there is no module 'strangers_module'; install it"):
+        await resume(tmp_path / "run", allow_functions=True)
 
 
 async def test_a_record_imports_what_is_allowed_and_nothing_else(

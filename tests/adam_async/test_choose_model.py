@@ -2,7 +2,7 @@
 
 import pytest
 
-from adam_async.choose_model import HIDDEN, check_fits, choose_model
+from adam_async.choose_model import HIDDEN, check_fits, check_size, choose_model, image_size
 from adam_async.errors import ConfigError
 from adam_async.model.named import NAMED_MODELS, digits, mlp
 
@@ -77,3 +77,34 @@ def test_a_model_with_nothing_to_train_is_refused():
     empty = "\n".join(line for line in TOML.splitlines() if "dense" not in line)
     with pytest.raises(ConfigError, match="has nothing to train"):
         choose_model("mine.toml", DIGITS, text=empty)
+
+
+def test_the_model_mlp_is_made_for_any_image():
+    spec = choose_model("mlp", LETTERS)
+
+    check_fits(spec, LETTERS)
+    assert spec.name == "mlp"
+    assert choose_model("mlp", MNIST) == mlp()
+
+
+def test_images_get_the_size_asked_for_or_that_of_the_model():
+    assert image_size("48x64", "mnist-adam") == (64, 48)
+    assert image_size("", "mnist-adam") == (28, 28)
+    assert image_size("", "mine.toml", text=TOML.replace("[1, 8, 8]", "[1, 6, 9]")) == (9, 6)
+    assert image_size("", "auto", spec=digits()) == (8, 8)
+    assert image_size("", "auto") is image_size("", "mlp") is None
+
+
+def test_a_size_that_the_data_do_not_have_is_refused():
+    check_size("", DIGITS)
+    check_size("8x8", DIGITS)
+    with pytest.raises(ConfigError, match="size=8x9 is asked for, and digits has images of 8x8"):
+        check_size("8x9", DIGITS)
+
+
+def test_a_saved_model_for_other_images_is_refused_with_both_shapes():
+    with pytest.raises(
+        ConfigError, match=r"saved model 'digits' takes images of \(1, 8, 8\).* mnist has \(1, 28, 28\)"
+    ):
+        choose_model("auto", MNIST, init=digits())
+    assert choose_model("auto", DIGITS, init=digits()) == digits()

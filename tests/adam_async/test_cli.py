@@ -183,6 +183,49 @@ def test_words_that_mean_nothing_are_named(words: list[str], claim: str) -> None
 @pytest.mark.parametrize(
     ("words", "claim"),
     [
+        (["train", "--epochs", "2.4"], "must be a whole number, not '2.4'"),
+        (["train", "--checkpoint-misses=1.5"], "must be a whole number, not '1.5'"),
+        (["worker", "--join", "tcp://127.0.0.1:1", "--threads=1.5"], "must be a whole number, not '1.5'"),
+        (["simulate", "--seed", "1.5"], "must be a whole number, not '1.5'"),
+        (["train", "--checkpoint", ""], "the path is empty: name a file or folder"),
+        (["train", "--out="], "the path is empty: name a file or folder"),
+    ],
+)
+def test_a_fraction_is_no_count_and_nothing_is_no_path(words: list[str], claim: str) -> None:
+    with pytest.raises(CycloptsError) as raised:
+        parsed(*words)
+
+    assert claim in str(raised.value)
+
+
+def test_variables_set_the_options_of_roles_and_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ADAM_THREADS", "3")
+    monkeypatch.setenv("ADAM_SLOW", "worker-1:0.2,worker-1~ps-0:5ms")
+    _, arguments = parsed("worker", "--join", "tcp://10.0.0.1:7070")
+    assert (arguments["threads"], arguments["options"].slow) == (3, ("worker-1:0.2", "worker-1~ps-0:5ms"))
+
+    monkeypatch.setenv("ADAM_CACHE", "4G")
+    monkeypatch.setenv("ADAM_DAMAGED", "skip")
+    _, arguments = parsed("data", "--cache", "2G")
+    assert (arguments["options"].cache, arguments["damaged"]) == ("2G", "skip")
+
+    monkeypatch.setenv("ADAM_THREADS", "many")
+    with pytest.raises(CycloptsError, match="ADAM_THREADS"):
+        parsed("worker", "--join", "tcp://10.0.0.1:7070")
+
+
+def test_every_command_refuses_a_misspelt_variable(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ADAM_THREAD", "3")
+    assert cli_commands.run_command(["worker", "--join", "tcp://127.0.0.1:1"]) == 2
+    assert "ADAM_THREAD sets no option; did you mean ADAM_THREADS?" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "claim"),
+    [
+        (["--checkpoint-misses", "1"], "--checkpoint-misses needs a folder for the checkpoints"),
         (["--epochs", "-1"], "epochs must be"),
         (["--momentum", "1.5"], "momentum must be"),
         (["--threads", "100000"], "per core"),
@@ -192,6 +235,9 @@ def test_words_that_mean_nothing_are_named(words: list[str], claim: str) -> None
         (["--config", "/no/such/file.toml"], "--config /no/such/file.toml cannot be read"),
         (["--processes", "--controller", "tcp://127.0.0.1:1"], "give one of them"),
         (["--token-file", "x"], "--data tcp://HOST:PORT, and neither is given"),
+        (["--memory-budget", "1G"], "--memory-budget is for links between processes"),
+        (["--checksum", "on"], "--checksum is for links between processes"),
+        (["--memory-budget", "1K", "--processes"], "memory_budget must be at least 1M, not '1K'"),
     ],
 )
 async def test_values_that_cannot_be_are_named(words: list[str], claim: str) -> None:

@@ -168,6 +168,11 @@ async def test_what_cannot_be_is_named(options: dict[str, Any], claim: str) -> N
     assert claim in str(raised.value)
 
 
+async def test_data_choose_the_model_that_is_planned_for() -> None:
+    assert "digits" in (await printed(data="digits", partitions=2)).splitlines()[0]
+    assert "mnist-adam" in (await printed(partitions=2)).splitlines()[0]
+
+
 async def test_data_that_are_not_there_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError):
         await printed(data=str(tmp_path))

@@ -2,6 +2,8 @@
 
 import asyncio
 import re
+import traceback
+import warnings
 
 import msgspec
 import numpy as np
@@ -10,7 +12,8 @@ import pytest
 from adam_async.config import Config, Waits
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.datasets import load
-from adam_async.errors import AdamError, ConfigError, RoleDied, RunFailed, first_cause
+from adam_async.errors import AdamError, ConfigError, DataError, Diverged, RoleDied, RunFailed, first_cause
+from adam_async.evaluate import evaluate
 from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.model.named import digits, mlp
@@ -19,6 +22,7 @@ from adam_async.model.spec import LayerSpec, ModelSpec
 from adam_async.model_worker.aliased import Aliased
 from adam_async.model_worker.copied import Copied
 from adam_async.ports import Disk
+from dataflow import NodeFailed
 from tests.adam_async.runs import NETWORKS, SHARDED, cluster_of, tiny_dataset, turns, until
 from transport.testing import Faults, FaultyNetwork
 
@@ -225,7 +229,7 @@ async def test_concurrent_evaluation_reports_each_epoch_as_it_was():
 
 
 async def test_a_run_that_diverges_ends_with_a_loss_that_is_no_number():
-    async with cluster_of(config_of(rate=1e12, epochs=2)) as cluster:
+    async with cluster_of(config_of(rate=1e12, epochs=2, keep_going=True)) as cluster:
         result = await cluster.train()
     assert np.isnan(result.epochs[-1].train_loss)
     assert all(np.isfinite(values).all() for values in result.weights.values())
@@ -332,20 +336,86 @@ async def test_all_roles_know_a_layer_of_the_caller(network):
     assert list(result.weights) == ["fc.weight", "fc.bias"]
 
 
+class Broken(Layer):
+    """A layer of a user with a mistake in it."""
+
+    def forward(self, weights, slots):
+        try:
+            {}["scale"]
+        except KeyError as error:
+            raise ValueError("no scale") from error
+
+    def backward(self, weights, slots):
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("options", [{}, {"weights": "copy"}], ids=["in-place", "copy"])
+async def test_an_error_in_a_layer_of_the_caller_keeps_its_cause_and_its_traceback(options):
+    layers = {**BUILTIN_LAYERS, "doubled": Broken}
+    with pytest.raises(NodeFailed, match="ValueError: no scale") as failure:
+        await run(cluster_of(config_of(**options), spec=OWN_SPEC, layers=layers))
+    said = "".join(traceback.format_exception(failure.value))
+    assert "in forward" in said
+    assert "KeyError: 'scale'" in said
+    assert isinstance(failure.value.__cause__.__cause__, KeyError)
+
+
+async def test_an_error_in_a_transform_of_the_caller_keeps_its_cause_and_its_traceback():
+    def spoil(image, draws):
+        try:
+            return image["red"]
+        except IndexError as error:
+            raise ValueError("no red") from error
+
+    with pytest.raises(DataError, match="the function 'spoil' failed: ValueError") as failure:
+        await run(
+            cluster_of(config_of(augment=True), transforms=[{"kind": "spoil"}], functions={"spoil": spoil})
+        )
+    said = "".join(traceback.format_exception(failure.value))
+    assert "in spoil" in said
+    assert "IndexError" in said
+
+
 async def test_a_layer_that_only_the_caller_knows_is_refused_by_name():
     with pytest.raises(AdamError, match="doubled"):
         await run(cluster_of(config_of(), spec=OWN_SPEC))
 
 
 async def test_a_run_that_diverges_ends_well_and_says_so_once():
-    config = config_of(rate=1e30, images_per_group=10, in_flight=1)
+    config = config_of(rate=1e30, images_per_group=10, in_flight=1, keep_going=True)
     async with cluster_of(config) as cluster:
-        result = await cluster.train()
+        said = []
+        cluster.driver.listen(said.append)
+        result = await cluster.train(lambda epoch: said.append(epoch.epoch))
     assert not np.isfinite(result.epochs[-1].train_loss)
     (event,) = result.events
-    assert re.match(
-        r"the loss is not finite from epoch 1 on; [1-9]\d* gradients of shards were refused", event["event"]
-    )
+    assert event["event"].startswith("training diverges: the loss of epoch 1 is not finite; try a lower rate")
+    assert said == [event["event"], 1, 2]
+
+
+@pytest.mark.parametrize("options", [{}, {"weights": "copy"}, {"consistency": "bsp"}])
+async def test_numbers_that_overflow_are_no_warnings_of_numpy(options):
+    config = config_of(rate=1e12, keep_going=True, kernels="numpy", **options)
+    data = tiny_dataset()
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        async with cluster_of(config, dataset=data) as cluster:
+            result = await cluster.train()
+        result.model.predict(result.weights, data.test_images)
+        await evaluate(result.model, result.weights, data, threads=1)
+    assert [each for each in warned if issubclass(each.category, RuntimeWarning)] == []
+
+
+@pytest.mark.parametrize("network", EITHER)
+async def test_a_run_that_diverges_ends_with_what_to_try(network):
+    said = r"not finite; try a lower rate \(--rate 1e\+11, it was 1e\+12\)"
+    with pytest.raises(Diverged, match=said) as caught:
+        async with cluster_of(config_of(rate=1e12, epochs=1000), NETWORKS[network]()) as cluster:
+            await cluster.train()
+    assert caught.value.exit_code == 9
+    assert cluster.controller.map.run.phase == "failed"
+    assert "training diverges" in cluster.controller.map.run.reason
+    assert cluster.driver.progress.phase == "failed"
 
 
 @pytest.mark.parametrize("weights", ["aliased", "copy"])

@@ -115,6 +115,17 @@ async def test_kernels_that_are_not_compiled_are_not_tried(monkeypatch: pytest.M
 
 
 @pytest.mark.slow
+async def test_kernels_that_cannot_be_kept_are_named_as_slow(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("numba", reason="compiled kernels need numba")
+    (tmp_path / "kernels").write_text("a file")
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "kernels"))
+    finding = await check_kernels(named_model("digits"), 4, installed=True)
+    assert finding.state == "slow"
+    assert f"{tmp_path / 'kernels'} cannot be written to: each run compiles" in finding.detail
+
+
 async def test_both_sets_of_kernels_are_timed() -> None:
     pytest.importorskip("numba", reason="compiled kernels need numba")
     cache = Path(os.environ[VARIABLE])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from adam_async.config import Waits
+from adam_async.config import Config, Waits
 from adam_async.controller.log_file import LogFile
 from adam_async.entrypoints import (
     LOOPBACK,
@@ -15,6 +15,7 @@ from adam_async.entrypoints import (
     cluster_network,
     controller,
     memory_budget,
+    network_for,
     parameter_server,
 )
 from adam_async.errors import BindFailed, ConfigError
@@ -124,6 +125,14 @@ def test_the_links_of_a_role_have_checksums_as_it_is_told() -> None:
     for checksum in ("auto", "on", "off"):
         network = cluster_network(None, entropy=system_entropy, buffers=BufferPool(), checksum=checksum)
         assert network.config.checksum == checksum
+
+
+def test_a_run_says_the_checksums_and_the_budget_of_its_links() -> None:
+    config = Config(memory_budget="2M", checksum="on")
+    network = network_for(config, None, entropy=system_entropy, buffers=BufferPool())
+    assert (network.config.checksum, network.budget.limit_bytes) == ("on", 2 << 20)
+    with pytest.raises(ConfigError, match=r"^memory_budget must be at least 1M, not '1K'"):
+        Config(memory_budget="1K")
 
 
 def test_the_links_of_a_role_share_the_budget_that_it_is_told() -> None:

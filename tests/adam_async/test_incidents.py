@@ -45,6 +45,20 @@ async def noted(*seen: ClusterMap | Callable[[Incidents], None]) -> list[str]:
     return [event["event"] for event in incidents.noted]
 
 
+async def test_the_next_run_of_a_command_has_another_driver_which_is_no_event() -> None:
+    def driver(incarnation: int, *, live: bool = True) -> NodeRecord:
+        return NodeRecord(role="driver", address="", incarnation=incarnation, live=live)
+
+    assert await noted(map_of(driver=driver(1)), map_of(driver=driver(2))) == []
+
+
+async def test_each_event_is_told_at_the_moment_when_it_is_noted() -> None:
+    told: list[str] = []
+    incidents = Incidents(told.append)
+    incidents.note("one")
+    assert told == ["one"]
+
+
 def kill(incidents: Incidents) -> None:
     """What a parent of the worker's process says at once."""
     incidents.note(KILLED)

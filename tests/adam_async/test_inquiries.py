@@ -1,7 +1,7 @@
 """A driver reads of the notes of a role only as much as a correct role can have noted."""
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,16 @@ from adam_async.inquiries import (
     RECORD_CHUNK,
     Inquiries,
 )
-from adam_async.messages import GetProfile, GetRecord, Profile, RecordPart, pack, text_tensor, unpack_any
+from adam_async.messages import (
+    GetProfile,
+    GetRecord,
+    Profile,
+    RecordPart,
+    Statistics,
+    pack,
+    text_tensor,
+    unpack_any,
+)
 from adam_async.role import reply_when_room
 from adam_async.trace_events import Fired, Part
 from adam_async.traffic import Traffic
@@ -87,3 +96,31 @@ async def test_a_record_is_read_part_by_part() -> None:
 
     async with answering(answer) as inquiries:
         assert await inquiries.record(ADDRESS, "run") == data
+
+
+async def test_a_role_that_does_not_answer_keeps_no_other_answer_back() -> None:
+    network = local_network()
+    asked: list[str] = []
+    counts = {"process": {"host": "a", "pid": 1, "peak_rss_mb": 2.0}, "traffic": []}
+
+    def node(name: str, *, answers: bool) -> AbstractAsyncContextManager[object]:
+        async def on_link(link: Link) -> None:
+            def on_request(request: Request) -> None:
+                asked.append(name)
+                if answers:
+                    counted = Statistics(node=name, role="worker"), [text_tensor(counts)]
+                    reply_when_room(request, 20 << 20, lambda: pack(*counted))
+
+            link.serve(on_request)
+            await link.wait_closed()
+
+        return network.listen(f"local://{name}", Identity(role="worker", node=name, incarnation=1), on_link)
+
+    async with node("worker-0", answers=False), node("worker-1", answers=True):
+        driver = Identity(role="driver", node="driver", incarnation=1)
+        inquiries = Inquiries(network=network, identity=driver, waits=PATIENT, traffic=Traffic("driver"))
+        addresses = {name: f"local://{name}" for name in ("worker-0", "worker-1", "worker-2")}
+        found = await inquiries.answers(addresses, "run", within_s=0.2)
+
+    assert sorted(asked) == ["worker-0", "worker-1"]
+    assert found == {"worker-1": {**counts, "role": "worker"}}

@@ -106,9 +106,36 @@ def test_the_introduction_says_which_data_and_how_large_the_model_is() -> None:
     data, model = introduction(DATA, MODEL)
 
     assert data == (
-        "data   mnist: MNIST, from the cache; 60 000 training and 10 000 test images of 1x28x28, 10 classes"
+        "data   mnist: MNIST, from the cache; 60,000 training and 10,000 test images of 1x28x28, 10 classes"
     )
-    assert "298 090 parameters, 756 000 multiply-adds forward per image (our definition" in model
+    assert "298,090 parameters, 756,000 multiply-adds forward per image (our definition" in model
+
+
+async def test_a_role_that_does_not_answer_is_said_once_without_a_table_and_shown_in_one() -> None:
+    progress, stream = Progress(phase="training"), io.StringIO()
+    async with LiveTable(progress, stream=stream) as table:
+        for silent in ((), ("ps-0 for 3 s",), ("ps-0 for 5 s",), (), ("ps-0 for 4 s",)):
+            progress.silent = silent
+            table.refresh()
+
+    assert stream.getvalue().splitlines() == ["no answer from ps-0 for 3 s", "no answer from ps-0 for 4 s"]
+    assert consistency_line(progress).endswith("; no answer: ps-0 for 4 s")
+
+
+async def test_a_long_silence_ends_with_a_line_of_what_the_run_is_at(monkeypatch) -> None:
+    monkeypatch.setattr(live_table, "QUIET_S", 0.0)
+    progress, stream = Progress(phase="preparing kernels 3/20", last_epoch=3), io.StringIO()
+    async with LiveTable(progress, stream=stream) as table:
+        table.refresh()
+        table.refresh()
+        progress.begin_epoch(2, now=0.0)
+        progress.data, progress.images, progress.images_per_s = DATA, 12800, 5000.0
+        table.refresh()
+        table.refresh()
+
+    first, *_, last = stream.getvalue().splitlines()
+    assert first == "preparing kernels 3/20"
+    assert last == "training epoch 2/3: 12,800 of 60,000 images, 5,000/s"
 
 
 async def test_the_introduction_comes_once_as_soon_as_the_driver_knows() -> None:
@@ -130,9 +157,9 @@ async def test_a_pipe_gets_plain_lines() -> None:
         table.finish(small_report())
 
     lines = stream.getvalue().splitlines()
-    assert lines[2] == ("epoch 1/3: loss 0.2500, test accuracy 98.76%, 60 000 images in 4.00 s (15 000/s)")
+    assert lines[2] == ("epoch 1/3: loss 0.2500, test accuracy 98.76%, 60,000 images in 4.00 s (15,000/s)")
     assert CLEAR not in stream.getvalue()
-    assert lines[-1].startswith("test accuracy 98.76% after 1 epoch, 15 000 images/s")
+    assert lines[-1].startswith("test accuracy 98.76% after 1 epoch, 15,000 images/s")
 
 
 async def test_quiet_leaves_the_last_line_only() -> None:
@@ -157,7 +184,7 @@ async def test_a_terminal_gets_a_table_that_is_gone_at_the_end_and_lines_that_st
         table.finish(small_report())
 
     assert CLEAR in shown
-    for cell in ("training", "2/3", "1 600/60 000", "replicas", "bsp, staleness at most 0", "clock 100"):
+    for cell in ("training", "2/3", "1,600/60,000", "replicas", "bsp, staleness at most 0", "clock 100"):
         assert cell in shown
     assert "epoch 1/3: loss 0.2500" in shown
     assert "test accuracy 98.76% after 1 epoch" in stream.getvalue()
@@ -237,12 +264,12 @@ def test_how_the_model_is_cut_is_said_with_what_crosses(plan, kind) -> None:
     line = cut_line(MODEL, plan.to_dict(), together=False)
 
     match = re.fullmatch(
-        rf"cut    {kind} over 2 workers: ([\d ]+) crossings, "
-        r"([\d ]+) bytes per image( and [\d ]+ per group)?",
+        rf"cut    {kind} over 2 workers: ([\d,]+) crossings, "
+        r"([\d,]+) bytes per image( and [\d,]+ per group)?",
         line,
     )
     assert match is not None, line
-    assert all(int(match[number].replace(" ", "")) > 0 for number in (1, 2))
+    assert all(int(match[number].replace(",", "")) > 0 for number in (1, 2))
     assert (match[3] is not None) == any(
         crossing.kind == "gradient" for crossing in Layout(MODEL.topology, MODEL.input_shape, plan).crossings
     )
@@ -293,7 +320,7 @@ async def test_a_long_wait_is_no_line_on_a_terminal_or_when_quiet(monkeypatch, h
 
 def test_a_bounded_run_shows_its_mode_the_slowest_clock_and_who_waits_for_whom() -> None:
     progress = Progress(consistency="ssp:4", clock=1234, staleness_max=17)
-    assert consistency_line(progress) == "ssp:4, staleness at most 17 so far, slowest clock 1 234"
+    assert consistency_line(progress) == "ssp:4, staleness at most 17 so far, slowest clock 1,234"
 
     progress.waiting_for = tuple(f"worker-{n} for replica 3 at clock 1234" for n in range(4))
 
@@ -304,12 +331,12 @@ def test_a_bounded_run_shows_its_mode_the_slowest_clock_and_who_waits_for_whom()
 
 def test_an_asynchronous_run_shows_no_clock() -> None:
     assert consistency_line(Progress(clock=5)) == "asp, staleness at most 0 so far"
-    assert consistency_line(Progress(skipped=1600)).endswith("so far, 1 600 images skipped")
+    assert consistency_line(Progress(skipped=1600)).endswith("so far, 1,600 images skipped")
 
 
 def test_the_line_of_an_epoch_says_what_it_skipped_if_it_did():
     assert "skipped" not in epoch_line(EPOCH, 3)
-    assert epoch_line(dataclasses.replace(EPOCH, skipped=2000), 3).endswith("/s), 2 000 skipped")
+    assert epoch_line(dataclasses.replace(EPOCH, skipped=2000), 3).endswith("/s), 2,000 skipped")
 
 
 async def test_the_table_goes_when_the_run_fails() -> None:
@@ -326,7 +353,7 @@ def test_the_summary_names_events_baseline_and_staleness() -> None:
 
     assert "event  at 1.5 s: worker-1 died" in text
     assert (
-        "kernels alone on 2 threads: 20 000 images/s, efficiency 0.75: threads computed 0% of the time"
+        "kernels alone on 2 threads: 20,000 images/s, efficiency 0.75: threads computed 0% of the time"
         in text
     )
     assert "matrix products on 2 threads: 100.0 GFLOP/s, training reaches 0.64 of that" in text
@@ -411,7 +438,7 @@ async def test_a_real_run_is_shown_from_its_first_to_its_last_line() -> None:
 
     lines = stream.getvalue().splitlines()
     assert lines[0].startswith("data   digits: the digits inside the package, as asked for; 160 training")
-    assert lines[1].startswith("model  digits: 17 258 parameters")
+    assert lines[1].startswith("model  digits: 17,258 parameters")
     assert [line[:9] for line in lines[2:4]] == ["epoch 1/2", "epoch 2/2"]
     assert 0.01 < busy_share(report) <= 1.0
     half_speed = why_not_one(report, busy_share(report) / 2)
@@ -423,4 +450,4 @@ def test_the_table_shows_how_old_the_newest_checkpoint_is() -> None:
     progress = Progress(takes_checkpoints=True)
     assert live_table.checkpoint_age(progress, now=100.0) == "none yet"
     progress.written("checkpoint-0001-000015", now=100.0)
-    assert live_table.checkpoint_age(progress, now=1334.4) == "1 234 s old"
+    assert live_table.checkpoint_age(progress, now=1334.4) == "1,234 s old"

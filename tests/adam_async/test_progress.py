@@ -101,3 +101,16 @@ def test_what_an_epoch_skips_is_seen_from_when_it_is_known_until_the_next_one_be
     progress.begin_epoch(2, now=102.0)
 
     assert progress.skipped == 0
+
+
+def test_the_rate_is_that_of_the_last_seconds_and_falls_to_nothing() -> None:
+    progress = begun()
+    for second in range(1, 11):
+        progress.look(roles(images=10 * second), now=100.0 + second)
+    assert progress.images_per_s == 10.0
+
+    rates = []
+    for second in range(1, 5):
+        progress.look(roles(images=100), now=110.0 + second)
+        rates.append(round(progress.images_per_s, 2))
+    assert rates == [6.67, 3.33, 0.0, 0.0]

@@ -28,7 +28,10 @@ async def test_the_lines_of_a_run_are_those_of_its_report() -> None:
     assert lines["test accuracy"][0][-1] == pytest.approx(report.totals.train_s)
     assert lines["rate"][1] == [sample.rate for sample in report.series]
     assert lines["rate"][1][-1] < lines["rate"][1][0]
-    assert len({len(times) for title, (times, _) in lines.items() if title != "test accuracy"}) == 1
+    of_their_own = ("test accuracy", "staleness")
+    assert len({len(times) for title, (times, _) in lines.items() if title not in of_their_own}) == 1
+    stale = [sample for sample in report.series if sample.staleness_mean is not None]
+    assert lines["staleness"] == ([each.s for each in stale], [each.staleness_mean for each in stale])
 
 
 @pytest.mark.slow  # fonts are looked for once

@@ -273,7 +273,10 @@ async def test_checkpoints_that_fail_in_a_row_are_logged_and_end_the_run_by_name
         "the newest: checkpoint-0001-000015; with --checkpoint-misses 0 a run goes on without checkpoints"
     )
     news = [record.message for record in caplog.records if record.levelno == logging.WARNING]
-    assert news == [f"checkpoint-0002-000015 {why}; training goes on without it"]
+    assert sorted(news) == [
+        f"checkpoint-0002-000015 {why}; training goes on without it",
+        "how far training is could not be noted (No space left on device); training goes on without it",
+    ]
 
 
 async def test_a_run_may_train_on_without_checkpoints(tmp_path):
@@ -360,7 +363,7 @@ async def test_a_resumed_run_may_write_elsewhere(tmp_path):
 async def test_a_run_that_is_over_is_not_resumed_without_more_epochs(tmp_path):
     config = config_of(epochs=1)
     await trained(config, checkpoint=tmp_path)
-    with pytest.raises(CheckpointError, match="to train on, give more than 1"):
+    with pytest.raises(CheckpointError, match="to train on, give --epochs 2 or more"):
         await trained(config, resume=tmp_path)
 
 
@@ -375,12 +378,12 @@ async def test_without_a_folder_nothing_pauses(tmp_path):
 
 
 async def test_a_state_without_a_finite_loss_does_not_replace_one_that_has(tmp_path):
-    config = config_of(epochs=2, rate=1e30, checkpoint_every=4)
+    config = config_of(epochs=2, rate=1e30, checkpoint_every=4, keep_going=True)
     async with cluster_of(config, checkpoint=tmp_path) as cluster:
         result = await cluster.train()
     assert not np.isfinite(result.epochs[-1].train_loss)
     assert not any(each.name == "checkpoint-0002-000015" for each in result.checkpoints)
-    assert any("the loss is not finite" in event for event in events_of(result))
+    assert any("is not finite" in event for event in events_of(result))
 
 
 async def test_groups_trained_after_the_checkpoint_are_counted_as_trained_again(tmp_path):

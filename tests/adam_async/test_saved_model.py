@@ -29,9 +29,11 @@ def with_header(change) -> bytes:
 
 
 def test_a_model_comes_back_as_it_was_saved() -> None:
-    spec, weights = load_model(DATA)
+    saved = load_model(DATA)
+    weights = saved.weights
 
-    assert spec == NETWORK.spec
+    assert saved.spec == NETWORK.spec
+    assert saved.class_names == ()
     assert weights.keys() == WEIGHTS.keys()
     for name, value in WEIGHTS.items():
         assert weights[name].dtype == np.float32
@@ -42,10 +44,29 @@ def test_float64_weights_stay_float64() -> None:
     network = Network(mlp((4, 3, 2), input_shape=(4,)), np.float64)
     weights = network.initial_weights(Dice(1))
 
-    _, loaded = load_model(dump_model(network, weights))
+    loaded = load_model(dump_model(network, weights)).weights
 
     assert loaded["fc1.weight"].dtype == np.float64
     np.testing.assert_array_equal(loaded["fc1.weight"], weights["fc1.weight"])
+
+
+def test_names_of_classes_come_back_in_their_order() -> None:
+    saved = load_model(dump_model(NETWORK, WEIGHTS, ("zebra", "ant")))
+
+    assert saved.class_names == ("zebra", "ant")
+
+
+@pytest.mark.parametrize(
+    ("names", "reason"),
+    [(["a"] * 11, "names 11 classes, but its model has 10 outputs"), ([3], "damaged metadata: class_names")],
+)
+def test_names_that_the_model_cannot_have_are_refused(names: list, reason: str) -> None:
+    def name(header) -> None:
+        ours = json.loads(header["__metadata__"]["adam-async"])
+        header["__metadata__"]["adam-async"] = json.dumps({**ours, "class_names": names})
+
+    with pytest.raises(SavedModelError, match=reason):
+        load_model(with_header(name))
 
 
 def test_equal_weights_give_equal_bytes_whatever_their_order() -> None:

@@ -49,10 +49,11 @@ def test_a_sample_holds_totals_of_the_whole_run() -> None:
 
 def test_staleness_is_that_of_the_pushes_since_the_sample_before() -> None:
     samples = series()
-    for histogram in ({"0": 4}, {"0": 4, "3": 1, "5": 1}, {"0": 4, "3": 1, "5": 1}, {}):
+    seen = ({"0": 4}, {"0": 4, "3": 1, "5": 1}, {"0": 4, "3": 1, "5": 1}, {})
+    for second, histogram in enumerate(seen):
         samples.take(
             roles(staleness=histogram, payload=0, waited_s=0.0),
-            s=1.0,
+            s=float(second),
             epoch=1,
             images=1,
             images_before=0,
@@ -60,6 +61,21 @@ def test_staleness_is_that_of_the_pushes_since_the_sample_before() -> None:
         )
 
     assert [sample.staleness_mean for sample in samples.samples] == [0.0, 4.0, None, None]
+
+
+def test_the_last_pushes_of_an_epoch_are_counted_with_those_after_it() -> None:
+    samples = series()
+    for s, histogram in ((1.0, {"4": 10}), (1.02, {"4": 10, "0": 2}), (2.0, {"4": 18, "0": 2})):
+        samples.take(
+            roles(staleness=histogram, payload=0, waited_s=0.0),
+            s=s,
+            epoch=1,
+            images=1,
+            images_before=0,
+            loss=1.0,
+        )
+
+    assert [sample.staleness_mean for sample in samples.samples] == [4.0, None, 3.2]
 
 
 def test_the_rate_is_that_of_the_schedule_at_the_images_trained() -> None:

@@ -104,8 +104,8 @@ def test_a_killed_data_server_is_started_again_while_there_is_another() -> None:
         code = command.finish()
 
     assert code == 0, command.output
-    epochs = re.findall(r"epoch \d+/40: .* (\S+ \d+) images in", command.output)
-    assert epochs == ["1 437"] * 40, command.output
+    epochs = re.findall(r"epoch \d+/40: .* (\S+) images in", command.output)
+    assert epochs == ["1,437"] * 40, command.output
     assert "Traceback" not in command.output
 
 

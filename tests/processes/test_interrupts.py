@@ -1,19 +1,25 @@
 """Ctrl-C and SIGTERM at any moment: the right code, no stack trace, no orphan."""
 
 import os
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 
+from adam_async.data_server.datasets import DIGITS_FILE
+from adam_async.model.network import Network
 from adam_async.report import Report
+from adam_async.saved_model import load_model
 from tests.processes.commands import PATIENCE_S, Command, answers_signals, children_of, until, watched
 
 pytestmark = pytest.mark.processes
 
 LOCAL = ("train", "--data", "digits", "--epochs", "1000")
+DIGITS = np.load(DIGITS_FILE)
 PROCESSES = (*LOCAL, "--processes", "--servers", "2")
 
 
@@ -62,6 +68,26 @@ def test_a_run_of_processes_ends_by_ctrl_c_without_orphans(moment: Callable[[Com
     assert code == 130, command.output
     assert "Traceback" not in command.output
     assert "died" not in command.output
+
+
+@pytest.mark.parametrize("options", [(), ("--processes",)])
+def test_an_interrupted_run_says_what_it_has_done_and_keeps_its_weights(
+    tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    out, checkpoints = tmp_path / "out", tmp_path / "checkpoints"
+    with Command(*LOCAL, "--out", str(out), "--checkpoint", str(checkpoints), *options) as command:
+        command.wait_for("epoch 3/1000")
+        command.signal(signal.SIGINT)
+        code = command.finish()
+    spec, weights = load_model((out / "model.safetensors").read_bytes())
+    named = Network(spec).predict(weights, DIGITS["x_test"].reshape(-1, 1, 8, 8))
+
+    assert code == 130, command.output
+    done = r"in epoch \d+, after \d+ of 1437 images; epoch \d+ ended with|after epoch \d+, with"
+    assert re.search(rf"interrupted ({done}) test accuracy", command.output)
+    assert f"kept: the weights at hand in {out}/model.safetensors, checkpoint-" in command.output
+    assert f"(go on with --resume {checkpoints})" in command.output
+    assert np.mean(named == DIGITS["y_test"]) > 0.5
 
 
 @pytest.mark.slow  # the kernels alone are measured first

@@ -365,6 +365,6 @@ def test_cut_replicas_learn_mnist_in_three_epochs_though_a_worker_is_killed(plan
     accuracy = re.search(r"test accuracy (\d+\.\d+)% after 3 epochs", output)
 
     assert code == 0, output
-    assert re.findall(r"epoch \d/3: .* (\d+ \d+) images in", output) == ["60 000"] * 3, output
+    assert re.findall(r"epoch \d/3: .* ([\d,]+) images in", output) == ["60,000"] * 3, output
     assert accuracy is not None
     assert float(accuracy[1]) >= 98.7, output

@@ -9,7 +9,9 @@ import pytest
 
 from adam_async.cluster_processes import ProcessCluster
 from adam_async.config import Waits, make_config
-from adam_async.errors import DeadlineExceeded, RoleDied
+from adam_async.errors import LOST_SHARDS, DeadlineExceeded, RoleDied
+from adam_async.model.spec import LayerSpec, ModelSpec
+from tests.adam_async.runs import tiny_dataset
 from tests.processes.commands import PATIENCE_S, Command, children_of, command_line, run, until, watched
 
 pytestmark = pytest.mark.processes
@@ -48,10 +50,24 @@ def test_a_killed_worker_is_named_and_replaced_and_no_image_is_lost() -> None:
         code = command.finish()
 
     assert code == 0, command.output
-    epochs = re.findall(r"epoch \d+/40: .* (\S+ \d+) images in", command.output)
-    assert epochs == ["1 437"] * 40, command.output
+    epochs = re.findall(r"epoch \d+/40: .* (\S+) images in", command.output)
+    assert epochs == ["1,437"] * 40, command.output
     assert re.search(r"event  at \d+\.\d s: worker-1 died: killed by signal 9", command.output)
     assert "Traceback" not in command.output
+
+
+def test_a_stopped_server_is_said_while_it_is_silent_and_is_an_event_of_the_run() -> None:
+    with Command(*TRAIN, "--epochs", "30") as command:
+        command.wait_for("epoch 1/30")
+        server = command.child("ps-1")
+        os.kill(server, signal.SIGSTOP)
+        command.wait_for("no answer from ps-1 for")
+        os.kill(server, signal.SIGCONT)
+        code = command.finish()
+
+    assert code == 0, command.output
+    assert re.search(r"event  at \d+\.\d s: ps-1 has not answered for \d+ s", command.output)
+    assert re.search(r"event  at \d+\.\d s: ps-1 answers again, after \d+ s", command.output)
 
 
 @pytest.mark.parametrize("node", ["ps-1", "data-0", "controller"])
@@ -65,7 +81,8 @@ def test_a_dead_role_that_holds_the_only_copy_ends_the_run_with_its_name(node: s
             all_end(1)
 
     assert code == 4, command.output
-    assert command.output.rstrip().endswith(f"adam-async: {node} died: killed by signal 9")
+    back = f"; {LOST_SHARDS}" if node == "ps-1" else ""
+    assert command.output.rstrip().endswith(f"adam-async: {node} died: killed by signal 9{back}")
     assert "Traceback" not in command.output
 
 
@@ -154,6 +171,7 @@ def test_stragglers_made_on_purpose_are_told_and_train() -> None:
 async def test_each_child_is_told_what_concerns_it() -> None:
     slow = ("worker-1:0.2", "worker-0~ps-0:5ms")
     options = {"data": "digits", "data_servers": 2, "epochs": 1, "replicas": 2, "processes": True}
+    options["size"] = "8x8"
     config = make_config({**options, "slow": slow})
     async with ProcessCluster(config) as cluster:
         told = {
@@ -165,6 +183,9 @@ async def test_each_child_is_told_what_concerns_it() -> None:
             for node, child in cluster.children.items()
             if node.startswith("data-")
         }
+        sizes = [
+            re.findall(r"--size (\S+)", command_line(child.pid or 0)) for child in cluster.children.values()
+        ]
         result = await cluster.train()
     paced = [result.statistics[f"worker-{number}"]["pool"]["paced_s"] for number in range(2)]
 
@@ -177,6 +198,7 @@ async def test_each_child_is_told_what_concerns_it() -> None:
         "worker-1": [slow[0]],
     }
     assert caches == {"data-0": ["auto/2"], "data-1": ["auto/2"]}
+    assert sorted(sizes) == [[], [], [], [], ["8x8"], ["8x8"]]
     assert paced[0] == 0 < paced[1]
 
 
@@ -185,3 +207,41 @@ def test_a_straggler_that_is_not_there_ends_with_code_2() -> None:
 
     assert code == 2, output
     assert "slow: there is no worker 'worker-7' here; there are worker-0, worker-1" in output
+
+
+OWN_LAYER = """
+import numpy as np
+from adam_async.model.layer import Layer
+
+class Doubled(Layer):
+    def forward(self, weights, slots):
+        np.multiply(slots.inputs[0], 2, out=slots.output)
+
+    def backward(self, weights, slots):
+        np.multiply(slots.error, 2, out=slots.input_errors[0])
+"""
+
+
+async def test_a_data_set_of_the_caller_and_a_layer_named_by_its_module_reach_all_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_layer_of_a_test.py").write_text(OWN_LAYER)
+    monkeypatch.syspath_prepend(tmp_path)
+    layers = (
+        LayerSpec.of("flat", "flatten"),
+        LayerSpec.of("twice", "doubled"),
+        LayerSpec.of("fc", "dense", outputs=10),
+        LayerSpec.of("loss", "softmax_cross_entropy"),
+    )
+    config = make_config({"epochs": 2, "replicas": 2, "data_servers": 2, "images_per_group": 4})
+    async with ProcessCluster(
+        config,
+        dataset=tiny_dataset(),
+        spec=ModelSpec(name="own", input_shape=(1, 8, 8), layers=layers),
+        layers={"doubled": "own_layer_of_a_test:Doubled"},
+        environment={**os.environ, "PYTHONPATH": str(tmp_path)},
+    ) as cluster:
+        result = await cluster.train()
+        assert sorted(cluster.children) == ["controller", "ps-0", "worker-0", "worker-1"]
+    assert [epoch.images for epoch in result.epochs] == [60, 60]
+    assert list(result.weights) == ["fc.weight", "fc.bias"]

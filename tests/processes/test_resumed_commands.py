@@ -61,7 +61,7 @@ def test_what_cannot_be_resumed_ends_with_the_code_of_a_wrong_option(tmp_path: P
     assert run(*train, "--epochs", "1", "--checkpoint", folder)[0] == 0
     for words, claim in (
         (("--resume", str(tmp_path)), "train --checkpoint writes them"),
-        (("--resume", folder), "all of epochs=1 behind it; to train on, give more than 1"),
+        (("--resume", folder), "all of epochs=1 behind it; to train on, give --epochs 2 or more"),
         (("--resume", folder, "--epochs", "2", "--rate", "0.5"), "rate=0.5 (there 0.0); leave them out"),
         (("--checkpoint", folder), f"continue that one with --resume {folder}"),
         (("--checkpoint-every", "10"), "give --checkpoint DIR"),

@@ -1,6 +1,7 @@
 """Roles started by their own commands: they meet, serve run after run, and refuse strangers."""
 
 import json
+import re
 import signal
 from contextlib import ExitStack
 from pathlib import Path
@@ -50,7 +51,65 @@ def test_roles_started_by_hand_serve_run_after_run(tmp_path: Path) -> None:
         for role in (*roles, controller):
             role.signal(signal.SIGINT)
             assert role.finish() == 130
+        for role in roles:
             assert role.output.count("\n") == 1, role.output
+        assert controller.output.count(" is training\n") == controller.output.count(" has finished\n") == 2
+
+
+def test_a_killed_worker_and_a_run_that_diverges_are_lines_at_once_on_train_and_controller() -> None:
+    with ExitStack() as stack:
+        controller = stack.enter_context(Command("controller", "--bind", "tcp://127.0.0.1:0"))
+        where = ("--controller", address_of(controller))
+        for words in (
+            ("ps",),
+            ("data", "--data", "digits"),
+            ("worker", "--id", "w-0"),
+            ("worker", "--id", "w-1"),
+        ):
+            address_of(role := stack.enter_context(Command(*words, *where)))
+        options = ("--replicas", "2", "--epochs", "100000", "--quiet", *where)
+        with Command("train", *options) as train:
+            controller.wait_for(" is training")
+            role.signal(signal.SIGKILL)
+            train.wait_for("w-1 died")
+            controller.wait_for("w-1 is lost")
+            train.signal(signal.SIGINT)
+            assert train.finish() == 130
+            assert "kept: nothing (--out keeps" in train.output
+        code, output = run("train", "--rate", "1e12", "--epochs", "9", *where)
+        assert code == 9, output
+        assert "try a lower rate (--rate 1e+11" in output
+        controller.wait_for("failed: training diverges")
+
+
+def test_roles_start_in_any_order_on_every_interface(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text(f"{TOKEN}\n")
+    token.chmod(0o600)
+    ours = ("--token-file", str(token))
+    with Command("controller", "--bind", "tcp://127.0.0.1:0") as found:
+        meet = address_of(found)
+    everywhere = ("--bind", "tcp://0.0.0.0:0", "--advertise", "tcp://127.0.0.1:0")
+    with ExitStack() as stack:
+
+        def start(*words: str) -> Command:
+            return stack.enter_context(Command(*words, *ours))
+
+        training = start("train", "--epochs", "2", "--controller", meet)
+        worker = start("worker", "--threads", "1", "--join", meet, *everywhere)
+        start("data", "--data", "digits", "--controller", meet, *everywhere)
+        server = start("ps", "--id", "ps-7", "--log-json", "--controller", meet)
+        said = json.loads(server.wait_for("waits for the controller"))
+        assert (said["node"], said["level"]) == ("ps-7", "warning")
+        assert re.fullmatch(
+            r"\S+Z WARNING worker-\S+ worker-\S+ waits for the controller, for \d+ s more; .*",
+            worker.wait_for("waits for the controller"),
+        )
+        port = meet.rpartition(":")[2]
+        start("controller", "--bind", f"tcp://0.0.0.0:{port}", "--advertise", meet)
+        assert address_of(worker).startswith("tcp://127.0.0.1:")
+        assert training.finish() == 0, training.output
+    assert "after 2 epochs" in training.output
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ async def turns(condition: Callable[[], object]) -> None:
 
 
 def fill(link: Link) -> None:
-    """Send 5 000 messages, or fewer if the link takes no more."""
+    """Send 5,000 messages, or fewer if the link takes no more."""
     with suppress(WouldBlock):
         for _ in range(5_000):
             link.send_nowait(Message(type="note", tensors=(np.zeros(1000, np.uint8),)))

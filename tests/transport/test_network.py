@@ -70,6 +70,27 @@ async def test_a_dial_waits_for_a_listener_that_is_late(make: Make) -> None:
             await link.aclose()
 
 
+@pytest.mark.parametrize(
+    ("advertised", "told"),
+    [
+        ("tcp://localhost:0", "tcp://localhost:{port}"),
+        ("tcp://gateway:7100", "tcp://gateway:7100"),
+        ("tcp://[::1]:0", "tcp://[::1]:{port}"),
+    ],
+)
+async def test_a_listener_on_every_interface_names_the_advertised_address(advertised: str, told: str) -> None:
+    entropy = lambda count: hashlib.shake_128(b"test").digest(count)  # noqa: E731
+    token = b"a token of many bytes"
+    network = TcpNetwork(token=token, entropy=entropy, rules=open_rules(), advertise=advertised)
+    plain = TcpNetwork(token=token, entropy=entropy, rules=open_rules())
+    async with plain.listen("tcp://127.0.0.1:0", FAR, lambda link: link.wait_closed()) as free:
+        port = free.address.rpartition(":")[2]
+    async with network.listen(f"tcp://0.0.0.0:{port}", FAR, lambda link: link.wait_closed()) as listener:
+        assert listener.address == told.format(port=port)
+        async with plain.connect(f"tcp://127.0.0.1:{port}", NEAR) as link:
+            assert link.peer == FAR
+
+
 @both
 async def test_an_unexpected_role_is_refused(make: Make) -> None:
     network = make()

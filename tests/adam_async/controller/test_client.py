@@ -195,6 +195,34 @@ async def test_a_restarted_node_takes_its_own_seat():
         assert table.controller.map.nodes["worker-0"].incarnation == 3
 
 
+@pytest.mark.parametrize(
+    ("role", "said"),
+    [
+        ("worker", "another process is connected as twin; give this one another --id"),
+        ("driver", "another train drives this cluster; one run at a time has it"),
+    ],
+)
+async def test_who_has_the_name_of_a_connected_node_is_told_so_at_once_and_refused_in_the_end(
+    role, said, caplog
+):
+    brief = msgspec.structs.replace(WAITS, dial_s=0.4, call_s=0.4)
+    took_s = []
+
+    async def join():
+        async with table_of(NETWORKS["local"]()) as table:
+            await table.joined("twin", role=role)
+            begin = asyncio.get_running_loop().time()
+            table.member("twin", incarnation=2, role=role, waits=brief)
+            await until(lambda: any(said in record.message for record in caplog.records))
+            took_s.append(asyncio.get_running_loop().time() - begin)
+            await asyncio.Event().wait()
+
+    with pytest.raises(ExceptionGroup) as failure:
+        await join()
+    assert f"twin cannot join: {said}" in str(first_cause(failure.value))
+    assert took_s[0] < 1.0
+
+
 async def test_a_value_that_the_controller_refuses_is_an_error_with_its_reason():
     async with table_of(NETWORKS["local"]()) as table:
         member = await table.joined("worker-0")
@@ -289,7 +317,7 @@ async def test_the_id_of_a_node_that_is_connected_is_refused_to_another(network)
         await sit()
     cause = first_cause(failure.value)
     assert isinstance(cause, RunFailed)
-    assert "nodes/worker-0 is another process that is connected" in str(cause)
+    assert "another process is connected as worker-0" in str(cause)
 
 
 @pytest.mark.parametrize("network", NETWORKS)

@@ -12,7 +12,7 @@ from adam_async.controller.leader_link import NEXT_S, LeaderLink
 from adam_async.errors import Leaderless
 from adam_async.traffic import Traffic
 from tests.adam_async.controller.simulated_group import network_of, simulated
-from tests.adam_async.controller.test_map_client import table_of
+from tests.adam_async.controller.test_map_client import Front, Mind, table_of
 from tests.adam_async.runs import NETWORKS, until
 from transport import Identity, LinkBroken, LinkClosed
 
@@ -63,6 +63,26 @@ async def found(leader):
     begin = loop.time()
     await leader.find(-1, "")
     return loop.time() - begin
+
+
+async def test_a_controller_that_starts_late_is_waited_for_at_the_beginning():
+    network = NETWORKS["tcp"]()
+    async with table_of(network) as table:
+        address = table.addresses
+    waits = msgspec.structs.replace(WAITS, dial_s=0.01, meet_s=20.0)
+    leader, _ = link_of(network, [address], waits=waits)
+    loop = asyncio.get_running_loop()
+    async with asyncio.TaskGroup() as group:
+        finding = group.create_task(leader.find(-1, ""), name="finds")
+        begin = loop.time()
+        await until(lambda: loop.time() > begin + 5 * waits.dial_s)
+        mind = Mind()
+        front = mind.leader = Front(mind)
+        front.address = address
+        identity = Identity(role="controller", node="controller-0", incarnation=1)
+        async with network.listen(address, identity, front.on_link):
+            assert (await finding).peer.node == "controller-0"
+            leader.close()
 
 
 def attempts():

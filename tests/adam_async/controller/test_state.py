@@ -25,7 +25,9 @@ from adam_async.controller.state import (
     Invalid,
     NodeLost,
 )
+from adam_async.errors import LOST_SHARDS, RoleFailed
 from adam_async.model.named import mlp
+from adam_async.muster import check_failed
 
 SPEC = mlp((16, 8, 4), input_shape=(1, 4, 4)).to_dict()
 
@@ -308,7 +310,7 @@ def test_the_next_epoch_is_shared_among_those_who_are_left():
 @pytest.mark.parametrize(
     ("lost", "reason"),
     [
-        ("ps-0", "ps-0 died: with it went the only copy of its shards"),
+        ("ps-0", f"ps-0 died: {LOST_SHARDS}"),
         ("data-0", "the data server died: no other has joined"),
         ("driver", "its driver driver left"),
     ],
@@ -327,6 +329,18 @@ def test_a_run_does_not_fail_because_a_worker_says_so():
     cluster.set("run", run_record())
     cluster.set("nodes/worker-0", msgspec.structs.replace(cluster.map.nodes["worker-0"], failed="me"))
     assert cluster.map.run.phase == "preparing"
+
+
+def test_a_data_server_that_refuses_a_run_is_said_to_refuse_it_and_not_to_have_died():
+    cluster = Cluster()
+    cluster.join("driver", "data-0", "ps-0", "worker-0")
+    cluster.set("run", run_record())
+    refusal = "step 1 (a:b): there is no module 'a'"
+    cluster.set("nodes/data-0", msgspec.structs.replace(cluster.map.nodes["data-0"], failed=refusal))
+    assert (cluster.map.run.phase, cluster.map.run.lost) == ("failed", "the data server")
+    assert cluster.map.run.reason == f"the data server cannot serve the run: data-0: {refusal}"
+    with pytest.raises(RoleFailed, match=r"^the data server cannot serve the run: data-0: step 1"):
+        check_failed(cluster.map, cluster.map.run.id)
 
 
 def test_a_run_goes_on_without_a_worker():
@@ -404,8 +418,8 @@ def test_a_compare_and_set_that_comes_too_late_changes_nothing():
         ("nodes/x", {"role": "ps", "address": "x" * 1025, "incarnation": 1}, "address has 1025 char"),
         (
             "nodes/x",
-            {"role": "ps", "address": "local://x", "incarnation": 1, "info": {"x": "x" * 9000}},
-            "9008 bytes",
+            {"role": "ps", "address": "local://x", "incarnation": 1, "info": {"x": "x" * 33_000}},
+            "33008 bytes",
         ),
         ("run/24", {"run": "r", "text": ""}, "no key"),
         ("run", {"id": "r", "pieces": 25}, "run: a run has 1 to 24 pieces, not 25"),

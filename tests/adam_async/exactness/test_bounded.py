@@ -231,6 +231,7 @@ async def test_pushes_that_are_refused_hold_nobody_up(mode):
         replicas=3,
         images_per_group=4,
         weights="copy",
+        keep_going=True,
         waits=WAITS,
         **SHARDED,
     )

@@ -151,6 +151,7 @@ async def test_what_is_not_finite_counts_no_images_in_its_sum_and_the_others_are
         dtype="float64",
         replicas=3,
         threads=1,
+        keep_going=True,
         push_every=push_every,
         **RULES["momentum"],
         **LOCKSTEP,

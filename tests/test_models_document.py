@@ -1,0 +1,53 @@
+"""The programs of docs/models.md run as they stand, and do what the page says."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+TEXT = (Path(__file__).resolve().parents[1] / "docs" / "models.md").read_text()
+PROGRAMS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+(TORCH_PROGRAM,) = re.findall(r"```python torch\n(.*?)```", TEXT, re.DOTALL)
+TRAINING, OWN_LAYER, IN_NUMPY = PROGRAMS
+
+
+def run(*programs: str) -> dict[str, Any]:
+    """Run programs one after the other with the names of those before."""
+    names: dict[str, Any] = {}
+    for program in programs:
+        exec(compile(program, "docs/models.md", "exec"), names)
+    return names
+
+
+def test_own_arrays_train_an_own_network_that_predicts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    names = run(TRAINING, IN_NUMPY)
+
+    assert names["found"].names[:3] == ["blue", "red", "green"]
+    assert "100% of the test images named rightly" in capsys.readouterr().out
+    assert names["tensors"]["conv1.weight"].shape == (4, 3, 3, 3)
+    assert names["tensors"]["fc1.weight"].shape == (3, 140)
+
+
+def test_a_network_with_an_own_layer_is_trained_saved_and_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    run(TRAINING, OWN_LAYER)
+
+    assert capsys.readouterr().out.splitlines()[-1] == "['red', 'green']"
+
+
+def test_pytorch_gives_the_same_probabilities(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    monkeypatch.chdir(tmp_path)
+
+    names = run(TRAINING, TORCH_PROGRAM)
+
+    np.testing.assert_allclose(names["shares"], names["found"].probabilities, atol=1e-4)
