@@ -174,6 +174,10 @@ class Adam:
 
     g = gradient + w * p;  mean = b1 * mean + (1 - b1) * g;  square = b2 * square + (1 - b2) * g * g;
     p = p - rate / (1 - b1^t) * mean / (sqrt(square) / sqrt(1 - b2^t) + epsilon).
+
+    Two threads that train in place may leave the mean of one gradient beside the square of another, and a
+    mean beside a square of zero would be a step without bound. No history of whole applications has a mean
+    beyond `largest_mean` times sqrt(square) (the Cauchy-Schwarz inequality), so no step is larger either.
     """
 
     name: ClassVar[str] = "adam"
@@ -186,6 +190,12 @@ class Adam:
         _check_decay(self.weight_decay)
         _check_fraction("beta1", self.beta1)
         _check_fraction("beta2", self.beta2)
+
+    @property
+    def largest_mean(self) -> float:
+        """The largest ``|mean| / sqrt(square)``, and a tenth for rounding; infinite where beta2 is too small."""
+        left = 1.0 - self.beta1**2 / self.beta2 if self.beta2 else 0.0
+        return 1.1 * (1.0 - self.beta1) / math.sqrt((1.0 - self.beta2) * left) if left > 0.0 else math.inf
 
     @property
     def state_names(self) -> tuple[str, ...]:
@@ -212,6 +222,7 @@ class Adam:
         steps = int(state["steps"][0])
         scaled_rate = rate / (1.0 - self.beta1**steps)
         root = math.sqrt(1.0 - self.beta2**steps)
+        largest = rate and scaled_rate * root * self.largest_mean
         for p, g, (mean, square), s, t in _blocks(values, gradient, state, self.state_names, scratch):
             step = _decayed(g, p, self.weight_decay, s)
             np.multiply(step, step, out=t)
@@ -226,6 +237,7 @@ class Adam:
             np.add(t, self.epsilon, out=t)
             np.multiply(mean, scaled_rate, out=s)
             np.divide(s, t, out=s)
+            np.clip(s, -largest, largest, out=s)
             np.subtract(p, s, out=p)
 
 

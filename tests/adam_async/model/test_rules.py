@@ -62,6 +62,30 @@ def test_a_rule_equals_its_formula(rule, formula, size):
     np.testing.assert_allclose(values, expected, rtol=1e-12, atol=1e-13)
 
 
+def test_a_state_that_two_threads_mixed_makes_no_step_without_bound():
+    rule, values = Adam(), np.zeros(3, np.float32)
+    state = rule.new_state(values.shape, np.float32)
+    state["mean"][:] = -1.0, 0.0, 1.0
+    for _ in range(5):
+        state["square"][:] = 0.0
+        before = values.copy()
+        rule.apply(values, state, np.zeros_like(values), rate=0.001, scratch=new_scratch())
+        assert np.abs(values - before).max() < 0.01
+    assert values[0] > 0.0 == values[1] > values[2], "the direction is the mean's"
+
+
+def test_the_bound_of_a_step_changes_no_step_of_a_history_that_comes_close_to_it():
+    """Gradients that grow by beta2 / beta1 have the largest mean for their square."""
+    rule, values, steps = Adam(), np.zeros(1), 80
+    state, expected, memory = rule.new_state(values.shape, np.float64), values.copy(), {}
+    for step in range(1, steps + 1):
+        gradient = np.array([(rule.beta2 / rule.beta1) ** (step - steps)])
+        rule.apply(values, state, gradient, rate=0.1, scratch=new_scratch(np.float64))
+        expected = adam(rule, expected, gradient, memory, 0.1, step)
+    np.testing.assert_allclose(values, expected, rtol=1e-12)
+    assert state["mean"] / np.sqrt(state["square"]) == pytest.approx(rule.largest_mean / 1.1, rel=1e-3)
+
+
 @pytest.mark.parametrize(("rule", "formula"), CASES)
 def test_a_rule_on_shards_equals_the_rule_on_the_whole(rule, formula):
     whole, parts = normal("p", 1000), normal("p", 1000)
