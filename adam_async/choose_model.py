@@ -113,8 +113,8 @@ def check_size(size: str, data: Mapping[str, Any]) -> None:
     shape = data["shape"]
     if size and read_image_size(size) != (shape[2], shape[1]):
         raise ConfigError(
-            f"size={size} is asked for, and {data['name']} has images of {shape[1]}x{shape[2]}: arrays keep "
-            "their size, and data servers that run have chosen theirs; leave size out"
+            f"size={size} does not fit {data['name']}, whose images are {shape[1]}x{shape[2]}: arrays, and "
+            "the data of a running data server, keep their size; leave size out"
         )
 
 

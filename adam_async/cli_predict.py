@@ -64,10 +64,10 @@ async def run_prediction(
     for sentence in damage.sentences():
         terminal.news(f"left out: {sentence}")
     if source.passed_over:
-        terminal.news(f"{source.passed_over} files in folders are no images and were passed over")
+        terminal.news(f"skipped {source.passed_over:,} files in folders that are not images")
     _print(model, rows, options, terminal)
     if options.png is not None and not options.json:
-        terminal.say(f"contact sheet of {len(pictures)} of {len(rows)} images: {options.png}")
+        terminal.say(f"contact sheet of {len(pictures):,} of {len(rows):,} images: {options.png}")
     return 0
 
 
@@ -86,7 +86,7 @@ def _image_shape(model: Model) -> tuple[int, int, int]:
     shape = model.input_shape
     if len(shape) != 3:
         raise ConfigError(
-            f"model {model.network.spec.name!r} takes inputs of {list(shape)}, no images (channels, "
+            f"model {model.network.spec.name!r} takes inputs of {list(shape)}, not images (channels, "
             "rows, columns); use adam_async.Model in a program"
         )
     return shape[0], shape[1], shape[2]

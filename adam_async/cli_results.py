@@ -115,11 +115,12 @@ async def keep_interrupted(
     if options.out is not None and progress.epoch:
         try:
             async with asyncio.timeout(RESCUE_S):
-                network, weights = await driver.weights_at_hand()
+                network, weights, best = await driver.weights_so_far()
             result = driver.so_far()
             names = () if result is None else result.class_names
             await save_somewhere(network, weights, options.out, disk, environment, class_names=names)
-            kept.append(f"the weights at hand in {options.out / FILE_NAME}")
+            which = f"the weights of epoch {best}, the best one," if best else "the latest weights"
+            kept.append(f"{which} in {options.out / FILE_NAME}")
         except ConfigError as error:
             kept.append(str(error))
         except (AdamError, TransportError, TimeoutError, ExceptionGroup) as error:
@@ -132,7 +133,7 @@ async def keep_interrupted(
     terminal.news(f"interrupted {what_was_done(driver)}; kept: {', '.join(kept) or NOTHING}")
 
 
-NOTHING = "nothing (--out keeps the weights at hand, --checkpoint what a later run can go on with)"
+NOTHING = "nothing (--out keeps the latest weights, --checkpoint a state for --resume)"
 """Results kept of a run whose options name no file or folder."""
 
 
@@ -141,8 +142,8 @@ def what_was_done(driver: Driver) -> str:
     progress = driver.progress
     if not progress.epoch:
         return "before training began"
-    total = int(progress.data.get("train_images", 0)) - driver.config.validation
-    done = f"in epoch {progress.epoch}, after {progress.images} of {total} images"
+    total = progress.images_of_epoch
+    done = f"in epoch {progress.epoch}, after {progress.images:,} of {total:,} images"
     if not progress.epochs:
         return f"{done}; no epoch has ended"
     last = progress.epochs[-1]

@@ -34,7 +34,7 @@ async def derive_token(
     """
     if role is None:
         raise ConfigError(
-            f"say whose keys to write: --role ROLE, one of {', '.join(ROLES)} (driver is `train`)"
+            f"name the role that gets the keys: --role ROLE, one of {', '.join(ROLES)} (driver is `train`)"
         )
     token = await read_token(token_file, environment)
     if token is None:

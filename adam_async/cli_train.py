@@ -159,8 +159,8 @@ async def run_training(options: TrainOptions, environment: Mapping[str, str], te
             raise
     if result.checkpoint_missed and config.checkpoint_misses:
         raise RunFailed(
-            f"the run has ended, but its last checkpoint failed: {result.checkpoint_missed}; with "
-            "--checkpoint-misses 0 this is no error"
+            f"all epochs are trained, but the last checkpoint is missing: {result.checkpoint_missed}; "
+            "--checkpoint-misses 0 allows that"
         )
     return 0
 
@@ -316,7 +316,7 @@ async def configure(
         )
     other = "--resume" if options.resume is not None else "--record" if config.record else ""
     if options.init is not None and other:
-        raise ConfigError(f"--init begins with a saved model, and {other} has another start: leave one out")
+        raise ConfigError(f"--init and {other} both set the first weights: leave one of them out")
     for name in ("checkpoint_every", "checkpoint_misses"):
         if getattr(options, name) is not None and options.checkpoint is None and options.resume is None:
             option = f"--{name.replace('_', '-')}"

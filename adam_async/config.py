@@ -260,8 +260,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         for name, value in {"patience": self.patience, "keep_best": self.keep_best}.items():
             if value and not self.validation:
                 raise ConfigError(
-                    f"{name}={value} needs validation images, for no choice is made on test images: give "
-                    "validation too, such as validation=5000, the training images to hold back"
+                    f"{name}={value} needs validation images, because test images must not choose: add "
+                    "validation, the number of training images to hold back, such as validation=5000"
                 )
         if self.keep_best and self.record:
             raise ConfigError("keep_best and record exclude each other: a replay ends with the last weights")

@@ -134,9 +134,7 @@ class Driver:
             )
         if init is not None and (resume is not None or config.record):
             other = "resume continues" if resume is not None else "record repeats"
-            raise ConfigError(
-                f"init begins with a saved model, and {other} another start: leave one of them out"
-            )
+            raise ConfigError(f"init and {other} both set the first weights: leave one of them out")
         self._folder = checkpoints
         self._resume = resume
         self._init = init
@@ -321,6 +319,7 @@ class Driver:
         if self._available_bytes is not None:
             check_memory(model, self.config, self._available_bytes())
         self.progress.data, self.progress.model = data, model
+        self.progress.validation = self.config.validation
         if self._resume is not None:
             self._plan = self._resume.manifest.plan
         else:
@@ -520,12 +519,13 @@ class Driver:
             raise Diverged(f"{found}; or train on in any case with --keep-going")
         if found and not self._warned_of_divergence:
             self._warned_of_divergence = True
-            self.warn(f"{found}; it goes on, as --keep-going says")
+            self.warn(f"{found}; training goes on because of --keep-going")
 
     def _new_choice(self) -> EpochChoice:
         config, before = self.config, self.progress.epochs
         if config.keep_best and before:
-            self.note(f"weights of epochs up to {before[-1].epoch} are not kept: the best one after it is")
+            first = before[-1].epoch + 1
+            self.note(f"checkpoints keep no weights of earlier epochs: keep_best looks from epoch {first} on")
         return EpochChoice(
             patience=config.patience,
             keep_best=config.keep_best,
@@ -595,8 +595,10 @@ class Driver:
             taken.write_end(reading, cluster, self._results.before(epoch + 1), self.progress.epochs)
         return result, weights
 
-    async def weights_at_hand(self) -> tuple[Model, Mapping[str, NDArray[Any]]]:
-        """The model and weights of a run that was cut short, as the servers have them, or the best if kept.
+    async def weights_so_far(self) -> tuple[Model, Mapping[str, NDArray[Any]], int]:
+        """Return the model of an interrupted run, its weights, and the epoch of these if it is the best one.
+
+        Without a kept epoch the weights are the latest, as the servers have them, and the number is 0.
 
         Raises:
             RunFailed: No run has trained.
@@ -606,13 +608,13 @@ class Driver:
         if model is None or not self.map.buckets:
             raise RunFailed("no run has trained yet")
         if self.config.keep_best and self._choice.epoch:
-            return model, self._choice.weights
+            return model, self._choice.weights, self._choice.epoch
         async with asyncio.TaskGroup() as group:
             client = self._client(self.map, model)
             running = group.create_task(client.run(), name=f"{self._identity.node}/rescue")
             pulled = await pull_snapshot(model, self._table(model), self.map, client)
             running.cancel()
-        return model, pulled.weights
+        return model, pulled.weights, 0
 
     def so_far(self) -> RunResult | None:
         """What a run that was cut short has come to, as its roles were last seen; None if it never began."""

@@ -61,7 +61,7 @@ class EpochChoice:
         if self._patience and waited >= self._patience:
             return (
                 f"validation accuracy was best after epoch {self._best_epoch} ({self._best:.2%}) and has not "
-                f"risen in {waited} epoch{'s' if waited > 1 else ''}: training ends, as patience says"
+                f"risen in {waited} epoch{'s' if waited > 1 else ''}: so training ends (patience)"
             )
         if 0 < self._until_accuracy <= (result.test_accuracy if accuracy is None else accuracy):
             return f"epoch {result.epoch} reached the accuracy asked for"

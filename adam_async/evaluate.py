@@ -188,8 +188,8 @@ def model_numbers(network: Network, class_names: Sequence[str], dataset: Dataset
     if theirs and not class_names and count != outputs:
         if not all(map(is_number, theirs)):
             raise ConfigError(
-                f"{dataset.name} has {count} classes with names, and model {model!r} tells {outputs} classes "
-                "apart that have none: which is which cannot be known; train it again on data with names"
+                f"{dataset.name} has {count} named classes, but the {outputs} classes of model {model!r} "
+                "have no names, so they cannot be matched; train the model again on data with names"
             )
         class_names = tuple(map(str, range(outputs)))
     by_name = class_names and (theirs or all(map(is_number, class_names)))

@@ -242,10 +242,9 @@ def progress_line(progress: Progress) -> str:
     """What a run is at, in a line."""
     if progress.phase != "training":
         return progress.phase
-    total = int(progress.data.get("train_images", 0))
     return (
         f"training epoch {progress.epoch}/{progress.last_epoch or '?'}: {_count(progress.images)} of "
-        f"{_count(total)} images, {_count(progress.images_per_s)}/s"
+        f"{_count(progress.images_of_epoch)} images, {_count(progress.images_per_s)}/s"
     )
 
 
@@ -340,11 +339,10 @@ def _table(progress: Progress, *, now: float) -> "Table":
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False)
-    total = int(progress.data.get("train_images", 0))
     cells = {
         "phase": progress.phase,
         "epoch": f"{progress.epoch}/{progress.last_epoch or '?'}",
-        "images": f"{_count(progress.images)}/{_count(total)}",
+        "images": f"{_count(progress.images)}/{_count(progress.images_of_epoch)}",
         "images/s": _count(progress.images_per_s),
         "loss": f"{progress.loss:.4f}",
         "staleness": f"{progress.staleness_mean:.2f}",

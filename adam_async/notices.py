@@ -48,7 +48,7 @@ class Notices:
             try:
                 await self._membership.set_node(info={NOTICE: notice[:MOST_REASON]})
             except (AdamError, TransportError) as error:
-                logger.info("the controllers did not hear of it: %s", error)
+                logger.info("a notice did not reach the controllers: %s", error)
 
     def __repr__(self) -> str:
         return f"<Notices {self._unsent.qsize()} unsent>"

@@ -23,6 +23,8 @@ class Progress:
     phase: str = "joining"
     data: dict[str, Any] = field(default_factory=dict)
     """What the data server says of its data; empty until it has joined."""
+    validation: int = 0
+    """Training images that the run holds back from training."""
     model: Model | None = None
     plan: dict[str, Any] | None = None
     """How the model is cut, as `PartitionPlan.to_dict` gives it; None if it is not, or not known yet."""
@@ -67,6 +69,11 @@ class Progress:
     """Times of the latest looks at this epoch, and its images at each."""
     _added_up: tuple[int, float, int] = field(default=(0, 0.0, 0), init=False, repr=False)
     """Number of `epochs` added up so far, and their seconds and images."""
+
+    @property
+    def images_of_epoch(self) -> int:
+        """Images that an epoch trains; 0 until the data are known."""
+        return max(int(self.data.get("train_images", 0)) - self.validation, 0)
 
     def begin(self, series: Series) -> None:
         """A run begins: what an earlier one came to is in its result."""

@@ -175,7 +175,7 @@ def _metadata(header: dict[str, Any], origin: str) -> tuple[ModelSpec, tuple[str
         raise SavedModelError(f"{origin} has the format {version!r}; this version reads {FORMAT!r}")
     if not isinstance(names, list) or not all(isinstance(name, str) and is_name(name) for name in names):
         raise SavedModelError(
-            f"{origin} has damaged metadata: class_names is no list of names; save it again"
+            f"{origin} has damaged metadata: class_names is not a list of names; save it again"
         )
     try:
         return ModelSpec.from_dict(spec), tuple(names)

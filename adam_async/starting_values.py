@@ -49,8 +49,8 @@ def fill_from(tensors: RunTensors, network: Network, init: Model, *, seed: int) 
             f"the saved model {saved_name!r} has no tensor with a name and shape of model "
             f"{network.spec.name!r}: leave init out, or train a model with the same layers"
         )
-    left = f"fresh: {', '.join(fresh)}" if fresh else "none is fresh"
-    return f"begins with {taken} of {len(tensors.weights)} tensors of the saved model {saved_name!r}; {left}"
+    left = f"fresh: {', '.join(fresh)}" if fresh else "no fresh tensors"
+    return f"{taken} of {len(tensors.weights)} tensors come from the saved model {saved_name!r}; {left}"
 
 
 def first_states(tensors: RunTensors) -> tuple[ShardState, ...]:

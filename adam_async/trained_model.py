@@ -157,7 +157,7 @@ class Model:
         spec = self.network.spec
         if spec.layers[-1].kind != SOFTMAX:
             raise ConfigError(
-                f"model {spec.name!r} ends in {spec.layers[-1].kind}, so its outputs are no probabilities; "
+                f"model {spec.name!r} ends in {spec.layers[-1].kind}, so its outputs are not probabilities; "
                 "read them with model.network.scores(model.weights, images)"
             )
         images = self._as_array(images)

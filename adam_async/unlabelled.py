@@ -69,7 +69,9 @@ class Unlabelled:
         files = [file for path in self._paths for file in await self._files(path)]
         if not files:
             named = ", ".join(map(str, self._paths))
-            raise DataError(f"{named}: no image is there; name image files, .npy files or folders with some")
+            raise DataError(
+                f"{named}: there are no images; name image files, .npy files or folders that hold some"
+            )
         waiting: list[Path] = []
         for file in files:
             if file.suffix.lower() != ARRAY:

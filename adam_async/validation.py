@@ -62,6 +62,6 @@ def check_validation(validation: int, data: Mapping[str, Any]) -> None:
     """
     if validation >= int(data["train_images"]):
         raise ConfigError(
-            f"validation={validation} leaves nothing of the {data['train_images']} training images of "
+            f"validation={validation:,} leaves nothing of the {data['train_images']:,} training images of "
             f"{data['name']}: lower validation"
         )

@@ -193,7 +193,7 @@ class Adam:
 
     @property
     def largest_mean(self) -> float:
-        """The largest ``|mean| / sqrt(square)``, and a tenth for rounding; infinite where beta2 is too small."""
+        """The largest ``|mean| / sqrt(square)``, and a tenth for rounding; infinite if there is none."""
         left = 1.0 - self.beta1**2 / self.beta2 if self.beta2 else 0.0
         return 1.1 * (1.0 - self.beta1) / math.sqrt((1.0 - self.beta2) * left) if left > 0.0 else math.inf
 

@@ -98,7 +98,7 @@ def test_images_get_the_size_asked_for_or_that_of_the_model():
 def test_a_size_that_the_data_do_not_have_is_refused():
     check_size("", DIGITS)
     check_size("8x8", DIGITS)
-    with pytest.raises(ConfigError, match="size=8x9 is asked for, and digits has images of 8x8"):
+    with pytest.raises(ConfigError, match="size=8x9 does not fit digits, whose images are 8x8"):
         check_size("8x9", DIGITS)
 
 

@@ -157,7 +157,7 @@ async def test_a_missing_image_and_an_empty_folder_are_named(model: Path, tmp_pa
 
     with pytest.raises(DataError, match="gone cannot be read: No such file"):
         await run_prediction(model, [tmp_path / "gone"], PredictOptions(), QUIET)
-    with pytest.raises(DataError, match="empty: no image is there"):
+    with pytest.raises(DataError, match="empty: there are no images"):
         await run_prediction(model, [tmp_path / "empty"], PredictOptions(), QUIET)
 
 

@@ -68,7 +68,9 @@ async def test_a_last_checkpoint_that_failed_is_no_success_unless_that_was_asked
     monkeypatch.setattr("adam_async.checkpoint_files.CheckpointFolder.write", fail)
     options = {"checkpoint": tmp_path / "c", "checkpoint_misses": misses}
     if misses:
-        with pytest.raises(RunFailed, match=r"its last checkpoint failed: checkpoint-0001-\d+ could not be"):
+        with pytest.raises(
+            RunFailed, match=r"the last checkpoint is missing: checkpoint-0001-\d+ could not be"
+        ):
             await trained(monkeypatch, {}, **options)
     else:
         assert await trained(monkeypatch, {}, **options) == 0

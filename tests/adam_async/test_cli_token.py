@@ -37,7 +37,7 @@ def test_what_is_there_is_not_written_over(tmp_path: Path, capsys: pytest.Captur
 @pytest.mark.parametrize(
     ("words", "token", "said"),
     [
-        ([], "", "say whose keys to write: --role ROLE, one of controller, "),
+        ([], "", "name the role that gets the keys: --role ROLE, one of controller, "),
         (["--role", "worker"], "", "there is no token to derive keys from: give --token-file FILE"),
         (["--role", "wroker"], "sixteen bytes and more", "there is no role 'wroker'; roles are controller"),
         (["--role", "worker"], "short", "token of 5 bytes can be guessed"),

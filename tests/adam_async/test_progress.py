@@ -114,3 +114,12 @@ def test_the_rate_is_that_of_the_last_seconds_and_falls_to_nothing() -> None:
         progress.look(roles(images=100), now=110.0 + second)
         rates.append(round(progress.images_per_s, 2))
     assert rates == [6.67, 3.33, 0.0, 0.0]
+
+
+def test_images_held_back_for_validation_are_no_part_of_an_epoch() -> None:
+    progress = begun()
+    assert progress.images_of_epoch == 0, "nothing is known of the data"
+
+    progress.data, progress.validation = {"train_images": 60_000}, 5_000
+
+    assert progress.images_of_epoch == 55_000

@@ -63,7 +63,7 @@ async def test_a_run_begins_with_the_saved_tensors(options: dict) -> None:
     for name, value in saved_model().weights.items():
         same(result.weights[name], value)
     (event,) = [each["event"] for each in result.events]
-    assert event == "begins with 4 of 4 tensors of the saved model 'saved'; none is fresh"
+    assert event == "4 of 4 tensors come from the saved model 'saved'; no fresh tensors"
     assert [epoch.images for epoch in result.epochs] == [24]
 
 
@@ -129,8 +129,8 @@ async def test_the_command_train_begins_with_a_saved_model_and_says_so(
 
     await run_training(asked, {}, Terminal())
 
-    assert "begins with 4 of 4 tensors of the saved model 'saved'" in capsys.readouterr().out
-    with pytest.raises(ConfigError, match="--init begins with a saved model, and --resume has another start"):
+    assert "4 of 4 tensors come from the saved model 'saved'" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="--init and --resume both set the first weights"):
         async with Disk() as disk:
             await configure(TrainOptions(init=tmp_path, resume=tmp_path), {}, disk)
 

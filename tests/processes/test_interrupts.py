@@ -85,7 +85,7 @@ def test_an_interrupted_run_says_what_it_has_done_and_keeps_its_weights(
     assert code == 130, command.output
     done = r"in epoch \d+, after \d+ of 1437 images; epoch \d+ ended with|after epoch \d+, with"
     assert re.search(rf"interrupted ({done}) test accuracy", command.output)
-    assert f"kept: the weights at hand in {out}/model.safetensors, checkpoint-" in command.output
+    assert f"kept: the latest weights in {out}/model.safetensors, checkpoint-" in command.output
     assert f"(go on with --resume {checkpoints})" in command.output
     assert np.mean(named == DIGITS["y_test"]) > 0.5
 

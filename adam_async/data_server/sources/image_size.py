@@ -77,11 +77,12 @@ def choose_size(sizes: Counter[Size], wanted: Size | None) -> ChosenSize:
     fitted = sizes.total() - sizes[size]
     if not fitted:
         return ChosenSize(size, "")
-    said = f"{fitted} images of other sizes were fitted to {size[0]}x{size[1]}"
+    said = f"{fitted:,} images of other sizes were fitted to {size[1]}x{size[0]}"
     if wanted is None and longer > LARGE:
+        others = " and other sizes" if len(sizes) > 1 else ""
         said = (
-            f"images of {frequent[0]}x{frequent[1]} and other sizes were scaled and cut to "
-            f"{size[0]}x{size[1]} (columns x rows; --size ROWSxCOLUMNS chooses another)"
+            f"images of {frequent[1]}x{frequent[0]}{others} were scaled and cut to {size[1]}x{size[0]} "
+            "(rows x columns; --size chooses another)"
         )
     return ChosenSize(size, said)
 

@@ -56,6 +56,6 @@ async def test_large_photographs_become_small_images_with_a_sentence(
         other = await load(str(tmp_path), disk, cache=cache, size=(30, 20))
 
     assert dataset.image_shape == (3, 48, 64)
-    assert "images of 400x300 and other sizes were scaled and cut to 64x48" in dataset.source
+    assert "images of 300x400 were scaled and cut to 48x64" in dataset.source
     assert other.image_shape == (3, 20, 30)
     np.testing.assert_allclose(other.train_images[:].mean(axis=(0, 2, 3)), (200, 100, 50), atol=6)
