@@ -2,7 +2,8 @@
 
 Every ``async def`` test runs twice, on stock asyncio and on uvloop (each hides faults that the other
 shows); ``ADAM_TEST_LOOPS=asyncio`` or ``=uvloop`` narrows that to one. Tests of whole roles take time: those
-under ``tests/adam_async`` run on uvloop in the fast tier, and on stock asyncio in the thorough one.
+under ``tests/adam_async`` run on uvloop in the fast tier, and on stock asyncio in the thorough one; those
+that are marked thorough run on uvloop there, and on stock asyncio in the slow tier.
 
 Whatever a test leaves behind fails that test: tasks and asynchronous generators are looked at before its loop
 closes, threads and file descriptors after. The look itself is a few system calls; garbage is collected only
@@ -80,7 +81,7 @@ def pytest_asyncio_loop_factories(
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects by marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests of roles that run on stock asyncio as thorough, unless ADAM_TEST_LOOPS names the loops."""
+    """Move tests of roles that run on stock asyncio one tier up, unless ADAM_TEST_LOOPS names the loops."""
     if "ADAM_TEST_LOOPS" in os.environ:
         return
     for item in items:
@@ -90,7 +91,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             and spec.params.get("_asyncio_loop_factory") is LOOPS["asyncio"]
             and item.path.is_relative_to(ROLES)
         ):
-            item.add_marker(pytest.mark.thorough)
+            thorough = item.get_closest_marker("thorough") is not None
+            item.add_marker(pytest.mark.slow if thorough else pytest.mark.thorough)
 
 
 @pytest.fixture(autouse=True, scope="module")
