@@ -105,7 +105,7 @@ async def test_names_that_are_numbers_are_class_numbers_and_others_go_by_their_o
 async def test_fewer_named_classes_than_a_model_without_names_has_are_refused() -> None:
     dataset = replace(make_dataset([0, 1], [0, 1]), num_classes=2, class_names=("ant", "dog"))
 
-    with pytest.raises(ConfigError, match="2 named classes, but the 3 classes of model 'quarters' have no names"):
+    with pytest.raises(ConfigError, match="2 named classes, but the 3 classes of model 'quarters' have no"):
         await evaluate(Network(SPEC), WEIGHTS, dataset, threads=1)
 
 
