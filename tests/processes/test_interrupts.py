@@ -79,11 +79,11 @@ def test_an_interrupted_run_says_what_it_has_done_and_keeps_its_weights(
         command.wait_for("epoch 3/1000")
         command.signal(signal.SIGINT)
         code = command.finish()
-    spec, weights = load_model((out / "model.safetensors").read_bytes())
-    named = Network(spec).predict(weights, DIGITS["x_test"].reshape(-1, 1, 8, 8))
+    saved = load_model((out / "model.safetensors").read_bytes())
+    named = Network(saved.spec).predict(saved.weights, DIGITS["x_test"].reshape(-1, 1, 8, 8))
 
     assert code == 130, command.output
-    done = r"in epoch \d+, after \d+ of 1437 images; epoch \d+ ended with|after epoch \d+, with"
+    done = r"in epoch \d+, after [\d,]+ of 1,437 images; epoch \d+ ended with|after epoch \d+, with"
     assert re.search(rf"interrupted ({done}) test accuracy", command.output)
     assert f"kept: the latest weights in {out}/model.safetensors, checkpoint-" in command.output
     assert f"(go on with --resume {checkpoints})" in command.output
