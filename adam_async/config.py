@@ -404,24 +404,26 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             )
         return threads
 
-    def default_rate(self, groups_in_flight: int = 0) -> float:
+    def default_rate(self, groups_in_flight: int = 0, squared_norm: float = 0.0) -> float:
         """The rate in force: the one given, or the rule's default.
 
         For `sgd` a constant rate is 0.06 at 16 images per update without momentum: less with momentum, which
         adds up what it is given; in proportion for fewer images; with the square root of more, up to twice.
         Where replicas do not wait for each other it is less if so many groups are computed at once, on
         copies, that their gradients are stale; `slack` bounds how many those can be. A rate that rises and
-        falls to nothing (`falls`) has a higher peak.
+        falls to nothing (`falls`) has a higher peak. Images with more and brighter pixels than those of MNIST
+        have larger gradients: the rate is less in proportion to their squared norm.
 
         Args:
             groups_in_flight: Of all workers together; 0 where it does not matter, or is not known.
+            squared_norm: See `Dataset.squared_norm`; 0 if it is unknown.
         """
         if self.rate:
             return self.rate
         if self.rule != "sgd":
             return {"adagrad": 0.01, "adam": 0.001}[self.rule]
         size = self.images_per_update / 16
-        rate = 0.06 * (1 - self.momentum) * min(size, math.sqrt(size), 2.0)
+        rate = 0.06 * (1 - self.momentum) * min(size, math.sqrt(size), 2.0) * norm_scale(squared_norm)
         stale, fresh = self._stale_groups(groups_in_flight), rate
         if stale:
             rate *= FRESH_GROUPS / stale
@@ -448,17 +450,19 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             return not self.until_accuracy
         return self.schedule == "cosine" and self.warm_up > 0
 
-    def decided(self, groups_in_flight: int, data: str = "") -> "Config":
+    def decided(self, groups_in_flight: int, data: str = "", squared_norm: float = 0.0) -> "Config":
         """The options in force: what was left open about epochs and rate is decided.
 
         Args:
             groups_in_flight: Of all workers together.
             data: Name of the data.
+            squared_norm: See `Dataset.squared_norm`; 0 if it is unknown.
 
         Raises:
             ConfigError: The epochs that suit the data leave nothing after `warm_up`.
         """
-        rate, epochs = self.default_rate(groups_in_flight), self.epochs or EPOCHS_OF.get(data, EPOCHS)
+        rate = self.default_rate(groups_in_flight, squared_norm)
+        epochs = self.epochs or EPOCHS_OF.get(data, EPOCHS)
         decided = msgspec.structs.replace(self, epochs=epochs, rate=rate)
         if self.schedule != "auto":
             return decided
@@ -491,6 +495,21 @@ def replica_in_flight(workers: Sequence[Mapping[str, Any]], partitions: int) -> 
 def default_in_flight(threads: int, partitions: int) -> int:
     """Groups in flight of a replica whose workers have so many compute threads each: two for each thread."""
     return 2 * threads * partitions
+
+
+USUAL_NORM = 100.0
+"""A squared norm of images that bear the usual rate; that of MNIST's images is 100 or so."""
+
+
+def squared_norm_of(data: Mapping[str, Any]) -> float:
+    """Return the squared norm that a description of data gives; 0 without a usable one."""
+    norm = data.get("squared_norm")
+    return float(norm) if isinstance(norm, int | float) else 0.0
+
+
+def norm_scale(squared_norm: float) -> float:
+    """Return the part of the usual rate that images of this squared norm bear: at most 1."""
+    return min(USUAL_NORM / squared_norm, 1.0) if 0.0 < squared_norm < math.inf else 1.0
 
 
 FRESH_GROUPS = 5 / 3

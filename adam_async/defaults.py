@@ -1,21 +1,24 @@
 """Pure: why a run has the values that its user left open; in words, for the report."""
 
-from adam_async.config import FALLING_MOST, RISE_EPOCHS, Config
+from adam_async.config import FALLING_MOST, RISE_EPOCHS, Config, norm_scale
 
 
-def explain_defaults(asked: Config, decided: Config, *, kernels: str) -> dict[str, str]:
+def explain_defaults(
+    asked: Config, decided: Config, *, kernels: str, squared_norm: float = 0.0
+) -> dict[str, str]:
     """Say why each option that was left open has the value it has.
 
     Args:
         asked: The options as they were given.
         decided: The options in force, with the rate and the way of training.
         kernels: What computes the layers.
+        squared_norm: See `Dataset.squared_norm`; 0 if it is unknown.
     """
     found = {}
     if not asked.epochs:
         found["epochs"] = "as many as take the shipped digits to 97 %; of all other data 3"
     if not asked.rate:
-        found["rate"] = _why_rate(decided)
+        found["rate"] = _why_rate(decided, squared_norm)
     if asked.schedule == "auto":
         found["schedule"] = _why_schedule(asked, decided)
     if not asked.momentum and asked.rule == "sgd":
@@ -33,7 +36,7 @@ def explain_defaults(asked: Config, decided: Config, *, kernels: str) -> dict[st
     return found
 
 
-def _why_rate(decided: Config) -> str:
+def _why_rate(decided: Config, squared_norm: float) -> str:
     if decided.rule != "sgd":
         return f"what rule {decided.rule} begins with, whatever the number of images"
     images = decided.images_per_update
@@ -48,7 +51,9 @@ def _why_rate(decided: Config) -> str:
         schedule=decided.schedule,
         epochs=decided.epochs,
         warm_up=decided.warm_up,
-    ).default_rate()
+    ).default_rate(squared_norm=squared_norm)
+    if (scale := norm_scale(squared_norm)) < 1:
+        why += f"; times {scale:.2g}, because the images are larger and brighter than those of MNIST"
     if decided.falls:
         why += f"; times {FALLING_MOST:g}, for it falls to nothing"
     if decided.rate < usual:

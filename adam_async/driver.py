@@ -22,9 +22,9 @@ from adam_async.checkpoint_files import CheckpointFolder
 from adam_async.checkpointer import Checkpointer, common_manifest, make_tensors
 from adam_async.choose_model import check_fits, check_size, choose_model
 from adam_async.cluster_map import ClusterMap, EpochRecord, NodeRecord, RunRecord, skipped_groups
-from adam_async.config import Config
+from adam_async.config import Config, squared_norm_of
 from adam_async.controller.client import Membership
-from adam_async.divergence import divergence, largest_loss
+from adam_async.divergence import divergence, guessing, guessing_loss, largest_loss
 from adam_async.epoch_choice import EpochChoice
 from adam_async.epoch_results import EpochResults
 from adam_async.errors import ConfigError, DeadlineExceeded, Diverged, RoleDied, RunFailed, first_cause
@@ -362,7 +362,7 @@ class Driver:
         )
         try:
             while True:
-                run = await self._submit(spec, transforms, data["name"], in_flight)
+                run = await self._submit(spec, transforms, data, in_flight)
                 self._recorder = self._record(run, model, data)
                 self.progress.begin(
                     Series(
@@ -404,9 +404,13 @@ class Driver:
         return lost if node is not None and node.role == "ps" else ""
 
     async def _submit(
-        self, spec: ModelSpec, transforms: tuple[dict[str, Any], ...], data: str, groups_in_flight: int
+        self,
+        spec: ModelSpec,
+        transforms: tuple[dict[str, Any], ...],
+        data: Mapping[str, Any],
+        groups_in_flight: int,
     ) -> RunRecord:
-        self.config = self._asked.decided(groups_in_flight, data)
+        self.config = self._asked.decided(groups_in_flight, data["name"], squared_norm_of(data))
         self.progress.last_epoch = self.config.epochs
         config = msgspec.to_builtins(self.config)
         resumed, carried = (FROM_THE_START if self._init is not None else None), b""
@@ -478,6 +482,7 @@ class Driver:
                 with self._phase(f"evaluate {epoch}"):
                     result, weights = await self._end_epoch(model, cluster, client, epoch)
                 self._check_loss(epoch, result.train_loss)
+                self._look_for_guessing(model, result)
                 enough = choice.take(result, weights)
                 goes_on = await _ask(on_epoch, result)
                 if enough:
@@ -520,6 +525,13 @@ class Driver:
         if found and not self._warned_of_divergence:
             self._warned_of_divergence = True
             self.warn(f"{found}; training goes on because of --keep-going")
+
+    def _look_for_guessing(self, model: Model, last: EpochResult) -> None:
+        """Warn of a run whose last epoch has the loss of guessing."""
+        steps = (sum(epoch.images for epoch in self.progress.epochs)) // self.config.images_per_update
+        found = guessing(last.train_loss, least=guessing_loss(model), steps=steps, rate=self.config.rate)
+        if found and last.epoch == self.config.epochs:
+            self.warn(found)
 
     def _new_choice(self) -> EpochChoice:
         config, before = self.config, self.progress.epochs

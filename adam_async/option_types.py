@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, get_args, get_type_hints
 
 import msgspec
+import numpy as np
 
 from adam_async.errors import ConfigError
 
@@ -33,8 +34,9 @@ def check_types(options: msgspec.Struct, prefix: str = "") -> None:
     """
     for field in _fields(type(options)):
         value = getattr(options, field.name)
+        plain = value.item() if isinstance(value, np.generic) else value
         try:
-            checked = msgspec.convert(value, field.type)
+            checked = msgspec.convert(plain, field.type)
         except msgspec.ValidationError as error:
             if isinstance(error.__cause__, ConfigError):
                 raise error.__cause__ from None

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from adam_async.baseline import Baseline
-from adam_async.config import Config
+from adam_async.config import Config, squared_norm_of
 from adam_async.defaults import explain_defaults
 from adam_async.machine import Machine
 from adam_async.model.network import Network
@@ -314,7 +314,7 @@ def build_report(
         command=list(command),
         ended=ended,
         config={**msgspec.to_builtins(config), "slow": list(config.slow), "rate": config.default_rate()},
-        defaults=explain_defaults(asked, config, kernels=model.kernels) if asked is not None else {},
+        defaults=_explained(asked, config, result),
         machine=machine,
         model=ModelReport(
             name=model.spec.name,
@@ -422,6 +422,13 @@ def _fitted(each: WorkingSet, machine: Machine) -> WorkingSetReport:
     return WorkingSetReport(
         **asdict(each), total=each.total, fits=each.fits(l2_kb=machine.l2_kb, l3_kb=machine.l3_kb)
     )
+
+
+def _explained(asked: Config | None, decided: Config, result: RunResult) -> dict[str, str]:
+    if asked is None:
+        return {}
+    norm = squared_norm_of(result.data)
+    return explain_defaults(asked, decided, kernels=result.model.kernels, squared_norm=norm)
 
 
 def _totals(result: RunResult) -> Totals:

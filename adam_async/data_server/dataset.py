@@ -22,6 +22,10 @@ MAX_CLASSES = 65_536
 """A label beyond is no class number: the model has an output for each class up to the largest label."""
 
 
+SAMPLED = 64
+"""Training images that the mean squared norm is taken over."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Dataset:
     """Training and test images with their labels, ready to be cut into groups."""
@@ -41,6 +45,8 @@ class Dataset:
     """What class 0, 1, ... is called; empty where the source has numbers only."""
     damaged: tuple[str, ...] = ()
     """What was left out because it was damaged: a sentence each, at most 100, then how many more."""
+    squared_norm: float = 0.0
+    """Sum of an image's squared pixels, scaled to 0 to 1, as a mean over some images; 0 if unknown."""
     cache: CacheLimits | None = None
     """Memory that a data server may use for its images; None: the run's options say it."""
 
@@ -59,6 +65,7 @@ class Dataset:
             "classes": self.num_classes,
             "train_images": len(self.train_labels),
             "test_images": len(self.test_labels),
+            "squared_norm": self.squared_norm,
             **({"class_names": list(self.class_names)} if self.class_names else {}),
         }
 
@@ -77,7 +84,7 @@ def make_dataset(
     class_names: tuple[str, ...] = (),
     damaged: tuple[str, ...] = (),
 ) -> Dataset:
-    """Check four raw arrays and join them.
+    """Check four raw arrays and join them. Reads some of the training images, also of those that stay stored.
 
     Args:
         name: Short name of the data set.
@@ -126,7 +133,24 @@ def make_dataset(
         num_classes=len(class_names) or num_classes,
         class_names=class_names,
         damaged=damaged,
+        squared_norm=_squared_norm(train_images),
     )
+
+
+def _squared_norm(images: NDArray[np.uint8] | StoredImages) -> float:
+    """Return the mean over some images, evenly chosen, of the sum of their squared pixels, scaled to 0 to 1.
+
+    Images that cannot be read are left out: reading them for training says what is wrong with them.
+    """
+    norms = []
+    for number in np.unique(np.linspace(0, len(images) - 1, SAMPLED).astype(np.int64)).tolist():
+        try:
+            image = images.read(number) if isinstance(images, StoredImages) else images[number]
+        except DataError:
+            continue
+        pixels = image.reshape(-1).astype(np.float64)
+        norms.append(float(pixels @ pixels) / 255**2)
+    return sum(norms) / max(len(norms), 1)
 
 
 def _check_names(class_names: tuple[str, ...], source: str) -> None:

@@ -1,5 +1,7 @@
 """Options: which layer wins, and what a wrong one is told."""
 
+import math
+
 import msgspec
 import pytest
 
@@ -8,6 +10,7 @@ from adam_async.config import (
     ENVIRONMENT,
     FIELDS,
     MOST,
+    USUAL_NORM,
     Config,
     Waits,
     default_in_flight,
@@ -16,6 +19,7 @@ from adam_async.config import (
     known_keys,
     make_config,
     replica_in_flight,
+    squared_norm_of,
 )
 from adam_async.errors import ConfigError
 from adam_async.placement import NUM_BUCKETS
@@ -403,3 +407,18 @@ def test_all_workers_of_a_replica_have_as_many_groups_in_flight_as_the_one_with_
     assert replica_in_flight([{"threads": 6}, {"threads": 1}], 2) == default_in_flight(1, 2)
     assert replica_in_flight([{"threads": 1, "in_flight": 32}, {"threads": 1, "in_flight": 2}], 2) == 2
     assert replica_in_flight([{"threads": 2, "in_flight": 0}], 1) == default_in_flight(2, 1)
+
+
+def test_the_open_rate_is_lower_for_larger_and_brighter_images():
+    usual = Config().decided(4).rate
+    assert Config().decided(4, squared_norm=USUAL_NORM).rate == usual
+    assert Config().decided(4, squared_norm=10 * USUAL_NORM).rate == pytest.approx(usual / 10)
+    assert Config(rate=0.3).decided(4, squared_norm=10 * USUAL_NORM).rate == 0.3
+    adam = Config(rule="adam")
+    assert adam.decided(4, squared_norm=10 * USUAL_NORM).rate == adam.default_rate()
+
+
+@pytest.mark.parametrize("said", [None, "100", -1.0, math.nan, math.inf])
+def test_a_squared_norm_that_makes_no_sense_changes_no_rate(said):
+    norm = squared_norm_of({"squared_norm": said} if said is not None else {})
+    assert Config().decided(4, squared_norm=norm).rate == Config().decided(4).rate

@@ -52,6 +52,16 @@ def test_a_rate_says_from_how_many_images_it_comes_and_why_it_was_raised_and_low
     assert "lowered from 0.06 because" in explained(constant, rate=constant.default_rate(4))["rate"]
 
 
+def test_a_rate_for_large_bright_images_says_so() -> None:
+    asked = Config()
+    decided = asked.decided(0, squared_norm=1000.0)
+
+    said = explain_defaults(asked, decided, kernels="numba", squared_norm=1000.0)["rate"]
+
+    assert "; times 0.1, because the images are larger and brighter than those of MNIST; times 2" in said
+    assert "stale" not in said
+
+
 def test_a_schedule_says_why_it_falls_and_why_not() -> None:
     fresh, stale = explained(Config())["schedule"], explained(Config(), warm_up=1.0)["schedule"]
     assert fresh.startswith("cosine after a warm-up: steps that shrink to nothing")

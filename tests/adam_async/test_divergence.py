@@ -4,7 +4,7 @@ from math import inf, log, nan
 
 import pytest
 
-from adam_async.divergence import divergence, largest_loss
+from adam_async.divergence import divergence, guessing, guessing_loss, largest_loss
 from adam_async.model.named import digits
 from adam_async.model.network import Network
 from adam_async.model.spec import LayerSpec, ModelSpec
@@ -38,3 +38,26 @@ def test_the_bound_is_that_of_guessing_times_ten():
 
 def test_a_loss_without_a_scale_of_its_own_has_no_bound():
     assert largest_loss(model_with("mean_squared_error")) == inf
+
+
+def test_the_loss_of_guessing_after_many_steps_says_what_to_try():
+    least = guessing_loss(model_with("softmax_cross_entropy"))
+    said = guessing(log(4), least=least, steps=60, rate=0.5)
+    assert said.startswith(
+        "the model has not learnt: its training loss 1.386 is that of guessing; try a lower rate"
+    )
+    assert "--rate 0.05, it was 0.5" in said
+
+
+def test_a_model_that_has_learnt_or_trained_for_a_few_steps_is_no_cause_for_a_warning():
+    least = guessing_loss(model_with("softmax_cross_entropy"))
+    assert guessing(1.3, least=least, steps=10_000, rate=0.5) == ""
+    assert guessing(log(4), least=least, steps=59, rate=0.5) == ""
+
+
+def test_losses_whose_guessing_is_unknown_give_no_warning():
+    for model in (
+        model_with("mean_squared_error"),
+        model_with("softmax_cross_entropy", class_weights=(1.0, 1.0, 1.0, 5.0)),
+    ):
+        assert guessing(9.0, least=guessing_loss(model), steps=10_000, rate=0.5) == ""

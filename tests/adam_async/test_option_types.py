@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from adam_async.config import Config, Waits, make_config
@@ -29,6 +30,11 @@ def test_a_constructed_value_of_the_wrong_type_is_refused_with_its_option(
     with pytest.raises(ConfigError) as raised:
         Config(**values)
     assert str(raised.value) == said
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    built = Config(rate=np.float64(0.5), epochs=np.int64(3))  # type: ignore[arg-type]
+    assert (type(built.rate), type(built.epochs)) == (float, int)
 
 
 def test_a_constructed_wait_is_checked_too() -> None:

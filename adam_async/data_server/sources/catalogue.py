@@ -10,6 +10,7 @@ What that leaves to be met later is damage: `StoredImages` says what becomes of 
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -160,7 +161,8 @@ async def leave_stored(
         origin=catalogue.origin,
         policy=damage.policy,
     )
-    return make_dataset(
+    make = partial(
+        make_dataset,
         name=name,
         source=say(source, damage, fitted=chosen_size.said, deep=shapes.deep),
         train=(stored, labels),
@@ -169,6 +171,7 @@ async def leave_stored(
         class_names=class_names,
         damaged=damage.sentences(),
     )
+    return await disk.run(make)
 
 
 class _Shapes:

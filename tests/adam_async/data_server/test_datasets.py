@@ -281,3 +281,15 @@ async def test_a_name_that_is_nearly_right_gets_a_suggestion(said: str, meant: s
     async with Disk() as disk:
         with pytest.raises(DataError, match=rf"{said} does not exist \(did you mean {meant}\?\)"):
             await load(said, disk)
+
+
+def test_the_squared_norm_is_that_of_pixels_from_0_to_1() -> None:
+    bright = np.full((300, 2, 3), 255, np.uint8)
+    bright[:, 0, 0] = 0
+    labels = np.zeros(300, np.int64)
+    origins = ("a", "b", "c", "d")
+
+    found = make_dataset(name="x", source="y", train=(bright, labels), test=(bright, labels), origins=origins)
+
+    assert found.squared_norm == 5.0
+    assert found.info()["squared_norm"] == 5.0

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from adam_async.cache_limits import CacheLimits
+from adam_async.data_server import dataset as datasets
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.datasets import load
 from adam_async.data_server.sources import catalogue, limits
@@ -79,10 +80,12 @@ async def test_training_images_are_not_read_before_they_are_needed(
     monkeypatch.setattr(catalogue, "read_piece", noting)
     monkeypatch.setattr(catalogue, "HEADER_BYTES", 60)
     monkeypatch.setattr(catalogue, "AT_A_TIME", 5)
+    monkeypatch.setattr(datasets, "SAMPLED", 3)
     dataset = await read_stored(tmp_path)
 
-    assert {size for split, size in reads if split == "train"} == {60}
-    assert len([split for split, _ in reads if split == "train"]) == 25  # more than half: no other can win
+    sizes = [size for split, size in reads if split == "train"]
+    assert sizes[:25] == [60] * 25  # more than half: no other can win
+    assert len(sizes) == 25 + 3  # and the sample that the squared norm is calculated from
     reads.clear()
     assert dataset.train_images[3].shape == (3, 40, 40)
     assert len(reads) == 1
