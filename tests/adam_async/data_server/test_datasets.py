@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from adam_async.data_server.dataset import make_dataset
 from adam_async.data_server.datasets import NO_MNIST, load
 from adam_async.data_server.mnist import SHA256, STEMS, download_mnist
 from adam_async.errors import DataError
