@@ -2,8 +2,8 @@
 
 Decoded images lie in memory as far as its cache has room; the others are read again, or lie in a file aside
 (AD-04, `cache.py`). The order of an epoch is keyed by (seed, epoch), with what
-the one before has skipped moved to the front (AD-24), so any server makes the same groups; the next groups of
-every replica are gathered ahead of the request (AD-03), and a worker that is slow to ask delays no other:
+the one before has skipped moved to the front (AD-24), so any server makes the same groups; a server gathers
+groups ahead for the replicas that ask it (AD-03), and a worker that is slow to read delays no other:
 answers are sent and forgotten (AD-05). The workers that a replica is cut over are all given its groups, each
 the rows of the images that it needs.
 """

@@ -42,7 +42,7 @@ Deliver = Callable[[str, Tag, Any], None]
 
 
 class WayOfTraining(Protocol):
-    """What turns image groups into steps of the run. `Copied` and `Aliased` are the two there are."""
+    """What turns image groups into steps of the run; `Copied`, `Parted` and `Aliased` do."""
 
     async def prepare(self) -> None:
         """Get ready for the first group. The client of the parameter servers runs beside it."""
