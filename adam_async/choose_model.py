@@ -56,7 +56,7 @@ def choose_model(
     elif wanted == ANY_IMAGE:
         spec = mlp((prod(shape), *MLP_HIDDEN, int(data["classes"])), input_shape=shape)
     elif wanted in NAMED_MODELS:
-        spec = named_model(wanted)
+        spec = with_outputs(named_model(wanted), int(data["classes"]))
     else:
         known = ", ".join(NAMED_MODELS)
         hint = " (the file was not read)" if Path(wanted).suffix == ".toml" else ""

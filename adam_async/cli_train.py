@@ -41,6 +41,7 @@ from adam_async.memory_need import check_memory
 from adam_async.ports import Disk, system_entropy
 from adam_async.report import Report, build_report, without_odd, write
 from adam_async.run_result import OnEpoch, RunResult
+from adam_async.saved_model import FILE_NAME
 from adam_async.timeline import Timeline
 from adam_async.trained_model import Model
 from transport import BufferPool, Identity
@@ -147,6 +148,8 @@ async def run_training(options: TrainOptions, environment: Mapping[str, str], te
                 except AdamError:  # what the run came to is worth a line whatever became of its files
                     table.finish(report)
                     raise
+                if options.out is not None:
+                    table.say(f"saved  {options.out / FILE_NAME}")
                 if timeline is not None and timeline.full:
                     terminal.news(
                         "the profile ends before the run: a process notes "

@@ -49,6 +49,12 @@ async def test_a_full_disk_costs_no_model_and_every_file_is_named(tmp_path, monk
     assert "test accuracy" in capsys.readouterr().out
 
 
+async def test_a_run_names_the_file_of_its_model(tmp_path, capsys):
+    asked = TrainOptions(data="digits", epochs=1, images_per_group=64, kernels="numpy", out=tmp_path / "out")
+    assert await run_training(asked, {}, Terminal()) == 0
+    assert f"saved  {tmp_path}/out/model.safetensors\n" in capsys.readouterr().out
+
+
 async def test_where_nothing_has_room_each_place_is_named(tmp_path, monkeypatch):
     full = tmp_path / "full"
     full.mkdir()
