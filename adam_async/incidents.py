@@ -6,6 +6,7 @@ from collections.abc import AsyncIterable, Callable
 from typing import Any
 
 from adam_async.cluster_map import ClusterMap
+from adam_async.silence import HEARD, SILENT
 
 EVENTS_KEPT = 1 << 12
 """Maximum number of events kept of a run."""
@@ -26,6 +27,7 @@ class Incidents:
         self._alive: dict[str, int] = {}
         self._ever: set[str] = set()
         self._explained: set[str] = set()  # dead, and somebody has noted how
+        self._silent: set[str] = set()
         self._run = ""
         self._places: dict[tuple[int, int], str] = {}
 
@@ -44,6 +46,10 @@ class Incidents:
         node, died, _ = what.partition(" died: ")
         if died:
             self._explained.add(node)
+        for words, change in ((SILENT, self._silent.add), (HEARD, self._silent.discard)):
+            node, found, _ = what.partition(words)
+            if found:
+                change(node)
         at = asyncio.get_running_loop().time() - self._begin if self._begin else 0.0
         self._dropped += len(self._events) == EVENTS_KEPT
         self._events.append({"s": round(at, 3), "event": what})
@@ -62,15 +68,17 @@ class Incidents:
             for name in (self._ever | self._explained) - cluster.nodes.keys():
                 # The controllers forgot the node, so it is a new one if it comes back.
                 if name in self._alive and name not in self._explained:
-                    self.note(f"{name} died")
+                    self._note_loss(name)
                 self._ever.discard(name)
                 self._explained.discard(name)
                 self._alive.pop(name, None)
             for name, node in cluster.nodes.items():
                 known = self._alive.get(name)
                 if not node.live and known == node.incarnation:
-                    if node.left or name not in self._explained:
-                        self.note(f"{name} {'left' if node.left else 'died'}")
+                    if node.left:
+                        self.note(f"{name} left")
+                    elif name not in self._explained:
+                        self._note_loss(name)
                     del self._alive[name]
                 elif node.live and known != node.incarnation:
                     if name in self._ever and node.role != "driver":  # each run of a command has a new one
@@ -79,6 +87,11 @@ class Incidents:
                     self._ever.add(name)
                     self._explained.discard(name)
             self._note_successors(cluster)
+
+    def _note_loss(self, node: str) -> None:
+        """Note that the controllers count a node as dead. A silent one may be alive."""
+        self.note(f"{node} counts as dead, after its silence" if node in self._silent else f"{node} died")
+        self._silent.discard(node)
 
     def _note_successors(self, cluster: ClusterMap) -> None:
         """Note workers that were given a place in the run that another one had."""

@@ -5,7 +5,7 @@ terminal needs ``rich`` (extra ``cli``); without it the lines are plain there to
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import util
 from types import TracebackType
@@ -70,7 +70,6 @@ class LiveTable:
         self._cut_said = False
         self._waits_since: float | None = None
         self._wait_said = False
-        self._silence_said = False
         self._wrote_at: float | None = None
         self._live: Live | None = None
 
@@ -115,7 +114,6 @@ class LiveTable:
             self.say(f"leader {leader}")
         if not self._draws:
             self._mind_waiting(progress.missing)
-            self._mind_silence(progress.silent)
             self._mind_quiet()
         if self._live is not None:
             now = asyncio.get_running_loop().time()
@@ -140,12 +138,6 @@ class LiveTable:
         elif now - self._wrote_at >= QUIET_S:
             self.say(progress_line(self._progress))
             self._wrote_at = now
-
-    def _mind_silence(self, silent: Sequence[str]) -> None:
-        """Say that roles do not answer, once until they do: a table would show it."""
-        if silent and not self._silence_said:
-            self.say(f"no answer from {', '.join(silent)}")
-        self._silence_said = bool(silent)
 
     @contextmanager
     def aside(self) -> Iterator[None]:

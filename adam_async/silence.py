@@ -7,6 +7,9 @@ much later.
 from collections.abc import Collection
 from dataclasses import dataclass
 
+SILENT, HEARD = " has not answered for ", " answers again, "
+"""Words behind the name of a node, in the events of its silence."""
+
 LOOKS = 2
 """Number of looks in a row without an answer that make an event; a busy machine may miss one look."""
 
@@ -41,12 +44,12 @@ class Silence:
             if node in answered:
                 silent = self._silent.pop(node, None)
                 if silent is not None and silent.looks >= LOOKS:
-                    events.append(f"{node} answers again, after {now - silent.since:.0f} s")
+                    events.append(f"{node}{HEARD}after {now - silent.since:.0f} s")
                 continue
             silent = self._silent.setdefault(node, _Silent(since=asked_at))
             silent.looks += 1
             if silent.looks == LOOKS:
-                events.append(f"{node} has not answered for {now - silent.since:.0f} s")
+                events.append(f"{node}{SILENT}{now - silent.since:.0f} s")
         return events
 
     def shown(self, now: float) -> tuple[str, ...]:

@@ -77,6 +77,18 @@ async def test_a_death_of_which_nobody_knows_the_cause_is_noted() -> None:
     assert await noted(alive, dead, again) == ["worker-1 died", BACK]
 
 
+async def test_a_silent_node_counts_as_dead_and_one_that_answers_again_may_die() -> None:
+    def silent(incidents: Incidents) -> None:
+        incidents.note("worker-1 has not answered for 3 s")
+
+    def heard(incidents: Incidents) -> None:
+        incidents.note("worker-1 answers again, after 5 s")
+
+    live, dead = map_of(worker_1=worker()), map_of(worker_1=worker(live=False))
+    assert (await noted(live, silent, dead))[-1] == "worker-1 counts as dead, after its silence"
+    assert (await noted(live, silent, heard, dead))[-1] == "worker-1 died"
+
+
 async def test_the_cause_of_one_death_does_not_hide_the_next_one() -> None:
     seen = [map_of(worker_1=worker(n, live=live)) for n in (1, 2) for live in (True, False)]
 

@@ -243,7 +243,8 @@ async def test_a_worker_may_die_while_other_roles_are_still_starting() -> None:
             await killer
             result = await cluster.train()
 
-    assert said == ["worker-0 died: killed by signal 9; starting it again"]
+    assert said[0] == "worker-0 died: killed by signal 9; starting it again"
+    assert set(said[1:]) <= {"worker-0 came back as a new incarnation"}, "if it had a seat before it died"
     assert [epoch.images for epoch in result.epochs] == [IMAGES] * 2
 
 

@@ -61,7 +61,7 @@ def test_a_stopped_server_is_said_while_it_is_silent_and_is_an_event_of_the_run(
         command.wait_for("epoch 1/30")
         server = command.child("ps-1")
         os.kill(server, signal.SIGSTOP)
-        command.wait_for("no answer from ps-1 for")
+        command.wait_for("ps-1 has not answered for")
         os.kill(server, signal.SIGCONT)
         code = command.finish()
 
