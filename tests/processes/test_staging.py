@@ -73,6 +73,7 @@ def test_four_hosts_read_each_file_of_a_shared_folder_once(tmp_path: Path) -> No
     names = make_source(source)
     token = tmp_path / "token"
     token.write_text("a token of more than sixteen bytes\n")
+    token.chmod(0o600)
     with ExitStack() as stack:
         addresses = stack.enter_context(hosts())
         places = ["data", "wrk0", "wrk1", "ps0"]
