@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import uvloop
 
-from adam_async import sync
+from adam_async import driver, sync
 from adam_async.checkpoint import CheckpointError
 from adam_async.config import Config, Waits
 from adam_async.data_server.dataset import Dataset, make_dataset
 from adam_async.errors import ConfigError, DataError, DeadlineExceeded, RunFailed
-from adam_async.run_result import EpochResult
+from adam_async.run_result import EpochResult, OnEpoch
 
 SMALL = Config(epochs=2, threads=1)
 
@@ -100,6 +100,54 @@ def test_epochs_are_told_in_the_callers_thread() -> None:
         cluster.train(lambda epoch: threads.add(threading.current_thread().name))
 
     assert threads == {threading.current_thread().name}
+
+
+def test_the_next_epoch_waits_for_the_callbacks_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[bool] = []
+    ask = driver._ask
+
+    async def noted(on_epoch: OnEpoch | None, result: EpochResult) -> bool:
+        answers.append(await ask(on_epoch, result))
+        return answers[-1]
+
+    monkeypatch.setattr(driver, "_ask", noted)
+    seen: list[int] = []
+
+    def until_two(epoch: EpochResult) -> bool:
+        seen.append(epoch.epoch)
+        return epoch.epoch < 2
+
+    with sync.LocalCluster(Config(epochs=1_000_000, threads=1), dataset=bars()) as cluster:
+        result = cluster.train(until_two)
+
+    assert answers == [True, False]
+    assert seen == [1, 2]
+    assert [(epoch.epoch, epoch.images) for epoch in result.epochs] == [(1, 64), (2, 64)]
+
+
+def test_an_async_callback_is_awaited_on_the_clusters_loop() -> None:
+    threads: set[str] = set()
+
+    async def until_two(epoch: EpochResult) -> bool:
+        await asyncio.sleep(0)
+        threads.add(threading.current_thread().name)
+        return epoch.epoch < 2
+
+    with sync.LocalCluster(Config(epochs=3, threads=1), dataset=bars()) as cluster:
+        result = cluster.train(until_two)
+
+    assert threads == {"adam-cluster"}
+    assert len(result.epochs) == 2
+
+
+def test_an_error_of_an_async_callback_is_raised_as_it_is() -> None:
+    async def fail(epoch: EpochResult) -> None:
+        raise ZeroDivisionError
+
+    with sync.LocalCluster(SMALL, dataset=bars()) as cluster:
+        with pytest.raises(ZeroDivisionError):
+            cluster.train(fail)
+        assert len(cluster.train().epochs) == 2
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
