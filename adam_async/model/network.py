@@ -259,7 +259,7 @@ class Network:
             used.engine.forward(weights, context, layers)
             return
         for number in layers:
-            used.topology.layers[number].forward(weights, context.slots(number))
+            used.topology.layers[number].run_forward(weights, context.slots(number))
 
     def backward(self, weights: Weights, context: Context) -> None:
         """Compute all error gradients of the group that `forward` ran, as of its mean loss."""
@@ -284,7 +284,7 @@ class Network:
             context.gather_error(number)
             slots = context.slots(number)
             if any(error is not None for error in slots.input_errors):
-                used.topology.layers[number].backward(weights, slots)
+                used.topology.layers[number].run_backward(weights, slots)
 
     def delta(self, context: Context, name: str, *, out: Array) -> None:
         """Write the group gradient of one tensor, the mean over the group's images, into `out`.
@@ -298,7 +298,7 @@ class Network:
                 f"the gradient of {name!r} needs a C-contiguous {self._dtype} array "
                 f"of shape {parameter.shape}, not {out.dtype} of {out.shape}"
             )
-        context.kernel_set.topology.layers[number].delta(context.slots(number), parameter.kind, out)
+        context.kernel_set.topology.layers[number].run_delta(context.slots(number), parameter.kind, out)
 
     def factors(self, context: Context, name: str) -> Factors | None:
         """Give ``(x_BI, errors_BO)`` with ``errors_BO.T @ x_BI`` the group gradient.
