@@ -36,7 +36,7 @@ from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.model.spec import ModelSpec
 from adam_async.ports import Disk
 from adam_async.run_result import EpochResult, RunResult
-from adam_async.trained_model import Model
+from adam_async.trained_model import Model, check_init
 
 CLOSE_S = 30.0
 """How long leaving the block may take: compute threads finish the group they are in."""
@@ -113,6 +113,7 @@ class LocalCluster:
         init: Model | None = None,
     ) -> None:
         check_dataset(dataset)
+        check_init(init)
         self.config = config
         self._dataset = dataset
         self._spec = spec

@@ -350,6 +350,11 @@ def _check_range(images: Array) -> None:
     """Refuse floating-point images that are not scaled as uint8 ones are in training."""
     if images.dtype.kind == "f" and images.size:
         least, most = images.min(), images.max()
+        if np.isnan(least):
+            raise ModelError(
+                "floating-point images must hold numbers between 0 and 1, but some of their values are NaN "
+                "(not a number): replace those"
+            )
         if not (-RANGE_SLACK <= least and most <= 1 + RANGE_SLACK):
             raise ModelError(
                 f"floating-point images must lie between 0 and 1, not between {least:g} and {most:g}: divide "

@@ -49,7 +49,7 @@ def test_a_file_is_read_as_a_spec():
     ("wanted", "data", "said"),
     [
         ("mnist-adam", DIGITS, r"takes images of \(1, 28, 28\).* but digits has \(1, 8, 8\); choose"),
-        ("mnist-adam", LETTERS, "tells 10 classes apart, but letters has 26; choose --model auto"),
+        ("mnist-adam", LETTERS, "tells 10 classes .* letters has 26; .* its last dense layer 26 outputs"),
         ("resnet", DIGITS, "unknown model 'resnet'; known: auto, mnist-adam, mlp, digits"),
         ("mine.toml", DIGITS, r"unknown model 'mine.toml' \(the file was not read\)"),
     ],

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 import uvloop
 
-from adam_async import driver, sync
+from adam_async import cluster, driver, sync
 from adam_async.checkpoint import CheckpointError
+from adam_async.cluster_processes import ProcessCluster
 from adam_async.config import Config, Waits
 from adam_async.data_server.dataset import Dataset, make_dataset
 from adam_async.errors import ConfigError, DataError, DeadlineExceeded, RunFailed
@@ -251,3 +252,11 @@ def test_ctrl_c_ends_a_training_in_good_order() -> None:
     assert output.splitlines()[-1] == "interrupted ['MainThread']"
     assert errors == ""
     assert process.returncode == 0
+
+
+def test_the_path_of_a_model_is_refused_with_how_to_load_it() -> None:
+    for kind in (sync.LocalCluster, cluster.LocalCluster, ProcessCluster):
+        with pytest.raises(ConfigError, match=r"init is a str, expected a model: .*Model\.load\('out'\)"):
+            kind(SMALL, dataset=bars(), init="out")  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match=r"init is a dict, expected a model: .*Model\.load\(path\)"):
+            kind(SMALL, dataset=bars(), init={})  # type: ignore[arg-type]

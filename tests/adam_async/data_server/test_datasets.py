@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from adam_async.data_server.dataset import make_dataset
 from adam_async.data_server.datasets import NO_MNIST, load
 from adam_async.data_server.mnist import SHA256, STEMS, download_mnist
 from adam_async.errors import DataError
@@ -281,3 +282,22 @@ async def test_a_name_that_is_nearly_right_gets_a_suggestion(said: str, meant: s
     async with Disk() as disk:
         with pytest.raises(DataError, match=rf"{said} does not exist \(did you mean {meant}\?\)"):
             await load(said, disk)
+
+
+PAIR = (np.zeros((2, 4, 4), np.uint8), np.arange(2))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "claim"),
+    [
+        ({"test": None}, r"test must be a pair of two arrays, \(images, labels\), not None; .* both needed"),
+        ({"train": PAIR[0]}, r"train must be a pair of two arrays, .*, not a ndarray of 2"),
+        ({"test": (*PAIR, None)}, "test must be a pair of two arrays, .*, not a tuple of 3"),
+        ({"origins": ("images", "labels")}, r"must name four arrays \(train images, .*, not a tuple of 2;"),
+        ({"train": ([], PAIR[1])}, "^train images is a list, expected a NumPy array"),
+        ({"test": (PAIR[0], PAIR[1][:1])}, "^test images has 2 images but test labels has 1 labels"),
+    ],
+)
+def test_what_makes_no_data_set_is_said(wrong, claim):
+    with pytest.raises(DataError, match=claim):
+        make_dataset(**{"name": "x", "source": "here", "train": PAIR, "test": PAIR, **wrong})

@@ -397,7 +397,8 @@ def test_a_model_of_absurd_size_is_refused_before_anything_is_made() -> None:
         (np.zeros((1, 3, 5, 4), np.uint8), r"\[3, 4, 5\], not \[3, 5, 4\]$"),
         (np.full((1, 3, 4, 5), 255.0), "must lie between 0 and 1, not between 255 and 255: divide"),
         (np.full((1, 3, 4, 5), -0.5), "must lie between 0 and 1, not between -0.5 and -0.5"),
-        (np.full((1, 3, 4, 5), np.nan), "must lie between 0 and 1, not between nan and nan"),
+        (np.full((1, 3, 4, 5), np.nan), "some of their values are NaN"),
+        (np.where(np.arange(60) == 9, np.nan, 0.5).reshape(1, 3, 4, 5), "some of their values are NaN"),
     ],
 )
 def test_images_of_another_layout_or_range_than_in_training_are_refused(images, message):
