@@ -163,7 +163,7 @@ def check_fits(
     if outputs < classes:
         raise ConfigError(
             f"model {spec.name!r} tells {outputs} classes apart, but {data['name']} has {classes}; "
-            "choose --model auto, or data that fits"
+            f"choose --model auto, or data that fits, or give its last dense layer {classes} outputs"
         )
 
 

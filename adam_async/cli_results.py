@@ -2,13 +2,13 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
 
 from adam_async.cli_options import TrainOptions
-from adam_async.cli_terminal import Terminal
 from adam_async.driver import Driver
 from adam_async.errors import AdamError, ConfigError, first_cause
 from adam_async.model.network import Network
@@ -105,10 +105,28 @@ def fallbacks(environment: Mapping[str, str]) -> list[Path]:
     return [Path(environment.get("TMPDIR") or "/tmp"), *([Path(home)] if home else []), Path.cwd()]
 
 
-async def keep_interrupted(
-    driver: Driver, options: TrainOptions, disk: Disk, environment: Mapping[str, str], terminal: Terminal
-) -> None:
-    """Print how far an interrupted run came, and write its weights if `--out` names a folder."""
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Results kept of a run that did not finish."""
+
+    done: str
+    """How far the run came, in words; see `what_was_done`."""
+    began: bool
+    """Whether training had begun."""
+    results: tuple[str, ...]
+    """Each result and its place."""
+
+    def sentence(self, *, interrupted: bool) -> str:
+        """Return the line for the user; empty for a run that failed and left nothing."""
+        if interrupted:
+            return f"interrupted {self.done}; kept: {', '.join(self.results) or NOTHING}"
+        return f"failed {self.done}; kept: {', '.join(self.results)}" if self.began and self.results else ""
+
+
+async def keep_results(
+    driver: Driver, options: TrainOptions, disk: Disk, environment: Mapping[str, str]
+) -> Kept:
+    """Note how far a cancelled run came, and write its weights if `--out` names a folder."""
     progress = driver.progress
     kept: list[str] = []
     await driver.look()
@@ -130,7 +148,7 @@ async def keep_interrupted(
         kept.append(f"{progress.checkpoint} (go on with --resume {folder})")
     if options.report is not None:
         kept.append(f"the report in {options.report}")
-    terminal.news(f"interrupted {what_was_done(driver)}; kept: {', '.join(kept) or NOTHING}")
+    return Kept(what_was_done(driver), bool(progress.epoch), tuple(kept))
 
 
 NOTHING = "nothing (--out keeps the latest weights, --checkpoint a state for --resume)"

@@ -22,8 +22,9 @@ from adam_async.cli_baseline import BaselineAround
 from adam_async.cli_data import load_data
 from adam_async.cli_errors import explain
 from adam_async.cli_options import TrainOptions
-from adam_async.cli_results import keep_interrupted, write_results
+from adam_async.cli_results import Kept, keep_results, write_results
 from adam_async.cli_roles import read_token, waits_at_start
+from adam_async.cli_signals import EARLY
 from adam_async.cli_terminal import Terminal
 from adam_async.cluster import LocalCluster
 from adam_async.cluster_processes import ProcessCluster
@@ -119,6 +120,7 @@ async def run_training(options: TrainOptions, environment: Mapping[str, str], te
             )
         driver: Driver | None = None
         result: RunResult | None = None
+        kept: Kept | None = None
         try:
             async with open_cluster(
                 options, config, contents, environment, dataset, terminal, timeline
@@ -136,8 +138,8 @@ async def run_training(options: TrainOptions, environment: Mapping[str, str], te
                     around = await _measure_before(options, driver, dataset, contents, resumed, table)
                     try:
                         result = await cluster.train(table.on_epoch)
-                    except asyncio.CancelledError:
-                        await keep_interrupted(driver, options, disk, environment, terminal)
+                    except asyncio.CancelledError:  # an interruption, or a failure of the driver or a role
+                        kept = await keep_results(driver, options, disk, environment)
                         raise
                     if around is not None:
                         await _measure(around, driver)
@@ -157,6 +159,9 @@ async def run_training(options: TrainOptions, environment: Mapping[str, str], te
                     )
                 table.finish(report)
         except BaseException as error:  # Ctrl-C too: what there is of the run is not lost
+            interrupted = isinstance(error, asyncio.CancelledError) or EARLY.first is not None
+            if kept is not None and (line := kept.sentence(interrupted=interrupted)):
+                terminal.news(line)
             if result is None and driver is not None and options.report is not None:
                 await _report_cut_short(driver, config, options.report, error, disk, terminal)
             raise

@@ -43,6 +43,7 @@ from adam_async.slow import check_names, pace_of
 from adam_async.timeline import Timeline
 from adam_async.token_text import root_token
 from adam_async.trained_model import Model as TrainedModel
+from adam_async.trained_model import check_init
 from dataflow import ComputePool, MakePool
 from transport import BufferPool, Identity, LocalNetwork, Network
 
@@ -108,6 +109,7 @@ class LocalCluster:
         available_bytes: Callable[[], int] = available_bytes,
     ) -> None:
         check_dataset(dataset)
+        check_init(init)
         self._hosts = hosts_of(config, data, starts_own=dataset is not None)
         if self._hosts and functions:
             raise ConfigError(

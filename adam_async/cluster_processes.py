@@ -45,6 +45,7 @@ from adam_async.slow import check_names, texts_for
 from adam_async.timeline import Timeline
 from adam_async.token_text import derived_text
 from adam_async.trained_model import Model as TrainedModel
+from adam_async.trained_model import check_init
 from adam_async.variables import for_children
 from transport import BufferPool, Identity, Link, Network
 
@@ -146,6 +147,7 @@ class ProcessCluster:
         self.timeline = timeline
         self._checkpoint = checkpoint
         self._resume = resume
+        check_init(init)
         self._init = init
         self._stack = AsyncExitStack()
         self._stopping = asyncio.Event()

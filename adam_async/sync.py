@@ -2,7 +2,8 @@
 
 The cluster lives on a thread with an event loop of its own, so it works where a loop already runs, as in
 a notebook. The caller's thread only waits: everything it hears, each epoch and the outcome, comes through
-one queue, so `on_epoch` runs in the caller's thread and may plot, print or raise.
+one queue, so `on_epoch` runs in the caller's thread and may plot, print or raise. The cluster's loop waits
+for the callback's answer, and awaits the coroutine of an async `on_epoch`.
 
 An interrupt (Ctrl-C) or an error of `on_epoch` cancels the training, waits until it has ended, and goes
 on its way; leaving the block then closes the cluster and ends the thread. A second interrupt while that
@@ -10,12 +11,14 @@ is going on stops the waiting; the thread is a daemon and does not hold up the e
 """
 
 import asyncio
+import inspect
 import queue
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -33,7 +36,7 @@ from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.model.spec import ModelSpec
 from adam_async.ports import Disk
 from adam_async.run_result import EpochResult, RunResult
-from adam_async.trained_model import Model
+from adam_async.trained_model import Model, check_init
 
 CLOSE_S = 30.0
 """How long leaving the block may take: compute threads finish the group they are in."""
@@ -47,7 +50,22 @@ class _Outcome:
     error: BaseException | None = None
 
 
-_Heard = queue.SimpleQueue[EpochResult | _Outcome]
+@dataclass(frozen=True, slots=True, eq=False)
+class _Epoch:
+    """A finished epoch, and the future on the cluster's loop that takes the callback's answer."""
+
+    result: EpochResult
+    answer: asyncio.Future[object]
+
+    def settle(self, answer: object) -> None:
+        """Pass on the answer, on the cluster's loop; a training that was cancelled needs none."""
+        if not self.answer.done():
+            self.answer.set_result(answer)
+        elif inspect.iscoroutine(answer):
+            answer.close()
+
+
+_Heard = queue.SimpleQueue[_Epoch | _Outcome]
 
 
 def load_checkpoint(folder: Path) -> Checkpoint:
@@ -95,6 +113,7 @@ class LocalCluster:
         init: Model | None = None,
     ) -> None:
         check_dataset(dataset)
+        check_init(init)
         self.config = config
         self._dataset = dataset
         self._spec = spec
@@ -141,8 +160,8 @@ class LocalCluster:
         """Run all epochs of the configuration.
 
         Args:
-            on_epoch: Called in this thread after each epoch; training does not wait for it. Its False calls
-                `stop`.
+            on_epoch: Called in this thread after each epoch; the next epoch begins after its answer. Its
+                False ends the run with that epoch. If it is async, the cluster's loop awaits it.
 
         Raises:
             RoleDied: A role that the run needs was lost.
@@ -154,9 +173,9 @@ class LocalCluster:
         try:
             if not self._tell(self._begin):
                 raise RunFailed(f"the cluster is not running: {self._why}")
-            while isinstance(news := heard.get(), EpochResult):
-                if on_epoch is not None and on_epoch(news) is False:
-                    self.stop()
+            while isinstance(news := heard.get(), _Epoch):
+                answer = on_epoch(news.result) if on_epoch is not None else None
+                self._tell(partial(news.settle, answer))
         except BaseException:  # an interrupt, or what on_epoch raised
             if self._tell(self._cancel):
                 self._wait_outcome("training to end", CLOSE_S)
@@ -256,8 +275,15 @@ class LocalCluster:
         If the cluster fails, that cancels this, and the cause is known only when the cluster has ended:
         then `_run` tells it.
         """
+
+        async def ask(result: EpochResult) -> object:
+            epoch = _Epoch(result, asyncio.get_running_loop().create_future())
+            heard.put(epoch)
+            answer = await epoch.answer
+            return await answer if inspect.isawaitable(answer) else answer
+
         try:
-            outcome = _Outcome(result=await self._cluster.train(heard.put))
+            outcome = _Outcome(result=await self._cluster.train(ask))
         except asyncio.CancelledError:
             if not self._cancelled:
                 raise

@@ -10,7 +10,7 @@ Letters: N images, K classes, C channels, H rows, W columns.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -199,6 +199,17 @@ class Model:
 
     def __repr__(self) -> str:
         return f"<Model {self.network.spec.name} {len(self.class_names)} classes>"
+
+
+def check_init(init: object) -> None:
+    """Refuse what is neither a `Model` nor None, such as the path of a model.
+
+    Raises:
+        ConfigError: It is something else; says how to load a model.
+    """
+    if init is not None and not isinstance(init, Model):
+        example = f"Model.load({str(init)!r})" if isinstance(init, str | PurePath) else "Model.load(path)"
+        raise ConfigError(f"init is a {type(init).__name__}, expected a model: give init={example}")
 
 
 def cannot_read(path: Path, error: OSError) -> ConfigError:

@@ -2,7 +2,7 @@
 
 Encoded images are rotated as EXIF says, scaled and cut to the model's rows and columns, and made grey or
 coloured to match its channels. Arrays of ``.npy`` files, (N, H, W), (N, C, H, W) or (N, H, W, C), must
-have the model's size.
+have the model's size. An array of the shape of one image of the model, (C, H, W) or (H, W, C), is one image.
 """
 
 from collections.abc import AsyncGenerator, Sequence
@@ -90,6 +90,11 @@ class Unlabelled:
         """Return the images at a path: the path itself, or those in a folder and its folders."""
         try:
             if not await self._disk.run(path.is_dir):
+                if path.suffix.lower() == ".npz":
+                    raise DataError(
+                        f"{path}: predict reads images, .npy files and folders, but no .npz archives; save "
+                        "its images with numpy.save"
+                    )
                 await self._disk.run(check_kind, path, limits.MAX_FILE_BYTES)
                 return [path]
             found: list[Path] = []
@@ -132,7 +137,10 @@ class Unlabelled:
     async def _array(self, file: Path) -> AsyncGenerator[Piece, None]:
         """Yield the images of an array, which stays on the disk."""
         array: NDArray[Any] = await self._disk.run(_map, file)
-        if array.ndim == 2:
+        channels, rows, columns = self._shape
+        if array.shape == (rows, columns, channels) != self._shape:
+            array = array.transpose(2, 0, 1)
+        if array.ndim == 2 or array.shape == self._shape:
             array = array[np.newaxis]
         for first in range(0, len(array), AT_A_TIME):
             images = channels_first(array[first : first + AT_A_TIME], str(file))

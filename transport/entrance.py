@@ -1,13 +1,18 @@
 """Tracks the unauthenticated connections of one listener, and closes those that `admission` chooses.
 
+A warning in the log names the address and the reason of a refused handshake, at most one per reason and
+`NEWS_EVERY_S`.
+
 The listener closes connections above the limit only in a later iteration of the loop. It first reads once
 from all connections accepted together, so a client that sent its first record at once counts as proving.
 """
 
 import asyncio
 import logging
+from dataclasses import dataclass
 
 from transport.admission import Admission, source_of
+from transport.errors import HandshakeRejected
 from transport.greeter import Greeter
 
 __all__ = ["Entrance"]
@@ -18,7 +23,17 @@ ROUND_S = 0.005
 """Seconds from the first connection above the limit to the choice of connections to close."""
 
 NEWS_EVERY_S = 10.0
-"""Minimum interval between two log lines about closed connections, in seconds."""
+"""Minimum interval between two log lines about closed connections, or about one reason of refusals, in
+seconds."""
+
+
+@dataclass(slots=True)
+class _Refusals:
+    """The refusals for one reason."""
+
+    news_at: float = 0.0
+    """Loop time from which the next one is logged."""
+    unlogged: int = 0
 
 
 class Entrance:
@@ -34,6 +49,7 @@ class Entrance:
         self._round: asyncio.TimerHandle | None = None
         self._crowded_out = 0
         self._news_at = 0.0
+        self._refusals: dict[str, _Refusals] = {}
 
     def accepted(self, greeter: Greeter) -> None:
         """Note the greeter of a connection before its `connected`."""
@@ -53,6 +69,21 @@ class Entrance:
         """Note the end of a handshake."""
         self._greeters.pop(greeter, None)
         self._admission.left(greeter)
+
+    def refused(self, greeter: Greeter, error: HandshakeRejected) -> None:
+        """Log the refusal of a handshake, unless a line about the same reason is recent."""
+        if error.code == "crowded":  # `_make_room` logs these
+            return
+        # The code and text of a peer's own refusal are the peer's words: all of them count as one reason.
+        reason = "" if error.text.startswith("the peer refused") else error.code
+        refusals = self._refusals.setdefault(reason, _Refusals())
+        now = asyncio.get_running_loop().time()
+        if now < refusals.news_at:
+            refusals.unlogged += 1
+            return
+        more = f" ({refusals.unlogged} more since the last such line)" if refusals.unlogged else ""
+        refusals.news_at, refusals.unlogged = now + NEWS_EVERY_S, 0
+        logger.warning("refused a connection from %s: %s%s", greeter.address or "a peer", error, more)
 
     def close(self) -> None:
         """Give up all handshakes."""

@@ -17,7 +17,7 @@ from transport.frames import Memory
 from transport.handshake import RECORD_BYTES, ClientHandshake, Handshake, reject_record
 from transport.messages import Identity
 from transport.roles import RoleTable
-from transport.sockets import tune
+from transport.sockets import format_tcp_address, tune
 from transport.tcp import TcpLink
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ class Greeter(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self._connected_at = 0.0
+        self._peername: tuple[str, int] = ("", 0)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # Not an isinstance check: uvloop's transports do not derive from asyncio's.
@@ -71,8 +72,14 @@ class Greeter(asyncio.BufferedProtocol):
             self._wait_for("first record", min(self._config.first_record_s, self._config.handshake_s))
         if self._entrance is not None:
             # A peer that has already hung up has no name.
-            host, *_ = transport.get_extra_info("peername") or ("",)
-            self._entrance.connected(self, host)
+            self._peername = transport.get_extra_info("peername") or ("", 0)
+            self._entrance.connected(self, self._peername[0])
+
+    @property
+    def address(self) -> str:
+        """Address of a listener's peer, ``host:port``; empty if the peer hung up before the first step."""
+        host, port, *_ = self._peername
+        return format_tcp_address(host, port).removeprefix("tcp://") if host else ""
 
     def _wait_for(self, goal: str, limit_s: float) -> None:
         """Set the time-out of the handshake: refuse the connection ``limit_s`` after its start."""

@@ -272,8 +272,10 @@ class TcpNetwork(Network):
                     entrance.left(greeter)
                     if isinstance(outcome, TcpLink):
                         listener.welcome(outcome)
-                    else:
-                        logger.info("%r: a peer was not let in: %s", listener, outcome)
+                        return
+                    logger.info("%r: a peer was not let in: %s", listener, outcome)
+                    if isinstance(outcome, HandshakeRejected):
+                        entrance.refused(greeter, outcome)
 
                 handshake = ServerHandshake(
                     identity, token=self._token, entropy=self._entropy, rules=self.rules

@@ -4,6 +4,7 @@ Letters: N images, C channels, H rows, W columns. Images are uint8, labels int64
 """
 
 from collections import Counter
+from collections.abc import Sized
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +25,10 @@ MAX_CLASSES = 65_536
 
 SAMPLED = 64
 """Training images that the mean squared norm is taken over."""
+
+
+ORIGINS = ("train images", "train labels", "test images", "test labels")
+"""Names of four arrays in errors, of a caller that gives no others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -80,7 +85,7 @@ def make_dataset(
     source: str,
     train: tuple[NDArray[Any] | StoredImages, NDArray[Any]],
     test: tuple[NDArray[Any], NDArray[Any]],
-    origins: tuple[str, str, str, str],
+    origins: tuple[str, str, str, str] = ORIGINS,
     class_names: tuple[str, ...] = (),
     damaged: tuple[str, ...] = (),
 ) -> Dataset:
@@ -92,13 +97,24 @@ def make_dataset(
         train: Images (N, H, W), (N, C, H, W) or (N, H, W, C) of uint8, or those that stay stored, and integer
             labels (N,) or (N, 1).
         test: The same for the test set.
-        origins: What to call the four arrays in an error: train images, train labels, test images, labels.
+        origins: Names of the four arrays in errors: train images, train labels, test images, test labels.
         class_names: What class 0, 1, ... is called, if the source says so.
         damaged: What the source left out because it was damaged.
 
     Raises:
         DataError: A wrong dtype, shape or count; names the array, what it is and what it should be.
     """
+    for kind, pair in (("train", train), ("test", test)):
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise DataError(
+                f"{kind} must be a pair of two arrays, (images, labels), not {_called(pair)}; training "
+                "images and test images are both needed"
+            )
+    if not isinstance(origins, tuple | list) or len(origins) != len(ORIGINS):
+        raise DataError(
+            f"origins must name four arrays ({', '.join(ORIGINS)}), not {_called(origins)}; it may be "
+            "left out"
+        )
     train_images = train[0] if isinstance(train[0], StoredImages) else as_images(train[0], origins[0])
     test_images = as_images(test[0], origins[2])
     train_labels, test_labels = (_labels(train[1], origins[1]), _labels(test[1], origins[3]))
@@ -151,6 +167,14 @@ def _squared_norm(images: NDArray[np.uint8] | StoredImages) -> float:
         pixels = image.reshape(-1).astype(np.float64)
         norms.append(float(pixels @ pixels) / 255**2)
     return sum(norms) / max(len(norms), 1)
+
+
+def _called(value: object) -> str:
+    """Name a value by its type, and by its length if it has one."""
+    if value is None:
+        return "None"
+    length = f" of {len(value)}" if isinstance(value, Sized) else ""
+    return f"a {type(value).__name__}{length}"
 
 
 def _check_names(class_names: tuple[str, ...], source: str) -> None:

@@ -2,6 +2,7 @@
 
 ModelError
     SpecError              a model that cannot be: unknown layer, option or input, shapes that do not fit
+    LayerFailed            a step of a layer raised; `__cause__` is what it raised
     GradientMismatchError    a layer whose gradient is not that of its output
 """
 
@@ -14,6 +15,15 @@ class ModelError(AdamError, ValueError):
 
 class SpecError(ModelError, ConfigError):
     """A model specification that cannot be built; the message names the layer and what to change."""
+
+
+class LayerFailed(ModelError):
+    """A method of a layer raised; the message names layer, kind and method, `__cause__` is the error."""
+
+    def __init__(self, layer: str, kind: str, method: str, cause: Exception) -> None:
+        text = f"{type(cause).__name__}: {cause}" if str(cause) else type(cause).__name__
+        super().__init__(f"layer {layer!r} ({kind}) failed in {method}: {text}")
+        self.layer = layer
 
 
 class GradientMismatchError(ModelError):

@@ -35,7 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.dice import Dice, Key
-from adam_async.model.errors import ModelError, SpecError
+from adam_async.model.errors import LayerFailed, ModelError, SpecError
 from adam_async.model.spec import LayerSpec, OptionValue, Shape
 
 Array = NDArray[Any]
@@ -351,20 +351,57 @@ class Layer(ABC):
 
     @abstractmethod
     def backward(self, weights: Weights, slots: Slots) -> None:
-        """Fill each wanted one of ``slots.input_errors`` from ``slots.output_error``.
+        """Fill each wanted one of ``slots.input_errors`` from ``slots.error``.
 
-        Called only when at least one is wanted. May overwrite ``slots.output_error`` only where
+        Called only when at least one is wanted. May overwrite ``slots.error`` only where
         `SHARES_INPUT` says so. Weights are as they are now, not as forward saw them: they may be shared and
         unlocked, on purpose.
         """
 
     def delta(self, slots: Slots, kind: str, out: Array) -> None:
-        """Write the group gradient of the parameter of this kind into `out`, C-contiguous, of its shape."""
-        raise ModelError(f"layer {self.name!r} has no parameter of kind {kind!r}")
+        """Write the group gradient of the parameter of this kind into `out`, C-contiguous, of its shape.
+
+        Every layer with parameters that are trained defines this method.
+        """
+        if all(parameter.kind != kind for parameter in self.parameters):
+            raise ModelError(f"layer {self.name!r} has no parameter of kind {kind!r}")
+        raise ModelError(
+            f"layer {self.name!r} ({self.spec.kind}) has no gradient for its parameter of kind {kind!r}: "
+            f"give the class {type(self).__name__} a method delta(slots, kind, out) that writes it into out"
+        )
 
     def factors(self, slots: Slots, kind: str) -> Factors | None:
         """Give views ``(x_BI, errors_BO)`` with ``errors_BO.T @ x_BI`` the group gradient, or None."""
         return None
+
+    def failure(self, method: str, error: Exception) -> Exception:
+        """Make the error that names this layer and its method; one that needs no name stays as it is."""
+        if isinstance(error, ModelError | MemoryError):
+            return error
+        failure = LayerFailed(self.name, self.spec.kind, method, error)
+        failure.__cause__ = error
+        return failure
+
+    def run_forward(self, weights: Weights, slots: Slots) -> None:
+        """Run `forward`; its error names this layer."""
+        try:
+            self.forward(weights, slots)
+        except Exception as error:
+            raise self.failure("forward", error)  # noqa: B904 - it has its cause
+
+    def run_backward(self, weights: Weights, slots: Slots) -> None:
+        """Run `backward`; its error names this layer."""
+        try:
+            self.backward(weights, slots)
+        except Exception as error:
+            raise self.failure("backward", error)  # noqa: B904 - it has its cause
+
+    def run_delta(self, slots: Slots, kind: str, out: Array) -> None:
+        """Run `delta`; its error names this layer."""
+        try:
+            self.delta(slots, kind, out)
+        except Exception as error:
+            raise self.failure("delta", error)  # noqa: B904 - it has its cause
 
 
 class Loss(Layer):

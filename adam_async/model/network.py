@@ -259,7 +259,7 @@ class Network:
             used.engine.forward(weights, context, layers)
             return
         for number in layers:
-            used.topology.layers[number].forward(weights, context.slots(number))
+            used.topology.layers[number].run_forward(weights, context.slots(number))
 
     def backward(self, weights: Weights, context: Context) -> None:
         """Compute all error gradients of the group that `forward` ran, as of its mean loss."""
@@ -284,7 +284,7 @@ class Network:
             context.gather_error(number)
             slots = context.slots(number)
             if any(error is not None for error in slots.input_errors):
-                used.topology.layers[number].backward(weights, slots)
+                used.topology.layers[number].run_backward(weights, slots)
 
     def delta(self, context: Context, name: str, *, out: Array) -> None:
         """Write the group gradient of one tensor, the mean over the group's images, into `out`.
@@ -298,7 +298,7 @@ class Network:
                 f"the gradient of {name!r} needs a C-contiguous {self._dtype} array "
                 f"of shape {parameter.shape}, not {out.dtype} of {out.shape}"
             )
-        context.kernel_set.topology.layers[number].delta(context.slots(number), parameter.kind, out)
+        context.kernel_set.topology.layers[number].run_delta(context.slots(number), parameter.kind, out)
 
     def factors(self, context: Context, name: str) -> Factors | None:
         """Give ``(x_BI, errors_BO)`` with ``errors_BO.T @ x_BI`` the group gradient.
@@ -350,6 +350,11 @@ def _check_range(images: Array) -> None:
     """Refuse floating-point images that are not scaled as uint8 ones are in training."""
     if images.dtype.kind == "f" and images.size:
         least, most = images.min(), images.max()
+        if np.isnan(least):
+            raise ModelError(
+                "floating-point images must hold numbers between 0 and 1, but some of their values are NaN "
+                "(not a number): replace those"
+            )
         if not (-RANGE_SLACK <= least and most <= 1 + RANGE_SLACK):
             raise ModelError(
                 f"floating-point images must lie between 0 and 1, not between {least:g} and {most:g}: divide "

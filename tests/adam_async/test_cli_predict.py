@@ -1,6 +1,7 @@
 """The command `predict` names what is in files, folders and arrays, and draws them with their names."""
 
 import json
+from contextlib import aclosing
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +12,12 @@ from adam_async.cli_commands import app, run_command
 from adam_async.cli_predict import ACROSS, run_prediction
 from adam_async.cli_predict_options import PredictOptions
 from adam_async.cli_terminal import Terminal
+from adam_async.data_server.sources.damage import Damage
 from adam_async.errors import ConfigError, DataError
 from adam_async.model import Network, mlp
+from adam_async.ports import Disk
 from adam_async.saved_model import FILE_NAME, dump_model
+from adam_async.unlabelled import Unlabelled
 
 SPEC = mlp((4, 3), input_shape=(1, 2, 2), name="quarters")
 WEIGHTS = {"fc1.weight": np.eye(3, 4, dtype=np.float32) * 50, "fc1.bias": np.zeros(3, np.float32)}
@@ -169,3 +173,26 @@ def test_the_command_takes_a_model_and_then_images(
     assert "predict" in app
     assert run_command(["predict", str(model), str(image), "--top", "1", "--loop", "asyncio"]) == 0
     assert "south" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("shape", [(20, 24, 3), (3, 20, 24), (1, 20, 24, 3), (1, 3, 20, 24)])
+async def test_an_array_of_the_shape_of_one_image_is_one_image(
+    tmp_path: Path, shape: tuple[int, ...]
+) -> None:
+    pixels = np.arange(20 * 24 * 3, dtype=np.int64).astype(np.uint8).reshape(3, 20, 24)
+    array = pixels.transpose(1, 2, 0) if shape[-1] == 3 else pixels
+    np.save(tmp_path / "one.npy", array.reshape(shape))
+
+    async with Disk() as disk:
+        source = Unlabelled([tmp_path / "one.npy"], (3, 20, 24), disk, Damage("error"))
+        async with aclosing(source.pieces()) as pieces:
+            (piece,) = [piece async for piece in pieces]
+
+    assert [Path(name).name for name in piece.names] == ["one.npy[0]"]
+    np.testing.assert_array_equal(piece.images, pixels[np.newaxis])
+
+
+async def test_an_archive_of_arrays_is_refused_by_name(model: Path, tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", images=picture(0))
+    with pytest.raises(DataError, match=r"x\.npz: predict reads images, \.npy files .* but no \.npz"):
+        await run_prediction(model, [tmp_path / "x.npz"], PredictOptions(), QUIET)

@@ -1,12 +1,19 @@
 """`token new` and `token derive` write files that `--token-file` takes and only their owner can read."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from adam_async.cli_commands import run_command
+from adam_async.cli_errors import explain
+from adam_async.cli_options import TrainOptions
+from adam_async.cli_results import Kept
+from adam_async.cli_terminal import Terminal
+from adam_async.cli_train import run_training
+from adam_async.entrypoints import cluster_network
 from adam_async.token_text import read_token_text
-from transport import RoleKeys
+from transport import BufferPool, HandshakeRejected, Identity, RoleKeys
 
 
 def test_a_new_token_derives_the_keys_of_a_role(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -75,3 +82,32 @@ def test_a_role_command_refuses_the_keys_of_another(
     assert "the keys of role worker alone, from which no others follow" in capsys.readouterr().err
     assert run_command(["train", "--controller", "tcp://127.0.0.1:1", "--token-file", str(worker)]) == 2
     assert "and this is a driver" in capsys.readouterr().err
+
+
+async def test_a_driver_with_another_token_was_not_interrupted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    token = tmp_path / "token"
+    token.write_text("a token of somebody else")
+    token.chmod(0o600)
+    network = cluster_network("a token that nobody guesses", entropy=os.urandom, buffers=BufferPool())
+    controller = Identity(role="controller", node="controller", incarnation=1)
+
+    async with network.listen("tcp://127.0.0.1:0", controller, lambda link: link.wait_closed()) as listener:
+        options = TrainOptions(controller=listener.address, token_file=token, quiet=True)
+        with pytest.raises((HandshakeRejected, ExceptionGroup)) as failure:
+            await run_training(options, {}, Terminal(quiet=True))
+
+    code, sentence = explain(failure.value)
+    assert code == 6
+    assert sentence.startswith("token: the peer refused: the tokens differ: ")
+    assert "interrupted" not in capsys.readouterr().err
+
+
+def test_only_an_interrupted_run_says_so() -> None:
+    began = Kept("in epoch 2", True, ("the latest weights in out",))
+    before = Kept("before training began", False, ("the report in report.json",))
+
+    assert began.sentence(interrupted=True) == "interrupted in epoch 2; kept: the latest weights in out"
+    assert began.sentence(interrupted=False) == "failed in epoch 2; kept: the latest weights in out"
+    assert before.sentence(interrupted=False) == ""

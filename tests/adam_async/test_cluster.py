@@ -352,12 +352,14 @@ class Broken(Layer):
 @pytest.mark.parametrize("options", [{}, {"weights": "copy"}], ids=["in-place", "copy"])
 async def test_an_error_in_a_layer_of_the_caller_keeps_its_cause_and_its_traceback(options):
     layers = {**BUILTIN_LAYERS, "doubled": Broken}
-    with pytest.raises(NodeFailed, match="ValueError: no scale") as failure:
+    said = r"layer 'twice' \(doubled\) failed in forward: ValueError: no scale"
+    with pytest.raises(NodeFailed, match=said) as failure:
         await run(cluster_of(config_of(**options), spec=OWN_SPEC, layers=layers))
     said = "".join(traceback.format_exception(failure.value))
     assert "in forward" in said
     assert "KeyError: 'scale'" in said
-    assert isinstance(failure.value.__cause__.__cause__, KeyError)
+    assert isinstance(failure.value.__cause__.__cause__, ValueError)
+    assert isinstance(failure.value.__cause__.__cause__.__cause__, KeyError)
 
 
 async def test_an_error_in_a_transform_of_the_caller_keeps_its_cause_and_its_traceback():

@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 import uvloop
 
-from adam_async import sync
+from adam_async import cluster, driver, sync
 from adam_async.checkpoint import CheckpointError
+from adam_async.cluster_processes import ProcessCluster
 from adam_async.config import Config, Waits
 from adam_async.data_server.dataset import Dataset, make_dataset
 from adam_async.errors import ConfigError, DataError, DeadlineExceeded, RunFailed
-from adam_async.run_result import EpochResult
+from adam_async.run_result import EpochResult, OnEpoch
 
 SMALL = Config(epochs=2, threads=1)
 
@@ -100,6 +101,54 @@ def test_epochs_are_told_in_the_callers_thread() -> None:
         cluster.train(lambda epoch: threads.add(threading.current_thread().name))
 
     assert threads == {threading.current_thread().name}
+
+
+def test_the_next_epoch_waits_for_the_callbacks_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[bool] = []
+    ask = driver._ask
+
+    async def noted(on_epoch: OnEpoch | None, result: EpochResult) -> bool:
+        answers.append(await ask(on_epoch, result))
+        return answers[-1]
+
+    monkeypatch.setattr(driver, "_ask", noted)
+    seen: list[int] = []
+
+    def until_two(epoch: EpochResult) -> bool:
+        seen.append(epoch.epoch)
+        return epoch.epoch < 2
+
+    with sync.LocalCluster(Config(epochs=1_000_000, threads=1), dataset=bars()) as cluster:
+        result = cluster.train(until_two)
+
+    assert answers == [True, False]
+    assert seen == [1, 2]
+    assert [(epoch.epoch, epoch.images) for epoch in result.epochs] == [(1, 64), (2, 64)]
+
+
+def test_an_async_callback_is_awaited_on_the_clusters_loop() -> None:
+    threads: set[str] = set()
+
+    async def until_two(epoch: EpochResult) -> bool:
+        await asyncio.sleep(0)
+        threads.add(threading.current_thread().name)
+        return epoch.epoch < 2
+
+    with sync.LocalCluster(Config(epochs=3, threads=1), dataset=bars()) as cluster:
+        result = cluster.train(until_two)
+
+    assert threads == {"adam-cluster"}
+    assert len(result.epochs) == 2
+
+
+def test_an_error_of_an_async_callback_is_raised_as_it_is() -> None:
+    async def fail(epoch: EpochResult) -> None:
+        raise ZeroDivisionError
+
+    with sync.LocalCluster(SMALL, dataset=bars()) as cluster:
+        with pytest.raises(ZeroDivisionError):
+            cluster.train(fail)
+        assert len(cluster.train().epochs) == 2
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
@@ -203,3 +252,11 @@ def test_ctrl_c_ends_a_training_in_good_order() -> None:
     assert output.splitlines()[-1] == "interrupted ['MainThread']"
     assert errors == ""
     assert process.returncode == 0
+
+
+def test_the_path_of_a_model_is_refused_with_how_to_load_it() -> None:
+    for kind in (sync.LocalCluster, cluster.LocalCluster, ProcessCluster):
+        with pytest.raises(ConfigError, match=r"init is a str, expected a model: .*Model\.load\('out'\)"):
+            kind(SMALL, dataset=bars(), init="out")  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match=r"init is a dict, expected a model: .*Model\.load\(path\)"):
+            kind(SMALL, dataset=bars(), init={})  # type: ignore[arg-type]

@@ -26,7 +26,9 @@ from transport import (
     RoleTable,
     TcpNetwork,
 )
+from transport.entrance import Entrance
 from transport.frames import CHECKED
+from transport.greeter import Greeter
 from transport.handshake import ClientHandshake
 from transport.keys import Secret, derive
 from transport.sockets import checks_payloads, is_loopback, parse_tcp_address
@@ -410,3 +412,41 @@ async def test_the_listener_knows_its_links() -> None:
             assert far.identity == FAR == Identity(role="far", node="far-1", incarnation=1)
             assert "open" in repr(near)
         await far.wait_closed()
+
+
+async def test_a_refused_handshake_is_logged_once_for_each_reason(caplog: pytest.LogCaptureFixture) -> None:
+    rules = RoleTable({"ask": {("near", "far")}})
+    stranger = Identity(role="other", node="other-1", incarnation=1)
+
+    async with door(network(rules=rules)) as (listener, _):
+        for token in (b"another token of tests", b"a third token of tests", None):
+            with pytest.raises(HandshakeRejected, match="token"):
+                await network(token).dial(listener.address, NEAR)
+        with pytest.raises(HandshakeRejected, match="nothing to say to each other"):
+            await network().dial(listener.address, stranger)
+
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert [warning.partition(":")[0] for warning in warnings] == ["refused a connection from 127.0.0.1"] * 2
+    assert "token: the tokens differ: start both sides with the same token" in warnings[0]
+    assert "role: far and other have nothing to say to each other" in warnings[1]
+
+
+async def test_a_log_line_counts_the_refusals_since_the_last_one(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entrance = Entrance(4)
+    times = iter([0.0, 1.0, 9.0, 10.0])
+
+    async with door(network()) as (listener, _):
+        monkeypatch.setattr(Entrance, "refused", lambda _, *refusal: refusals.append(refusal))
+        refusals: list[tuple[Greeter, HandshakeRejected]] = []
+        with pytest.raises(HandshakeRejected):
+            await network(b"another token of tests").dial(listener.address, NEAR)
+        monkeypatch.undo()
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: next(times), raising=False)
+    for _ in range(4):
+        entrance.refused(*refusals[0])
+    monkeypatch.undo()
+
+    first, second = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert second == f"{first} (2 more since the last such line)"

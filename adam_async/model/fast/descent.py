@@ -77,7 +77,7 @@ class Descent:
             if isinstance(step, Tape):
                 loss += step.run(weights, state)
             elif step[0] == "forward":
-                self._layers[step[1]].forward(weights, context.slots(step[1]))
+                self._layers[step[1]].run_forward(weights, context.slots(step[1]))
             else:
                 self._backward(weights, state, context, step[1], rate)
         if not isinstance(self._layers[-1], Compiled):
@@ -139,7 +139,7 @@ class Descent:
                 continue
             name = parameter.name
             gradient = self.buffers.gradients[name]
-            self._layers[number].delta(context.slots(number), parameter.kind, gradient)
+            self._layers[number].run_delta(context.slots(number), parameter.kind, gradient)
             if is_finite(gradient):
                 self._rule.apply(
                     weights[name], state[name], gradient, rate=rate, scratch=self.buffers.scratch

@@ -74,7 +74,7 @@ class Engine:
             steps = context.tapes[key] = self._steps(context, layers, self.forward_ops)
         for step in steps:
             if isinstance(step, int):
-                self.topology.layers[step].forward(weights, context.slots(step))
+                self.topology.layers[step].run_forward(weights, context.slots(step))
             else:
                 step.run(weights)
 
@@ -95,7 +95,7 @@ class Engine:
         context.gather_error(number)
         slots = context.slots(number)
         if any(error is not None for error in slots.input_errors):
-            self.topology.layers[number].backward(weights, slots)
+            self.topology.layers[number].run_backward(weights, slots)
 
     def descend(
         self,

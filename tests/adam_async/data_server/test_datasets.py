@@ -294,3 +294,22 @@ def test_the_squared_norm_is_that_of_pixels_from_0_to_1() -> None:
 
     assert found.squared_norm == 5.0
     assert found.info()["squared_norm"] == 5.0
+
+
+PAIR = (np.zeros((2, 4, 4), np.uint8), np.arange(2))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "claim"),
+    [
+        ({"test": None}, r"test must be a pair of two arrays, \(images, labels\), not None; .* both needed"),
+        ({"train": PAIR[0]}, r"train must be a pair of two arrays, .*, not a ndarray of 2"),
+        ({"test": (*PAIR, None)}, "test must be a pair of two arrays, .*, not a tuple of 3"),
+        ({"origins": ("images", "labels")}, r"must name four arrays \(train images, .*, not a tuple of 2;"),
+        ({"train": ([], PAIR[1])}, "^train images is a list, expected a NumPy array"),
+        ({"test": (PAIR[0], PAIR[1][:1])}, "^test images has 2 images but test labels has 1 labels"),
+    ],
+)
+def test_what_makes_no_data_set_is_said(wrong, claim):
+    with pytest.raises(DataError, match=claim):
+        make_dataset(**{"name": "x", "source": "here", "train": PAIR, "test": PAIR, **wrong})

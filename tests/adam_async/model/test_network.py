@@ -3,6 +3,7 @@
 import gc
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from adam_async.dice import Dice
 from adam_async.model import (
     BUILTIN_LAYERS,
     NAMED_MODELS,
+    Adagrad,
     Layer,
     LayerSpec,
     ModelError,
@@ -24,6 +26,7 @@ from adam_async.model import (
     new_rule_state,
     train_step,
 )
+from adam_async.model.errors import LayerFailed
 from adam_async.model.gradcheck import check_network
 
 of = LayerSpec.of
@@ -394,7 +397,8 @@ def test_a_model_of_absurd_size_is_refused_before_anything_is_made() -> None:
         (np.zeros((1, 3, 5, 4), np.uint8), r"\[3, 4, 5\], not \[3, 5, 4\]$"),
         (np.full((1, 3, 4, 5), 255.0), "must lie between 0 and 1, not between 255 and 255: divide"),
         (np.full((1, 3, 4, 5), -0.5), "must lie between 0 and 1, not between -0.5 and -0.5"),
-        (np.full((1, 3, 4, 5), np.nan), "must lie between 0 and 1, not between nan and nan"),
+        (np.full((1, 3, 4, 5), np.nan), "some of their values are NaN"),
+        (np.where(np.arange(60) == 9, np.nan, 0.5).reshape(1, 3, 4, 5), "some of their values are NaN"),
     ],
 )
 def test_images_of_another_layout_or_range_than_in_training_are_refused(images, message):
@@ -412,3 +416,69 @@ def test_one_image_has_one_score_in_every_layout_and_scale_that_is_taken():
     expected = network.scores(weights, pixels)
     for same in (pixels[:, 0], pixels.reshape(1, 4, 5, 1), pixels.reshape(1, 20), pixels / np.float32(255)):
         np.testing.assert_allclose(network.scores(weights, same), expected, rtol=1e-6)
+
+
+class Scaled(Layer):
+    """A layer of a user: its input times one value, with a mistake in the method `at`."""
+
+    def __init__(self, spec, input_shapes):
+        super().__init__(spec, input_shapes)
+        self.parameters = (self.tensor("weight", (1,), bound=1.0),)
+
+    at: ClassVar[str] = ""
+
+    def forward(self, weights, slots):
+        self._fail("forward")
+
+    def backward(self, weights, slots):
+        self._fail("backward")
+
+    def _fail(self, method):
+        if method == self.at:
+            raise ValueError("oops")
+
+
+class Measured(Scaled):
+    """The same with a gradient."""
+
+    def delta(self, slots, kind, out):
+        out.fill(0)
+        self._fail("delta")
+
+
+def scaled_step(kind, kernels, rule):
+    spec = ModelSpec(
+        name="own",
+        input_shape=(1, 2, 2),
+        layers=(
+            LayerSpec.of("flat", "flatten"),
+            LayerSpec.of("fc", "dense", outputs=3),
+            LayerSpec.of("scale1", "scale"),
+            LayerSpec.of("loss", "softmax_cross_entropy"),
+        ),
+    )
+    network = Network(spec, kernels=kernels, layers={**BUILTIN_LAYERS, "scale": kind})
+    weights = network.initial_weights(Dice(1))
+    context = network.context(2)
+    context.load(np.zeros((2, 1, 2, 2), np.uint8), np.zeros(2, np.int64))
+    train_step(
+        network, weights, new_rule_state(network, rule), context, StepBuffers.of(network), rule, rate=0.1
+    )
+
+
+@pytest.mark.parametrize("rule", [Sgd(), Adagrad()], ids=repr)
+@pytest.mark.parametrize("kernels", ["numpy", "auto"])
+@pytest.mark.parametrize("method", ["forward", "backward", "delta"])
+def test_a_layer_that_fails_is_named_with_its_method(method, kernels, rule, monkeypatch):
+    monkeypatch.setattr(Scaled, "at", method)
+    with pytest.raises(
+        LayerFailed, match=rf"^layer 'scale1' \(scale\) failed in {method}: ValueError: oops$"
+    ) as failure:
+        scaled_step(Measured, kernels, rule)
+    assert type(failure.value.__cause__) is ValueError
+
+
+@pytest.mark.parametrize("kernels", ["numpy", "auto"])
+def test_a_layer_without_a_gradient_is_told_the_method_to_add(kernels):
+    with pytest.raises(ModelError, match=r"give the class Scaled a method delta\(slots, kind, out\)"):
+        scaled_step(Scaled, kernels, Sgd())
