@@ -54,7 +54,7 @@ class BaselineAround:
         rate = await baseline.measure(
             self.network,
             make_rule(config.rule, momentum=config.momentum, weight_decay=config.weight_decay),
-            rate=config.default_rate(),
+            rate=config.default_rate(squared_norm=self._dataset.squared_norm),
             images=self._dataset.train_images,
             labels=self._dataset.train_labels,
             group_images=config.images_per_group,

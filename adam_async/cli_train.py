@@ -140,6 +140,9 @@ async def run_training(options: TrainOptions, environment: Mapping[str, str], te
                         result = await cluster.train(table.on_epoch)
                     except asyncio.CancelledError:  # an interruption, or a failure of the driver or a role
                         kept = await keep_results(driver, options, disk, environment)
+                        if EARLY.first is not None:  # at once: closing the cluster may take a while
+                            terminal.news(kept.sentence(interrupted=True))
+                            kept = None
                         raise
                     if around is not None:
                         await _measure(around, driver)
@@ -163,7 +166,8 @@ async def run_training(options: TrainOptions, environment: Mapping[str, str], te
             if kept is not None and (line := kept.sentence(interrupted=interrupted)):
                 terminal.news(line)
             if result is None and driver is not None and options.report is not None:
-                await _report_cut_short(driver, config, options.report, error, disk, terminal)
+                ended = "interrupted" if interrupted else explain(error)[1]
+                await _report_cut_short(driver, config, options.report, ended, disk, terminal)
             raise
     if result.checkpoint_missed and config.checkpoint_misses:
         raise RunFailed(
@@ -242,14 +246,12 @@ def _report(
 
 
 async def _report_cut_short(
-    driver: Driver, asked: Config, path: Path, error: BaseException, disk: Disk, terminal: Terminal
+    driver: Driver, asked: Config, path: Path, ended: str, disk: Disk, terminal: Terminal
 ) -> None:
     """Write what is known of a run that failed or was interrupted, unless it never began."""
     result = driver.so_far()
     if result is None:
         return
-    interrupted = isinstance(error, asyncio.CancelledError)
-    ended = "interrupted" if interrupted else explain(error)[1]
     try:
         await write(_report(result, driver, terminal, asked=asked, baseline=None, ended=ended), path, disk)
     except OSError as failure:  # the run's own end is what the user has to know

@@ -260,7 +260,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         for name, value in {"patience": self.patience, "keep_best": self.keep_best}.items():
             if value and not self.validation:
                 raise ConfigError(
-                    f"{name}={value} needs validation images, because test images must not choose: add "
+                    f"{name}={value} needs validation images, because test images must not decide: add "
                     "validation, the number of training images to hold back, such as validation=5000"
                 )
         if self.keep_best and self.record:
@@ -502,9 +502,9 @@ USUAL_NORM = 100.0
 
 
 def squared_norm_of(data: Mapping[str, Any]) -> float:
-    """Return the squared norm that a description of data gives; 0 without a usable one."""
+    """Return the squared norm that a description of data gives; 0 if its images cannot have it."""
     norm = data.get("squared_norm")
-    return float(norm) if isinstance(norm, int | float) else 0.0
+    return norm if isinstance(norm, float) and 0.0 <= norm <= math.prod(data["shape"]) else 0.0
 
 
 def norm_scale(squared_norm: float) -> float:

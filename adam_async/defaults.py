@@ -53,7 +53,7 @@ def _why_rate(decided: Config, squared_norm: float) -> str:
         warm_up=decided.warm_up,
     ).default_rate(squared_norm=squared_norm)
     if (scale := norm_scale(squared_norm)) < 1:
-        why += f"; times {scale:.2g}, because the images are larger and brighter than those of MNIST"
+        why += f"; times {scale:.2g}, because the images have more or brighter pixels than those of MNIST"
     if decided.falls:
         why += f"; times {FALLING_MOST:g}, for it falls to nothing"
     if decided.rate < usual:

@@ -15,6 +15,9 @@ LITTLE_BELOW = 0.99
 FEW_STEPS = 60
 """Steps that a run needs before its loss says whether it learns."""
 
+CHANCES = 1.5
+"""Test accuracy that is more than chance, in multiples of one over the number of classes."""
+
 
 def largest_loss(model: Model) -> float:
     """Return the loss beyond which a run diverges; infinite for losses without a scale of their own."""
@@ -43,26 +46,37 @@ def divergence(loss: float, *, largest: float, epoch: int, rate: float) -> str:
     )
 
 
-def guessing_loss(model: Model) -> float:
-    """Return the smallest loss that is no better than guessing; infinite for losses without such a scale."""
+def guessing_loss(model: Model, classes: int) -> float:
+    """Return the smallest loss that is no better than guessing; infinite for losses without such a scale.
+
+    Args:
+        model: The network.
+        classes: Classes of the data.
+    """
     last = model.layers[-1]
     if model.spec.layers[-1].kind != "softmax_cross_entropy" or getattr(last, "class_weights", None):
         return inf
-    return LITTLE_BELOW * log(max(last.input_shapes[0][0], 2))
+    return LITTLE_BELOW * log(max(min(last.input_shapes[0][0], classes), 2))
 
 
-def guessing(loss: float, *, least: float, steps: int, rate: float) -> str:
+def guessing(
+    loss: float, accuracy: float, *, least: float, classes: int, steps: int, rule: str, rate: float
+) -> str:
     """Return a sentence that a run has not learnt, with remedies; empty if it has.
 
     Args:
         loss: Mean training loss of the last epoch.
+        accuracy: Test accuracy after it.
         least: The value of `guessing_loss`.
+        classes: Classes of the data.
         steps: Steps of the run; after a few no model has learnt.
+        rule: The update rule.
         rate: The peak of the learning rate.
     """
-    if loss < least or steps < FEW_STEPS:
+    if not least <= loss < inf or steps < FEW_STEPS or accuracy >= CHANCES / classes:
         return ""
+    other = "" if rule == "adam" else ", --rule adam"
     return (
-        f"the model has not learnt: its training loss {loss:.4g} is that of guessing; try a lower rate "
-        f"(--rate {rate / 10:.3g}, it was {rate:.3g}), --rule adam or more epochs"
+        f"the model has not learnt: its training loss {loss:.4g} is no better than guessing; try another "
+        f"rate (--rate {rate / 10:.3g}, it was {rate:.3g}){other} or more epochs"
     )

@@ -482,7 +482,6 @@ class Driver:
                 with self._phase(f"evaluate {epoch}"):
                     result, weights = await self._end_epoch(model, cluster, client, epoch)
                 self._check_loss(epoch, result.train_loss)
-                self._look_for_guessing(model, result)
                 enough = choice.take(result, weights)
                 goes_on = await _ask(on_epoch, result)
                 if enough:
@@ -490,6 +489,7 @@ class Driver:
                 if enough or not goes_on or self._stopping.is_set() or epoch == self.config.epochs:
                     break
                 await self._next_epoch(run.id, epoch)
+            self._look_for_guessing(model, int(data["classes"]))
             statistics = await self._counts.final(run.id)
             statistics[self._identity.node] = self._own_statistics()
             record: bytes | RecordError | None = None
@@ -526,11 +526,20 @@ class Driver:
             self._warned_of_divergence = True
             self.warn(f"{found}; training goes on because of --keep-going")
 
-    def _look_for_guessing(self, model: Model, last: EpochResult) -> None:
-        """Warn of a run whose last epoch has the loss of guessing."""
-        steps = (sum(epoch.images for epoch in self.progress.epochs)) // self.config.images_per_update
-        found = guessing(last.train_loss, least=guessing_loss(model), steps=steps, rate=self.config.rate)
-        if found and last.epoch == self.config.epochs:
+    def _look_for_guessing(self, model: Model, classes: int) -> None:
+        """Warn of a run that ends with the loss and the accuracy of guessing."""
+        config, epochs = self.config, self.progress.epochs
+        if epochs and (
+            found := guessing(
+                epochs[-1].train_loss,
+                epochs[-1].test_accuracy,
+                least=guessing_loss(model, classes),
+                classes=classes,
+                steps=sum(epoch.images for epoch in epochs) // config.images_per_update,
+                rule=config.rule,
+                rate=config.rate,
+            )
+        ):
             self.warn(found)
 
     def _new_choice(self) -> EpochChoice:

@@ -71,6 +71,7 @@ class Incidents:
                     self._note_loss(name)
                 self._ever.discard(name)
                 self._explained.discard(name)
+                self._silent.discard(name)
                 self._alive.pop(name, None)
             for name, node in cluster.nodes.items():
                 known = self._alive.get(name)
@@ -86,6 +87,7 @@ class Incidents:
                     self._alive[name] = node.incarnation
                     self._ever.add(name)
                     self._explained.discard(name)
+                    self._silent.discard(name)
             self._note_successors(cluster)
 
     def _note_loss(self, node: str) -> None:

@@ -160,8 +160,9 @@ class LocalCluster:
         """Run all epochs of the configuration.
 
         Args:
-            on_epoch: Called in this thread after each epoch; the next epoch begins after its answer. Its
-                False ends the run with that epoch. If it is async, the cluster's loop awaits it.
+            on_epoch: Called in this thread after each epoch; the next epoch begins after its answer
+                (not with ``evaluation="concurrent"``). Its False ends the run with that epoch.
+                If it is async, the cluster's loop awaits it.
 
         Raises:
             RoleDied: A role that the run needs was lost.
@@ -280,14 +281,16 @@ class LocalCluster:
             epoch = _Epoch(result, asyncio.get_running_loop().create_future())
             heard.put(epoch)
             answer = await epoch.answer
-            return await answer if inspect.isawaitable(answer) else answer
+            return await answer if inspect.iscoroutine(answer) else answer
 
         try:
             outcome = _Outcome(result=await self._cluster.train(ask))
         except asyncio.CancelledError:
-            if not self._cancelled:
+            task = asyncio.current_task()
+            assert task is not None, "a task trains"
+            if not self._cancelled and task.cancelling():
                 raise
-            outcome = _Outcome()
+            outcome = _Outcome() if self._cancelled else _Outcome(error=RunFailed("on_epoch was cancelled"))
         except Exception as failure:
             outcome = _Outcome(error=first_cause(failure))
         heard.put(outcome)

@@ -92,7 +92,7 @@ class Unlabelled:
             if not await self._disk.run(path.is_dir):
                 if path.suffix.lower() == ".npz":
                     raise DataError(
-                        f"{path}: predict reads images, .npy files and folders, but no .npz archives; save "
+                        f"{path}: predict reads images, .npy files and folders, not .npz archives; save "
                         "its images with numpy.save"
                     )
                 await self._disk.run(check_kind, path, limits.MAX_FILE_BYTES)

@@ -83,7 +83,9 @@ class Entrance:
             return
         more = f" ({refusals.unlogged} more since the last such line)" if refusals.unlogged else ""
         refusals.news_at, refusals.unlogged = now + NEWS_EVERY_S, 0
-        logger.warning("refused a connection from %s: %s%s", greeter.address or "a peer", error, more)
+        # A stranger may have written the text: no line of it ends a line of the log.
+        text = str(error).encode("unicode_escape").decode()
+        logger.warning("no link with %s: %s%s", greeter.address or "a peer", text, more)
 
     def close(self) -> None:
         """Give up all handshakes."""

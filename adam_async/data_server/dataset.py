@@ -170,11 +170,11 @@ def _squared_norm(images: NDArray[np.uint8] | StoredImages) -> float:
 
 
 def _called(value: object) -> str:
-    """Name a value by its type, and by its length if it has one."""
+    """Describe a value by its type, and by its length if it has one."""
     if value is None:
         return "None"
     length = f" of {len(value)}" if isinstance(value, Sized) else ""
-    return f"a {type(value).__name__}{length}"
+    return f"{type(value).__name__}{length}"
 
 
 def _check_names(class_names: tuple[str, ...], source: str) -> None:

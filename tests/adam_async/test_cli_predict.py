@@ -194,5 +194,5 @@ async def test_an_array_of_the_shape_of_one_image_is_one_image(
 
 async def test_an_archive_of_arrays_is_refused_by_name(model: Path, tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", images=picture(0))
-    with pytest.raises(DataError, match=r"x\.npz: predict reads images, \.npy files .* but no \.npz"):
+    with pytest.raises(DataError, match=r"x\.npz: predict reads images, \.npy files .* not \.npz"):
         await run_prediction(model, [tmp_path / "x.npz"], PredictOptions(), QUIET)

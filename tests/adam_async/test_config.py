@@ -418,7 +418,8 @@ def test_the_open_rate_is_lower_for_larger_and_brighter_images():
     assert adam.decided(4, squared_norm=10 * USUAL_NORM).rate == adam.default_rate()
 
 
-@pytest.mark.parametrize("said", [None, "100", -1.0, math.nan, math.inf])
+@pytest.mark.parametrize("said", [None, "100", True, -1.0, 785.0, math.nan, math.inf])
 def test_a_squared_norm_that_makes_no_sense_changes_no_rate(said):
-    norm = squared_norm_of({"squared_norm": said} if said is not None else {})
+    data = {"shape": [1, 28, 28]}
+    norm = squared_norm_of({**data, "squared_norm": said} if said is not None else data)
     assert Config().decided(4, squared_norm=norm).rate == Config().decided(4).rate

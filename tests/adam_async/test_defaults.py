@@ -58,7 +58,7 @@ def test_a_rate_for_large_bright_images_says_so() -> None:
 
     said = explain_defaults(asked, decided, kernels="numba", squared_norm=1000.0)["rate"]
 
-    assert "; times 0.1, because the images are larger and brighter than those of MNIST; times 2" in said
+    assert "; times 0.1, because the images have more or brighter pixels than those of MNIST; times 2" in said
     assert "stale" not in said
 
 

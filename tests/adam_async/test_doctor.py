@@ -152,7 +152,7 @@ async def test_kernels_are_timed_with_any_loss() -> None:
 
 
 def test_working_sets_name_the_cache_that_holds_them() -> None:
-    caches = msgspec.structs.replace(MACHINE, l2_kb=256, l3_kb=1 << 20)
+    caches = msgspec.structs.replace(MACHINE, l2_kb=288, l3_kb=1 << 20)
     unknown = msgspec.structs.replace(MACHINE, l2_kb=None, l3_kb=None)
 
     details = [finding.detail for finding in check_working_sets(caches, named_model("digits"), 16)]

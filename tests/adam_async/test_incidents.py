@@ -88,6 +88,12 @@ async def test_a_silent_node_counts_as_dead_and_one_that_answers_again_may_die()
     assert (await noted(live, silent, dead))[-1] == "worker-1 counts as dead, after its silence"
     assert (await noted(live, silent, heard, dead))[-1] == "worker-1 died"
 
+    def killed(incidents: Incidents) -> None:
+        incidents.note(KILLED)
+
+    again, lost = map_of(worker_1=worker(2)), map_of(worker_1=worker(2, live=False))
+    assert (await noted(live, silent, killed, dead, again, lost))[-1] == "worker-1 died"
+
 
 async def test_the_cause_of_one_death_does_not_hide_the_next_one() -> None:
     seen = [map_of(worker_1=worker(n, live=live)) for n in (1, 2) for live in (True, False)]

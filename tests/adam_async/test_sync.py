@@ -151,6 +151,16 @@ def test_an_error_of_an_async_callback_is_raised_as_it_is() -> None:
         assert len(cluster.train().epochs) == 2
 
 
+def test_a_callback_that_is_cancelled_ends_the_run() -> None:
+    async def cancelled(epoch: EpochResult) -> None:
+        raise asyncio.CancelledError
+
+    with sync.LocalCluster(SMALL, dataset=bars()) as cluster:
+        with pytest.raises(RunFailed, match="on_epoch was cancelled"):
+            cluster.train(cancelled)
+        assert len(cluster.train().epochs) == 2
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
 def test_an_error_between_epochs_ends_training_and_passes_on(error: type[BaseException]) -> None:
     def fail(epoch: EpochResult) -> None:

@@ -426,7 +426,7 @@ async def test_a_refused_handshake_is_logged_once_for_each_reason(caplog: pytest
             await network().dial(listener.address, stranger)
 
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert [warning.partition(":")[0] for warning in warnings] == ["refused a connection from 127.0.0.1"] * 2
+    assert [warning.partition(":")[0] for warning in warnings] == ["no link with 127.0.0.1"] * 2
     assert "token: the tokens differ: start both sides with the same token" in warnings[0]
     assert "role: far and other have nothing to say to each other" in warnings[1]
 

@@ -303,9 +303,9 @@ PAIR = (np.zeros((2, 4, 4), np.uint8), np.arange(2))
     ("wrong", "claim"),
     [
         ({"test": None}, r"test must be a pair of two arrays, \(images, labels\), not None; .* both needed"),
-        ({"train": PAIR[0]}, r"train must be a pair of two arrays, .*, not a ndarray of 2"),
-        ({"test": (*PAIR, None)}, "test must be a pair of two arrays, .*, not a tuple of 3"),
-        ({"origins": ("images", "labels")}, r"must name four arrays \(train images, .*, not a tuple of 2;"),
+        ({"train": PAIR[0]}, r"train must be a pair of two arrays, .*, not ndarray of 2"),
+        ({"test": (*PAIR, None)}, "test must be a pair of two arrays, .*, not tuple of 3"),
+        ({"origins": ("images", "labels")}, r"must name four arrays \(train images, .*, not tuple of 2;"),
         ({"train": ([], PAIR[1])}, "^train images is a list, expected a NumPy array"),
         ({"test": (PAIR[0], PAIR[1][:1])}, "^test images has 2 images but test labels has 1 labels"),
     ],
