@@ -7,22 +7,22 @@ Importing this sets nothing up and loads nothing; each name below brings in its 
     async with LocalCluster(Config(epochs=3), dataset=digits) as cluster:
         result = await cluster.train(print)
 
-`adam_async.sync` has the same for programs without a loop.
+`adam_async.cluster.sync` has the same for programs without a loop.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from adam_async.checkpoint import Checkpoint, CheckpointError
-    from adam_async.checkpoint_files import load_checkpoint
-    from adam_async.cluster import LocalCluster
-    from adam_async.cluster_processes import ProcessCluster
-    from adam_async.config import Config, Waits, make_config
+    from adam_async.checkpoint.files import load_checkpoint
+    from adam_async.checkpoint.manifest import Checkpoint, CheckpointError
+    from adam_async.checkpoint.trained_model import Model, Predictions
+    from adam_async.cluster.local import LocalCluster
+    from adam_async.cluster.processes import ProcessCluster
     from adam_async.data_server.dataset import Dataset, make_dataset
-    from adam_async.data_server.datasets import load as load_dataset
-    from adam_async.data_server.objects import from_object
-    from adam_async.data_server.synthetic import synthetic
+    from adam_async.data_server.sources.datasets import load as load_dataset
+    from adam_async.data_server.sources.objects import from_object
+    from adam_async.data_server.sources.synthetic import synthetic
     from adam_async.errors import (
         AdamError,
         ConfigError,
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
         ShardUnavailable,
     )
     from adam_async.model.spec import ModelSpec
-    from adam_async.ports import Disk
-    from adam_async.run_result import EpochResult, RunResult
-    from adam_async.timeline import Timeline
-    from adam_async.trained_model import Model, Predictions
+    from adam_async.run.config import Config, Waits, make_config
+    from adam_async.run.result import EpochResult, RunResult
+    from adam_async.runtime.disk import Disk
+    from adam_async.runtime.timeline import Timeline
 
     __version__: str
 
@@ -73,16 +73,16 @@ __all__ = [
 ]
 
 _HOMES = {
-    "checkpoint": ("Checkpoint", "CheckpointError"),
-    "checkpoint_files": ("load_checkpoint",),
-    "cluster": ("LocalCluster",),
-    "cluster_processes": ("ProcessCluster",),
-    "config": ("Config", "Waits", "make_config"),
+    "checkpoint.manifest": ("Checkpoint", "CheckpointError"),
+    "checkpoint.files": ("load_checkpoint",),
+    "cluster.local": ("LocalCluster",),
+    "cluster.processes": ("ProcessCluster",),
+    "run.config": ("Config", "Waits", "make_config"),
     "data_server.dataset": ("Dataset", "make_dataset"),
-    "data_server.datasets": ("load_dataset",),
-    "data_server.objects": ("from_object",),
-    "data_server.synthetic": ("synthetic",),
-    "run_result": ("EpochResult", "RunResult"),
+    "data_server.sources.datasets": ("load_dataset",),
+    "data_server.sources.objects": ("from_object",),
+    "data_server.sources.synthetic": ("synthetic",),
+    "run.result": ("EpochResult", "RunResult"),
     "errors": (
         "AdamError",
         "ConfigError",
@@ -94,9 +94,9 @@ _HOMES = {
         "ShardUnavailable",
     ),
     "model.spec": ("ModelSpec",),
-    "ports": ("Disk",),
-    "timeline": ("Timeline",),
-    "trained_model": ("Model", "Predictions"),
+    "runtime.disk": ("Disk",),
+    "runtime.timeline": ("Timeline",),
+    "checkpoint.trained_model": ("Model", "Predictions"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 _NAME_AT_HOME = {"load_dataset": "load"}

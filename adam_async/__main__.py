@@ -9,6 +9,6 @@ if __name__ == "__main__":
     if not sys.flags.safe_path and sys.path[0] != packages:
         del sys.path[0]
 
-    from adam_async.cli import main
+    from adam_async.cli.main import main
 
     sys.exit(main())

@@ -2,6 +2,7 @@
 
     AdamError                   anything of ours; ``exit_code`` is what the command line ends with
       ConfigError          2    the caller's options, files or specs: says which value and what to do
+        RecordError        2    a record of a run cannot be made, read or replayed
       DataError            3    a data source is missing, damaged or of the wrong kind
       RoleDied             4    a role ended while it was needed; names it and how it ended
         RoleUnreachable    4    a role was not there to begin with
@@ -35,6 +36,10 @@ class ConfigError(AdamError, ValueError):
     """An option, file or spec is wrong. The message says which, its value and what to do."""
 
     exit_code = 2
+
+
+class RecordError(ConfigError):
+    """A record of a run cannot be made, read or replayed; says what is wrong with it and what to do."""
 
 
 class DataError(AdamError):

@@ -133,12 +133,12 @@ BOUNDS = (
     ),
     Ablation(
         name="a ledger is taken from members alone",
-        file="adam_async/data_server/lending.py",
+        file="adam_async/data_server/ledger_service.py",
         old="            record is None\n"
         "            or not record.live\n"
         '            or (record.role, record.incarnation) != ("data", peer.incarnation)\n',
         new="            False\n",
-        guard="tests/adam_async/data_server/test_lending.py::"
+        guard="tests/adam_async/data_server/test_ledger_service.py::"
         "test_a_ledger_of_a_stranger_in_a_later_term_is_not_taken",
         breaks=REFUSED,
         scenario="hostile",
@@ -211,10 +211,10 @@ BOUNDS = (
     ),
     Ablation(
         name="a message that breaks a rule of consensus is refused",
-        file="adam_async/consensus/core.py",
+        file="adam_async/controller/consensus/core.py",
         old="        if isinstance(event, Received):\n            self._guard.check(",
         new="        if False:\n            self._guard.check(",
-        guard="tests/adam_async/consensus/test_violations.py::test_a_violation_names_its_rule",
+        guard="tests/adam_async/controller/consensus/test_violations.py::test_a_violation_names_its_rule",
         seldom="no peer without the controllers' keys speaks to a core",
         scenario="hostile",
     ),

@@ -9,15 +9,15 @@ import msgspec
 import numpy as np
 
 from adam_async import messages as m
-from adam_async.cluster_map import ClusterMap, EpochRecord, LendingRecord, NodeRecord, RunRecord
-from adam_async.consensus import messages as consensus
-from adam_async.controller.changes import Change
-from adam_async.data_server.keeping import Part as LedgerPart
-from adam_async.data_server.staging import File
+from adam_async.controller.consensus import messages as consensus
+from adam_async.controller.map_history import Change
+from adam_async.data_server.ledger_replication import Part as LedgerPart
+from adam_async.data_server.staging.plan import File
 from adam_async.messages import sizes
+from adam_async.run.cluster_map import ClusterMap, EpochRecord, LendingRecord, NodeRecord, RunRecord
+from adam_async.runtime.trace_events import Carried
+from adam_async.runtime.trace_events import Part as ProfilePart
 from adam_async.simulation.scenarios.valid_messages import Example, Facts, Ride, valid_messages
-from adam_async.trace_events import Carried
-from adam_async.trace_events import Part as ProfilePart
 from transport import LinkConfig, Message, RemoteProtocolError
 
 META_BYTES = LinkConfig().max_meta_bytes - 600

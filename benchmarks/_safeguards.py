@@ -20,8 +20,8 @@ class Ablation:
     scenario: str = "controllers"
 
 
-CONSENSUS, CONTROLLER = "adam_async/consensus/", "adam_async/controller/"
-CORE_TESTS, CONTROLLER_TESTS = "tests/adam_async/consensus/", "tests/adam_async/controller/"
+CONSENSUS, CONTROLLER = "adam_async/controller/consensus/", "adam_async/controller/"
+CORE_TESTS, CONTROLLER_TESTS = "tests/adam_async/controller/consensus/", "tests/adam_async/controller/"
 
 CRASH_POINTS = (
     CONTROLLER_TESTS + "test_crash_points.py::"
@@ -49,7 +49,7 @@ ABLATIONS = (
     ),
     Ablation(
         name="nothing is said before it is synced",
-        file=CONTROLLER + "group.py",
+        file=CONTROLLER + "consensus_node.py",
         old="                    self._unwritten.append(effect)\n",
         new="                    self._unwritten.append(effect)\n"
         "                    self._events.append(Persisted(number))\n",
@@ -121,15 +121,17 @@ ABLATIONS = (
         file=CONSENSUS + "membership.py",
         old='return f"{name}/{number:x}"',
         new='return f"{name}/0"',
-        guard=CONTROLLER_TESTS + "test_group.py::test_one_that_lost_its_disk_is_taken_in_again_and_counts",
+        guard=CONTROLLER_TESTS
+        + "test_consensus_node.py::test_one_that_lost_its_disk_is_taken_in_again_and_counts",
         breaks="I7",
     ),
     Ablation(
         name="an identity whose disk is gone leaves the group",
-        file=CONTROLLER + "peers.py",
+        file=CONTROLLER + "peer_controllers.py",
         old='            if olds:\n                return Step("remove", olds[0])\n',
         new="",
-        guard=CONTROLLER_TESTS + "test_group.py::test_one_that_lost_its_disk_is_taken_in_again_and_counts",
+        guard=CONTROLLER_TESTS
+        + "test_consensus_node.py::test_one_that_lost_its_disk_is_taken_in_again_and_counts",
         breaks="I15",
     ),
     Ablation(
@@ -180,19 +182,20 @@ ABLATIONS = (
     ),
     Ablation(
         name="a question that comes again is not done again",
-        file=CONTROLLER + "machine.py",
+        file=CONTROLLER + "replicated_state.py",
         old="        if question.number > session.number:\n",
         new="        if True:\n",
-        guard=CONTROLLER_TESTS + "test_machine.py::"
+        guard=CONTROLLER_TESTS + "test_replicated_state.py::"
         "test_a_question_that_comes_again_is_not_done_again_and_gets_the_same_answer",
         breaks="I6",
     ),
     Ablation(
         name="sessions are part of a snapshot",
-        file=CONTROLLER + "machine.py",
+        file=CONTROLLER + "replicated_state.py",
         old="_State(self.group, self.map, list(self._sessions.items()))",
         new="_State(self.group, self.map, [])",
-        guard=CONTROLLER_TESTS + "test_group.py::test_a_session_goes_on_in_those_who_begin_with_a_snapshot",
+        guard=CONTROLLER_TESTS
+        + "test_consensus_node.py::test_a_session_goes_on_in_those_who_begin_with_a_snapshot",
         breaks="I7",
     ),
     Ablation(
@@ -224,7 +227,7 @@ ABLATIONS = (
         name="a loss is agreed on before anybody acts on it",
         file=CONTROLLER + "service.py",
         old='            self.group.propose(("lost", node), Lost(node, incarnation))\n',
-        new="            from adam_async.controller.machine import command_bytes\n"
+        new="            from adam_async.controller.replicated_state import command_bytes\n"
         "            self.machine.apply(0, command_bytes(Lost(node, incarnation)))\n"
         "            self._applied()\n",
         guard=CONTROLLER_TESTS + "test_service.py::test_nobody_is_lost_before_that_is_agreed_on",
@@ -268,13 +271,13 @@ ABLATIONS = (
     ),
     Ablation(
         name="what becomes of the disk is not survived",
-        file=CONTROLLER + "group.py",
+        file=CONTROLLER + "consensus_node.py",
         old="                await file.append([persist.records for persist in batch])\n",
         new="                try:\n"
         "                    await file.append([persist.records for persist in batch])\n"
         "                except ConfigError:\n"
         "                    pass\n",
-        guard=CONTROLLER_TESTS + "test_group.py::"
+        guard=CONTROLLER_TESTS + "test_consensus_node.py::"
         "test_a_controller_whose_disk_fails_ends_and_the_others_go_on",
         breaks="I11, or I7 of one that goes on without what it said",
     ),

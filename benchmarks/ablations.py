@@ -38,7 +38,7 @@ FAILED = 1
 
 RUN = """
 import json, sys
-from adam_async.simulation.campaign import run_seed
+from adam_async.simulation.runner import run_seed
 from adam_async.simulation.scenarios import SCENARIOS
 scenario, seeds = SCENARIOS[sys.argv[1]], int(sys.argv[2])
 found = {"seeds": 0, "invariant": "", "text": ""}

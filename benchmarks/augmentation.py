@@ -48,11 +48,11 @@ from numpy.typing import NDArray
 
 from adam_async import Config, Disk, LocalCluster, RunResult, load_dataset
 from adam_async.data_server.dataset import Dataset
+from adam_async.data_server.group_cache import BLOCK_BYTES
 from adam_async.data_server.order import epoch_order
-from adam_async.data_server.stock import BLOCK_BYTES
 from adam_async.data_server.transforms.recipe import Recipe, default_steps
-from adam_async.dice import Dice
-from adam_async.kernel_cache import use_kernel_cache
+from adam_async.model.keyed_random import Dice
+from adam_async.runtime.kernel_cache import use_kernel_cache
 
 IMAGES_PER_GROUP = 16
 PEER_IMAGES = 8000

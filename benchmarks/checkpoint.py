@@ -36,10 +36,10 @@ import numpy as np
 import uvloop
 
 from adam_async import Config, Disk, LocalCluster, ProcessCluster, Timeline, load_dataset
-from adam_async.kernel_cache import use_kernel_cache
 from adam_async.model.named import mlp
-from adam_async.ports import fine_clock
-from adam_async.trace_events import Fired
+from adam_async.runtime.disk import fine_clock
+from adam_async.runtime.kernel_cache import use_kernel_cache
+from adam_async.runtime.trace_events import Fired
 
 SIZES = (784, 4608, 4608, 10)
 GROUP = 64

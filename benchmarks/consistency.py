@@ -48,9 +48,9 @@ import uvloop
 
 from adam_async import Config, Disk, LocalCluster, ProcessCluster, RunResult, load_dataset
 from adam_async.data_server.dataset import Dataset
-from adam_async.kernel_cache import use_kernel_cache
-from adam_async.staleness import add_up
-from adam_async.waiting import waits_of
+from adam_async.run.staleness import add_up
+from adam_async.run.waits import waits_of
+from adam_async.runtime.kernel_cache import use_kernel_cache
 from benchmarks.pacing import Order, Pacer, cpu_seconds, duties, stalls
 
 POLL_S = 0.005

@@ -40,13 +40,13 @@ from typing import Any
 
 import uvloop
 
-from adam_async.config import Waits
+from adam_async.cluster.roles import cluster_network
 from adam_async.controller.map_client import MapClient
-from adam_async.entrypoints import cluster_network
-from adam_async.machine import usable_cores
 from adam_async.messages import GetStatistics, pack, read_text_tensor
-from adam_async.ports import system_entropy
-from adam_async.traffic import Traffic
+from adam_async.run.config import Waits
+from adam_async.runtime.disk import system_entropy
+from adam_async.runtime.machine import usable_cores
+from adam_async.runtime.traffic import Traffic
 from transport import BufferPool, Identity
 
 WAITS = Waits(dial_s=60.0, call_s=60.0)

@@ -29,9 +29,10 @@ from typing import Any
 
 import uvloop
 
-from adam_async import Config, cluster_processes
-from adam_async.cluster_processes import ProcessCluster
-from adam_async.run_result import EpochResult
+from adam_async import Config
+from adam_async.cluster import processes
+from adam_async.cluster.processes import ProcessCluster
+from adam_async.run.result import EpochResult
 
 VICTIMS = ("lender", "data server", "worker")
 LOOK_S = 0.05
@@ -144,7 +145,7 @@ def main() -> None:
     parser.add_argument("--data-servers", type=int, default=3)
     parser.add_argument("--replicas", type=int, default=2)
     arguments = parser.parse_args()
-    cluster_processes.RESTARTS = arguments.kills
+    processes.RESTARTS = arguments.kills
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         row = runner.run(measure(arguments))
     print(

@@ -32,7 +32,7 @@ import uvloop
 
 from adam_async import Config, Disk, LocalCluster, load_dataset
 from adam_async.data_server.dataset import Dataset
-from adam_async.kernel_cache import use_kernel_cache
+from adam_async.runtime.kernel_cache import use_kernel_cache
 
 WAYS = ("plain", "inside", "outside")
 

@@ -29,19 +29,19 @@ import msgspec
 import numpy as np
 import uvloop
 
-from adam_async.choose_model import choose_model
-from adam_async.cluster_map import NodeRecord, RunRecord, ready_word
-from adam_async.config import Config, Waits
+from adam_async.cluster.roles import LOOPBACK, cluster_network
 from adam_async.controller.client import Membership
 from adam_async.controller.service import Controller
 from adam_async.data_server.client import DataClient
 from adam_async.data_server.dataset import make_dataset
 from adam_async.data_server.service import DataServer
-from adam_async.entrypoints import LOOPBACK, cluster_network
 from adam_async.messages import Finished, Reported, ReportGroups, pack
 from adam_async.parameter_server.service import ParameterServer
-from adam_async.ports import system_entropy
-from adam_async.traffic import Traffic
+from adam_async.run.cluster_map import NodeRecord, RunRecord, ready_word
+from adam_async.run.config import Config, Waits
+from adam_async.run.model_selection import choose_model
+from adam_async.runtime.disk import system_entropy
+from adam_async.runtime.traffic import Traffic
 from transport import BufferPool, Identity, Link, Request
 
 RUN = "wire"

@@ -52,13 +52,13 @@ import uvloop
 
 from adam_async import Config, Disk, LocalCluster, load_dataset
 from adam_async.data_server.dataset import Dataset
-from adam_async.kernel_cache import use_kernel_cache
 from adam_async.messages import Greet, pack, role_table
 from adam_async.model import Network as Model
 from adam_async.model import named_model
-from adam_async.model.partition import Partition
-from adam_async.model.planner import Halo, vertical_plan
-from adam_async.staleness import add_up
+from adam_async.model.partition.network import Partition
+from adam_async.model.partition.planner import Halo, vertical_plan
+from adam_async.run.staleness import add_up
+from adam_async.runtime.kernel_cache import use_kernel_cache
 from benchmarks.in_flight_plot import picture
 from transport import Identity, LocalNetwork, Network, TransportError
 from transport.link import Link

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from adam_async.dice import Dice
 from adam_async.model import Context, Network, named_model
+from adam_async.model.keyed_random import Dice
 
 ROUND_S = 0.02
 """How long one measurement of one pass of one layer takes."""

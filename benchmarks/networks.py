@@ -34,8 +34,6 @@ from typing import Any
 
 import numpy as np
 
-from adam_async.dice import Dice
-from adam_async.kernel_cache import use_kernel_cache
 from adam_async.model import (
     InPlaceStep,
     ModelSpec,
@@ -46,6 +44,8 @@ from adam_async.model import (
     named_model,
     new_rule_state,
 )
+from adam_async.model.keyed_random import Dice
+from adam_async.runtime.kernel_cache import use_kernel_cache
 
 ROOT = Path(__file__).resolve().parents[1]
 RATE = 0.01

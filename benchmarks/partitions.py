@@ -43,22 +43,22 @@ import uvloop
 from numpy.typing import NDArray
 
 from adam_async import Config, Disk, LocalCluster, ProcessCluster, load_dataset
-from adam_async.config import default_in_flight
 from adam_async.data_server.client import ImageGroup
 from adam_async.data_server.dataset import Dataset
-from adam_async.kernel_cache import use_kernel_cache
 from adam_async.messages import Block, Greet, Lease, role_table
 from adam_async.model import ModelSpec, mlp, named_model
 from adam_async.model import Network as Model
 from adam_async.model.context import Context
-from adam_async.model.partition import Partition
-from adam_async.model.plan import PlanKind
-from adam_async.model.planner import vertical_plan
-from adam_async.model_worker.block_stream import Parcel
-from adam_async.model_worker.neighbours import Neighbour
-from adam_async.model_worker.part_trainer import PartTrainer, Passage, WireShelf, part_graph
-from adam_async.ports import system_entropy
-from adam_async.run_result import RunResult
+from adam_async.model.partition.network import Partition
+from adam_async.model.partition.plan import PlanKind
+from adam_async.model.partition.planner import vertical_plan
+from adam_async.run.config import default_in_flight
+from adam_async.run.result import RunResult
+from adam_async.runtime.disk import system_entropy
+from adam_async.runtime.kernel_cache import use_kernel_cache
+from adam_async.worker.partition_trainer import PartTrainer, Passage, WireShelf, part_graph
+from adam_async.worker.peer_workers import Neighbour
+from adam_async.worker.reliable_stream import Parcel
 from benchmarks.consistency import save
 from dataflow import ComputePool, Engine, Tag
 from transport import Identity, TcpNetwork

@@ -27,7 +27,6 @@ from typing import Any
 
 import numpy as np
 
-from adam_async.cluster_map import ClusterMap
 from adam_async.messages import (
     Body,
     GetMap,
@@ -38,7 +37,8 @@ from adam_async.messages import (
     read_text_tensor,
     role_table,
 )
-from adam_async.ports import system_entropy
+from adam_async.run.cluster_map import ClusterMap
+from adam_async.runtime.disk import system_entropy
 from transport import BufferPool, Identity, Link, LinkConfig, Message, TcpNetwork, TransportError, WouldBlock
 from transport.tcp import TcpLink
 

@@ -19,7 +19,7 @@ from typing import Any
 import uvloop
 
 from adam_async import Config, Dataset, Disk, LocalCluster, Timeline, load_dataset
-from adam_async.kernel_cache import use_kernel_cache
+from adam_async.runtime.kernel_cache import use_kernel_cache
 
 CASES = [(kernels, weights) for kernels in ("numba", "numpy") for weights in ("aliased", "copy")]
 

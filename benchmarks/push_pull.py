@@ -31,18 +31,18 @@ import msgspec
 import numpy as np
 import uvloop
 
-from adam_async.cluster_map import ClusterMap, NodeRecord, RunRecord
-from adam_async.config import Config, Waits
 from adam_async.controller.client import Membership
 from adam_async.controller.service import Controller
-from adam_async.ids import ShardId
 from adam_async.messages import Part, role_table
 from adam_async.model import Network, mlp
 from adam_async.parameter_server.client import ParameterClient, SessionIdentity, StepPush
 from adam_async.parameter_server.service import ParameterServer
-from adam_async.placement import ShardSpec, shard_table
-from adam_async.ports import system_entropy
-from adam_async.traffic import Traffic
+from adam_async.run.cluster_map import ClusterMap, NodeRecord, RunRecord
+from adam_async.run.config import Config, Waits
+from adam_async.run.ids import ShardId
+from adam_async.run.shard_table import ShardSpec, shard_table
+from adam_async.runtime.disk import system_entropy
+from adam_async.runtime.traffic import Traffic
 from dataflow import ComputePool
 from transport import BufferPool, Identity, TcpNetwork
 

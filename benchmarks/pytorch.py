@@ -27,7 +27,7 @@ from typing import Any
 import uvloop
 
 from adam_async import Config, Disk, LocalCluster, load_dataset
-from adam_async.kernel_cache import use_kernel_cache
+from adam_async.runtime.kernel_cache import use_kernel_cache
 
 IMAGES = {1: 6000, 16: 48_000, 64: 60_000, 256: 60_000}
 """Images of one run of the peer, by group size: some seconds."""

@@ -23,8 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from adam_async.data_server.datasets import load
-from adam_async.ports import Disk
+from adam_async.data_server.sources.datasets import load
+from adam_async.runtime.disk import Disk
 
 HELD_BACK = {"mnist": slice(-5_000, None), "digits": slice(None, None, 5)}
 """Training images that are the test images of the search. The digits are sorted by their writers."""

@@ -28,9 +28,9 @@ from pathlib import Path
 
 import numpy as np
 
-from adam_async.kernel_cache import use_kernel_cache
-from adam_async.machine import processor_name
 from adam_async.model import Sgd
+from adam_async.runtime.kernel_cache import use_kernel_cache
+from adam_async.runtime.machine import processor_name
 from benchmarks.kernels import Case, measure
 from benchmarks.training import train
 

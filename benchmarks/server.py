@@ -38,18 +38,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from adam_async.dice import Dice
-from adam_async.machine import cache_kb, processor_name
 from adam_async.messages import Push
 from adam_async.model import KERNELS, ModelSpec, Network, Sgd, mlp, named_model
+from adam_async.model.keyed_random import Dice
 from adam_async.model.rule_batches import make_batches
-from adam_async.model_worker.updates import PushBuffer, PushMessage, plan_pushes
 from adam_async.parameter_server.apply import Applier
-from adam_async.parameter_server.read_push import read_gradients
+from adam_async.parameter_server.decode_push import read_gradients
 from adam_async.parameter_server.service import TURN_WORK
 from adam_async.parameter_server.shard import Shard
-from adam_async.placement import shard_table
-from adam_async.shard_storage import ShardStorage
+from adam_async.parameter_server.storage import ShardStorage
+from adam_async.run.shard_table import shard_table
+from adam_async.runtime.machine import cache_kb, processor_name
+from adam_async.worker.push_plan import PushBuffer, PushMessage, plan_pushes
 
 MODELS: dict[str, Callable[[], ModelSpec]] = {
     "fc 400x400": lambda: mlp((400, 400), input_shape=(1, 20, 20), name="fc 400x400"),

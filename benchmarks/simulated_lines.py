@@ -64,7 +64,7 @@ EXEMPT: dict[str, str] = {
         FILES_OF_IMAGES,
     ),
     **dict.fromkeys(
-        [f"adam_async/model_worker/{name}.py" for name in ("aliased", "in_place", "records")], ONE_PROCESS
+        [f"adam_async/worker/{name}.py" for name in ("aliased", "in_place", "records")], ONE_PROCESS
     ),
     "transport/local.py": ONE_PROCESS,
     **dict.fromkeys(
@@ -107,7 +107,7 @@ def measure(names: list[str], seeds: int) -> tuple[Any, list[str]]:
         covered.exclude(pattern)
     covered.start()
     # Behind the start: the lines of a module run when it is imported.
-    from adam_async.simulation.campaign import run_seed
+    from adam_async.simulation.runner import run_seed
     from adam_async.simulation.scenarios import SCENARIOS
 
     failed = []

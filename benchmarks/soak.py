@@ -37,13 +37,14 @@ from typing import Any
 import msgspec
 import uvloop
 
-from adam_async import Config, LocalCluster, cluster_processes
-from adam_async.cluster_map import ClusterMap
-from adam_async.cluster_processes import ProcessCluster
-from adam_async.data_server.datasets import load
-from adam_async.model_worker.service import ModelWorker
-from adam_async.ports import Disk, system_entropy
-from adam_async.run_result import EpochResult
+from adam_async import Config, LocalCluster
+from adam_async.cluster import processes
+from adam_async.cluster.processes import ProcessCluster
+from adam_async.data_server.sources.datasets import load
+from adam_async.run.cluster_map import ClusterMap
+from adam_async.run.result import EpochResult
+from adam_async.runtime.disk import Disk, system_entropy
+from adam_async.worker.service import ModelWorker
 from transport import Identity
 
 IMAGES = 128
@@ -196,7 +197,7 @@ async def in_processes(epochs: int, replacements: int) -> Sampler:
     """Train in a `ProcessCluster` of which workers are killed again and again."""
     sampler = Sampler(epochs)
     config = Config(data="digits", epochs=epochs, replicas=2, threads=1, images_per_group=IMAGES)
-    cluster_processes.RESTARTS = replacements
+    processes.RESTARTS = replacements
     async with ProcessCluster(config, say=lambda _: None) as cluster, asyncio.TaskGroup() as group:
 
         def pids() -> list[int]:

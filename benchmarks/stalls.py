@@ -28,7 +28,7 @@ from typing import Any, Self
 
 import msgspec
 
-from adam_async.controller.group import SETTINGS
+from adam_async.controller.consensus_node import SETTINGS
 from adam_async.messages import TABLE, unpack_any
 from adam_async.model.named import mlp
 from adam_async.simulation.loop import SimulatedLoop

@@ -31,8 +31,8 @@ import uvloop
 
 from adam_async import Config, Disk, LocalCluster, RunResult, load_dataset
 from adam_async.data_server.dataset import Dataset
-from adam_async.kernel_cache import use_kernel_cache
-from adam_async.machine import usable_cores
+from adam_async.runtime.kernel_cache import use_kernel_cache
+from adam_async.runtime.machine import usable_cores
 
 REPLICAS = 4
 THREADS = 1

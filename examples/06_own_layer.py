@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from adam_async import Config, Disk, LocalCluster, load_dataset, model
-from adam_async.dice import Dice
 from adam_async.model.gradcheck import check_layer
+from adam_async.model.keyed_random import Dice
 
 
 class LearnedRelu(model.Layer):

@@ -11,9 +11,9 @@ import uvloop
 
 from adam_async import Config, Disk, LocalCluster, RunResult, load_dataset
 from adam_async.model import Network
-from adam_async.model.partition import Partition
-from adam_async.model.plan import PartitionPlan
-from adam_async.model.prediction import longest_chain
+from adam_async.model.partition.network import Partition
+from adam_async.model.partition.plan import PartitionPlan
+from adam_async.model.partition.prediction import longest_chain
 
 
 def show_plan(model: Network, plan: PartitionPlan) -> None:

@@ -28,7 +28,7 @@ import pytest_asyncio
 import uvloop
 from hypothesis import HealthCheck, settings
 
-from adam_async.kernel_cache import use_kernel_cache
+from adam_async.runtime.kernel_cache import use_kernel_cache
 
 use_kernel_cache()  # nothing has loaded numba yet
 

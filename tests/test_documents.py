@@ -145,7 +145,7 @@ def test_a_number_with_spaces_would_be_found(text: str) -> None:
 
 
 def test_thousands_are_separated_by_commas_in_every_text() -> None:
-    bytes_of_a_picture = "tests/adam_async/test_saved_model.py"
+    bytes_of_a_picture = "tests/adam_async/checkpoint/test_model_file.py"
     texts = (path for folder in FOLDERS for path in (ROOT / folder).rglob("*"))
     files = [*ROOT.glob("*.md"), *(path for path in texts if path.suffix in (".md", ".py"))]
     found = [

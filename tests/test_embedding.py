@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import adam_async
-import adam_async.sync
+import adam_async.cluster.sync
 from adam_async import (
     Config,
     DataError,
@@ -285,7 +285,7 @@ async def test_a_cluster_trains_only_within_its_block() -> None:
         await ProcessCluster(SMALL).train()
 
 
-@pytest.mark.parametrize("make", [LocalCluster, ProcessCluster, adam_async.sync.LocalCluster])
+@pytest.mark.parametrize("make", [LocalCluster, ProcessCluster, adam_async.cluster.sync.LocalCluster])
 def test_a_dataset_that_is_none_is_refused_by_name(make: Callable[..., Any]) -> None:
     with pytest.raises(
         DataError, match="dataset is a list, expected a Dataset: make one of arrays by make_dataset"

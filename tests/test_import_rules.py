@@ -16,7 +16,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("dataflow", "transport", "adam_async")
-ROLES = ("data_server", "model_worker", "parameter_server", "controller")
+SHARED_FILES = ("client", "role", "storage")
+"""Other roles may import these files of a role: its client, the base of all roles, the memory of shards."""
+
+ROLES = ("data_server", "worker", "parameter_server", "controller")
 
 PURE_FORBIDDEN = frozenset(
     {"asyncio", "concurrent", "os", "pathlib", "random", "socket", "threading", "time", "uvloop"}
@@ -28,9 +31,28 @@ PACKAGE_IMPORTS = {
 }
 """What a package may import beside the standard library. `adam_async` is not limited here."""
 
-MODEL_IMPORTS = ("adam_async.model", "adam_async.dice", "adam_async.errors", "adam_async.kernel_cache")
-"""What the numbers may import of `adam_async`: their own files, the keyed dice, the base of the errors, and
-where compiled kernels are kept."""
+MODEL_IMPORTS = ("adam_async.model", "adam_async.errors", "adam_async.runtime.kernel_cache")
+"""The model imports nothing else of `adam_async`: its own files, the base of the errors, the kernel cache."""
+
+ROOMS = (
+    "errors",
+    "messages",
+    "runtime",
+    "model",
+    "run",
+    "controller",
+    "parameter_server",
+    "data_server",
+    "worker",
+    "report",
+    "checkpoint",
+    "driver",
+    "cluster",
+    "simulation",
+    "cli",
+    "__main__",
+)
+"""Entries of `adam_async/` from the ground up. A file imports from its own entry and from those before it."""
 
 SERIALISERS = frozenset({"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "dbm"})
 MSGPACK_FILE = "transport/frames.py"
@@ -97,23 +119,44 @@ def port(files: str, capabilities: str, reason: str) -> Port:
 
 
 PORTS = (
-    port("adam_async/ports.py", "clock dice files sockets system threads", "disk, entropy, clock, downloads"),
-    port("adam_async/dice.py", "numpy.random", "the keyed dice, made of Philox"),
-    port("adam_async/cli*.py", "clock loops system", "loop, environment, signals, cores, times in logs"),
     port(
-        "adam_async/kernel_cache.py",
+        "adam_async/runtime/disk.py",
+        "clock dice files sockets system threads",
+        "disk, entropy, clock, downloads",
+    ),
+    port("adam_async/model/keyed_random.py", "numpy.random", "the keyed dice, made of Philox"),
+    port("adam_async/cli/*.py", "clock loops system", "loop, environment, signals, cores, times in logs"),
+    port(
+        "adam_async/runtime/kernel_cache.py",
         "clock files system",
         "the folder of kernels, and its name",
     ),
-    port("adam_async/child_process.py", "processes system", "starts and watches one child; its environment"),
-    port("adam_async/model_worker/kernel_change.py", "files processes system threads", "a child compiles"),
-    port("adam_async/simulation/crew.py", "processes system", "child processes that run simulations"),
-    port("adam_async/cluster_processes.py", "system", "the environment that its children inherit"),
-    port("adam_async/pieces.py", "files system", "pieces of files, for the compute thread that needs them"),
-    port("adam_async/data_server/npz.py", "files", "opens members of an archive that lies in memory"),
-    port("adam_async/machine.py", "files system", "reads what the kernel says of machine and process"),
-    port("adam_async/trained_model.py", "files", "reads and writes one model, in programs without a loop"),
-    port("adam_async/sync.py", "loops threads", "the synchronous face: its own thread and event loop"),
+    port("adam_async/cluster/parent_pipe.py", "system", "signals that end a child with its parent"),
+    port(
+        "adam_async/runtime/child_process.py",
+        "processes system",
+        "starts and watches one child; its environment",
+    ),
+    port("adam_async/worker/kernel_change.py", "files processes system threads", "a child compiles"),
+    port("adam_async/simulation/process_pool.py", "processes system", "child processes that run simulations"),
+    port("adam_async/cluster/processes.py", "system", "the environment that its children inherit"),
+    port(
+        "adam_async/data_server/sources/file_ranges.py",
+        "files system",
+        "pieces of files, for the compute thread that needs them",
+    ),
+    port("adam_async/data_server/sources/npz.py", "files", "opens members of an archive that lies in memory"),
+    port(
+        "adam_async/runtime/machine.py", "files system", "reads what the kernel says of machine and process"
+    ),
+    port(
+        "adam_async/checkpoint/trained_model.py",
+        "files",
+        "reads and writes one model, in programs without a loop",
+    ),
+    port(
+        "adam_async/cluster/sync.py", "loops threads", "the synchronous face: its own thread and event loop"
+    ),
     port("dataflow/pool.py", "clock system threads", "the compute pool: threads, their CPUs and trace times"),
     port("transport/buffers.py", "memory", "anonymous memory for what is received"),
     port("transport/sockets.py", "sockets system", "socket options of TCP links and listeners"),
@@ -171,6 +214,11 @@ def world_violations(path: str, tree: ast.Module) -> Iterator[str]:
             yield f"{path}:{line}: {what}; take it as an argument (PORTS gives this file no {capability})"
 
 
+def is_above(room: str, other: str) -> bool:
+    """Whether a room has a place above another; a name without a place is no room."""
+    return room in ROOMS and other in ROOMS and ROOMS.index(room) > ROOMS.index(other)
+
+
 def import_violations(path: str, tree: ast.Module) -> Iterator[str]:
     package, *rest = path.removesuffix(".py").split("/")
     role = rest[0] if rest and rest[0] in ROLES else ""
@@ -196,9 +244,11 @@ def import_violations(path: str, tree: ast.Module) -> Iterator[str]:
                     yield f"{where}; the model is numbers only"
                 if root == "adam_async" and not module.startswith(MODEL_IMPORTS):
                     yield f"{where}; the model may import only {MODEL_IMPORTS}"
+            if root == "adam_async" and len(parts) > 1 and rest and is_above(parts[1], rest[0]):
+                yield f"{where}; {parts[1]} is above {rest[0]} in ROOMS"
             if root == "adam_async" and len(parts) > 2 and parts[1] in ROLES and role:
-                if parts[1] != role and parts[2] != "client":
-                    yield f"{where}; of another role only its client may be imported"
+                if parts[1] != role and parts[2] not in SHARED_FILES:
+                    yield f"{where}; of another role only {SHARED_FILES} may be imported"
                 if rest[-1] == "state" and parts[2] == "client":
                     yield f"{where}; a state imports no client"
 
@@ -268,17 +318,20 @@ def test_no_permission_is_held_in_reserve() -> None:
     [
         ("dataflow/x.py", "import numpy", "dataflow may import only"),
         ("dataflow/x.py", "from transport import frames", "dataflow may import only"),
-        ("transport/x.py", "from adam_async.ids import NodeId", "transport may import only"),
+        ("transport/x.py", "from adam_async.run.ids import NodeId", "transport may import only"),
         ("transport/x.py", "import msgpack", "only transport/frames.py may"),
         ("transport/x.py", "from . import frames", "relative import"),
         ("adam_async/x.py", '"""Pure: x."""\nimport asyncio', "calls itself Pure"),
         ("adam_async/x.py", '"""Pure: x."""\nfrom pathlib import Path', "calls itself Pure"),
         ("adam_async/x.py", '"""Pure: x."""\ndef f():\n    import random', "calls itself Pure"),
         ("adam_async/model/x.py", "import asyncio", "numbers only"),
-        ("adam_async/model/x.py", "from adam_async.config import Run", "the model may import only"),
-        ("adam_async/controller/x.py", "from adam_async.data_server.state import S", "only its client"),
-        ("adam_async/controller/x.py", "from adam_async.data_server import state", "only its client"),
-        ("adam_async/controller/state.py", "from adam_async.data_server.client import C", "no client"),
+        ("adam_async/model/x.py", "from adam_async.run.config import Run", "the model may import only"),
+        ("adam_async/worker/x.py", "from adam_async.data_server.state import S", "of another role only"),
+        ("adam_async/worker/x.py", "from adam_async.data_server import state", "of another role only"),
+        ("adam_async/run/x.py", "from adam_async.driver.driver import Driver", "driver is above run"),
+        ("adam_async/run/x.py", "def f():\n    from adam_async import cli", "cli is above run"),
+        ("adam_async/errors.py", "import adam_async.run.config", "run is above errors"),
+        ("adam_async/worker/state.py", "from adam_async.data_server.client import C", "no client"),
         ("adam_async/x.py", "import pickle", "loads or stores objects"),
         ("adam_async/x.py", "import numpy as np\nnp.load(f, allow_pickle=True)", "allow_pickle is not False"),
         ("adam_async/x.py", "eval('1')", "calls eval"),
@@ -317,12 +370,60 @@ def test_what_is_against_a_rule_is_found(path: str, source: str, claim: str) -> 
         ("dataflow/x.py", "import collections\nfrom dataflow.tokens import Tag"),
         ("transport/frames.py", "import msgpack\nimport numpy as np"),
         ("transport/sockets.py", "import asyncio\nimport socket"),
-        ("adam_async/model/x.py", "import numpy as np\nfrom adam_async.dice import Dice"),
-        ("adam_async/controller/service.py", "from adam_async.data_server.client import Client"),
+        ("adam_async/model/x.py", "import numpy as np\nfrom adam_async.model.keyed_random import Dice"),
+        ("adam_async/worker/service.py", "from adam_async.data_server.client import Client"),
         ("adam_async/x.py", "import asyncio\nself._group.create_task(f(), name='f')"),
         ("adam_async/x.py", "import urllib.parse\ndisk.read_bytes(path)"),
-        ("adam_async/ports.py", "import os, threading\nos.urandom(1)"),
+        ("adam_async/runtime/disk.py", "import os, threading\nos.urandom(1)"),
     ],
 )
 def test_what_keeps_the_rules_is_left_alone(path: str, source: str) -> None:
     assert violations(path, source) == []
+
+
+def imports_of(path: str, known: set[str]) -> set[str]:
+    """Return the product files that a file imports, as module names out of ``known``."""
+    found = set()
+    for node in ast.walk(ast.parse((ROOT / path).read_text())):
+        for module in imported_modules(node):
+            found.add(module if module in known else module.rpartition(".")[0])
+    return (found & known) - {module_name(path)}
+
+
+def module_name(path: str) -> str:
+    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def circles(arrows: dict[str, set[str]]) -> list[list[str]]:
+    """Return what remains of a graph after all names that only begin or only end chains are taken out."""
+    arrows = {name: set(targets) for name, targets in arrows.items()}
+    while True:
+        aimed_at = {target for targets in arrows.values() for target in targets}
+        kept = {
+            name: targets & arrows.keys()
+            for name, targets in arrows.items()
+            if name in aimed_at and targets & arrows.keys()
+        }
+        if kept == arrows:
+            return [sorted(kept)] if kept else []
+        arrows = kept
+
+
+def test_no_circle_of_imports_joins_files() -> None:
+    paths = product_files()
+    known = {module_name(path) for path in paths}
+
+    assert circles({module_name(path): imports_of(path, known) for path in paths}) == []
+
+
+def test_a_circle_of_imports_would_be_noticed() -> None:
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": set()}) == [["b", "c"]]
+    assert circles({"a": {"b"}, "b": {"c"}, "c": set()}) == []
+
+
+def test_every_entry_has_a_place_among_the_rooms() -> None:
+    entries = {
+        path.split("/")[1].removesuffix(".py") for path in product_files() if path.startswith("adam_async")
+    }
+
+    assert entries == {*ROOMS, "__init__"}

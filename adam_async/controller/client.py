@@ -14,7 +14,12 @@ from typing import Any
 
 import msgspec
 
-from adam_async.cluster_map import (
+from adam_async.controller.leader_connection import parse_controllers as parse_controllers  # for other roles
+from adam_async.controller.map_client import MapClient, News, version_of
+from adam_async.controller.map_history import changed
+from adam_async.controller.records import cut
+from adam_async.errors import AdamError, DeadlineExceeded, RunFailed
+from adam_async.run.cluster_map import (
     ClusterMap,
     EpochRecord,
     LendingRecord,
@@ -23,13 +28,8 @@ from adam_async.cluster_map import (
     RunPiece,
     RunRecord,
 )
-from adam_async.config import Waits
-from adam_async.controller.changes import changed
-from adam_async.controller.leader_link import parse_controllers as parse_controllers  # for other roles
-from adam_async.controller.map_client import MapClient, News, version_of
-from adam_async.controller.records import cut
-from adam_async.errors import AdamError, DeadlineExceeded, RunFailed
-from adam_async.traffic import Traffic
+from adam_async.run.config import Waits
+from adam_async.runtime.traffic import Traffic
 from transport import Identity, Network, RemoteError, RetrySchedule, TransportError
 
 logger = logging.getLogger(__name__)

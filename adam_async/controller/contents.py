@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from adam_async.consensus import Contents, Saved
-from adam_async.controller.machine import Set, read_command, read_state
+from adam_async.controller.consensus import Contents, Saved
 from adam_async.controller.records import MAX_DEPTH, nests_too_deep
+from adam_async.controller.replicated_state import Set, read_command, read_state
 from adam_async.messages.sizes import MOST_VALUE_BYTES
 
 MAP_DEPTH = MAX_DEPTH + 4

@@ -15,10 +15,10 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
-from adam_async.consensus import DamagedLog, Saved, Writer, recover
-from adam_async.consensus.records import WHAT_TO_DO, Record
+from adam_async.controller.consensus import DamagedLog, Saved, Writer, recover
+from adam_async.controller.consensus.records import WHAT_TO_DO, Record
 from adam_async.errors import ConfigError
-from adam_async.ports import Disk
+from adam_async.runtime.disk import Disk
 
 logger = logging.getLogger(__name__)
 

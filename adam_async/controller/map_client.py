@@ -18,10 +18,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from adam_async.cluster_map import ClusterMap, EpochRecord, LendingRecord, NodeRecord, RunPiece, RunRecord
-from adam_async.config import Waits
-from adam_async.controller.changes import Change
-from adam_async.controller.leader_link import BUSY, LOST, LeaderLink, unpack_answer
+from adam_async.controller.leader_connection import BUSY, LOST, LeaderLink, unpack_answer
+from adam_async.controller.map_history import Change
 from adam_async.errors import DeadlineExceeded
 from adam_async.messages import (
     NOT_LEADER,
@@ -38,7 +36,9 @@ from adam_async.messages import (
     unpack,
 )
 from adam_async.messages.sizes import MOST_MAP_TEXT_BYTES
-from adam_async.traffic import Traffic
+from adam_async.run.cluster_map import ClusterMap, EpochRecord, LendingRecord, NodeRecord, RunPiece, RunRecord
+from adam_async.run.config import Waits
+from adam_async.runtime.traffic import Traffic
 from transport import Identity, Link, Message, Network, RemoteError, RemoteProtocolError
 
 WATCH_S = 1.0

@@ -7,7 +7,7 @@ changes itself. The command `controller` shows them.
 import logging
 from collections.abc import Iterator
 
-from adam_async.cluster_map import ClusterMap
+from adam_async.run.cluster_map import ClusterMap
 
 logger = logging.getLogger(__name__)
 

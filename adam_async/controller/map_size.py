@@ -9,9 +9,9 @@ from collections import deque
 import msgspec
 from msgspec import UNSET
 
-from adam_async.cluster_map import RESULTS_KEPT, ClusterMap, RunRecord
-from adam_async.controller.changes import Change, difference
+from adam_async.controller.map_history import Change, difference
 from adam_async.messages.sizes import MOST_MAP_BYTES
+from adam_async.run.cluster_map import RESULTS_KEPT, ClusterMap, RunRecord
 
 GROWTH_BYTES = 1 << 20
 """Bytes by which present records may grow in a full map: members continue, and no node joins."""

@@ -18,8 +18,8 @@ from typing import Any
 
 import msgspec
 
-from adam_async.cluster_map import ClusterMap, EpochRecord, NodeRecord
 from adam_async.controller.records import is_piece
+from adam_async.run.cluster_map import ClusterMap, EpochRecord, NodeRecord
 from transport import Identity
 
 FORBIDDEN = "forbidden"

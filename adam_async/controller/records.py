@@ -7,7 +7,10 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
-from adam_async.cluster_map import (
+from adam_async.messages.body import ROLES
+from adam_async.messages.bounds import Count, Images, Row
+from adam_async.messages.sizes import MOST_INFO_BYTES, MOST_VALUE_BYTES
+from adam_async.run.cluster_map import (
     MOST_REASON,
     RUN_PIECES,
     EpochRecord,
@@ -17,9 +20,6 @@ from adam_async.cluster_map import (
     RunPiece,
     RunRecord,
 )
-from adam_async.messages.body import ROLES
-from adam_async.messages.bounds import Count, Images, Row
-from adam_async.messages.sizes import MOST_INFO_BYTES, MOST_VALUE_BYTES
 
 MAX_DEPTH = 32
 """Maximum nesting depth of a record of the map, in containers. A controller with a smaller stack could not

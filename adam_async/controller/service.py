@@ -21,13 +21,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from adam_async.cluster_map import ClusterMap
-from adam_async.config import Waits
-from adam_async.consensus import Settings
 from adam_async.controller import map_news
-from adam_async.controller.group import SETTINGS, SNAPSHOT_ENTRIES, Answer, Group, Observe
+from adam_async.controller.consensus import Settings
+from adam_async.controller.consensus_node import SETTINGS, SNAPSHOT_ENTRIES, Answer, Group, Observe
+from adam_async.controller.failure_detector import Life, Suspicion
 from adam_async.controller.log_file import LogFile
-from adam_async.controller.machine import (
+from adam_async.controller.peer_controllers import hear
+from adam_async.controller.permissions import FORBIDDEN, Attempt, Permits, Refusal, verdict
+from adam_async.controller.records import MAX_DEPTH, nests_too_deep, value_too_large
+from adam_async.controller.replicated_state import (
     DONE,
     MAX_SESSIONS,
     Lost,
@@ -36,10 +38,7 @@ from adam_async.controller.machine import (
     Outcome,
     Set,
 )
-from adam_async.controller.peers import hear
-from adam_async.controller.permissions import FORBIDDEN, Attempt, Permits, Refusal, verdict
-from adam_async.controller.records import MAX_DEPTH, nests_too_deep, value_too_large
-from adam_async.controller.suspicion import Life, Suspicion
+from adam_async.controller.role import Role, reply_when_room
 from adam_async.messages import (
     NOT_LEADER,
     SESSION_OVER,
@@ -61,10 +60,11 @@ from adam_async.messages import (
 from adam_async.messages.sizes import MOST_MAP_BYTES, MOST_VALUE_BYTES
 from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
-from adam_async.ports import system_entropy
-from adam_async.role import Role, reply_when_room
-from adam_async.simulation import buggify
-from adam_async.timer import Timer
+from adam_async.run.cluster_map import ClusterMap
+from adam_async.run.config import Waits
+from adam_async.runtime import fault_points
+from adam_async.runtime.disk import system_entropy
+from adam_async.runtime.timer import Timer
 from transport import (
     Identity,
     Link,
@@ -277,7 +277,7 @@ class Controller(Role):
             request.reply(pack(answer))
 
     def _set(self, request: Request, body: CompareAndSet) -> None:
-        if buggify.ON and buggify.fires("controller.busy"):
+        if fault_points.ON and fault_points.fires("controller.busy"):
             request.fail("busy", "a simulated controller has too much to do")
             return
         if self._is_taken(body.key, request.link.peer):
@@ -375,10 +375,10 @@ class Controller(Role):
     def _news(self, after: int, group: str, outcome: Outcome = DONE) -> Message:
         """What became of the map since a version, or all of it."""
         changes = self.machine.since(after, group)
-        if buggify.ON and after >= 0 and buggify.fires("controller.history.short"):
+        if fault_points.ON and after >= 0 and fault_points.fires("controller.history.short"):
             changes = None
-        if buggify.ON and changes is None and after >= 0:
-            buggify.sometimes("a watcher was sent the whole map again")
+        if fault_points.ON and changes is None and after >= 0:
+            fault_points.sometimes("a watcher was sent the whole map again")
         if changes is None:
             return self._whole(outcome)
         text = text_tensor(changes)

@@ -33,7 +33,15 @@ from typing import Any, assert_never
 
 import msgspec
 
-from adam_async.cluster_map import (
+from adam_async.controller.records import check_epoch, check_lending, check_node, is_piece, joined
+from adam_async.controller.worker_assignment import place_workers
+from adam_async.errors import LOST_SHARDS, AdamError
+from adam_async.model.layer import Layer
+from adam_async.model.layers import BUILTIN_LAYERS
+from adam_async.model.network import Network
+from adam_async.model.partition.plan import planned_cuts
+from adam_async.model.spec import ModelSpec
+from adam_async.run.cluster_map import (
     RESULTS_KEPT,
     ClusterMap,
     EpochRecord,
@@ -43,19 +51,11 @@ from adam_async.cluster_map import (
     RunPiece,
     RunRecord,
 )
-from adam_async.config import FIELDS, make_config
-from adam_async.controller.places import place_workers
-from adam_async.controller.records import check_epoch, check_lending, check_node, is_piece, joined
-from adam_async.errors import LOST_SHARDS, AdamError
-from adam_async.ids import NodeId
-from adam_async.model.layer import Layer
-from adam_async.model.layers import BUILTIN_LAYERS
-from adam_async.model.network import Network
-from adam_async.model.plan import planned_cuts
-from adam_async.model.spec import ModelSpec
-from adam_async.partitioning import run_table
-from adam_async.placement import assign_buckets
-from adam_async.shares import covers, share_out, warm_groups
+from adam_async.run.config import FIELDS, make_config
+from adam_async.run.epoch_shares import covers, share_out, warm_groups
+from adam_async.run.ids import NodeId
+from adam_async.run.partition import run_table
+from adam_async.run.shard_table import assign_buckets
 
 _NO_PLACE = {"replica": -1, "partition": 0, "placed": 0}
 """Fields of a node that has none."""

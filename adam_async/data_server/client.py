@@ -19,11 +19,11 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from adam_async.config import Waits
 from adam_async.errors import RoleFailed
-from adam_async.group_limits import GroupLimits
 from adam_async.messages import Finished, Groups, Lease, LeaseGroups, Reported, ReportGroups, pack, unpack
-from adam_async.traffic import Traffic
+from adam_async.run.config import Waits
+from adam_async.run.group_limits import GroupLimits
+from adam_async.runtime.traffic import Traffic
 from transport import DialFailed, Identity, Link, Network, RemoteProtocolError, RetrySchedule, TransportError
 
 logger = logging.getLogger(__name__)

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from adam_async.cache_limits import CacheLimits
+from adam_async.data_server.lazy_images import StoredImages
 from adam_async.data_server.sources.labels import MAX_NAME, is_name
-from adam_async.data_server.stored import StoredImages
 from adam_async.errors import DataError
+from adam_async.run.cache_size import CacheLimits
 
 MAX_CHANNELS = 4
 """A trailing axis of at most this length is taken for channels (rows, columns, channels)."""

@@ -25,9 +25,9 @@ from dataclasses import dataclass, field
 from itertools import chain, islice
 from math import ceil
 
-from adam_async.data_server.meeting import Meeting
-from adam_async.ids import Replica
-from adam_async.shares import POOL, Ranges, assign, assign_pool
+from adam_async.data_server.clock_targets import Meeting
+from adam_async.run.epoch_shares import POOL, Ranges, assign, assign_pool
+from adam_async.run.ids import Replica
 
 Queue = deque[tuple[int, int]]
 """Groups that wait: their numbers and the attempt that the next lease is."""

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from adam_async.dice import Dice
 from adam_async.errors import DataError
-from adam_async.shares import Ranges
+from adam_async.model.keyed_random import Dice
+from adam_async.run.epoch_shares import Ranges
 
 PURPOSE = "epoch-order"
 

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Mapping
 
-from adam_async.cluster_map import ClusterMap
-from adam_async.data_server.keeping import Part
+from adam_async.data_server.ledger_replication import Part
 from adam_async.data_server.state import EpochBegan, GroupsReported, LeaseAsked
 from adam_async.messages import LeaseGroups, ReadTest, ReportGroups
-from adam_async.shares import covers
+from adam_async.run.cluster_map import ClusterMap
+from adam_async.run.epoch_shares import covers
 from transport import Identity, RemoteProtocolError
 
 MOST_ASKED, MOST_WAIT_S = 64, 3600.0

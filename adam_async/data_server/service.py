@@ -23,12 +23,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from adam_async.cluster_map import MOST_REASON, ClusterMap, EpochRecord, RunRecord, skipped_groups
-from adam_async.config import Config, Waits
 from adam_async.controller.client import GOODBYE_S
+from adam_async.controller.role import Role, reply_or_fail, reply_when_room
 from adam_async.data_server.dataset import Dataset
+from adam_async.data_server.group_producer import Supply
 from adam_async.data_server.ledger import Settled
-from adam_async.data_server.lending import Lending
+from adam_async.data_server.ledger_service import Lending
 from adam_async.data_server.order import EpochOrders
 from adam_async.data_server.question_checks import (
     MOST_WAIT_S,
@@ -52,11 +52,7 @@ from adam_async.data_server.state import (
     ReplicasChanged,
     TimePassed,
 )
-from adam_async.data_server.supply import Supply
-from adam_async.dice import Dice
 from adam_async.errors import AdamError, DataError
-from adam_async.ids import Replica
-from adam_async.machine import ProcessMemory, available_bytes, process_memory
 from adam_async.messages import (
     Body,
     CopyLedger,
@@ -71,9 +67,13 @@ from adam_async.messages import (
     pack,
 )
 from adam_async.messages.sizes import MOST_INFO_BYTES
-from adam_async.role import Role, reply_or_fail, reply_when_room
-from adam_async.shares import warm_groups
-from adam_async.timeline import Timeline
+from adam_async.model.keyed_random import Dice
+from adam_async.run.cluster_map import MOST_REASON, ClusterMap, EpochRecord, RunRecord, skipped_groups
+from adam_async.run.config import Config, Waits
+from adam_async.run.epoch_shares import warm_groups
+from adam_async.run.ids import Replica
+from adam_async.runtime.machine import ProcessMemory, available_bytes, process_memory
+from adam_async.runtime.timeline import Timeline
 from dataflow import ComputePool, MakePool
 from transport import Identity, Link, Message, Network, Request
 

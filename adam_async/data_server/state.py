@@ -25,9 +25,8 @@ from typing import Annotated, Any, assert_never
 import msgspec
 
 from adam_async.data_server.epoch import Epoch
-from adam_async.data_server.lease_log import LeaseLog, Logged
-from adam_async.data_server.tempo import Tempo
-from adam_async.ids import Replica
+from adam_async.data_server.lease_limits import Tempo
+from adam_async.data_server.replica_leases import LeaseLog, Logged
 from adam_async.messages import Finished
 from adam_async.messages.bounds import (
     MOST_IN_A_META,
@@ -45,7 +44,8 @@ from adam_async.messages.bounds import (
     Seconds,
 )
 from adam_async.messages.bounds import Epoch as EpochNumber
-from adam_async.shares import POOL, most_clock
+from adam_async.run.epoch_shares import POOL, most_clock
+from adam_async.run.ids import Replica
 
 MOST_REPLICAS = 1 << 16
 """Maximum number of replicas in one event."""

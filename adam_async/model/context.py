@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from adam_async.dice import Dice, Key
 from adam_async.model.errors import ModelError
 from adam_async.model.kernel_set import KernelSet
+from adam_async.model.keyed_random import Dice, Key
 from adam_async.model.layer import Array, Layer, Loss, Slots
 from adam_async.model.spec import Shape
 from adam_async.model.topology import INPUT_INDEX

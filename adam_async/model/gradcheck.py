@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from adam_async.dice import Dice
 from adam_async.model.errors import GradientMismatchError, ModelError
+from adam_async.model.keyed_random import Dice
 from adam_async.model.layer import Layer, Loss, Slots
 from adam_async.model.network import Network
 

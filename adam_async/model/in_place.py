@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 
-from adam_async.dice import Dice
 from adam_async.model.context import Context
 from adam_async.model.finite import is_finite
+from adam_async.model.keyed_random import Dice
 from adam_async.model.layer import Array, Weights
 from adam_async.model.network import Network
 from adam_async.model.rules import Rule, RuleState, Sgd

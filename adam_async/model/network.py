@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from adam_async.dice import Dice
 from adam_async.model.context import Context
 from adam_async.model.errors import ModelError, SpecError
 from adam_async.model.kernel_set import KernelSet
+from adam_async.model.keyed_random import Dice
 from adam_async.model.layer import Array, Factors, Layer, ParameterSpec, Weights
 from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.model.spec import ModelSpec, Shape

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from adam_async.dice import Key
+from adam_async.model.keyed_random import Key
 from adam_async.model.layer import Array
 from adam_async.model.rules import new_scratch
 

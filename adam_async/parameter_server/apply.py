@@ -37,7 +37,7 @@ from numpy.typing import DTypeLike, NDArray
 from adam_async.model.rule_batches import Batches, NumpyBatches
 from adam_async.model.rules import Rule, Sgd
 from adam_async.parameter_server.shard import Shard
-from adam_async.placement import ShardSpec
+from adam_async.run.shard_table import ShardSpec
 
 JOINED_IMAGES = 64
 """Images of a push up to which its factors are joined with others. The product of more is as fast alone, and

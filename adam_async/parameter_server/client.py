@@ -21,10 +21,7 @@ from typing import Any
 import msgspec
 from numpy.typing import NDArray
 
-from adam_async.callbacks import Callbacks
-from adam_async.config import Waits
 from adam_async.errors import ShardUnavailable
-from adam_async.ids import ShardId
 from adam_async.messages import (
     Part,
     Pull,
@@ -40,7 +37,10 @@ from adam_async.messages import (
     unpack,
 )
 from adam_async.parameter_server.session import Exchange, Session
-from adam_async.traffic import Traffic
+from adam_async.run.config import Waits
+from adam_async.run.ids import ShardId
+from adam_async.runtime.callbacks import Callbacks
+from adam_async.runtime.traffic import Traffic
 from transport import (
     DialFailed,
     Identity,

@@ -11,10 +11,10 @@ from typing import Any
 
 import msgspec
 
-from adam_async.ids import Replica
 from adam_async.messages import Problem, Pull, Push, Pushed, ReadShards, Record, Tick
 from adam_async.parameter_server.apply import PushGradients
 from adam_async.parameter_server.shard import Shard
+from adam_async.run.ids import Replica
 
 Request = Any
 """The shell's handle on a question."""

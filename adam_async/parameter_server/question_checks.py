@@ -20,11 +20,11 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from adam_async.ids import ShardId
 from adam_async.messages import Pull, Push, ReadShards, Record, Tick
 from adam_async.parameter_server.shard import Shard
 from adam_async.parameter_server.state import ServerState
-from adam_async.shares import most_clock
+from adam_async.run.epoch_shares import most_clock
+from adam_async.run.ids import ShardId
 
 MOST_WAIT_S = 60.0
 """Maximum wait of a pull for its answer, in seconds, whatever wait it asks for."""

@@ -17,11 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from adam_async.cluster_map import ClusterMap
-from adam_async.config import Config, Waits
-from adam_async.dice import Dice
-from adam_async.ids import Replica, ShardId
-from adam_async.machine import ProcessMemory, process_memory
+from adam_async.controller.role import Role, reply_or_fail, reply_when_room
 from adam_async.messages import (
     Body,
     GetRecord,
@@ -39,6 +35,7 @@ from adam_async.messages import (
     pack,
     part_refusal,
 )
+from adam_async.model.keyed_random import Dice
 from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.model.network import Network as Model
@@ -47,6 +44,7 @@ from adam_async.model.rule_batches import make_batches
 from adam_async.model.rules import Rule, make_rule
 from adam_async.model.spec import ModelSpec
 from adam_async.parameter_server.apply import Applier, PushGradients, Work
+from adam_async.parameter_server.decode_push import read_gradients
 from adam_async.parameter_server.events import (
     Acknowledge,
     AcknowledgeRecord,
@@ -68,19 +66,21 @@ from adam_async.parameter_server.events import (
     SumApplied,
     TickArrived,
 )
-from adam_async.parameter_server.order_log import OrderLog
 from adam_async.parameter_server.question_checks import ASKED, MOST_WAIT_S, SPOKEN, QuestionChecks
-from adam_async.parameter_server.read_push import read_gradients
+from adam_async.parameter_server.replay_log import OrderLog
+from adam_async.parameter_server.sender_checks import Speakers
 from adam_async.parameter_server.shard import Shard
-from adam_async.parameter_server.shard_states import load_states, read_states
-from adam_async.parameter_server.speakers import Speakers
+from adam_async.parameter_server.shard_transfer import load_states, read_states
 from adam_async.parameter_server.state import ServerState
-from adam_async.partitioning import run_table
-from adam_async.placement import ShardSpec, ShardTable
-from adam_async.role import Role, reply_or_fail, reply_when_room
-from adam_async.shard_storage import ShardStorage, StorageShelf, initial_values
-from adam_async.timeline import Timeline
-from adam_async.timer import Timer
+from adam_async.parameter_server.storage import ShardStorage, StorageShelf, initial_values
+from adam_async.run.cluster_map import ClusterMap
+from adam_async.run.config import Config, Waits
+from adam_async.run.ids import Replica, ShardId
+from adam_async.run.partition import run_table
+from adam_async.run.shard_table import ShardSpec, ShardTable
+from adam_async.runtime.machine import ProcessMemory, process_memory
+from adam_async.runtime.timeline import Timeline
+from adam_async.runtime.timer import Timer
 from dataflow import MakePool, WaitTimedOut
 from transport import BufferPool, Identity, Link, Message, Network, Request
 

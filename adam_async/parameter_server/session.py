@@ -17,8 +17,8 @@ from typing import Any
 import msgspec
 from numpy.typing import NDArray
 
-from adam_async.ids import ShardId
 from adam_async.messages import DUPLICATE, REFUSED, Pushed
+from adam_async.run.ids import ShardId
 from transport import Message
 
 

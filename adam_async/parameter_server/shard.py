@@ -14,9 +14,9 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from adam_async.ids import Replica, Version
-from adam_async.parameter_server.barrier import Held
-from adam_async.placement import ShardSpec
+from adam_async.parameter_server.bsp_barrier import Held
+from adam_async.run.ids import Replica, Version
+from adam_async.run.shard_table import ShardSpec
 
 Session = tuple[int, int]
 """Identity of a pushing client: (session id, incarnation)."""

@@ -42,7 +42,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, assert_never
 
-from adam_async.ids import Replica, ShardId, Version
 from adam_async.messages import (
     DUPLICATE,
     GAP,
@@ -56,8 +55,8 @@ from adam_async.messages import (
     Record,
     Tick,
 )
-from adam_async.parameter_server.barrier import Contribution, Held
-from adam_async.parameter_server.counts import count_shards
+from adam_async.parameter_server.admission_gate import MOST_GATED, Gated
+from adam_async.parameter_server.bsp_barrier import Contribution, Held
 from adam_async.parameter_server.events import (
     Acknowledge,
     AcknowledgeRecord,
@@ -82,12 +81,13 @@ from adam_async.parameter_server.events import (
     SumApplied,
     TickArrived,
 )
-from adam_async.parameter_server.gated import MOST_GATED, Gated
-from adam_async.parameter_server.lives import LivesOver, keep_newest
-from adam_async.parameter_server.order_log import JOINED, NOT_APPLIED, SUMMED, OrderLog
-from adam_async.parameter_server.parked import Parked
 from adam_async.parameter_server.push_queue import PushQueue
+from adam_async.parameter_server.replay_log import JOINED, NOT_APPLIED, SUMMED, OrderLog
+from adam_async.parameter_server.replica_generations import LivesOver, keep_newest
 from adam_async.parameter_server.shard import Session, Shard
+from adam_async.parameter_server.statistics import count_shards
+from adam_async.parameter_server.waiting_requests import Parked
+from adam_async.run.ids import Replica, ShardId, Version
 
 MAX_BATCH = 32
 """Pushes applied together at most, so that the first of them is not acknowledged too late."""

@@ -16,9 +16,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, TypeVarTuple
 
-from adam_async.ports import Disk, DiskStatistics, Part
-from adam_async.simulation.dice import Dice
-from adam_async.simulation.drive import Drive, Inode
+from adam_async.runtime.disk import Disk, DiskStatistics, Part
+from adam_async.runtime.random_streams import Dice
+from adam_async.simulation.disk_model import Drive, Inode
 from adam_async.simulation.host import HOST
 from adam_async.simulation.loop import SimulatedLoop
 

@@ -33,7 +33,7 @@ from heapq import heapify, heappop, heappush
 from typing import Any, Protocol, TypeVar, TypeVarTuple
 from weakref import WeakKeyDictionary
 
-from adam_async.simulation.dice import Dice
+from adam_async.runtime.random_streams import Dice
 from adam_async.simulation.host import HOST, Host
 from adam_async.simulation.steps import SimulatedFuture, SimulatedTask, Step, label_of, place_of
 

@@ -20,9 +20,9 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from adam_async.simulation import buggify
+from adam_async.runtime import fault_points
 from adam_async.simulation.disk import DiskConditions, SimulatedDisk
-from adam_async.simulation.drive import Drive
+from adam_async.simulation.disk_model import Drive
 from adam_async.simulation.host import Host
 from adam_async.simulation.loop import SimulatedLoop
 from adam_async.simulation.network import Conditions, SimulatedNetwork
@@ -229,7 +229,7 @@ def simulate(
     )
     try:
         switched: AbstractContextManager[Counter[str]] = (
-            buggify.unkind(loop.dice("buggify")) if unkind else nullcontext(Counter())
+            fault_points.unkind(loop.dice("buggify")) if unkind else nullcontext(Counter())
         )
         with switched as marks:
             result = loop.run(scenario(World(loop, conditions)))

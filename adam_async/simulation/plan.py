@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import msgspec
 
 from adam_async.errors import ConfigError
-from adam_async.simulation.dice import Dice
+from adam_async.runtime.random_streams import Dice
 from adam_async.simulation.network import Conditions
 
 Setting = bool | int | float | str

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from adam_async.simulation.dice import Dice
+from adam_async.runtime.random_streams import Dice
 from adam_async.simulation.loop import SimulatedLoop
 from dataflow.errors import PoolClosed
 from dataflow.jobs import Job

@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from adam_async.simulation.dice import Dice
+from adam_async.runtime.random_streams import Dice
 from adam_async.simulation.nodes import World
 from adam_async.simulation.plan import Fault, Plan
 

@@ -14,9 +14,9 @@ import adam_async
 import dataflow
 import transport
 from adam_async.errors import ConfigError
-from adam_async.ports import Disk
-from adam_async.simulation.campaign import SeedResult, reached
+from adam_async.runtime.disk import Disk
 from adam_async.simulation.plan import Case
+from adam_async.simulation.runner import SeedResult, reached
 
 SCHEMA = "adam-async soak 1"
 

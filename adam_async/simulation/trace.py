@@ -7,7 +7,7 @@ whatever the scenario noted. What overlaps with its like gets a further lane. Ti
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from adam_async.simulation.campaign import Played
+from adam_async.simulation.runner import Played
 from adam_async.simulation.scenario import Span
 
 LIFE = "life"

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from adam_async.simulation.campaign import SeedResult, draw_case, play, run_case
 from adam_async.simulation.plan import Case, Plan
+from adam_async.simulation.runner import SeedResult, draw_case, play, run_case
 from adam_async.simulation.scenario import Scenario
 from adam_async.simulation.shrinking import MOST_TRIES, shrink
 from adam_async.simulation.trace import trace_file

@@ -7,9 +7,9 @@ Layer times are estimates here, so that the pictures are the same on every machi
 
 from pathlib import Path
 
+from adam_async.cli.plan.picture import draw_plan, svg
 from adam_async.model import Network, named_model
-from adam_async.model.planner import layers_plan, vertical_plan
-from adam_async.plan_picture import draw_plan, svg
+from adam_async.model.partition.planner import layers_plan, vertical_plan
 
 WORKERS = 2
 

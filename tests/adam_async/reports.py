@@ -3,10 +3,10 @@
 import io
 from typing import Any
 
-from adam_async.cluster import LocalCluster
-from adam_async.config import Config
-from adam_async.machine import describe_machine
-from adam_async.report import Report, build_report
+from adam_async.cluster.local import LocalCluster
+from adam_async.report.report import Report, build_report
+from adam_async.run.config import Config
+from adam_async.runtime.machine import describe_machine
 from tests.adam_async.runs import tiny_dataset
 
 

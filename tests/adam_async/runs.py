@@ -9,9 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import msgspec
 import numpy as np
 
-from adam_async.cluster import LocalCluster
-from adam_async.cluster_map import NodeRecord, RunRecord
-from adam_async.config import Config, Waits
+from adam_async.cluster.local import LocalCluster
 from adam_async.controller.client import Membership
 from adam_async.controller.service import Controller
 from adam_async.data_server.dataset import Dataset, make_dataset
@@ -22,13 +20,15 @@ from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.model.named import digits
 from adam_async.model.network import Network as Model
 from adam_async.model.spec import LayerSpec, ModelSpec
-from adam_async.model_worker.pulls import Puller
-from adam_async.model_worker.updates import plan_pushes
-from adam_async.model_worker.weights import WorkerWeights
 from adam_async.parameter_server.client import ParameterClient, SessionIdentity, StepPush
 from adam_async.parameter_server.service import ParameterServer
-from adam_async.placement import shard_table
-from adam_async.traffic import Traffic
+from adam_async.run.cluster_map import NodeRecord, RunRecord
+from adam_async.run.config import Config, Waits
+from adam_async.run.shard_table import shard_table
+from adam_async.runtime.traffic import Traffic
+from adam_async.worker.puller import Puller
+from adam_async.worker.push_plan import plan_pushes
+from adam_async.worker.weights import WorkerWeights
 from dataflow import ComputePool
 from transport import BufferPool, Identity, Link, LocalNetwork, Network, TcpNetwork
 from transport.testing import Faults, FaultyNetwork

@@ -11,14 +11,14 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-from adam_async.cluster_map import ClusterMap, NodeRecord
-from adam_async.cluster_processes import ProcessCluster
-from adam_async.config import make_config
+from adam_async.cluster.processes import ProcessCluster
+from adam_async.cluster.roles import cluster_network
 from adam_async.controller.client import Membership
-from adam_async.entrypoints import cluster_network
-from adam_async.inquiries import Inquiries
-from adam_async.run_result import EpochResult
-from adam_async.traffic import Traffic
+from adam_async.driver.role_queries import Inquiries
+from adam_async.run.cluster_map import ClusterMap, NodeRecord
+from adam_async.run.config import make_config
+from adam_async.run.result import EpochResult
+from adam_async.runtime.traffic import Traffic
 from tests.adam_async.runs import until
 from tests.processes.commands import command_line
 from transport import BufferPool, Identity, Network, TransportError

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from adam_async import cluster_processes
-from adam_async.child_process import ChildProcess
-from adam_async.cluster_processes import ProcessCluster
-from adam_async.config import make_config
-from adam_async.entrypoints import LOOPBACK, cluster_network
-from adam_async.ports import system_entropy
+from adam_async.cluster import processes
+from adam_async.cluster.processes import ProcessCluster
+from adam_async.cluster.roles import LOOPBACK, cluster_network
+from adam_async.run.config import make_config
+from adam_async.runtime.child_process import ChildProcess
+from adam_async.runtime.disk import system_entropy
 from tests.adam_async.runs import until
 from tests.processes.commands import PATIENCE_S, Command, children_of, run, watched
 from transport import BufferPool, Identity, TransportError
@@ -253,7 +253,7 @@ def test_a_command_trains_with_three_controllers_and_names_the_one_that_died() -
 
 async def test_ports_that_somebody_took_are_chosen_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    choose, chosen = cluster_processes._free_addresses, []
+    choose, chosen = processes._free_addresses, []
     config = make_config({"data": "digits", "epochs": 1, "processes": True, "controllers": 3})
 
     async def nobody(link: Any) -> None:
@@ -265,7 +265,7 @@ async def test_ports_that_somebody_took_are_chosen_anew(monkeypatch: pytest.Monk
             chosen[0][1] = taken.address
         return chosen[-1]
 
-    monkeypatch.setattr(cluster_processes, "_free_addresses", first_a_taken_one)
+    monkeypatch.setattr(processes, "_free_addresses", first_a_taken_one)
     network = cluster_network(None, entropy=system_entropy, buffers=BufferPool())
     who = Identity(role="data", node="somebody", incarnation=1)
     async with (

@@ -10,10 +10,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from adam_async.data_server.datasets import DIGITS_FILE
+from adam_async.checkpoint.model_file import load_model
+from adam_async.data_server.sources.datasets import DIGITS_FILE
 from adam_async.model.network import Network
-from adam_async.report import Report
-from adam_async.saved_model import load_model
+from adam_async.report.report import Report
 from tests.processes.commands import PATIENCE_S, Command, answers_signals, children_of, until, watched
 
 pytestmark = pytest.mark.processes

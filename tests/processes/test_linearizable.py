@@ -13,13 +13,14 @@ import msgspec
 import pytest
 import uvloop
 
-from adam_async.cluster_map import ClusterMap
-from adam_async.config import Waits
-from adam_async.controller.changes import changed
+from adam_async.cluster.roles import cluster_network
 from adam_async.controller.map_client import MapClient
-from adam_async.entrypoints import cluster_network
+from adam_async.controller.map_history import changed
 from adam_async.errors import DeadlineExceeded, RoleUnreachable
-from adam_async.ports import fine_clock, system_entropy
+from adam_async.run.cluster_map import ClusterMap
+from adam_async.run.config import Waits
+from adam_async.runtime.disk import fine_clock, system_entropy
+from adam_async.runtime.traffic import Traffic
 from adam_async.simulation.linearizability import (
     CompareAndSet,
     Conflict,
@@ -31,7 +32,6 @@ from adam_async.simulation.linearizability import (
     check,
     check_watch,
 )
-from adam_async.traffic import Traffic
 from tests.processes.commands import Command
 from transport import BufferPool, Identity, RemoteError
 

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from adam_async import cluster_processes
-from adam_async.cluster_map import ClusterMap
-from adam_async.cluster_processes import ProcessCluster
-from adam_async.config import make_config
+from adam_async.cluster import processes
+from adam_async.cluster.processes import ProcessCluster
 from adam_async.messages import Finished, Greet, Reported, ReportGroups, pack, unpack
-from adam_async.run_result import RunResult
+from adam_async.run.cluster_map import ClusterMap
+from adam_async.run.config import make_config
+from adam_async.run.result import RunResult
 from tests.adam_async.runs import until
 from tests.processes.commands import Command
 from tests.processes.cut_runs import IMAGES, WORKERS, CutRun, cut_run, training
@@ -264,8 +264,8 @@ async def test_workers_may_die_between_epochs() -> None:
 
 
 async def test_a_worker_that_was_well_uses_up_no_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster_processes, "SOUND_S", 0.001)
-    times = cluster_processes.RESTARTS + 2
+    monkeypatch.setattr(processes, "SOUND_S", 0.001)
+    times = processes.RESTARTS + 2
     async with cut_run(epochs=ENDLESS) as run, training(run):
         for _ in range(times):
             await run.both_live()

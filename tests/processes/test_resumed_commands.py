@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from adam_async.checkpoint import is_folder_name
-from adam_async.report import Report
+from adam_async.checkpoint.manifest import is_folder_name
+from adam_async.report.report import Report
 from tests.processes.commands import Command, run, until
 
 pytestmark = pytest.mark.processes

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from adam_async.token_text import derived_text
+from adam_async.run.token_file import derived_text
 from tests.processes.commands import Command, run
 
 pytestmark = pytest.mark.processes

@@ -24,18 +24,18 @@ import msgspec
 import numpy as np
 import pytest
 
-from adam_async.choose_model import choose_model
-from adam_async.cluster_map import NodeRecord, RunRecord, ready_word
-from adam_async.config import Config
+from adam_async.cluster.roles import LOOPBACK
 from adam_async.controller.client import Membership
 from adam_async.controller.service import Controller
 from adam_async.data_server.client import DataClient
-from adam_async.entrypoints import LOOPBACK
-from adam_async.group_limits import GroupLimits
 from adam_async.messages import Finished, Groups, LeaseGroups, pack, role_table, unpack
 from adam_async.parameter_server.service import ParameterServer
-from adam_async.ports import system_entropy
-from adam_async.traffic import Traffic
+from adam_async.run.cluster_map import NodeRecord, RunRecord, ready_word
+from adam_async.run.config import Config
+from adam_async.run.group_limits import GroupLimits
+from adam_async.run.model_selection import choose_model
+from adam_async.runtime.disk import system_entropy
+from adam_async.runtime.traffic import Traffic
 from tests.processes.commands import Command
 from transport import BufferPool, Identity, LinkConfig, Message, RemoteError, TcpNetwork
 from transport.tcp import TcpLink

@@ -16,19 +16,19 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from adam_async.cache_limits import CacheLimits
 from adam_async.data_server.dataset import Dataset, make_dataset
+from adam_async.data_server.lazy_images import StoredImages
 from adam_async.data_server.sources import limits
 from adam_async.data_server.sources.damage import Damage
-from adam_async.data_server.sources.image_size import Size, choose_size
+from adam_async.data_server.sources.file_ranges import read_piece
 from adam_async.data_server.sources.labels import number_classes
 from adam_async.data_server.sources.pictures import Header, decode, read_header
 from adam_async.data_server.sources.samples import AT_A_TIME, check_counts, each, origins_of, say
 from adam_async.data_server.sources.splits import SPLITS, Split, resolve
-from adam_async.data_server.stored import StoredImages
 from adam_async.errors import DataError
-from adam_async.pieces import read_piece
-from adam_async.ports import Disk
+from adam_async.run.cache_size import CacheLimits
+from adam_async.run.image_size import Size, choose_size
+from adam_async.runtime.disk import Disk
 
 HEADER_BYTES = 1 << 12
 """What is read of an image to know its size; of one with more before its pixels, all is read."""

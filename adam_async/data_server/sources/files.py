@@ -6,7 +6,7 @@ from pathlib import Path
 from adam_async.data_server.sources import limits
 from adam_async.data_server.sources.damage import Damage
 from adam_async.errors import DataError
-from adam_async.ports import Disk
+from adam_async.runtime.disk import Disk
 
 CLUTTER = frozenset({"thumbs.db", "ehthumbs.db", "desktop.ini"})
 """Names, in small letters, of files that are passed over in folders of images."""

@@ -9,19 +9,19 @@ those that desktops leave, such as ``Thumbs.db``.
 
 from pathlib import Path
 
-from adam_async.cache_limits import CacheLimits
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.sources import limits
 from adam_async.data_server.sources.catalogue import Catalogue, Entry, leave_stored
 from adam_async.data_server.sources.damage import Damage
 from adam_async.data_server.sources.files import check_kind, folders_in, is_clutter, read_image
-from adam_async.data_server.sources.image_size import Size
 from adam_async.data_server.sources.labels import number_folders
 from adam_async.data_server.sources.pictures import require_pillow
 from adam_async.data_server.sources.samples import Sample, Samples, assemble, each, name_of
 from adam_async.data_server.sources.splits import Split, rank_of_image
 from adam_async.errors import DataError
-from adam_async.ports import Disk
+from adam_async.run.cache_size import CacheLimits
+from adam_async.run.image_size import Size
+from adam_async.runtime.disk import Disk
 
 
 async def load_image_folder(

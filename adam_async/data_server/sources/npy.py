@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from adam_async.cache_limits import CacheLimits
 from adam_async.data_server.dataset import Dataset, as_images, make_dataset
-from adam_async.data_server.npz import KEYS
+from adam_async.data_server.lazy_images import StoredImages
+from adam_async.data_server.sources.file_ranges import read_piece
 from adam_async.data_server.sources.files import check_kind
+from adam_async.data_server.sources.npz import KEYS
 from adam_async.data_server.sources.samples import name_of
-from adam_async.data_server.stored import StoredImages
 from adam_async.errors import DataError
-from adam_async.pieces import read_piece
-from adam_async.ports import Disk
+from adam_async.run.cache_size import CacheLimits
+from adam_async.runtime.disk import Disk
 
 MAX_FILE_BYTES = 1 << 42
 """Largest file that is mapped; its bytes are read only as they are used."""

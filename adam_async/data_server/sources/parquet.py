@@ -19,13 +19,13 @@ from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.sources import limits
 from adam_async.data_server.sources.damage import Damage
 from adam_async.data_server.sources.files import read_file
-from adam_async.data_server.sources.image_size import Size
 from adam_async.data_server.sources.labels import is_name
 from adam_async.data_server.sources.pictures import require_pillow
 from adam_async.data_server.sources.samples import Sample, Samples, assemble
 from adam_async.data_server.sources.splits import Split, rank_of_image
 from adam_async.errors import DataError
-from adam_async.ports import Disk
+from adam_async.run.image_size import Size
+from adam_async.runtime.disk import Disk
 
 ROWS_AT_A_TIME = 1024
 

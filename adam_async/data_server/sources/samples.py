@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from adam_async.data_server.dataset import Dataset, make_dataset
 from adam_async.data_server.sources import limits
 from adam_async.data_server.sources.damage import Damage
-from adam_async.data_server.sources.image_size import Size, choose_size
 from adam_async.data_server.sources.labels import number_classes
 from adam_async.data_server.sources.pictures import Header, decode, read_header
 from adam_async.data_server.sources.splits import SPLITS, Split, resolve
 from adam_async.errors import DataError
-from adam_async.ports import Disk
+from adam_async.run.image_size import Size, choose_size
+from adam_async.runtime.disk import Disk
 
 T = TypeVar("T")
 

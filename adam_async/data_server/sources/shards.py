@@ -15,20 +15,20 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
-from adam_async.cache_limits import CacheLimits
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.sources import limits
 from adam_async.data_server.sources.catalogue import Catalogue, Entry, leave_stored
 from adam_async.data_server.sources.compressed import ENDINGS, unpack
 from adam_async.data_server.sources.damage import Damage
+from adam_async.data_server.sources.file_ranges import reading
 from adam_async.data_server.sources.files import check_kind, is_clutter, read_file
-from adam_async.data_server.sources.image_size import Size
 from adam_async.data_server.sources.pictures import require_pillow
 from adam_async.data_server.sources.samples import Sample, Samples, assemble
 from adam_async.data_server.sources.splits import Split, rank_of_image
 from adam_async.errors import DataError
-from adam_async.pieces import reading
-from adam_async.ports import Disk
+from adam_async.run.cache_size import CacheLimits
+from adam_async.run.image_size import Size
+from adam_async.runtime.disk import Disk
 
 IMAGE_SUFFIXES = ("png", "jpg", "jpeg", "bmp", "gif", "ppm", "pgm", "pbm", "webp")
 BLOCK = tarfile.BLOCKSIZE

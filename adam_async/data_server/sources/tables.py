@@ -23,13 +23,13 @@ from adam_async.data_server.dataset import Dataset, make_dataset
 from adam_async.data_server.sources import limits
 from adam_async.data_server.sources.damage import Damage
 from adam_async.data_server.sources.files import read_file, read_image
-from adam_async.data_server.sources.image_size import Size
 from adam_async.data_server.sources.labels import number_classes
 from adam_async.data_server.sources.pictures import require_pillow
 from adam_async.data_server.sources.samples import Sample, Samples, assemble, check_counts, origins_of, say
 from adam_async.data_server.sources.splits import SPLITS, Split, rank_of_image, resolve
 from adam_async.errors import DataError
-from adam_async.ports import Disk
+from adam_async.run.image_size import Size
+from adam_async.runtime.disk import Disk
 
 ROWS_AT_A_TIME = 4096
 SHAPE = re.compile(rb"#\s*shape\s*[:=]\s*(\d{1,5}(?:\s*[,x]\s*\d{1,5}){1,2})\s*")

@@ -18,8 +18,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from adam_async.data_server.transforms.resample import Spline
-from adam_async.data_server.transforms.stage import (
+from adam_async.data_server.transforms.pipeline import (
     Floats,
     Kernels,
     Pixels,
@@ -30,6 +29,7 @@ from adam_async.data_server.transforms.stage import (
     uniform,
     units,
 )
+from adam_async.data_server.transforms.resample import Spline
 from adam_async.data_server.transforms.steps import Step
 
 KINDS = ("shift", "flip", "rotate", "scale", "shear", "elastic", "crop", "pad")

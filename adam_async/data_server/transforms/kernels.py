@@ -1,9 +1,10 @@
 """Pure: compiled twins of what takes most time, equal to NumPy's to the last bit.
 
 All are whole numbers, which no compiler rounds another way, or sums and products of float64 in their order.
-What each does is said beside its twin: `philox_words` in adam_async/dice.py, `resample` in
-adam_async/data_server/transforms/resample.py, the others in adam_async/data_server/transforms/stage.py. They
-call nothing of other files, because numba would not see that those have changed.
+What each does is said beside its twin: `philox_words` in adam_async/model/keyed_random.py, `resample` in
+adam_async/data_server/transforms/resample.py, the others in
+adam_async/data_server/transforms/pipeline.py. They call nothing of other files, because numba would not see
+that those have changed.
 
 Loops over pixels are short and write to one array, so that compilers make vectors of them. They index by
 unsigned numbers, of which numba does not ask whether they count from the end, and each operation is brought

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from adam_async.data_server.transforms.stage import (
+from adam_async.data_server.transforms.pipeline import (
     Floats,
     Kernels,
     Pixels,

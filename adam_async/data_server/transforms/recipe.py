@@ -22,11 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.data_server.transforms import geometry, pixels
-from adam_async.data_server.transforms.imports import functions_for
-from adam_async.data_server.transforms.stage import Kernels, Shape, Stage, kernels_of
+from adam_async.data_server.transforms.pipeline import Kernels, Shape, Stage, kernels_of
 from adam_async.data_server.transforms.steps import KINDS, Step, check_step
-from adam_async.dice import Dice
 from adam_async.errors import ConfigError
+from adam_async.model.keyed_random import Dice
+from adam_async.run.user_code import functions_for
 
 PURPOSE = "augment"
 

@@ -9,12 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from adam_async.model.context import Context
-from adam_async.model.exchange import WIRES, Arrival, Departure
 from adam_async.model.fast import program
 from adam_async.model.fast.compiled import Compiled
 from adam_async.model.fast.tape import OUT, Field, Op, Ref, Tape
 from adam_async.model.layer import Array, Slots, Weights
-from adam_async.model.partition import Partition
+from adam_async.model.partition.exchange import WIRES, Arrival, Departure
+from adam_async.model.partition.network import Partition
 
 Pieces = Mapping[str, Sequence[tuple[int, slice | None]]]
 """Tensor to the parts that have some of it, and which rows of the whole; None: all of them."""

@@ -21,7 +21,7 @@ from llvmlite.binding import get_host_cpu_features, get_host_cpu_name
 from numba import carray, config, njit, types
 from numba.extending import intrinsic
 
-from adam_async.kernel_cache import KernelCache, kernel_digest, kernel_folder
+from adam_async.runtime.kernel_cache import KernelCache, kernel_digest, kernel_folder
 
 REORDER = {"reassoc", "contract", "nsz"}
 """Sums may be split into vectors, products fused with sums; what is not finite stays so."""

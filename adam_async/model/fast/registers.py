@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import llvmlite.binding
 
 from adam_async.errors import ConfigError
-from adam_async.kernel_cache import AUTO, VECTORS, wanted_vectors
+from adam_async.runtime.kernel_cache import AUTO, VECTORS, wanted_vectors
 
 MOST_ROWS = 12
 """More rows of a tile would not be faster, and each number of rows has code of its own."""

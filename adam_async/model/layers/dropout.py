@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from adam_async.dice import Dice, Key
+from adam_async.model.keyed_random import Dice, Key
 from adam_async.model.layer import Array, Cut, Layer, ScratchSpec, Slots, Weights, extent
 from adam_async.model.spec import LayerSpec, OptionValue, Shape
 

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from zlib import crc32
 
-from adam_async.consensus import Apply, Core, Effect, Entry, Event, Restore, Role
-from adam_async.controller.machine import Machine
+from adam_async.controller.consensus import Apply, Core, Effect, Entry, Event, Restore, Role
+from adam_async.controller.replicated_state import Machine
 from adam_async.simulation.scenario import Violation
 
 

@@ -6,7 +6,7 @@ from zlib import crc32
 
 import msgspec
 
-from adam_async.cluster_map import ClusterMap
+from adam_async.run.cluster_map import ClusterMap
 from adam_async.simulation.linearizability import (
     History,
     NotLinearizable,

@@ -4,9 +4,9 @@ Of each generation there is one table of buckets, of each term of a run's lendin
 goes back. A life of a node that another one has taken the place of is never live again.
 """
 
-from adam_async.cluster_map import ClusterMap, NodeRecord
-from adam_async.controller.changes import changed
-from adam_async.controller.machine import Machine
+from adam_async.controller.map_history import changed
+from adam_async.controller.replicated_state import Machine
+from adam_async.run.cluster_map import ClusterMap, NodeRecord
 from adam_async.simulation.scenario import Violation
 
 

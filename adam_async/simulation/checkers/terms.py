@@ -8,8 +8,8 @@ another node.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from adam_async.consensus import Core, Effect, Event, Message, Received, Role, Send
-from adam_async.consensus.messages import Appended, AskVote, Vote
+from adam_async.controller.consensus import Core, Effect, Event, Message, Received, Role, Send
+from adam_async.controller.consensus.messages import Appended, AskVote, Vote
 from adam_async.simulation.scenario import Violation
 
 

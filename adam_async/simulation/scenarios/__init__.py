@@ -6,8 +6,8 @@ from adam_async.simulation.scenarios.controllers import CONTROLLERS
 from adam_async.simulation.scenarios.hostile_training import HOSTILE
 from adam_async.simulation.scenarios.members import MEMBERS
 from adam_async.simulation.scenarios.restarts import RESTARTS
-from adam_async.simulation.scenarios.strangers import STRANGE
 from adam_async.simulation.scenarios.training import TRAIN
+from adam_async.simulation.scenarios.unauthenticated_clients import STRANGE
 
 SCENARIOS: dict[str, Scenario] = {
     scenario.name: scenario for scenario in (MEMBERS, TRAIN, CONTROLLERS, RESTARTS, CLIENTS, STRANGE, HOSTILE)

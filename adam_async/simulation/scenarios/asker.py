@@ -9,18 +9,18 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any
 
-from adam_async.cluster_map import ClusterMap
-from adam_async.config import Waits
-from adam_async.controller.changes import changed
 from adam_async.controller.map_client import MapClient, News, version_of
+from adam_async.controller.map_history import changed
 from adam_async.errors import DeadlineExceeded, RoleDied
+from adam_async.run.cluster_map import ClusterMap
+from adam_async.run.config import Waits
+from adam_async.runtime.random_streams import Dice
+from adam_async.runtime.traffic import Traffic
 from adam_async.simulation import linearizability as told
-from adam_async.simulation.dice import Dice
 from adam_async.simulation.nodes import Node
 from adam_async.simulation.scenario import Ledger, Violation
 from adam_async.simulation.scenarios.controller_group import ControllerGroup, network_of
 from adam_async.simulation.scenarios.map_user import KEYS
-from adam_async.traffic import Traffic
 from transport import Identity, LinkClosed, RemoteError
 
 INVALID = "invalid"

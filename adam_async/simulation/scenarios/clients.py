@@ -12,8 +12,8 @@ from dataclasses import replace
 
 import msgspec
 
-from adam_async.config import Waits
-from adam_async.simulation.dice import Dice
+from adam_async.run.config import Waits
+from adam_async.runtime.random_streams import Dice
 from adam_async.simulation.faults import PATIENCE_S, strike_all
 from adam_async.simulation.nodes import World
 from adam_async.simulation.plan import Fault, Plan, Setting, draw_options, in_order
@@ -22,7 +22,7 @@ from adam_async.simulation.scenarios.asker import Asker
 from adam_async.simulation.scenarios.controller_faults import draw_fault, strikes_of
 from adam_async.simulation.scenarios.controller_group import draw_settings
 from adam_async.simulation.scenarios.controller_story import MARKS, STEP_S, UNDER_WAY, Story
-from adam_async.simulation.scenarios.seat_holder import Member
+from adam_async.simulation.scenarios.membership_holder import Member
 
 KINDS = (
     "crash",

@@ -3,7 +3,7 @@
 import asyncio
 import math
 
-from adam_async.simulation.dice import Dice
+from adam_async.runtime.random_streams import Dice
 from adam_async.simulation.faults import Strike
 from adam_async.simulation.nodes import World
 from adam_async.simulation.plan import Fault

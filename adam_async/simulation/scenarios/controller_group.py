@@ -5,23 +5,23 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from adam_async.cluster_map import ClusterMap
-from adam_async.config import Waits
-from adam_async.consensus import Core, DamagedLog, Effect, Event, Persist, Role, Settings
-from adam_async.consensus.records import Record
-from adam_async.controller.founding import name_of
+from adam_async.controller.bootstrap import name_of
+from adam_async.controller.consensus import Core, DamagedLog, Effect, Event, Persist, Role, Settings
+from adam_async.controller.consensus.records import Record
 from adam_async.controller.log_file import NAME, LogFile
-from adam_async.controller.machine import MAX_SESSIONS, Machine
 from adam_async.controller.permissions import Attempt, Refusal
+from adam_async.controller.replicated_state import MAX_SESSIONS, Machine
 from adam_async.controller.service import Controller
 from adam_async.errors import ConfigError
 from adam_async.messages import role_table
+from adam_async.run.cluster_map import ClusterMap
+from adam_async.run.config import Waits
+from adam_async.runtime.random_streams import Dice
 from adam_async.simulation.checkers.commits import Commits
 from adam_async.simulation.checkers.histories import Histories
 from adam_async.simulation.checkers.maps import Maps
 from adam_async.simulation.checkers.progress import Progress
 from adam_async.simulation.checkers.terms import Terms
-from adam_async.simulation.dice import Dice
 from adam_async.simulation.nodes import Node, World
 from adam_async.simulation.plan import Setting
 from adam_async.simulation.scenario import Ledger, Violation

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import msgspec
 
-from adam_async.simulation.dice import Dice
+from adam_async.runtime.random_streams import Dice
 from adam_async.simulation.faults import strike_all
 from adam_async.simulation.nodes import World
 from adam_async.simulation.plan import Fault, Options, Plan, Setting, draw_options, in_order

@@ -3,7 +3,7 @@
 import asyncio
 
 from adam_async.simulation.disk import DiskConditions
-from adam_async.simulation.drive import SECTOR_BYTES
+from adam_async.simulation.disk_model import SECTOR_BYTES
 from adam_async.simulation.faults import Strike, check_noticed
 from adam_async.simulation.nodes import Node, World
 from adam_async.simulation.plan import Fault

@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from adam_async.cluster_map import ClusterMap
 from adam_async.messages import Part, Push
 from adam_async.parameter_server.service import ParameterServer
+from adam_async.run.cluster_map import ClusterMap
 from adam_async.simulation.scenarios.training_cluster import TrainingCluster
 from adam_async.simulation.scenarios.valid_messages import Facts
 from transport import Identity

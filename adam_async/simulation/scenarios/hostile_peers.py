@@ -17,8 +17,7 @@ from typing import Any
 import msgspec
 from numpy.typing import NDArray
 
-from adam_async.cluster_map import ClusterMap, LendingRecord, NodeRecord, RunRecord
-from adam_async.controller.leader_link import unpack_answer
+from adam_async.controller.leader_connection import unpack_answer
 from adam_async.messages import (
     ROLES,
     TABLE,
@@ -37,7 +36,8 @@ from adam_async.messages import (
     unpack,
 )
 from adam_async.parameter_server.service import ParameterServer
-from adam_async.simulation.dice import Dice
+from adam_async.run.cluster_map import ClusterMap, LendingRecord, NodeRecord, RunRecord
+from adam_async.runtime.random_streams import Dice
 from adam_async.simulation.faults import Strike, check_noticed, is_running
 from adam_async.simulation.nodes import Node, World
 from adam_async.simulation.plan import Fault

@@ -10,8 +10,8 @@ import asyncio
 import msgspec
 import numpy as np
 
-from adam_async.run_result import RunResult
-from adam_async.simulation.dice import Dice
+from adam_async.run.result import RunResult
+from adam_async.runtime.random_streams import Dice
 from adam_async.simulation.faults import strike_all
 from adam_async.simulation.nodes import World
 from adam_async.simulation.plan import Fault, Plan, draw_options, in_order

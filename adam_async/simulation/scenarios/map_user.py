@@ -10,9 +10,7 @@ from typing import Any
 
 import msgspec
 
-from adam_async.cluster_map import ClusterMap, NodeRecord, ready_word
-from adam_async.config import Config
-from adam_async.controller.changes import Change, changed
+from adam_async.controller.map_history import Change, changed
 from adam_async.messages import (
     NOT_LEADER,
     SESSION_OVER,
@@ -33,8 +31,10 @@ from adam_async.messages import (
 )
 from adam_async.messages.sizes import MOST_MAP_TEXT_BYTES
 from adam_async.model.named import mlp
+from adam_async.run.cluster_map import ClusterMap, NodeRecord, ready_word
+from adam_async.run.config import Config
+from adam_async.runtime.random_streams import Dice
 from adam_async.simulation import linearizability as told
-from adam_async.simulation.dice import Dice
 from adam_async.simulation.nodes import Node
 from adam_async.simulation.scenario import Ledger, Violation
 from adam_async.simulation.scenarios.controller_group import ControllerGroup, network_of

@@ -14,19 +14,19 @@ from dataclasses import dataclass
 
 import msgspec
 
-from adam_async.cluster_map import NodeRecord
 from adam_async.controller.client import Membership
 from adam_async.controller.service import Controller
 from adam_async.errors import DeadlineExceeded, RoleDied, RunFailed
 from adam_async.messages import role_table
-from adam_async.simulation.dice import Dice
+from adam_async.run.cluster_map import NodeRecord
+from adam_async.runtime.random_streams import Dice
+from adam_async.runtime.traffic import Traffic
 from adam_async.simulation.faults import KINDS, Strike, strike_all
 from adam_async.simulation.nodes import Node, World
 from adam_async.simulation.plan import Fault, Plan, Setting, draw_options, in_order
 from adam_async.simulation.scenario import Ledger, Scenario, Violation
 from adam_async.simulation.scenarios.controller_group import permit_all
 from adam_async.simulation.scenarios.short_runs import ADDRESS, CONTROLLER, DRIVER, LIVES, WAITS, ShortRuns
-from adam_async.traffic import Traffic
 from transport import BufferPool, Identity, LinkConfig, TcpNetwork
 
 TOKEN = b"a token of the simulated cluster"

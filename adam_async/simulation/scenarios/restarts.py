@@ -9,7 +9,7 @@ checked at every event, as in `controllers`.
 
 import asyncio
 
-from adam_async.simulation.dice import Dice
+from adam_async.runtime.random_streams import Dice
 from adam_async.simulation.faults import strike_all
 from adam_async.simulation.nodes import World
 from adam_async.simulation.plan import Fault, Plan, Setting, draw_options

@@ -15,23 +15,23 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from adam_async.cluster_map import ClusterMap, NodeRecord, ResumeRecord, RunRecord, ready_word
-from adam_async.config import Config, Waits
 from adam_async.controller.client import Membership
 from adam_async.data_server.client import DataClient, ImageGroup
 from adam_async.data_server.dataset import Dataset, make_dataset
 from adam_async.data_server.service import DataServer
 from adam_async.errors import AdamError, DeadlineExceeded
-from adam_async.group_limits import GroupLimits
-from adam_async.machine import ProcessMemory
 from adam_async.messages import Body, Finished, LeaseGroups, pack
 from adam_async.model.named import mlp
-from adam_async.simulation.dice import Dice
+from adam_async.run.cluster_map import ClusterMap, NodeRecord, ResumeRecord, RunRecord, ready_word
+from adam_async.run.config import Config, Waits
+from adam_async.run.group_limits import GroupLimits
+from adam_async.runtime.machine import ProcessMemory
+from adam_async.runtime.random_streams import Dice
+from adam_async.runtime.traffic import Traffic
 from adam_async.simulation.nodes import Node, World
 from adam_async.simulation.plan import Setting
 from adam_async.simulation.pool import SimulatedPool
 from adam_async.simulation.scenario import Ledger, Violation
-from adam_async.traffic import Traffic
 from transport import Identity, Link, RemoteError, TcpNetwork, TransportError
 
 CONTROLLER = "controller"

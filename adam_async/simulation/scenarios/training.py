@@ -9,13 +9,14 @@ Gradients cross the network, so the replay hash of a seed is the same where BLAS
 
 import asyncio
 
-from adam_async.config import Config, Waits
-from adam_async.run_result import RunResult
-from adam_async.simulation.dice import Dice
+from adam_async.run.config import Config, Waits
+from adam_async.run.result import RunResult
+from adam_async.runtime.random_streams import Dice
 from adam_async.simulation.faults import strike_all
 from adam_async.simulation.nodes import World
 from adam_async.simulation.plan import Fault, Plan, draw_options, in_order
 from adam_async.simulation.scenario import Ledger, Scenario, Violation
+from adam_async.simulation.scenarios.bad_clients import Visitors
 from adam_async.simulation.scenarios.training_cluster import (
     CONTROLLERS,
     IMAGES,
@@ -33,7 +34,6 @@ from adam_async.simulation.scenarios.training_faults import (
     TrainingFaults,
 )
 from adam_async.simulation.scenarios.training_setups import draw_setup, setup_of
-from adam_async.simulation.scenarios.training_visitors import Visitors
 
 TRAINING = Config(
     epochs=4,

@@ -15,28 +15,28 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from adam_async.checkpoint import Checkpoint
-from adam_async.checkpoint_files import CheckpointFolder, load_checkpoint
-from adam_async.cluster_map import ClusterMap
-from adam_async.config import Config
+from adam_async.checkpoint.files import CheckpointFolder, load_checkpoint
+from adam_async.checkpoint.manifest import Checkpoint
 from adam_async.controller.log_file import LogFile
 from adam_async.controller.service import Controller
 from adam_async.data_server.dataset import Dataset
-from adam_async.data_server.datasets import DIGITS_FILE
-from adam_async.data_server.npz import parse_npz
 from adam_async.data_server.service import DataServer
-from adam_async.driver import Driver
+from adam_async.data_server.sources.datasets import DIGITS_FILE
+from adam_async.data_server.sources.npz import parse_npz
+from adam_async.driver.driver import Driver
 from adam_async.errors import AdamError, first_cause
-from adam_async.machine import ProcessMemory
 from adam_async.messages import role_table
-from adam_async.model_worker.service import ModelWorker
 from adam_async.parameter_server.service import ParameterServer
-from adam_async.run_result import EpochResult, RunResult
+from adam_async.run.cluster_map import ClusterMap
+from adam_async.run.config import Config
+from adam_async.run.result import EpochResult, RunResult
+from adam_async.runtime.machine import ProcessMemory
+from adam_async.runtime.timeline import Timeline
 from adam_async.simulation.nodes import Node, World
 from adam_async.simulation.pool import SimulatedPool
 from adam_async.simulation.scenario import Ledger, Violation
 from adam_async.simulation.scenarios.training_setups import Setup
-from adam_async.timeline import Timeline
+from adam_async.worker.service import ModelWorker
 from transport import Budget, BufferPool, Identity, LinkConfig, Secret, TcpNetwork, TransportError
 
 CONTROLLERS = {f"controller-{number}": f"tcp://controller-{number}:7000" for number in (1, 2, 3)}

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 
 import msgspec
 
-from adam_async.config import Config
 from adam_async.errors import ConfigError
 from adam_async.model.named import mlp
 from adam_async.model.spec import LayerSpec, ModelSpec
-from adam_async.simulation.dice import Dice
+from adam_async.run.config import Config
+from adam_async.runtime.random_streams import Dice
 from adam_async.simulation.plan import Setting
 
 OWN = ("resumed", "late_s", "network", "profiled")

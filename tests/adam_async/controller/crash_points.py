@@ -14,13 +14,13 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, combinations
 from pathlib import Path
 
-from adam_async.consensus import Saved
-from adam_async.consensus.messages import Snapshot
-from adam_async.consensus.records import Ballot, Born, Record
+from adam_async.controller.consensus import Saved
+from adam_async.controller.consensus.messages import Snapshot
+from adam_async.controller.consensus.records import Ballot, Born, Record
 from adam_async.controller.log_file import LogFile
-from adam_async.simulation.dice import Dice
-from adam_async.simulation.drive import SECTOR_BYTES, Drive, Inode, Write
-from adam_async.simulation.drive import Entries as Names
+from adam_async.runtime.random_streams import Dice
+from adam_async.simulation.disk_model import SECTOR_BYTES, Drive, Inode, Write
+from adam_async.simulation.disk_model import Entries as Names
 
 ROOT = Path("/")
 SMALL = 4

@@ -3,10 +3,8 @@
 import asyncio
 from pathlib import Path
 
-from adam_async.cluster_map import ClusterMap
-from adam_async.config import Waits
-from adam_async.controller.changes import Change
 from adam_async.controller.log_file import LogFile
+from adam_async.controller.map_history import Change
 from adam_async.controller.service import Controller
 from adam_async.messages import (
     CompareAndSet,
@@ -22,6 +20,8 @@ from adam_async.messages import (
     unpack,
     unpack_any,
 )
+from adam_async.run.cluster_map import ClusterMap
+from adam_async.run.config import Waits
 from adam_async.simulation.network import Conditions
 from adam_async.simulation.nodes import simulate
 from adam_async.simulation.scenarios.controller_group import permit_all

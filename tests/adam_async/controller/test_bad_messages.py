@@ -4,13 +4,13 @@ import asyncio
 
 import pytest
 
-from adam_async.cluster_map import NodeRecord
 from adam_async.controller.client import Membership
 from adam_async.messages import OpenSession, SessionOpened, pack, unpack
+from adam_async.run.cluster_map import NodeRecord
+from adam_async.runtime.traffic import Traffic
 from adam_async.simulation.scenarios.valid_messages import Facts
-from adam_async.traffic import Traffic
 from tests.adam_async.bad_clients import ANSWER_S, bad_client, refusable
-from tests.adam_async.controller.test_group import Three
+from tests.adam_async.controller.test_consensus_node import Three
 from tests.adam_async.runs import NETWORKS, PATIENT, servers_of
 from transport import Identity
 

@@ -7,14 +7,14 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import msgspec
 import pytest
 
-from adam_async.cluster_map import EpochRecord, NodeRecord
-from adam_async.config import Waits
-from adam_async.consensus import Settings
 from adam_async.controller.client import Membership
+from adam_async.controller.consensus import Settings
 from adam_async.controller.service import Controller
 from adam_async.controller.state import CompareAndSet
 from adam_async.errors import DeadlineExceeded, RoleDied, RoleUnreachable, RunFailed, first_cause
-from adam_async.traffic import Traffic
+from adam_async.run.cluster_map import EpochRecord, NodeRecord
+from adam_async.run.config import Waits
+from adam_async.runtime.traffic import Traffic
 from tests.adam_async.controller.test_state import run_record
 from tests.adam_async.runs import NETWORKS, Rough, address_of, entropy_of, turns, until
 from transport import Identity

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from adam_async.consensus import DamagedLog, Saved, recover
-from adam_async.consensus.records import HEAD_BYTES
-from adam_async.controller.group import Group
+from adam_async.controller.consensus import DamagedLog, Saved, recover
+from adam_async.controller.consensus.records import HEAD_BYTES
+from adam_async.controller.consensus_node import Group
 from adam_async.controller.log_file import NAME, LogFile
-from adam_async.controller.machine import Machine, Open, Set
+from adam_async.controller.replicated_state import Machine, Open, Set
 from adam_async.messages import role_table
+from adam_async.runtime.traffic import Traffic
 from adam_async.simulation.loop import SimulationFailed
 from adam_async.simulation.nodes import simulate
-from adam_async.traffic import Traffic
 from tests.adam_async.controller.crash_points import Account, TracedDrive, Witnessed, crashed, drive_of
 from transport import Identity, TcpNetwork
 

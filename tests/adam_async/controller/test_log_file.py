@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from adam_async.consensus import DamagedLog, Entry, Saved, found
-from adam_async.consensus.messages import Snapshot
-from adam_async.consensus.records import HEAD_BYTES, Ballot, Born, Entries
+from adam_async.controller.consensus import DamagedLog, Entry, Saved, found
+from adam_async.controller.consensus.messages import Snapshot
+from adam_async.controller.consensus.records import HEAD_BYTES, Ballot, Born, Entries
 from adam_async.controller.log_file import NAME, LogFile
 from adam_async.errors import ConfigError
-from adam_async.ports import Disk
+from adam_async.runtime.disk import Disk
 from adam_async.simulation.nodes import simulate
 
 

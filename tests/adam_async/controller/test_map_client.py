@@ -10,13 +10,11 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 import msgspec
 import pytest
 
-from adam_async.cluster_map import NodeRecord
-from adam_async.config import Waits
-from adam_async.controller import leader_link, map_client
-from adam_async.controller.changes import Change, History, changed
-from adam_async.controller.leader_link import parse_controllers
-from adam_async.controller.machine import Machine, Open, Set, command_bytes, first_state
+from adam_async.controller import leader_connection, map_client
+from adam_async.controller.leader_connection import parse_controllers
 from adam_async.controller.map_client import MapClient
+from adam_async.controller.map_history import Change, History, changed
+from adam_async.controller.replicated_state import Machine, Open, Set, command_bytes, first_state
 from adam_async.errors import ConfigError, DeadlineExceeded, Leaderless, RoleUnreachable
 from adam_async.messages import (
     NOT_LEADER,
@@ -33,7 +31,9 @@ from adam_async.messages import (
     text_tensor,
     unpack_any,
 )
-from adam_async.traffic import Traffic
+from adam_async.run.cluster_map import NodeRecord
+from adam_async.run.config import Waits
+from adam_async.runtime.traffic import Traffic
 from tests.adam_async.runs import NETWORKS, address_of, entropy_of, turns, until
 from transport import HandshakeRejected, Identity, LinkClosed, RemoteError, TcpNetwork
 
@@ -209,7 +209,7 @@ async def table_of(network, count=1, mind=None):
 def hasty(monkeypatch):
     """Silence is noticed soon."""
     monkeypatch.setattr(map_client, "WATCH_S", 0.02)
-    monkeypatch.setattr(leader_link, "SILENT_S", 0.06)
+    monkeypatch.setattr(leader_connection, "SILENT_S", 0.06)
 
 
 # --- addresses ---------------------------------------------------------------------------------
@@ -411,9 +411,9 @@ async def test_the_only_controller_is_not_left_for_its_silence():
 
 
 async def test_silence_while_our_own_loop_stands_still_is_nobodys(monkeypatch):
-    monkeypatch.setattr(leader_link, "SILENT_S", 0.02)
-    monkeypatch.setattr(leader_link, "LOOKS", 1)
-    monkeypatch.setattr(leader_link, "LATE_S", 0.05)
+    monkeypatch.setattr(leader_connection, "SILENT_S", 0.02)
+    monkeypatch.setattr(leader_connection, "LOOKS", 1)
+    monkeypatch.setattr(leader_connection, "LATE_S", 0.05)
     async with table_of(NETWORKS["local"](), 2) as table:
         leader, loop = table.fronts[0], asyncio.get_running_loop()
 
@@ -749,7 +749,7 @@ async def test_no_leader_for_too_long_is_a_death():
 
 
 async def test_who_finds_no_leader_for_a_while_says_so_once_and_says_who_leads_then(monkeypatch, caplog):
-    monkeypatch.setattr("adam_async.controller.leader_link.SAID_S", 0.01)
+    monkeypatch.setattr("adam_async.controller.leader_connection.SAID_S", 0.01)
     async with table_of(NETWORKS["local"](), 3) as table:
         client = table.client()
         await client.get()
@@ -769,7 +769,7 @@ async def test_who_finds_no_leader_for_a_while_says_so_once_and_says_who_leads_t
 
 
 async def test_who_never_met_a_controller_says_soon_where_it_looked(monkeypatch, caplog):
-    monkeypatch.setattr("adam_async.controller.leader_link.SAID_S", 0.01)
+    monkeypatch.setattr("adam_async.controller.leader_connection.SAID_S", 0.01)
     addresses = ",".join(f"local://nobody-{number}" for number in (1, 2, 3))
     client = MapClient(
         network=NETWORKS["local"](),

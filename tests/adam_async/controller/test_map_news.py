@@ -4,8 +4,8 @@ from itertools import pairwise
 
 from msgspec.structs import replace
 
-from adam_async.cluster_map import ClusterMap, NodeRecord, RunRecord
 from adam_async.controller.map_news import news_of
+from adam_async.run.cluster_map import ClusterMap, NodeRecord, RunRecord
 
 WORKER = NodeRecord(role="worker", address="tcp://a:1", incarnation=1)
 DRIVER = NodeRecord(role="driver", address="", incarnation=2)

@@ -6,12 +6,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from adam_async.cluster_map import ClusterMap, EpochRecord, LendingRecord, NodeRecord, RunRecord
-from adam_async.config import Waits
 from adam_async.controller.permissions import BEHIND, FORBIDDEN, MEANT, TABLE, Attempt, verdict
 from adam_async.controller.service import Controller
 from adam_async.messages import CompareAndSet, OpenSession, SessionOpened, pack, text_tensor, unpack
 from adam_async.messages.body import ROLES
+from adam_async.run.cluster_map import ClusterMap, EpochRecord, LendingRecord, NodeRecord, RunRecord
+from adam_async.run.config import Waits
 from tests.adam_async.runs import NETWORKS, address_of, entropy_of
 from transport import Identity, LinkClosed, RemoteError
 

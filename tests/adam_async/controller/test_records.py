@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from adam_async.cluster_map import NodeRecord
 from adam_async.controller.records import check_node
+from adam_async.run.cluster_map import NodeRecord
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from adam_async.cluster_map import ClusterMap
-from adam_async.consensus.messages import Append, AskVote
 from adam_async.controller import service
+from adam_async.controller.consensus.messages import Append, AskVote
 from adam_async.controller.records import MAX_DEPTH
 from adam_async.messages import (
     NOT_LEADER,
@@ -26,6 +25,7 @@ from adam_async.messages import (
     packed_tensor,
 )
 from adam_async.messages.sizes import MOST_VALUE_BYTES
+from adam_async.run.cluster_map import ClusterMap
 from tests.adam_async.controller import simulated_group
 from tests.adam_async.controller.simulated_group import CALL_S, SHORT, WAITS, record, simulated
 from transport import RemoteError, TransportError

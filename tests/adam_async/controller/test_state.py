@@ -6,15 +6,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from adam_async.cluster_map import (
-    EpochRecord,
-    NodeRecord,
-    ResumeRecord,
-    RunRecord,
-    ready_word,
-    skipped_groups,
-)
-from adam_async.config import Config
 from adam_async.controller.state import (
     DEPARTED_KEPT,
     LIVES_KEPT,
@@ -25,9 +16,18 @@ from adam_async.controller.state import (
     Invalid,
     NodeLost,
 )
+from adam_async.driver.readiness import check_failed
 from adam_async.errors import LOST_SHARDS, RoleFailed
 from adam_async.model.named import mlp
-from adam_async.muster import check_failed
+from adam_async.run.cluster_map import (
+    EpochRecord,
+    NodeRecord,
+    ResumeRecord,
+    RunRecord,
+    ready_word,
+    skipped_groups,
+)
+from adam_async.run.config import Config
 
 SPEC = mlp((16, 8, 4), input_shape=(1, 4, 4)).to_dict()
 

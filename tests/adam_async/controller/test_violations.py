@@ -9,19 +9,19 @@ from zlib import crc32
 import msgspec
 import pytest
 
-from adam_async.cluster_map import ClusterMap
-from adam_async.config import Waits
-from adam_async.consensus import Entry, Members, Message, Writer, found
-from adam_async.consensus.messages import Append, Appended, Chunk, TakeOver
-from adam_async.consensus.records import Entries
+from adam_async.controller.consensus import Entry, Members, Message, Writer, found
+from adam_async.controller.consensus.messages import Append, Appended, Chunk, TakeOver
+from adam_async.controller.consensus.records import Entries
 from adam_async.controller.contents import command_problem, log_problem, state_problem
 from adam_async.controller.log_file import NAME, LogFile
-from adam_async.controller.machine import Lost, Open, Set, command_bytes, first_state
-from adam_async.controller.peers import say
+from adam_async.controller.peer_controllers import say
+from adam_async.controller.replicated_state import Lost, Open, Set, command_bytes, first_state
 from adam_async.controller.service import Controller
 from adam_async.errors import DataError, first_cause
 from adam_async.messages.sizes import MOST_MAP_BYTES
-from adam_async.ports import Disk
+from adam_async.run.cluster_map import ClusterMap
+from adam_async.run.config import Waits
+from adam_async.runtime.disk import Disk
 from tests.adam_async.controller.simulated_group import record, simulated
 from tests.adam_async.runs import entropy_of, local_network
 from transport import Identity, TransportError

@@ -2,9 +2,9 @@
 
 from contextlib import asynccontextmanager
 
+from adam_async.cluster.external_data import DataHosts
 from adam_async.controller.service import Controller
-from adam_async.data_hosts import DataHosts
-from adam_async.data_server.host import DataHost
+from adam_async.data_server.standalone import DataHost
 from tests.adam_async.runs import PATIENT, entropy_of, tiny_dataset
 from transport import Identity
 

@@ -12,8 +12,8 @@ from adam_async.data_server.state import (
     ReplicasChanged,
     TimePassed,
 )
-from adam_async.ids import Replica
 from adam_async.messages import Finished
+from adam_async.run.ids import Replica
 
 WAIT_S = 5.0
 _QUESTIONS = count()

@@ -6,7 +6,7 @@ import pytest
 
 from adam_async.simulation.scenarios.valid_messages import Facts
 from tests.adam_async.bad_clients import bad_client, refusable
-from tests.adam_async.data_server.test_lending import RUN, party_of
+from tests.adam_async.data_server.test_ledger_service import RUN, party_of
 from tests.adam_async.runs import NETWORKS, until
 from transport import Identity
 

@@ -9,9 +9,9 @@ import pytest
 
 from adam_async.data_server.client import DataClient
 from adam_async.errors import RoleDied, first_cause
-from adam_async.group_limits import GroupLimits
 from adam_async.messages import Finished, Groups, Lease, LeaseGroups, Reported, ReportGroups, pack, unpack_any
-from adam_async.traffic import Traffic
+from adam_async.run.group_limits import GroupLimits
+from adam_async.runtime.traffic import Traffic
 from tests.adam_async.runs import NETWORKS, PATIENT, address_of, turns, until
 from transport import Identity
 

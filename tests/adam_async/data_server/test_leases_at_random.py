@@ -19,9 +19,9 @@ from adam_async.data_server.state import (
     PauseEnded,
     ReplicasChanged,
 )
-from adam_async.ids import Replica
-from adam_async.model_worker.clocks import ReplicaClock
-from adam_async.shares import groups_left, share_out, warm_groups
+from adam_async.run.epoch_shares import groups_left, share_out, warm_groups
+from adam_async.run.ids import Replica
+from adam_async.worker.replica_clock import ReplicaClock
 from tests.adam_async.data_server.scene import Asker, Scene, finished
 
 pytestmark = pytest.mark.thorough

@@ -9,8 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule, run_state_machine_as_test
 
-from adam_async.data_server.keeping import Part
 from adam_async.data_server.ledger import Entry, Ledger
+from adam_async.data_server.ledger_replication import Part
 from adam_async.data_server.state import (
     EpochBegan,
     GroupsReported,
@@ -22,8 +22,8 @@ from adam_async.data_server.state import (
     ReplicasChanged,
     TimePassed,
 )
-from adam_async.ids import Replica
 from adam_async.messages import CopyLedger, pack, packed_tensor, read_packed_tensor
+from adam_async.run.ids import Replica
 from tests.adam_async.data_server import test_leases_at_random as at_random
 from tests.adam_async.data_server.scene import Scene, began, finished
 

@@ -19,15 +19,15 @@ from pathlib import Path
 
 import msgspec
 
-from adam_async.cache_limits import CacheLimits
-from adam_async.cluster_map import RunRecord
-from adam_async.config import Config
-from adam_async.data_server.datasets import load
+from adam_async.run.cache_size import CacheLimits
+from adam_async.run.cluster_map import RunRecord
+from adam_async.run.config import Config
+from adam_async.data_server.sources.datasets import load
 from adam_async.data_server.order import epoch_order
-from adam_async.data_server.supply import Supply
-from adam_async.dice import Dice
-from adam_async.machine import peak_rss_mb
-from adam_async.ports import Disk
+from adam_async.data_server.group_producer import Supply
+from adam_async.model.keyed_random import Dice
+from adam_async.runtime.machine import peak_rss_mb
+from adam_async.runtime.disk import Disk
 
 
 async def main(folder):

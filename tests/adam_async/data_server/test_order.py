@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adam_async.data_server.order import EpochOrders, count_groups, epoch_order
-from adam_async.dice import Dice
 from adam_async.errors import DataError
+from adam_async.model.keyed_random import Dice
 
 counts = st.integers(1, 300)
 

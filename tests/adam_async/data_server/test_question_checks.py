@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
-from adam_async.data_server.keeping import Part
 from adam_async.data_server.ledger import Entry
+from adam_async.data_server.ledger_replication import Part
 from adam_async.data_server.question_checks import (
     check_entering,
     check_part,
@@ -12,8 +12,8 @@ from adam_async.data_server.question_checks import (
     check_test_part,
 )
 from adam_async.data_server.state import EpochBegan, GroupsReported, LeaseAsked, Opening, OpenLog
-from adam_async.ids import Replica
 from adam_async.messages import Finished, ReadTest, ReportGroups
+from adam_async.run.ids import Replica
 from transport import Identity, RemoteProtocolError
 
 DONE = Finished(2, 3, 1, 16, 0.5, 9)

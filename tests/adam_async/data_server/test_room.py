@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from adam_async.cache_limits import CacheLimits, cache_limits, room_for_whole
-from adam_async.cli_data import load_data
+from adam_async.cli.data import load_data
 from adam_async.data_server.dataset import Dataset
 from adam_async.errors import DataError
-from adam_async.ports import Disk
+from adam_async.run.cache_size import CacheLimits, cache_limits, room_for_whole
+from adam_async.runtime.disk import Disk
 
 AVAILABLE = 1 << 20
 BOMB = 6 << 20

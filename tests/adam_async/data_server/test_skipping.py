@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from adam_async.data_server.order import EpochOrders
 from adam_async.data_server.state import EpochBegan, EpochEnded
-from adam_async.dice import Dice
-from adam_async.ids import Replica
-from adam_async.shares import share_out
+from adam_async.model.keyed_random import Dice
+from adam_async.run.epoch_shares import share_out
+from adam_async.run.ids import Replica
 from tests.adam_async.data_server.scene import Scene, said
 
 FOUR = tuple(map(Replica, range(4)))

@@ -3,7 +3,7 @@
 import pytest
 
 from adam_async.data_server.state import EpochBegan, EpochEnded, GroupsReported, Paused, PauseEnded
-from adam_async.ids import Replica
+from adam_async.run.ids import Replica
 from tests.adam_async.data_server.scene import WAIT_S, Scene, began, finished, said, turns
 
 ZERO, ONE, TWO = Replica(0), Replica(1), Replica(2)

@@ -5,7 +5,7 @@ from collections import deque
 import numpy as np
 
 from adam_async.data_server.order import epoch_order
-from adam_async.dice import Dice
+from adam_async.model.keyed_random import Dice
 from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.model.named import digits
 from adam_async.model.network import Network as Model

@@ -5,14 +5,14 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from adam_async.config import Config
-from adam_async.dice import Dice
+from adam_async.driver.replay.decode import make_recording
+from adam_async.driver.replay.record_file import load_record
+from adam_async.model.keyed_random import Dice
 from adam_async.model.named import digits
 from adam_async.model.network import Network as Model
 from adam_async.model.rules import make_rule, new_scratch
-from adam_async.placement import shard_table
-from adam_async.replay.decode import make_recording
-from adam_async.replay.record_file import load_record
+from adam_async.run.config import Config
+from adam_async.run.shard_table import shard_table
 from tests.adam_async.exactness.serial import assert_equal_bits, order_of
 from tests.adam_async.runs import NETWORKS, SHARDED, cluster_of, tiny_dataset
 

@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 
-from adam_async.config import Config
-from adam_async.dice import Dice
+from adam_async.driver.replay.decode import read_recording
+from adam_async.driver.replay.run import Replay
+from adam_async.model.keyed_random import Dice
 from adam_async.model.named import mlp
 from adam_async.model.network import Network as Model
-from adam_async.model_worker import pulls, updates
-from adam_async.model_worker.updates import PushBuffer, plan_pushes, plan_stages
-from adam_async.placement import shard_table
-from adam_async.replay.decode import read_recording
-from adam_async.replay.run import Replay
+from adam_async.run.config import Config
+from adam_async.run.shard_table import shard_table
+from adam_async.worker import puller, push_plan
+from adam_async.worker.push_plan import PushBuffer, plan_pushes, plan_stages
 from tests.adam_async.exactness.serial import RULES, assert_close, assert_equal_bits, lockstep_sgd
 from tests.adam_async.runs import NETWORKS, SHARDED, cluster_of, tiny_dataset
 
@@ -23,14 +23,14 @@ DEEP = mlp((64, 40, 40, 40, 10), input_shape=(1, 8, 8), name="deep")
 @pytest.fixture
 def apart(monkeypatch):
     """Let each of the large tensors have messages of its own."""
-    for module in (updates, pulls):
+    for module in (push_plan, puller):
         monkeypatch.setattr(module, "MESSAGE_BYTES", 12 << 10)
 
 
 @pytest.fixture
 def eager(apart, monkeypatch):
     """Let messages of any size leave ahead."""
-    monkeypatch.setattr(updates, "EARLY_BYTES", 1)
+    monkeypatch.setattr(push_plan, "EARLY_BYTES", 1)
 
 
 async def train(config, network=None):
@@ -96,7 +96,7 @@ async def test_lockstep_has_the_same_bits_whether_messages_leave_ahead_or_not(
     )
     patient, none = await train(config, NETWORKS[network]())
     assert none == 0
-    monkeypatch.setattr(updates, "EARLY_BYTES", 1)
+    monkeypatch.setattr(push_plan, "EARLY_BYTES", 1)
     hasty, ahead = await train(config, NETWORKS[network]())
     assert ahead > 0
     assert_equal_bits(hasty, patient)
@@ -139,7 +139,7 @@ async def test_one_worker_with_one_group_in_flight_steps_the_same_way_with_messa
         **SHARDED,
     )
     patient, _ = await train(config, NETWORKS[network]())
-    monkeypatch.setattr(updates, "EARLY_BYTES", 1)
+    monkeypatch.setattr(push_plan, "EARLY_BYTES", 1)
     hasty, ahead = await train(config, NETWORKS[network]())
     assert ahead > 0
     assert_equal_bits(hasty, patient)

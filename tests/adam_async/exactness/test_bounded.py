@@ -14,17 +14,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adam_async.config import Config
+from adam_async.driver.replay.decode import make_recording
+from adam_async.driver.replay.record_file import load_record
 from adam_async.model.named import digits
 from adam_async.model.network import Network as Model
-from adam_async.model_worker.clocked import ClockedStepper
-from adam_async.model_worker.weights import WorkerWeights
 from adam_async.parameter_server.events import PushArrived
 from adam_async.parameter_server.state import ServerState
-from adam_async.placement import shard_table
-from adam_async.replay.decode import make_recording
-from adam_async.replay.record_file import load_record
+from adam_async.run.config import Config
+from adam_async.run.shard_table import shard_table
+from adam_async.worker.bounded_stepper import ClockedStepper
+from adam_async.worker.weights import WorkerWeights
 from dataflow.errors import NodeFailed
+from tests.adam_async.cluster.test_elastic import joiner
 from tests.adam_async.runs import (
     NETWORKS,
     PATIENT,
@@ -38,7 +39,6 @@ from tests.adam_async.runs import (
     until,
     with_frozen,
 )
-from tests.adam_async.test_elastic import joiner
 from transport.testing import Faults
 
 WAITS = msgspec.structs.replace(PATIENT, clock_s=20.0)

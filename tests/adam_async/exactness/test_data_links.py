@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from adam_async.config import Config
+from adam_async.run.config import Config
 from tests.adam_async.exactness.serial import assert_equal_bits
 from tests.adam_async.runs import IMPATIENT, NETWORKS, Rough, cluster_of
 from transport.testing import Faults

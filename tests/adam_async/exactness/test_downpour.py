@@ -2,9 +2,9 @@
 
 import pytest
 
-from adam_async.config import Config
-from adam_async.replay.decode import make_recording
-from adam_async.replay.record_file import load_record
+from adam_async.driver.replay.decode import make_recording
+from adam_async.driver.replay.record_file import load_record
+from adam_async.run.config import Config
 from tests.adam_async.runs import NETWORKS, SHARDED, cluster_of
 
 pytestmark = pytest.mark.thorough

@@ -5,10 +5,10 @@ from itertools import product
 import numpy as np
 import pytest
 
-from adam_async.config import Config
-from adam_async.dice import Dice
+from adam_async.model.keyed_random import Dice
 from adam_async.model.named import digits
 from adam_async.model.spec import LayerSpec, ModelSpec
+from adam_async.run.config import Config
 from tests.adam_async.exactness.serial import RULES, assert_close, assert_equal_bits, lockstep_sgd
 from tests.adam_async.runs import (
     IMPATIENT,

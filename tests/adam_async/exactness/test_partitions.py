@@ -6,14 +6,14 @@ from functools import cache
 import msgspec
 import pytest
 
-from adam_async.cluster import LocalCluster
-from adam_async.config import Config
-from adam_async.dice import Dice
+from adam_async.cluster.local import LocalCluster
+from adam_async.model.keyed_random import Dice
 from adam_async.model.named import digits, mnist_adam
 from adam_async.model.network import Network as Model
-from adam_async.model.partition import Partition
+from adam_async.model.partition.network import Partition
 from adam_async.model.spec import LayerSpec, ModelSpec
-from adam_async.partitioning import plan_run
+from adam_async.run.config import Config
+from adam_async.run.partition import plan_run
 from tests.adam_async.exactness.serial import RULES, assert_close, assert_equal_bits, lockstep_sgd
 from tests.adam_async.runs import (
     IMPATIENT,

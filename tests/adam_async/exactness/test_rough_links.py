@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
-from adam_async.config import Config, Waits
 from adam_async.errors import ShardUnavailable
+from adam_async.run.config import Config, Waits
 from tests.adam_async.runs import IMPATIENT, NETWORKS, SHARDED, Rough, cluster_of
 from transport.testing import Faults
 

@@ -5,14 +5,14 @@ from contextlib import contextmanager
 
 import pytest
 
-from adam_async.config import Config
+from adam_async.driver.replay.decode import make_recording
+from adam_async.driver.replay.record_file import load_record
 from adam_async.parameter_server.events import PushArrived
 from adam_async.parameter_server.state import ServerState
-from adam_async.replay.decode import make_recording
-from adam_async.replay.record_file import load_record
+from adam_async.run.config import Config
+from tests.adam_async.checkpoint.test_resume import stopped_from
 from tests.adam_async.exactness.serial import RULES, assert_close, lockstep_sgd
 from tests.adam_async.runs import SHARDED, cluster_of, tiny_dataset
-from tests.adam_async.test_resume import stopped_from
 
 pytestmark = pytest.mark.thorough
 

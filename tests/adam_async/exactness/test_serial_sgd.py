@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from adam_async.config import Config
 from adam_async.data_server.order import epoch_order
-from adam_async.dice import Dice
+from adam_async.model.keyed_random import Dice
 from adam_async.model.named import digits
 from adam_async.model.network import Network as Model
 from adam_async.model.spec import LayerSpec, ModelSpec
+from adam_async.run.config import Config
 from tests.adam_async.exactness.serial import RULES, assert_close, rule_step
 from tests.adam_async.runs import NETWORKS, SHARDED, cluster_of, tiny_dataset
 

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 from adam_async.data_server.client import ImageGroup
-from adam_async.dice import Dice
 from adam_async.messages import Lease
-from adam_async.model_worker.pulls import Puller
-from adam_async.model_worker.steps import Pusher, Stepper
-from adam_async.model_worker.training import GroupTrainer, ThreadScratch
-from adam_async.model_worker.updates import plan_pushes
-from adam_async.model_worker.weights import WorkerWeights
-from adam_async.schedule import Schedule
+from adam_async.model.keyed_random import Dice
+from adam_async.run.rate_schedule import Schedule
+from adam_async.worker.puller import Puller
+from adam_async.worker.push_plan import plan_pushes
+from adam_async.worker.stepper import Pusher, Stepper
+from adam_async.worker.training import GroupTrainer, ThreadScratch
+from adam_async.worker.weights import WorkerWeights
 from tests.adam_async.runs import NETWORKS, SHARDED, servers_of, tiny_dataset
 from transport import BufferPool
 

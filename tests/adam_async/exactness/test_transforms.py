@@ -8,7 +8,7 @@ import pytest
 
 from adam_async import ConfigError
 from adam_async.data_server.transforms.recipe import Recipe
-from adam_async.dice import Dice
+from adam_async.model.keyed_random import Dice
 from tests.adam_async.exactness.test_partitions import IMAGES, config_of
 from tests.adam_async.runs import NETWORKS, cluster_of, tiny_dataset
 

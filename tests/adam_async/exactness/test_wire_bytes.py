@@ -2,10 +2,10 @@
 
 import pytest
 
-from adam_async.config import Config
 from adam_async.model.named import digits
 from adam_async.model.network import Network as Model
-from adam_async.placement import shard_table
+from adam_async.run.config import Config
+from adam_async.run.shard_table import shard_table
 from tests.adam_async.runs import NETWORKS, SHARDED, cluster_of
 
 IMAGES, STEPS, ITEM = 6, 10, 4

@@ -7,11 +7,10 @@ import msgspec
 import pytest
 from msgspec import inspect
 
-from adam_async.data_server.keeping import Part as LedgerPart
 from adam_async.data_server.ledger import Entry
-from adam_async.data_server.lending import Entering
+from adam_async.data_server.ledger_replication import Part as LedgerPart
+from adam_async.data_server.ledger_service import Entering
 from adam_async.data_server.state import GroupsReported, LeaseAsked, TimePassed
-from adam_async.ids import Replica
 from adam_async.messages import (
     TABLE,
     Enter,
@@ -33,6 +32,7 @@ from adam_async.messages import (
 from adam_async.messages.body import Body
 from adam_async.messages.bounds import Loss
 from adam_async.messages.finite import finder
+from adam_async.run.ids import Replica
 from transport import RemoteProtocolError
 
 

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adam_async import messages
-from adam_async.cluster_map import ClusterMap
 from adam_async.messages import (
     BY_NAME,
     ROLES,
@@ -76,7 +75,8 @@ from adam_async.messages import (
     unpack,
     unpack_any,
 )
-from adam_async.model_worker.updates import MESSAGE_SHARDS
+from adam_async.run.cluster_map import ClusterMap
+from adam_async.worker.push_plan import MESSAGE_SHARDS
 from tests.adam_async.runs import NETWORKS, address_of
 from transport import Identity, LinkConfig, LocalProtocolError, Message, RemoteProtocolError
 from transport.frames import FrameEncoder

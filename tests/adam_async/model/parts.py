@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from adam_async.dice import Dice
 from adam_async.model import BUILTIN_LAYERS, Layer, LayerSpec, ModelError, ModelSpec, Network, SpecError
-from adam_async.model.partition import Partition
-from adam_async.model.plan import Layout
-from adam_async.model.planner import layers_plan, vertical_plan
+from adam_async.model.keyed_random import Dice
+from adam_async.model.partition.network import Partition
+from adam_async.model.partition.plan import Layout
+from adam_async.model.partition.planner import layers_plan, vertical_plan
 
 of = LayerSpec.of
 DICE, KEYS = Dice(4), (1, 2)

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from adam_async.dice import Dice
 from adam_async.model import Adam, Network, Sgd, StepBuffers, mlp, named_model, new_rule_state, train_step
+from adam_async.model.keyed_random import Dice
 
 
 def serial_sgd(weights, groups, *, momentum, decay, rate):

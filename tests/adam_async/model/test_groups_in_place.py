@@ -6,7 +6,6 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
-from adam_async.dice import Dice
 from adam_async.model import (
     InPlaceStep,
     LayerSpec,
@@ -18,6 +17,7 @@ from adam_async.model import (
     named_model,
     new_rule_state,
 )
+from adam_async.model.keyed_random import Dice
 from adam_async.model.step import StepInput
 
 KERNELS = [

@@ -6,7 +6,6 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
-from adam_async.dice import Dice
 from adam_async.model import (
     Adagrad,
     Adam,
@@ -18,6 +17,7 @@ from adam_async.model import (
     new_rule_state,
     new_scratch,
 )
+from adam_async.model.keyed_random import Dice
 
 KERNELS = [
     "numpy",

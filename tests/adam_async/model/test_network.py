@@ -8,7 +8,6 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from adam_async.dice import Dice
 from adam_async.model import (
     BUILTIN_LAYERS,
     NAMED_MODELS,
@@ -28,6 +27,7 @@ from adam_async.model import (
 )
 from adam_async.model.errors import LayerFailed
 from adam_async.model.gradcheck import check_network
+from adam_async.model.keyed_random import Dice
 
 of = LayerSpec.of
 

@@ -5,9 +5,9 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
-from adam_async.dice import Dice
 from adam_async.model import rule_batches
 from adam_async.model.errors import ModelError
+from adam_async.model.keyed_random import Dice
 from adam_async.model.rule_batches import NumpyBatches, make_batches
 from adam_async.model.rules import Adagrad, Adam, Sgd, new_scratch
 

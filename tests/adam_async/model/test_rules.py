@@ -5,8 +5,8 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from adam_async.dice import Dice
 from adam_async.model import Adagrad, Adam, ModelError, Sgd, make_rule, new_scratch, plain_step
+from adam_async.model.keyed_random import Dice
 from adam_async.model.rules import BLOCK
 
 

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adam_async.dice import Dice
-from adam_async.ids import BucketId, ShardId
 from adam_async.model import rule_batches
+from adam_async.model.keyed_random import Dice
 from adam_async.model.rules import Adagrad, Adam, Sgd, new_scratch
 from adam_async.parameter_server import apply as module
 from adam_async.parameter_server.apply import (
@@ -25,7 +24,8 @@ from adam_async.parameter_server.apply import (
     squares,
 )
 from adam_async.parameter_server.shard import Shard
-from adam_async.placement import ShardSpec
+from adam_async.run.ids import BucketId, ShardId
+from adam_async.run.shard_table import ShardSpec
 
 RULES = [
     Sgd(),

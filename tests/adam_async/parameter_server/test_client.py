@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from adam_async.errors import ShardUnavailable
-from adam_async.ids import ShardId
 from adam_async.messages import Part, StepRecord, role_table
 from adam_async.parameter_server import client as client_module
 from adam_async.parameter_server.client import MAX_UNACKNOWLEDGED, StepPush
 from adam_async.parameter_server.events import PushArrived, Refuse, ReplicasChanged
+from adam_async.run.ids import ShardId
 from tests.adam_async.runs import (
     IMPATIENT,
     NETWORKS,

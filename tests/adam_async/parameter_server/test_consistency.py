@@ -9,9 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from adam_async.ids import BucketId, Replica, ShardId
 from adam_async.messages import DUPLICATE, GAP, REFUSED, Part, Problem, Pull, Push, ReadShards, Tick
-from adam_async.parameter_server import lives
+from adam_async.parameter_server import replica_generations
 from adam_async.parameter_server.apply import PushGradients
 from adam_async.parameter_server.events import (
     Acknowledge,
@@ -31,10 +30,11 @@ from adam_async.parameter_server.events import (
     SumApplied,
     TickArrived,
 )
-from adam_async.parameter_server.order_log import JOINED, NOT_APPLIED, SUMMED, OrderLog, read_order_log
+from adam_async.parameter_server.replay_log import JOINED, NOT_APPLIED, SUMMED, OrderLog, read_order_log
 from adam_async.parameter_server.shard import Shard
 from adam_async.parameter_server.state import ServerState
-from adam_async.placement import ShardSpec
+from adam_async.run.ids import BucketId, Replica, ShardId
+from adam_async.run.shard_table import ShardSpec
 
 GROUP = 4
 """Images of a whole group."""
@@ -772,12 +772,12 @@ class ForgetfulReplicas(Replicas):
 
     def __init__(self):
         super().__init__()
-        self.kept, lives.REMEMBERED = lives.REMEMBERED, 1
+        self.kept, replica_generations.REMEMBERED = replica_generations.REMEMBERED, 1
         self.workers = {replica: Worker(replica, 1000 * (replica + 1), 0) for replica in range(3)}
         self.tell_lives()
 
     def teardown(self):
-        lives.REMEMBERED = self.kept
+        replica_generations.REMEMBERED = self.kept
         super().teardown()
 
     @invariant()

@@ -3,12 +3,12 @@
 import msgspec
 import pytest
 
-from adam_async.ids import Replica
 from adam_async.messages import GetRecord, Pull, ReadShards, Record, StepRecord, Tick, part_refusal
-from adam_async.parameter_server import speakers
+from adam_async.parameter_server import sender_checks
 from adam_async.parameter_server.question_checks import EARLY_STEPS, MOST_AHEAD, QuestionChecks
-from adam_async.parameter_server.speakers import MOST_SESSIONS, Speakers
+from adam_async.parameter_server.sender_checks import MOST_SESSIONS, Speakers
 from adam_async.parameter_server.state import ServerState
+from adam_async.run.ids import Replica
 from tests.adam_async.parameter_server.test_state import push_of, shard_of
 from transport import Identity
 
@@ -164,7 +164,7 @@ def test_sessions_of_a_peer_and_of_all_are_bounded(monkeypatch):
     assert known.refusal(peer("w0"), more) == f"w0 has {MOST_SESSIONS} sessions, and no more at a time"
     known.lives_changed(members(0, 2, peer("w0")))
     assert known.refusal(peer("w0"), msgspec.structs.replace(TICK, incarnation=2)) == ""
-    monkeypatch.setattr(speakers, "MOST_SPEAKERS", 3)
+    monkeypatch.setattr(sender_checks, "MOST_SPEAKERS", 3)
     for session in range(10, 14):
         assert known.refusal(peer("v"), msgspec.structs.replace(TICK, session=session, replica=99)) == ""
     assert known.surplus() == [(10, 1), (11, 1)]

@@ -8,9 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from adam_async.cluster_map import NodeRecord, ResumeRecord
 from adam_async.controller.client import Membership
-from adam_async.ids import Replica
 from adam_async.messages import (
     APPLIED,
     NOT_PRIMARY,
@@ -42,9 +40,11 @@ from adam_async.model.rule_batches import make_batches
 from adam_async.model.rules import Sgd
 from adam_async.parameter_server import apply, service
 from adam_async.parameter_server.events import EpochBegan, ReplicasChanged
-from adam_async.parameter_server.order_log import read_order_log
+from adam_async.parameter_server.replay_log import read_order_log
 from adam_async.parameter_server.service import ParameterServer
-from adam_async.traffic import Traffic
+from adam_async.run.cluster_map import NodeRecord, ResumeRecord
+from adam_async.run.ids import Replica
+from adam_async.runtime.traffic import Traffic
 from tests.adam_async.runs import NETWORKS, SHARDED, servers_of, until
 from transport import LinkConfig, LocalNetwork, Message, RemoteError, TransportError
 

@@ -1,7 +1,7 @@
 """Counts of a shard by replica stay small, and their totals stay right."""
 
-from adam_async.parameter_server.counts import count_shards
 from adam_async.parameter_server.shard import EXACT, MOST_ROWS
+from adam_async.parameter_server.statistics import count_shards
 from tests.adam_async.parameter_server.test_state import shard_of
 
 

@@ -6,7 +6,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from adam_async.ids import BucketId, Replica, ShardId
 from adam_async.messages import (
     DUPLICATE,
     GAP,
@@ -20,7 +19,7 @@ from adam_async.messages import (
     StepRecord,
     Tick,
 )
-from adam_async.parameter_server import gated
+from adam_async.parameter_server import admission_gate
 from adam_async.parameter_server.apply import PushGradients
 from adam_async.parameter_server.events import (
     Acknowledge,
@@ -36,10 +35,11 @@ from adam_async.parameter_server.events import (
     SendValues,
     TickArrived,
 )
-from adam_async.parameter_server.lives import REMEMBERED
+from adam_async.parameter_server.replica_generations import REMEMBERED
 from adam_async.parameter_server.shard import Shard
 from adam_async.parameter_server.state import MAX_BATCH, ServerState
-from adam_async.placement import ShardSpec
+from adam_async.run.ids import BucketId, Replica, ShardId
+from adam_async.run.shard_table import ShardSpec
 
 ZERO, ONE, TWO = Replica(0), Replica(1), Replica(2)
 
@@ -706,7 +706,7 @@ def test_what_waits_for_an_epoch_holds_up_its_own_session_only():
 
 
 def test_what_waits_for_an_epoch_is_bounded(monkeypatch):
-    monkeypatch.setattr(gated, "MOST_GATED", 2)
+    monkeypatch.setattr(admission_gate, "MOST_GATED", 2)
     server = Server()
     tick = Tick(run="run", session=9, incarnation=1, replica=1, clock=1, generation=1, shards=(0,), epoch=1)
     assert [server.state.handle(TickArrived(n, tick)) for n in range(2)] == [[], []]

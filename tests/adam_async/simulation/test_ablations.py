@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from adam_async.controller.client import Membership
-from adam_async.controller.suspicion import Suspicion
+from adam_async.controller.failure_detector import Suspicion
 from adam_async.data_server.state import DataState
 from adam_async.parameter_server.session import Session
 from adam_async.parameter_server.state import ServerState

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from adam_async.ports import Disk
+from adam_async.runtime.disk import Disk
 from adam_async.simulation.disk import SimulatedDisk
 from adam_async.simulation.nodes import simulate
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adam_async.errors import ConfigError
-from adam_async.simulation.dice import Dice
+from adam_async.runtime.random_streams import Dice
 from adam_async.simulation.network import Conditions
 from adam_async.simulation.plan import Case, Fault, Options, Plan, draw_options, in_order, read_case
 

@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from adam_async.cluster_map import NodeRecord
-from adam_async.config import Waits
 from adam_async.controller.client import Membership
 from adam_async.controller.service import Controller
 from adam_async.messages import role_table
+from adam_async.run.cluster_map import NodeRecord
+from adam_async.run.config import Waits
+from adam_async.runtime.traffic import Traffic
 from adam_async.simulation.network import Conditions
 from adam_async.simulation.nodes import simulate
-from adam_async.traffic import Traffic
 from transport import (
     BufferPool,
     Identity,

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import numpy as np
 
-from adam_async.checkpoint import CheckpointError
-from adam_async.checkpoint_files import CheckpointFolder, load_checkpoint
+from adam_async.checkpoint.files import CheckpointFolder, load_checkpoint
+from adam_async.checkpoint.manifest import CheckpointError
 from adam_async.simulation.nodes import simulate
-from tests.adam_async.checkpoints import checkpoint_of
+from tests.adam_async.checkpoint.checkpoints import checkpoint_of
 
 FOLDER = Path("/run/checkpoints")
 

@@ -2,13 +2,13 @@
 
 import asyncio
 
-from adam_async.cluster_map import NodeRecord
-from adam_async.config import Waits
 from adam_async.controller.client import Membership
 from adam_async.controller.service import Controller
 from adam_async.messages import role_table
+from adam_async.run.cluster_map import NodeRecord
+from adam_async.run.config import Waits
+from adam_async.runtime.traffic import Traffic
 from adam_async.simulation.nodes import simulate
-from adam_async.traffic import Traffic
 from transport import BufferPool, Identity, LinkConfig, TcpNetwork
 
 CONTROLLER = "tcp://controller:7000"

@@ -7,25 +7,25 @@ import msgspec
 import numpy as np
 import pytest
 
-from adam_async.cluster import LocalCluster
-from adam_async.cluster_map import NodeRecord, RunRecord
-from adam_async.config import Config, Waits
+from adam_async.cluster.local import LocalCluster
 from adam_async.controller.client import Membership
 from adam_async.controller.service import Controller
 from adam_async.data_server.service import DataServer
-from adam_async.driver import Driver
-from adam_async.machine import ProcessMemory
+from adam_async.driver.driver import Driver
 from adam_async.messages import role_table
 from adam_async.model.named import digits
 from adam_async.model.network import Network as Model
-from adam_async.model_worker.service import ModelWorker
 from adam_async.parameter_server.client import ParameterClient, SessionIdentity
 from adam_async.parameter_server.service import ParameterServer
-from adam_async.placement import shard_table
+from adam_async.run.cluster_map import NodeRecord, RunRecord
+from adam_async.run.config import Config, Waits
+from adam_async.run.shard_table import shard_table
+from adam_async.runtime.machine import ProcessMemory
+from adam_async.runtime.traffic import Traffic
 from adam_async.simulation.network import Conditions
 from adam_async.simulation.nodes import simulate
 from adam_async.simulation.pool import SimulatedPool
-from adam_async.traffic import Traffic
+from adam_async.worker.service import ModelWorker
 from tests.adam_async.runs import HandClient, tiny_dataset
 from transport import BufferPool, Identity, LinkConfig, TcpNetwork
 

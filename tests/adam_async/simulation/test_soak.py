@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adam_async.errors import ConfigError
-from adam_async.ports import Disk
-from adam_async.simulation.campaign import run_seed
+from adam_async.runtime.disk import Disk
+from adam_async.simulation.runner import run_seed
 from adam_async.simulation.soak import (
     CORE,
     Soak,

@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import msgspec
 
-from adam_async.simulation.campaign import Played, draw_case, play
 from adam_async.simulation.faults import NOBODY
+from adam_async.simulation.runner import Played, draw_case, play
 from adam_async.simulation.scenario import Span
 from adam_async.simulation.scenarios import SCENARIOS
 from adam_async.simulation.trace import lives, trace_file

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from adam_async.simulation.campaign import draw_case, run_case, run_seed
+from adam_async.simulation.runner import draw_case, run_case, run_seed
 from adam_async.simulation.work import Answer, Repeat, Seeds, Shrink, Work, answers_to, do, shrink_case
 from tests.adam_async.simulation.toy import BROKEN, toy
 

@@ -11,9 +11,9 @@ import numpy as np
 from PIL import Image
 
 from adam_async.data_server.dataset import Dataset
-from adam_async.data_server.datasets import load
 from adam_async.data_server.sources.damage import Policy
-from adam_async.ports import Disk
+from adam_async.data_server.sources.datasets import load
+from adam_async.runtime.disk import Disk
 
 FORMATS = ("folders", "shards", "csv", "csv-paths", "npy", "npz", "parquet", "idx")
 

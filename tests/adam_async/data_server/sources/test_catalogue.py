@@ -5,15 +5,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from adam_async.cache_limits import CacheLimits
 from adam_async.data_server import dataset as datasets
 from adam_async.data_server.dataset import Dataset
-from adam_async.data_server.datasets import load
+from adam_async.data_server.lazy_images import StoredImages
 from adam_async.data_server.sources import catalogue, limits
 from adam_async.data_server.sources.damage import Policy
-from adam_async.data_server.stored import StoredImages
+from adam_async.data_server.sources.datasets import load
 from adam_async.errors import DataError
-from adam_async.ports import Disk
+from adam_async.run.cache_size import CacheLimits
+from adam_async.runtime.disk import Disk
 from tests.adam_async.data_server.sources.small import colour, encode, grey, read, tar, write_small
 from tests.adam_async.data_server.sources.test_image_folder import pair, write
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from adam_async.cli_data_inspect import kind_of
+from adam_async.cli.data_inspect.command import kind_of
 from adam_async.data_server.sources import limits
 from adam_async.data_server.sources.compressed import unpack
 from adam_async.data_server.sources.damage import Damage
 from adam_async.errors import DataError
-from adam_async.ports import Disk
+from adam_async.runtime.disk import Disk
 from tests.adam_async.data_server.sources.small import grey, images_and_labels, read, tar, write_small
 
 

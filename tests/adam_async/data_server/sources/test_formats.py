@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from adam_async.data_server.datasets import load
+from adam_async.data_server.sources.datasets import load
 from adam_async.errors import DataError
-from adam_async.ports import Disk
+from adam_async.runtime.disk import Disk
 from tests.adam_async.data_server.sources.small import FORMATS, example, images_and_labels, read, write_small
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from adam_async.data_server.transforms.geometry import Movement, joins
-from adam_async.data_server.transforms.stage import kernels_of
+from adam_async.data_server.transforms.pipeline import kernels_of
 from adam_async.data_server.transforms.steps import check_step
 
 LEAST, MIDDLE, MOST = 0, 2**63, 2**64 - 1

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from adam_async.data_server.transforms.pipeline import kernels_of
 from adam_async.data_server.transforms.recipe import Recipe
 from adam_async.data_server.transforms.resample import Spline
-from adam_async.data_server.transforms.stage import kernels_of
-from adam_async.dice import Dice
+from adam_async.model.keyed_random import Dice
 
 NUMPY = kernels_of("numpy")
 SEEDS = st.integers(0, 1000)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from adam_async.data_server.transforms.recipe import Recipe
-from adam_async.dice import Dice
+from adam_async.model.keyed_random import Dice
 
 
 def changed(images, *steps):

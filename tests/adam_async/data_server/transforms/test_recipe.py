@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adam_async.data_server.transforms import stage
+from adam_async.data_server.transforms import pipeline
 from adam_async.data_server.transforms.recipe import Recipe, default_steps, read_steps
-from adam_async.dice import Dice
 from adam_async.errors import ConfigError, DataError
+from adam_async.model.keyed_random import Dice
 from tests.adam_async.data_server.transforms.reference import variant
 
 KERNELS = [
@@ -307,7 +307,7 @@ def test_an_unknown_set_of_kernels_is_refused():
 
 
 def test_without_numba_auto_is_numpy_and_asking_for_it_names_the_extra(monkeypatch):
-    monkeypatch.setattr(stage, "find_spec", lambda name: None)
+    monkeypatch.setattr(pipeline, "find_spec", lambda name: None)
 
     assert recipe_of([], kernels="auto").kernels == "numpy"
     with pytest.raises(ConfigError, match=r"not installed.*adam-async\[fast\]"):

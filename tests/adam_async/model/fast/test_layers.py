@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 pytest.importorskip("numba", reason="compiled kernels need numba")
 
-from adam_async.dice import Dice
 from adam_async.model import BUILTIN_LAYERS, LayerSpec, ModelError, Slots
 from adam_async.model.fast.layers import FAST_LAYERS
 from adam_async.model.gradcheck import check_layer
+from adam_async.model.keyed_random import Dice
 
 IMAGE = (3, 7, 6)
 

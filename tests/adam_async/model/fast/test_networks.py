@@ -9,7 +9,6 @@ import pytest
 
 pytest.importorskip("numba", reason="compiled kernels need numba")
 
-from adam_async.dice import Dice
 from adam_async.model import (
     BUILTIN_LAYERS,
     InPlaceStep,
@@ -26,6 +25,7 @@ from adam_async.model import (
 )
 from adam_async.model.fast import program
 from adam_async.model.fast.compiled import Compiled
+from adam_async.model.keyed_random import Dice
 
 of = LayerSpec.of
 

@@ -5,9 +5,9 @@ import pytest
 
 pytest.importorskip("numba", reason="compiled kernels need numba")
 
-from adam_async.dice import Dice
 from adam_async.model import LayerSpec, ModelSpec, Network
 from adam_async.model.fast.conv2d import LANES
+from adam_async.model.keyed_random import Dice
 
 of = LayerSpec.of
 

@@ -6,7 +6,6 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from adam_async.dice import Dice
 from adam_async.model import (
     BUILTIN_LAYERS,
     LayerSpec,
@@ -17,6 +16,7 @@ from adam_async.model import (
     new_rule_state,
     train_step,
 )
+from adam_async.model.keyed_random import Dice
 
 of = LayerSpec.of
 

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adam_async.dice import Dice
 from adam_async.model import BUILTIN_LAYERS, LayerSpec, SpecError
 from adam_async.model.gradcheck import lone_slots
+from adam_async.model.keyed_random import Dice
 
 
 @given(

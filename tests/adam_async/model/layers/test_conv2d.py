@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adam_async.dice import Dice
 from adam_async.model import LayerSpec, ModelSpec, Network
+from adam_async.model.keyed_random import Dice
 
 
 def naive_convolution(x_BCHW, weights, bias, stride, padding):

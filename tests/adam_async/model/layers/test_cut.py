@@ -7,9 +7,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from adam_async.dice import Dice
 from adam_async.model import BUILTIN_LAYERS, Layer, LayerSpec, ModelError, ParameterSpec, SpecError
 from adam_async.model.gradcheck import lone_slots
+from adam_async.model.keyed_random import Dice
 from adam_async.model.layer import extent
 
 IMAGES = st.tuples(st.integers(1, 4), st.integers(2, 11), st.integers(1, 6))

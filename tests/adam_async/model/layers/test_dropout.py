@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from adam_async.dice import Dice
 from adam_async.model import LayerSpec, ModelError, ModelSpec, Network, SpecError
+from adam_async.model.keyed_random import Dice
 
 of = LayerSpec.of
 IMAGES = np.ones((6, 50))

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from adam_async.dice import Dice
 from adam_async.model import BUILTIN_LAYERS, GradientMismatchError, LayerSpec, Loss
 from adam_async.model.gradcheck import check_layer
+from adam_async.model.keyed_random import Dice
 
 IMAGE = (3, 7, 6)
 

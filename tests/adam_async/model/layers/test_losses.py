@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from adam_async.dice import Dice
 from adam_async.model import BUILTIN_LAYERS, LayerSpec, SpecError
 from adam_async.model.gradcheck import lone_slots
+from adam_async.model.keyed_random import Dice
 
 
 def run(labels, **options):

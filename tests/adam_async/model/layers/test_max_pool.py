@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adam_async.dice import Dice
 from adam_async.model import LayerSpec, ModelSpec, Network
+from adam_async.model.keyed_random import Dice
 
 
 def pooled(x_BCHW, kernel, stride):

@@ -4,9 +4,9 @@ import numpy as np
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from adam_async.dice import Dice
 from adam_async.model import BUILTIN_LAYERS, LayerSpec, Loss, ModelSpec, Network, SpecError
 from adam_async.model.gradcheck import check_layer, check_network
+from adam_async.model.keyed_random import Dice
 
 of = LayerSpec.of
 KINKED = {"relu", "max_pool"}

@@ -2,9 +2,9 @@
 
 import pytest
 
-from adam_async.consensus import Apply, Core, Entry, Restore, Role, Saved, Settings, Tick, found
-from adam_async.consensus.messages import Snapshot
-from adam_async.controller.machine import Machine, Open, Set, command_bytes, first_state
+from adam_async.controller.consensus import Apply, Core, Entry, Restore, Role, Saved, Settings, Tick, found
+from adam_async.controller.consensus.messages import Snapshot
+from adam_async.controller.replicated_state import Machine, Open, Set, command_bytes, first_state
 from adam_async.simulation.checkers.commits import Commits
 from adam_async.simulation.scenario import Violation
 

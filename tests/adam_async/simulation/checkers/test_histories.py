@@ -2,7 +2,7 @@
 
 import pytest
 
-from adam_async.cluster_map import ClusterMap
+from adam_async.run.cluster_map import ClusterMap
 from adam_async.simulation.checkers.histories import Histories
 from adam_async.simulation.linearizability import CompareAndSet, Done, Get, Read
 from adam_async.simulation.scenario import Violation

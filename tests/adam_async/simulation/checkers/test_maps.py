@@ -3,9 +3,9 @@
 import msgspec
 import pytest
 
-from adam_async.cluster_map import ClusterMap, LendingRecord, NodeRecord
-from adam_async.controller.changes import difference
-from adam_async.controller.machine import Machine, Open, Set, command_bytes
+from adam_async.controller.map_history import difference
+from adam_async.controller.replicated_state import Machine, Open, Set, command_bytes
+from adam_async.run.cluster_map import ClusterMap, LendingRecord, NodeRecord
 from adam_async.simulation.checkers.maps import Maps
 from adam_async.simulation.scenario import Violation
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from adam_async.consensus import Core, Entry, Received, Saved, Send, Settings, found
-from adam_async.consensus.messages import Append, Appended, AskVote, Snapshot, Vote
+from adam_async.controller.consensus import Core, Entry, Received, Saved, Send, Settings, found
+from adam_async.controller.consensus.messages import Append, Appended, AskVote, Snapshot, Vote
 from adam_async.simulation.checkers.terms import Terms
 from adam_async.simulation.scenario import Violation
 

@@ -2,8 +2,8 @@
 
 import msgspec
 
-from adam_async.simulation.campaign import draw_case
 from adam_async.simulation.plan import Case, Fault, in_order
+from adam_async.simulation.runner import draw_case
 from adam_async.simulation.scenarios.training import TRAIN
 
 

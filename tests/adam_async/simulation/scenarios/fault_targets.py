@@ -2,7 +2,7 @@
 
 import asyncio
 
-from adam_async.simulation.dice import Dice
+from adam_async.runtime.random_streams import Dice
 from adam_async.simulation.nodes import World
 from adam_async.simulation.scenario import Ledger
 from adam_async.simulation.scenarios.controller_group import ControllerGroup, draw_settings

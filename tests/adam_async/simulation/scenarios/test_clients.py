@@ -6,10 +6,10 @@ import msgspec
 import pytest
 
 from adam_async.controller import map_client
-from adam_async.controller.leader_link import LeaderLink
+from adam_async.controller.leader_connection import LeaderLink
 from adam_async.messages import CompareAndSet
-from adam_async.simulation.campaign import draw_case, run_case, run_seed
 from adam_async.simulation.plan import Case
+from adam_async.simulation.runner import draw_case, run_case, run_seed
 from adam_async.simulation.scenarios.clients import CLIENTS
 
 pytestmark = pytest.mark.thorough

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from adam_async.consensus import core
-from adam_async.consensus.outbox import Outbox
-from adam_async.controller.machine import Machine
-from adam_async.simulation.campaign import draw_case, run_seed
+from adam_async.controller.consensus import core
+from adam_async.controller.consensus.outbox import Outbox
+from adam_async.controller.replicated_state import Machine
 from adam_async.simulation.disk import SimulatedDisk
+from adam_async.simulation.runner import draw_case, run_seed
 from adam_async.simulation.scenario import Scenario
 from adam_async.simulation.scenarios.controllers import CONTROLLERS
 from adam_async.simulation.scenarios.restarts import RESTARTS, ROUNDS
@@ -51,7 +51,7 @@ def test_restarts_are_of_groups_of_all_sizes() -> None:
 
 
 IN_A_PROCESS = """
-from adam_async.simulation.campaign import run_seed
+from adam_async.simulation.runner import run_seed
 from adam_async.simulation.scenarios.controllers import CONTROLLERS
 print(run_seed(CONTROLLERS, 2).replay_hash)
 """

@@ -3,9 +3,9 @@
 import pytest
 
 from adam_async.parameter_server.question_checks import QuestionChecks
-from adam_async.simulation.campaign import run_case, run_seed
-from adam_async.simulation.dice import Dice
+from adam_async.runtime.random_streams import Dice
 from adam_async.simulation.plan import Case, Fault, Options, Plan
+from adam_async.simulation.runner import run_case, run_seed
 from adam_async.simulation.scenarios.hostile_peers import KINDS, SENDERS, TARGETS
 from adam_async.simulation.scenarios.hostile_training import HOSTILE, draw_plan
 

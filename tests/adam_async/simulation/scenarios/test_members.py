@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from adam_async.cluster_map import ClusterMap
-from adam_async.config import make_config
 from adam_async.controller.client import Membership
 from adam_async.data_server.client import DataClient
 from adam_async.data_server.epoch import Epoch
 from adam_async.data_server.service import DataServer
 from adam_async.errors import DeadlineExceeded
-from adam_async.simulation.campaign import draw_case, run_case, run_seed
-from adam_async.simulation.dice import Dice
+from adam_async.run.cluster_map import ClusterMap
+from adam_async.run.config import make_config
+from adam_async.runtime.random_streams import Dice
+from adam_async.simulation.runner import draw_case, run_case, run_seed
 from adam_async.simulation.scenarios.members import MEMBERS
 from adam_async.simulation.scenarios.short_runs import draw_run
 
@@ -116,7 +116,7 @@ def test_leases_that_are_only_ever_with_one_data_server_are_seen(monkeypatch: py
 
 
 IN_A_PROCESS = """
-from adam_async.simulation.campaign import run_seed
+from adam_async.simulation.runner import run_seed
 from adam_async.simulation.scenarios.members import MEMBERS
 print(run_seed(MEMBERS, 2).replay_hash)
 """

@@ -2,7 +2,7 @@
 
 import pytest
 
-from adam_async.simulation.campaign import run_seed
+from adam_async.simulation.runner import run_seed
 from adam_async.simulation.scenarios import SCENARIOS
 
 SEEDS = 100

@@ -10,9 +10,9 @@ import pytest
 
 from adam_async.data_server.state import DataState
 from adam_async.parameter_server.state import ServerState
-from adam_async.simulation.campaign import draw_case, run_case, run_seed
 from adam_async.simulation.network import Conditions
 from adam_async.simulation.plan import Fault, Options, Plan
+from adam_async.simulation.runner import draw_case, run_case, run_seed
 from adam_async.simulation.scenarios import SCENARIOS, training, training_faults
 from adam_async.simulation.scenarios.training import BRIEF_S, TRAIN
 from adam_async.simulation.scenarios.training_cluster import CONTROLLERS, IMAGES, WORKERS, images
@@ -62,7 +62,7 @@ def test_the_images_are_digits_of_the_package_and_none_is_learnt_and_tested() ->
 
 
 IN_A_PROCESS = """
-from adam_async.simulation.campaign import run_seed
+from adam_async.simulation.runner import run_seed
 from adam_async.simulation.scenarios.training import TRAIN
 print(run_seed(TRAIN, 9).replay_hash)
 """

@@ -4,9 +4,8 @@ import pytest
 
 from adam_async.errors import ConfigError
 from adam_async.model.network import Network
-from adam_async.model_worker.updates import plan_pushes, plan_stages
-from adam_async.placement import assign_buckets, shard_table
-from adam_async.simulation.dice import Dice
+from adam_async.run.shard_table import assign_buckets, shard_table
+from adam_async.runtime.random_streams import Dice
 from adam_async.simulation.scenarios.training import TRAINING
 from adam_async.simulation.scenarios.training_cluster import SERVERS
 from adam_async.simulation.scenarios.training_setups import (
@@ -22,6 +21,7 @@ from adam_async.simulation.scenarios.training_setups import (
     draw_setup,
     setup_of,
 )
+from adam_async.worker.push_plan import plan_pushes, plan_stages
 
 DRAWN = [draw_setup(Dice(f"{seed}"), TRAINING) for seed in range(600)]
 

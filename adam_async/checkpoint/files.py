@@ -1,0 +1,315 @@
+"""Checkpoints on the disk: written aside and renamed, checked when they are read.
+
+A checkpoint is written into a hidden folder, every file is forced down, the folder takes its name, and only
+then ``latest`` is changed to it, which itself is a file written aside and renamed. So at any moment `latest`
+names a checkpoint that is whole; what a crash leaves is a hidden folder, removed at the next start, or a
+whole checkpoint that `latest` does not name yet. Two are kept: the newest and the one before, which is read
+where the newest has been damaged since.
+"""
+
+from collections.abc import Iterable, Sequence
+from contextlib import AsyncExitStack, suppress
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load as load_tensors
+
+from adam_async.checkpoint.manifest import (
+    INDEX_FILE,
+    LATEST_FILE,
+    MANIFEST_FILE,
+    MODEL,
+    PROGRESS_FILE,
+    STATE,
+    Checkpoint,
+    CheckpointError,
+    FileRecord,
+    Manifest,
+    ProgressNote,
+    age_order,
+    index_file,
+    is_folder_name,
+    manifest_file,
+    read_manifest,
+    split,
+    tensor_file,
+    trained_again,
+)
+from adam_async.runtime.disk import Disk, Part
+
+ASIDE = ".aside"
+"""How the names of what is not whole end; `Disk.write_atomic` names its files alike."""
+
+
+class CheckpointFolder:
+    """The folder of a run's checkpoints, for its one writer.
+
+    Args:
+        path: Where; made if it is not there.
+        disk: Writes.
+    """
+
+    def __init__(self, path: Path, disk: Disk) -> None:
+        self.path = path
+        self._disk = disk
+        self.latest = ""
+        """Name of the newest checkpoint; empty before there is one."""
+
+    async def take_up(self, resumed: Manifest | None) -> None:
+        """Make the folder ready for a run: nothing in it but the checkpoints that the run continues.
+
+        Args:
+            resumed: Of the checkpoint that the run takes up, wherever that was read from.
+
+        Raises:
+            CheckpointError: The folder has checkpoints of another run, or cannot be written to.
+        """
+        self.latest = ""
+        try:
+            await self._disk.make_folder(self.path)
+            names = await self._disk.names(self.path)
+            for name in filter(_is_stray, names):
+                await self._remove(name)
+            if any(map(is_folder_name, names)):
+                self.latest = await self._continued(resumed)
+                await self._disk.write_atomic(self.path / LATEST_FILE, [self.latest.encode()])
+        except OSError as error:
+            raise CheckpointError(
+                f"checkpoints cannot be written to {self.path}: {error.strerror or error}"
+            ) from None
+
+    async def _continued(self, resumed: Manifest | None) -> str:
+        """The name of the checkpoint here that is resumed."""
+        if resumed is not None:
+            manifest = self.path / resumed.name / MANIFEST_FILE
+            try:
+                there = read_manifest(await self._disk.read_bytes(manifest), str(manifest))
+            except (OSError, CheckpointError):
+                there = None
+            if there == resumed:
+                return resumed.name
+        raise CheckpointError(
+            f"{self.path} has checkpoints of another run: continue that one with --resume {self.path}, "
+            "or give another folder"
+        )
+
+    async def write(self, checkpoint: Checkpoint) -> int:
+        """Write a checkpoint, durable on return, and remove those that are older than the one before it.
+
+        Args:
+            checkpoint: Its manifest without files and checksum; they are added here.
+
+        Returns:
+            Its size in bytes.
+
+        Raises:
+            OSError: It could not be written; what was there before is untouched.
+        """
+        name = checkpoint.manifest.name
+        aside = self.path / f".{name}{ASIDE}"
+        try:
+            await self._disk.remove_folder(aside)
+            await self._disk.make_folder(aside)
+            size = await self._write_files(checkpoint, aside)
+            await self._disk.sync_folder(aside)
+            if name in await self._disk.names(self.path):
+                await self._put_away(name)  # never the latest: see `Checkpointer`
+            await self._disk.rename(aside, self.path / name)
+            await self._disk.write_atomic(self.path / LATEST_FILE, [name.encode()])
+        except OSError:
+            await self._disk.remove_folder(aside)
+            raise
+        before, self.latest = self.latest, name
+        with suppress(OSError):  # it is written; what could not be removed is tried again the next time
+            for old in await self._disk.names(self.path):
+                if is_folder_name(old) and old not in (name, before):
+                    await self._put_away(old)
+        return size
+
+    async def _write_files(self, checkpoint: Checkpoint, aside: Path) -> int:
+        records: list[FileRecord] = []
+        for stem, arrays in ((MODEL, checkpoint.weights), (STATE, checkpoint.state)):
+            files = split(stem, arrays)
+            for file, names in files.items():
+                parts = list(tensor_file({name: arrays[name] for name in names}))
+                records.append(await self._write_file(aside / file, parts))
+            if stem == MODEL:
+                records.append(await self._write_file(aside / INDEX_FILE, [index_file(files, arrays)]))
+        manifest = msgspec.structs.replace(checkpoint.manifest, files=tuple(records))
+        written = await self._disk.write_down(aside / MANIFEST_FILE, [manifest_file(manifest)])
+        return written + sum(record.bytes for record in records)
+
+    async def _write_file(self, path: Path, parts: Sequence[Part]) -> FileRecord:
+        size = await self._disk.write_down(path, parts)
+        return FileRecord(name=path.name, bytes=size, sha256=await self._disk.run(_digest, parts))
+
+    async def _put_away(self, name: str) -> None:
+        """Remove a checkpoint, which from its first moment on is none any more."""
+        gone = self.path / f".{name}.gone{ASIDE}"
+        await self._disk.remove_folder(gone)
+        await self._disk.rename(self.path / name, gone)
+        await self._disk.remove_folder(gone)
+
+    async def _remove(self, name: str) -> None:
+        path = self.path / name
+        if is_folder_name(name.removeprefix(".").removesuffix(ASIDE).removesuffix(".gone")):
+            await self._disk.remove_folder(path)
+        else:
+            await self._disk.run(path.unlink)
+
+    async def note_progress(self, note: ProgressNote) -> None:
+        """Note how far training went on after the newest checkpoint.
+
+        Raises:
+            OSError: It could not be written.
+        """
+        await self._disk.write_atomic(self.path / PROGRESS_FILE, [msgspec.json.encode(note)])
+
+    def __repr__(self) -> str:
+        return f"<CheckpointFolder {self.path} {self.latest or 'empty'}>"
+
+
+async def open_checkpoints(
+    stack: AsyncExitStack, checkpoint: Path | None, resume: Path | None
+) -> tuple[CheckpointFolder | None, Checkpoint | None]:
+    """The folder into which a cluster writes checkpoints, and the checkpoint that it continues.
+
+    Args:
+        stack: Closes the disk that the folder is written with.
+        checkpoint: The folder; without it that of `resume`.
+        resume: The folder of what is continued.
+
+    Raises:
+        CheckpointError: There is nothing to resume, or it is damaged.
+    """
+    path = checkpoint or resume
+    if path is None:
+        return None, None
+    disk = await stack.enter_async_context(Disk(name="checkpoints"))
+    found = await load_checkpoint(resume, disk) if resume is not None else None
+    return CheckpointFolder(path, disk), found
+
+
+async def load_checkpoint(folder: Path, disk: Disk) -> Checkpoint:
+    """Read the newest checkpoint of a folder that is whole, with its weights and all that training needs.
+
+    Args:
+        folder: What ``train --checkpoint`` was given.
+        disk: Reads.
+
+    Raises:
+        CheckpointError: There is none, or none is whole; says what is wrong with each.
+    """
+    candidates, problems = await _candidates(folder, disk)
+    for name in candidates:
+        try:
+            manifest, weights, state = await _read_one(folder / name, disk)
+        except CheckpointError as error:
+            problems.append(str(error))
+        else:
+            return Checkpoint(
+                manifest=manifest,
+                weights=weights,
+                state=state,
+                problems=tuple(problems),
+                trained_again=trained_again(manifest, await _read_progress(folder, disk)),
+            )
+    raise _none_whole(folder, problems)
+
+
+async def newest_manifest(folder: Path, disk: Disk) -> Manifest:
+    """Read what the newest checkpoint of a folder says of its run, without its tensors.
+
+    Raises:
+        CheckpointError: There is none, or none can be read; says what is wrong with each.
+    """
+    candidates, problems = await _candidates(folder, disk)
+    for name in candidates:
+        try:
+            return await _read_manifest(folder / name, disk)
+        except CheckpointError as error:
+            problems.append(str(error))
+    raise _none_whole(folder, problems)
+
+
+def _none_whole(folder: Path, problems: Sequence[str]) -> CheckpointError:
+    why = "; ".join(problems) or "train --checkpoint writes them"
+    return CheckpointError(f"no checkpoint in {folder} can be read: {why}")
+
+
+async def _candidates(folder: Path, disk: Disk) -> tuple[list[str], list[str]]:
+    """The checkpoints of a folder, the one to be read first, and what is wrong with the folder itself."""
+    try:
+        names = await disk.names(folder)
+    except OSError as error:
+        raise CheckpointError(f"no checkpoint in {folder}: {error.strerror or error}") from None
+    candidates = sorted(filter(is_folder_name, names), key=age_order, reverse=True)
+    if LATEST_FILE not in names:
+        return candidates, []
+    latest = (await _read(folder / LATEST_FILE, disk)).decode(errors="replace").strip()
+    if latest not in candidates:
+        return candidates, [f"{folder / LATEST_FILE} names {latest[:40]!r}, which is not there"]
+    candidates.remove(latest)
+    return [latest, *candidates], []
+
+
+async def _read_one(
+    folder: Path, disk: Disk
+) -> tuple[Manifest, dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
+    manifest = await _read_manifest(folder, disk)
+    tensors: dict[str, dict[str, NDArray[Any]]] = {MODEL: {}, STATE: {}}
+    for record in manifest.files:
+        path = folder / record.name
+        data = await _read(path, disk)
+        if len(data) != record.bytes:
+            raise CheckpointError(f"{path} is damaged: it has {len(data)} bytes of {record.bytes}")
+        if await disk.run(_digest, [data]) != record.sha256:
+            raise CheckpointError(f"{path} is damaged: its bytes are not those that were written")
+        if record.name == INDEX_FILE:
+            continue
+        try:
+            found = await disk.run(load_tensors, data)
+        except (SafetensorError, ValueError, KeyError) as error:
+            raise CheckpointError(f"{path} cannot be read: {error}") from None
+        tensors[record.name.partition("-")[0]].update(found)
+    return manifest, tensors[MODEL], tensors[STATE]
+
+
+async def _read_manifest(folder: Path, disk: Disk) -> Manifest:
+    path = folder / MANIFEST_FILE
+    manifest = read_manifest(await _read(path, disk), str(path))
+    if manifest.name != folder.name:
+        raise CheckpointError(f"{folder} holds {manifest.name}: it was renamed")
+    return manifest
+
+
+async def _read(path: Path, disk: Disk) -> bytes:
+    try:
+        return await disk.read_bytes(path)
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} is missing") from None
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+async def _read_progress(folder: Path, disk: Disk) -> ProgressNote | None:
+    try:
+        return msgspec.json.decode(await disk.read_bytes(folder / PROGRESS_FILE), type=ProgressNote)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def _digest(parts: Iterable[Part]) -> str:
+    digest = sha256()
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def _is_stray(name: str) -> bool:
+    """Whether a name is of something that was being written or removed when a process ended."""
+    return name.endswith(ASIDE) and name.startswith((".checkpoint-", f"{LATEST_FILE}.", f"{PROGRESS_FILE}."))

@@ -1,0 +1,203 @@
+"""A trained model as one file: the tensors by name; in the metadata the spec and the names of the classes.
+
+The file is in the safetensors format, which other libraries read as it is. Nothing in it depends on time
+or machine: equal weights and specs give equal bytes.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load as load_tensors
+from safetensors.numpy import save as save_tensors
+
+from adam_async.data_server.sources.labels import is_name
+from adam_async.errors import ConfigError
+from adam_async.model.errors import SpecError
+from adam_async.model.layer import Layer
+from adam_async.model.layers import BUILTIN_LAYERS
+from adam_async.model.network import Network
+from adam_async.model.spec import ModelSpec
+from adam_async.runtime.disk import Disk
+
+FILE_NAME = "model.safetensors"
+FORMAT = "adam-async/model/1"
+"""Name and version of the format."""
+
+METADATA_KEY = "adam-async"
+"""Where the metadata hold our JSON: ``format_version``, ``spec`` and, of data with names, ``class_names``."""
+
+MAX_HEADER_BYTES = 1 << 20
+"""Largest header accepted: names, shapes and metadata of some thousand tensors."""
+
+
+class SavedModelError(ConfigError):
+    """A file is not a model that can be used; says what is wrong with it and what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SavedModel:
+    """The contents of a model file."""
+
+    spec: ModelSpec
+    weights: dict[str, NDArray[Any]]
+    """Tensor name to its values, in its shape."""
+    class_names: tuple[str, ...]
+    """Name of class 0, 1, ...; empty if the training data had numbers only."""
+
+
+def dump_model(
+    network: Network, weights: Mapping[str, NDArray[Any]], class_names: Sequence[str] = ()
+) -> bytes:
+    """Write a model as the bytes of its file.
+
+    Args:
+        network: The model.
+        weights: Its tensors by name; converted to the network's dtype if they have another.
+        class_names: Name of class 0, 1, ... of the training data; empty if they have numbers only.
+
+    Raises:
+        SavedModelError: A tensor is missing, superfluous or has the wrong shape.
+    """
+    _check(network, weights, "the weights")
+    tensors = {p.name: np.ascontiguousarray(weights[p.name], network.dtype) for p in network.parameters}
+    # One entry: the library writes several in an order that changes from process to process.
+    ours: dict[str, Any] = {"format_version": FORMAT, "spec": network.spec.to_dict()}
+    if class_names:
+        ours["class_names"] = list(class_names)
+    return bytes(save_tensors(tensors, metadata={METADATA_KEY: json.dumps(ours)}))
+
+
+async def save_model(
+    network: Network,
+    weights: Mapping[str, NDArray[Any]],
+    folder: Path,
+    disk: Disk,
+    *,
+    class_names: Sequence[str] = (),
+) -> Path:
+    """Write ``model.safetensors`` into a folder, all or nothing, and return its path.
+
+    Cancelling leaves the old file or the new one.
+
+    Raises:
+        SavedModelError: The weights are not those of the model.
+        OSError: It cannot be written.
+    """
+    path = folder / FILE_NAME
+    await disk.write_atomic(path, [dump_model(network, weights, class_names)])
+    return path
+
+
+def load_model(
+    data: bytes, *, origin: str = "the model file", layers: Mapping[str, type[Layer]] = BUILTIN_LAYERS
+) -> SavedModel:
+    """Read the bytes of a model file.
+
+    Args:
+        data: The whole file.
+        origin: What to call it in an error, such as its path.
+        layers: Kinds of layers that the model may use.
+
+    Raises:
+        SavedModelError: It is truncated, not in the safetensors format, not written by us, or its tensors
+            are not those of its spec.
+    """
+    spec, class_names = _metadata(_header(data, origin), origin)
+    try:
+        weights = dict(load_tensors(data))
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise SavedModelError(f"{origin} is damaged: {error}; save it again") from None
+    try:
+        network = Network(spec, layers=layers)
+    except SpecError as error:
+        raise SavedModelError(f"{origin} holds a model that cannot be built: {error}") from None
+    _check(network, weights, origin)
+    outputs = prod(network.layers[-1].input_shapes[0])
+    if len(class_names) > outputs:
+        raise SavedModelError(
+            f"{origin} names {len(class_names)} classes, but its model has {outputs} outputs"
+        )
+    return SavedModel(spec=spec, weights=weights, class_names=class_names)
+
+
+def _header(data: bytes, origin: str) -> dict[str, Any]:
+    """Read the header, which the library's loader keeps to itself, and see that the file is whole."""
+    if len(data) < 8:
+        raise SavedModelError(f"{origin} has {len(data)} bytes; a safetensors file has at least 10")
+    size = int.from_bytes(data[:8], "little")
+    if size > MAX_HEADER_BYTES:
+        raise SavedModelError(f"{origin} is not a safetensors file (its header would have {size} bytes)")
+    if 8 + size > len(data):
+        raise SavedModelError(
+            f"{origin} is truncated: it has {len(data)} bytes, its header alone ends at {8 + size}"
+        )
+    try:
+        header = json.loads(data[8 : 8 + size])
+    except ValueError:
+        header = None
+    if not isinstance(header, dict):
+        raise SavedModelError(f"{origin} is not a safetensors file (its header is not a JSON object)")
+    ends = [_end_of(entry) for name, entry in header.items() if name != "__metadata__"]
+    expected = 8 + size + max(ends, default=0)
+    if len(data) < expected:
+        raise SavedModelError(f"{origin} is truncated: it has {len(data)} bytes of {expected}")
+    return header
+
+
+def _end_of(entry: Any) -> int:
+    offsets = entry.get("data_offsets") if isinstance(entry, dict) else None
+    if isinstance(offsets, list) and len(offsets) == 2 and all(type(offset) is int for offset in offsets):
+        return int(offsets[1])
+    return 0
+
+
+def _metadata(header: dict[str, Any], origin: str) -> tuple[ModelSpec, tuple[str, ...]]:
+    """Return the spec and the names of the classes."""
+    metadata = header.get("__metadata__")
+    ours = metadata.get(METADATA_KEY) if isinstance(metadata, dict) else None
+    if not isinstance(ours, str):
+        raise SavedModelError(
+            f"{origin} is a safetensors file without a model's spec; use one that `train --out` wrote"
+        )
+    try:
+        values = json.loads(ours)
+        version, spec, names = values["format_version"], values["spec"], values.get("class_names", [])
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise SavedModelError(f"{origin} has damaged metadata; save it again") from None
+    if version != FORMAT:
+        raise SavedModelError(f"{origin} has the format {version!r}; this version reads {FORMAT!r}")
+    if not isinstance(names, list) or not all(isinstance(name, str) and is_name(name) for name in names):
+        raise SavedModelError(
+            f"{origin} has damaged metadata: class_names is not a list of names; save it again"
+        )
+    try:
+        return ModelSpec.from_dict(spec), tuple(names)
+    except SpecError as error:
+        raise SavedModelError(f"{origin} holds no valid spec: {error}") from None
+
+
+def _check(network: Network, weights: Mapping[str, NDArray[Any]], origin: str) -> None:
+    wanted = {parameter.name: parameter.shape for parameter in network.parameters}
+    missing = sorted(wanted.keys() - weights.keys())
+    unknown = sorted(weights.keys() - wanted.keys())
+    if missing:
+        raise SavedModelError(f"{origin} lacks {', '.join(missing)}, which model {network.spec.name!r} has")
+    if unknown:
+        raise SavedModelError(
+            f"{origin} has {', '.join(unknown)}, which model {network.spec.name!r} does not have"
+        )
+    for name, shape in wanted.items():
+        if weights[name].shape != shape:
+            raise SavedModelError(
+                f"{origin}: {name} has shape {list(weights[name].shape)}, "
+                f"but model {network.spec.name!r} needs {list(shape)}"
+            )
+        if weights[name].dtype not in (np.float32, np.float64):
+            raise SavedModelError(f"{origin}: {name} holds {weights[name].dtype}, not float32 or float64")

@@ -1,0 +1,126 @@
+"""Pure: all tensors of a run with their rule state, put together from shards and cut into shards again."""
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adam_async.checkpoint.manifest import Checkpoint, CheckpointError
+from adam_async.messages import check_tensor
+from adam_async.model.network import Network
+from adam_async.model.rules import Rule
+from adam_async.run.shard_table import ShardSpec, ShardTable
+from transport import RemoteProtocolError
+
+
+class RunTensors:
+    """Whole tensors, and which part of them each shard is.
+
+    Args:
+        network: Whose parameters they are.
+        table: How those are cut.
+        rule: Which arrays there are beside the values.
+    """
+
+    def __init__(self, network: Network, table: ShardTable, rule: Rule) -> None:
+        self.table = table
+        self._rule = rule
+        self._dtype = network.dtype
+        self.arrays = (*rule.state_names, *rule.scalar_names)
+        """Names of the rule's arrays, as they travel."""
+        self.weights: dict[str, NDArray[Any]] = {
+            parameter.name: np.empty(parameter.shape, network.dtype) for parameter in network.parameters
+        }
+        self.state: dict[str, NDArray[Any]] = {}
+        """Elementwise arrays in the shape of their tensor; counts with one entry per shard of it."""
+        for parameter in network.parameters:
+            made = rule.new_state((1,), network.dtype)
+            for name in rule.state_names:
+                self.state[f"{name}/{parameter.name}"] = np.empty(parameter.shape, made[name].dtype)
+            for name in rule.scalar_names:
+                shards = len(table.by_tensor[parameter.name])
+                self.state[f"{name}/{parameter.name}"] = np.empty(shards, made[name].dtype)
+        self._place = {
+            shard.id: place for shards in table.by_tensor.values() for place, shard in enumerate(shards)
+        }
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of everything."""
+        return sum(array.nbytes for array in (*self.weights.values(), *self.state.values()))
+
+    def bytes_of(self, shard: ShardSpec) -> int:
+        """Bytes of one shard with its rule state, about: counts are left out."""
+        return shard.size * self._dtype.itemsize * (1 + len(self._rule.state_names))
+
+    def cut(self, number: int) -> list[NDArray[Any]]:
+        """One shard as it travels: its values, then the rule's arrays in their order; views, flat."""
+        shard = self.table.shards[number]
+        part = slice(shard.start, shard.stop)
+        place = self._place[shard.id]
+        return [
+            self.weights[shard.tensor].reshape(-1)[part],
+            *(self.state[f"{name}/{shard.tensor}"].reshape(-1)[part] for name in self._rule.state_names),
+            *(self.state[f"{name}/{shard.tensor}"][place : place + 1] for name in self._rule.scalar_names),
+        ]
+
+    def put(self, shards: Sequence[int], arrays: Sequence[str], tensors: Sequence[NDArray[Any]]) -> None:
+        """Take shards as they travelled.
+
+        Args:
+            shards: Their numbers.
+            arrays: The names of the rule's arrays that the sender has.
+            tensors: For each shard what `cut` gives.
+
+        Raises:
+            RemoteProtocolError: They are not what this run has.
+        """
+        if tuple(arrays) != self.arrays:
+            raise RemoteProtocolError("shards", f"the rule has arrays {self.arrays}, not {tuple(arrays)}")
+        each = 1 + len(self.arrays)
+        if len(tensors) != each * len(shards):
+            raise RemoteProtocolError(
+                "shards", f"{len(shards)} shards need {each * len(shards)} tensors, not {len(tensors)}"
+            )
+        for place, number in enumerate(shards):
+            for to, tensor in zip(self.cut(number), tensors[place * each :], strict=False):
+                check_tensor(tensor, f"shard {number}", to.shape, to.dtype)
+                to[:] = tensor
+
+    def fill(self, checkpoint: Checkpoint) -> None:
+        """Take all tensors of a checkpoint.
+
+        Raises:
+            CheckpointError: They are not those of this run.
+        """
+        for kind, ours, theirs in (
+            ("parameter", self.weights, checkpoint.weights),
+            ("rule state", self.state, checkpoint.state),
+        ):
+            _check_same(checkpoint, kind, ours, theirs)
+            for name, array in ours.items():
+                array[...] = theirs[name]
+
+    def __repr__(self) -> str:
+        sizes = sum(prod(array.shape) for array in self.weights.values())
+        return f"<RunTensors {len(self.weights)} tensors {sizes} values {', '.join(self.arrays)}>"
+
+
+def _check_same(
+    checkpoint: Checkpoint,
+    kind: str,
+    ours: Mapping[str, NDArray[Any]],
+    theirs: Mapping[str, NDArray[Any]],
+) -> None:
+    for name in sorted(ours.keys() ^ theirs.keys()):
+        lacks = "lacks" if name in ours else "has a superfluous"
+        raise CheckpointError(f"{checkpoint.manifest.name} {lacks} {kind} {name}; it is of another model")
+    for name, array in ours.items():
+        there = theirs[name]
+        if (there.shape, there.dtype) != (array.shape, array.dtype):
+            raise CheckpointError(
+                f"{checkpoint.manifest.name}: {kind} {name} is {there.dtype} of {list(there.shape)}, "
+                f"but the run has {array.dtype} of {list(array.shape)}"
+            )

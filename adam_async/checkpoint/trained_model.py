@@ -1,0 +1,219 @@
+"""A trained model in a program: it names the classes of images.
+
+    model = Model.load("out/model.safetensors")
+    found = model.predict(images)
+    print(found.names[0], found.probabilities[0])
+
+Letters: N images, K classes, C channels, H rows, W columns.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adam_async.checkpoint.model_file import FILE_NAME, SavedModel, dump_model, load_model
+from adam_async.data_server.dataset import Dataset
+from adam_async.errors import ConfigError
+from adam_async.model.errors import ModelError
+from adam_async.model.layer import Layer
+from adam_async.model.layers import BUILTIN_LAYERS
+from adam_async.model.network import PREDICT_BATCH, Network
+from adam_async.report.evaluate import Evaluation, Exam
+
+if TYPE_CHECKING:
+    from adam_async.run.result import RunResult
+
+SOFTMAX = "softmax_cross_entropy"
+"""Kind of the loss layer whose inputs become probabilities."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Predictions:
+    """Classes of some images."""
+
+    numbers: NDArray[np.int64]
+    """Shape (N,): the class with the highest probability."""
+    probabilities: NDArray[np.float64]
+    """Shape (N, K), each row with the sum 1."""
+    class_names: tuple[str, ...]
+    """Name of class 0, 1, ..., K - 1."""
+
+    @property
+    def names(self) -> list[str]:
+        """Name of the class with the highest probability, for each image."""
+        return [self.class_names[number] for number in self.numbers]
+
+    def best(self, image: int, count: int) -> Iterator[tuple[str, float]]:
+        """Yield name and probability of the `count` likeliest classes of one image, the likeliest first."""
+        row = self.probabilities[image]
+        for number in np.argsort(-row, kind="stable")[:count]:
+            yield self.class_names[number], float(row[number])
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __repr__(self) -> str:
+        return f"<Predictions {len(self)} images {len(self.class_names)} classes>"
+
+
+class Model:
+    """A network with its weights and the names of its classes.
+
+    Any number of threads may use one model. `predict` and `evaluate` block their thread; in an event loop,
+    call them with `asyncio.to_thread`.
+
+    Args:
+        network: The network.
+        weights: Tensor name to its values; not copied.
+        class_names: Name of class 0, 1, ...; a class without a name has its number as name.
+    """
+
+    def __init__(
+        self, network: Network, weights: Mapping[str, NDArray[Any]], class_names: Sequence[str] = ()
+    ) -> None:
+        self.network = network
+        self.weights = weights
+        self.trained_names = tuple(class_names)
+        """Names of the classes of the training data; empty if those classes have only numbers."""
+
+    @classmethod
+    def load(cls, path: str | Path, *, layers: Mapping[str, type[Layer]] = BUILTIN_LAYERS) -> Self:
+        """Read a model that `train --out` wrote. Blocks.
+
+        Args:
+            path: The file, or the folder with a file ``model.safetensors``.
+            layers: Kinds of layers that the model may use; ``{**BUILTIN_LAYERS, "mine": Mine}`` adds one.
+
+        Raises:
+            SavedModelError: The file is damaged, or is not a model; says what to do.
+            ConfigError: The file cannot be read.
+        """
+        path = Path(path)
+        try:
+            path = path / FILE_NAME if path.is_dir() else path
+            data = path.read_bytes()
+        except OSError as error:
+            raise cannot_read(path, error) from None
+        return cls.of_file(load_model(data, origin=str(path), layers=layers), layers=layers)
+
+    @classmethod
+    def of_file(cls, saved: SavedModel, *, layers: Mapping[str, type[Layer]] = BUILTIN_LAYERS) -> Self:
+        """Make a model from the contents of a file."""
+        dtype = next((array.dtype for array in saved.weights.values()), np.dtype(np.float32))
+        network = Network(saved.spec, dtype, kernels="auto", layers=layers)
+        return cls(network, saved.weights, saved.class_names)
+
+    @classmethod
+    def of(cls, result: "RunResult") -> Self:
+        """Make a model from the result of a training."""
+        return cls(result.model, result.weights, result.class_names)
+
+    def save(self, folder: str | Path) -> Path:
+        """Write ``model.safetensors`` into a folder atomically, and return its path. Blocks.
+
+        Raises:
+            ConfigError: The file cannot be written there.
+        """
+        path = Path(folder) / FILE_NAME
+        aside = path.with_name(f".{FILE_NAME}.part")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            aside.write_bytes(dump_model(self.network, self.weights, self.trained_names))
+            aside.replace(path)
+        except OSError as error:
+            raise ConfigError(f"model {path} cannot be written: {error.strerror or error}") from None
+        return path
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """(C, H, W) of one image."""
+        return self.network.input_shape
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Name of class 0, 1, ..., K - 1; the number of a class that has none."""
+        outputs = prod(self.network.layers[-1].input_shapes[0])
+        return (*self.trained_names, *map(str, range(len(self.trained_names), outputs)))
+
+    def predict(self, images: NDArray[Any], *, batch: int = PREDICT_BATCH) -> Predictions:
+        """Name the classes of images.
+
+        Compiled kernels compute the classes if they are ready on this machine, else NumPy.
+
+        Args:
+            images: Shape (N, C, H, W) or, with one channel, (N, H, W): uint8 from 0 to 255, or floats from 0
+                to 1. N may be 0.
+            batch: Number of images computed together.
+
+        Raises:
+            ModelError: The images have another layout, type or range.
+            ConfigError: The model's last layer is not softmax cross-entropy, so it gives no probabilities.
+        """
+        spec = self.network.spec
+        if spec.layers[-1].kind != SOFTMAX:
+            raise ConfigError(
+                f"model {spec.name!r} ends in {spec.layers[-1].kind}, so its outputs are not probabilities; "
+                "read them with model.network.scores(model.weights, images)"
+            )
+        images = self._as_array(images)
+        self.network.use_ready()
+        scores = self.network.scores(self.weights, images, batch).astype(np.float64)
+        shares = np.exp(scores - scores.max(axis=1, keepdims=True, initial=-np.inf))
+        shares /= shares.sum(axis=1, keepdims=True)
+        return Predictions(
+            numbers=scores.argmax(axis=1).astype(np.int64),
+            probabilities=shares,
+            class_names=self.class_names,
+        )
+
+    def _as_array(self, images: NDArray[Any]) -> NDArray[Any]:
+        """Convert to an array, and refuse a single image: its rows would be read as images."""
+        try:
+            array = np.asarray(images)
+        except ValueError as error:
+            raise ModelError(f"images must be one array, (N, C, H, W): {error}") from None
+        # With one channel, (1, H, W) is valid: one image of (N, H, W).
+        single = self.input_shape[1:] if self.input_shape[0] == 1 else self.input_shape
+        if array.shape == single:
+            raise ModelError(
+                f"images have shape {list(array.shape)}, which is one image; give several: images[np.newaxis]"
+            )
+        return array
+
+    def evaluate(self, dataset: Dataset) -> Evaluation:
+        """Evaluate the model on a data set's test images; classes are matched by name.
+
+        Raises:
+            ConfigError: The model takes other images, or does not know the class of a test image.
+            DataError: There are no test images.
+        """
+        self.network.use_ready()
+        exam = Exam(self.network, self.weights, dataset, self.trained_names)
+        context = exam.context()
+        return exam.result(exam.mark(context, first) for first in exam.batches)
+
+    def __repr__(self) -> str:
+        return f"<Model {self.network.spec.name} {len(self.class_names)} classes>"
+
+
+def check_init(init: object) -> None:
+    """Refuse what is neither a `Model` nor None, such as the path of a model.
+
+    Raises:
+        ConfigError: It is something else; says how to load a model.
+    """
+    if init is not None and not isinstance(init, Model):
+        example = f"Model.load({str(init)!r})" if isinstance(init, str | PurePath) else "Model.load(path)"
+        raise ConfigError(f"init is a {type(init).__name__}, expected a model: give init={example}")
+
+
+def cannot_read(path: Path, error: OSError) -> ConfigError:
+    """Return the error for a model file that cannot be read."""
+    return ConfigError(
+        f"model {path} cannot be read: {error.strerror or error}; name a file that `train --out` wrote"
+    )

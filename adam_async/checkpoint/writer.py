@@ -1,0 +1,344 @@
+"""Takes the checkpoints of one run: reads all shards while training pauses, writes them while it goes on.
+
+It writes one checkpoint at a time. The next one waits for it, for `checkpoint_s` at most; a note of progress
+has the same limit. A failed checkpoint is a *miss*: the driver logs it at once as an event of the run, and
+keeps the checkpoint before. `checkpoint_misses` in a row end the run, because a crash would lose all training
+since the newest checkpoint.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any
+
+import msgspec
+
+from adam_async.checkpoint.files import CheckpointFolder
+from adam_async.checkpoint.manifest import Checkpoint, Manifest, ProgressNote, epoch_values
+from adam_async.checkpoint.shard_transfer import ShardCopies
+from adam_async.checkpoint.tensors import RunTensors
+from adam_async.errors import DeadlineExceeded, RunFailed
+from adam_async.messages import ShardState, read_number
+from adam_async.model.network import Network as Model
+from adam_async.model.rules import make_rule
+from adam_async.run.cluster_map import ClusterMap, ResumeRecord, RunRecord
+from adam_async.run.config import Config
+from adam_async.run.partition import table_of
+from adam_async.run.progress import Progress
+from adam_async.run.result import CheckpointResult, EpochResult
+from transport import TransportError
+
+logger = logging.getLogger(__name__)
+
+NOT_FINITE = "no checkpoint was written: the loss is not finite, and the one before is worth more"
+
+Spawn = Callable[[str, Coroutine[Any, Any, None]], asyncio.Task[None]]
+"""Start a task of the owner's group under a name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Reading:
+    """All shards at one moment."""
+
+    tensors: RunTensors
+    states: tuple[ShardState, ...]
+    read_s: float
+    """How long that took."""
+
+
+class Checkpointer:
+    """Checkpoints of one run.
+
+    Args:
+        folder: Where they go, opened for this run.
+        copies: Reads the shards.
+        config: The run's options.
+        model: The network.
+        common: A manifest with what is the same in all of them.
+        spawn: Starts what goes on beside training.
+        note: Adds an incident to the run's events.
+        progress: Shows the newest checkpoint.
+    """
+
+    def __init__(
+        self,
+        *,
+        folder: CheckpointFolder,
+        copies: ShardCopies,
+        config: Config,
+        model: Model,
+        common: Manifest,
+        spawn: Spawn,
+        note: Callable[[str], None],
+        progress: Progress,
+    ) -> None:
+        self._folder = folder
+        self._copies = copies
+        self._spawn = spawn
+        self._note = note
+        self._progress = progress
+        self._misses = 0
+        self._common = common
+        self._config = config
+        self._model = model
+        self._timeout_s = config.waits.checkpoint_s
+        self._writing: asyncio.Task[None] | None = None
+        self._noting: asyncio.Task[None] | None = None
+        self._seen: ProgressNote | None = None
+        self._noted: ProgressNote | None = None
+        self._noting_failed = False
+        self.written: list[CheckpointResult] = []
+        self.missed = ""
+        """Why the last checkpoint that was due failed; empty if it did not."""
+        progress.takes_checkpoints = True
+        if folder.latest:  # the run continues this one
+            progress.written(folder.latest, now=asyncio.get_running_loop().time())
+
+    async def read(self, cluster: ClusterMap, clock: int) -> Reading | None:
+        """Copy all shards, once the checkpoint before is written.
+
+        Args:
+            cluster: Where they are.
+            clock: With ssp and bsp, where all replicas meet: what all shards that are trained must have
+                reached.
+
+        Returns:
+            None if the servers could not be read, which is a miss.
+
+        Raises:
+            RunFailed: See `miss`.
+        """
+        await self.settle()
+        loop = asyncio.get_running_loop()
+        begin = loop.time()
+        tensors = make_tensors(self._model, self._config, self._common.plan)
+        clocked = self._config.slack is not None
+        table, frozen = tensors.table, self._model.frozen
+        bound = {int(shard.id): clock for shard in table.shards if clocked and shard.tensor not in frozen}
+        try:
+            states = await self._copies.read(cluster, table, tensors, clocks=bound)
+        except (TransportError, DeadlineExceeded) as error:
+            self.miss(f"no checkpoint was taken, the servers could not be read: {error}")
+            return None
+        return Reading(tensors=tensors, states=states, read_s=loop.time() - begin)
+
+    def write_end(
+        self,
+        reading: Reading,
+        cluster: ClusterMap,
+        results: tuple[dict[str, Any], ...],
+        epochs: Sequence[EpochResult],
+    ) -> None:
+        """Begin to write what was read at the end of an epoch; training goes on meanwhile.
+
+        Args:
+            reading: All shards.
+            cluster: The map in which the epoch has ended.
+            results: Results of all epochs up to this one, as the map had them.
+            epochs: What the epochs came to, up to this one.
+        """
+        ended = cluster.epoch
+        assert ended is not None
+        resume = ResumeRecord(epoch=ended.number + 1, finished=(), clock=0, results=results)
+        if isfinite(epochs[-1].train_loss):
+            self._begin(reading, (ended.number, ended.groups), resume, epochs, reading.read_s)
+        else:
+            self._note(NOT_FINITE)
+
+    def write_within(
+        self,
+        reading: Reading,
+        results: tuple[dict[str, Any], ...],
+        data: Mapping[str, Any],
+        epochs: Sequence[EpochResult],
+        paused_s: float,
+    ) -> None:
+        """Begin to write what was read at a pause within an epoch; training goes on meanwhile.
+
+        Args:
+            reading: All shards.
+            results: Results of all epochs before this one, as the map had them.
+            data: What the data server said during the pause.
+            epochs: What the epochs before this one came to.
+            paused_s: How long training stood still.
+        """
+        epoch, groups = int(data["epoch"]), int(data["finished"])
+        resume = ResumeRecord(
+            epoch=epoch,
+            finished=tuple((int(start), int(stop)) for start, stop in data["trained_ranges"]),
+            clock=0,
+            results=results,
+            images=int(data["images"]),
+            loss=read_number(data["loss"]),
+            train_s=float(data["train_s"]),
+        )
+        if isfinite(resume.loss):
+            self._begin(reading, (epoch, groups), resume, epochs, paused_s)
+        else:
+            self._note(NOT_FINITE)
+
+    def _begin(
+        self,
+        reading: Reading,
+        place: tuple[int, int],
+        resume: ResumeRecord,
+        epochs: Sequence[EpochResult],
+        paused_s: float,
+    ) -> None:
+        clocks = [clock for state in reading.states for clock in state.clocks.values()]
+        manifest = msgspec.structs.replace(
+            self._common,
+            epoch=place[0],
+            groups=place[1],
+            resume=msgspec.structs.replace(resume, clock=max(clocks, default=0)),
+            epochs=epoch_values(epochs),
+            arrays=reading.tensors.arrays,
+            shards=reading.states,
+        )
+        if manifest.name == self._folder.latest:
+            return  # resumed from it, and nothing was trained since
+        checkpoint = Checkpoint(
+            manifest=manifest, weights=reading.tensors.weights, state=reading.tensors.state
+        )
+        self._writing = self._spawn("checkpoint", self._write(checkpoint, paused_s))
+
+    async def _write(self, checkpoint: Checkpoint, paused_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        begin = loop.time()
+        name = checkpoint.manifest.name
+        try:
+            size = await self._folder.write(checkpoint)
+        except OSError as error:
+            self.miss(f"{name} could not be written: {error.strerror or error}")
+            return
+        self._misses, self.missed = 0, ""
+        result = CheckpointResult(
+            name=name,
+            epoch=checkpoint.manifest.epoch,
+            paused_s=round(paused_s, 6),
+            written_s=round(loop.time() - begin, 6),
+            bytes=size,
+        )
+        self.written.append(result)
+        self._progress.written(name, now=loop.time())
+        self._begin_note()
+        logger.info("%s: paused %.3f s, %d bytes in %.3f s", name, paused_s, size, result.written_s)
+
+    async def settle(self) -> None:
+        """Wait for the checkpoint in progress; after `checkpoint_s` it is a miss.
+
+        Raises:
+            RunFailed: See `miss`.
+        """
+        writing = self._writing
+        if writing is None:
+            return
+        await asyncio.wait([writing], timeout=self._timeout_s)
+        self._writing = None
+        if not writing.done():
+            writing.cancel()
+            self.miss(f"a checkpoint was not written within {self._timeout_s:g} s and is given up")
+
+    def miss(self, what: str) -> None:
+        """Report a failed checkpoint; the run goes on, unless too many in a row have failed.
+
+        Args:
+            what: Name of the checkpoint, and reason of the failure.
+
+        Raises:
+            RunFailed: `checkpoint_misses` in a row have failed; names the newest good one.
+        """
+        self._misses += 1
+        self.missed = what
+        if self._misses == self._config.checkpoint_misses:
+            newest = self._folder.latest or "none was written"
+            failed = "a checkpoint" if self._misses == 1 else f"{self._misses} checkpoints in a row"
+            raise RunFailed(
+                f"{failed} failed, the last one thus: {what}; the newest: {newest}; with "
+                "--checkpoint-misses 0 a run goes on without checkpoints"
+            )
+        if self._misses & (self._misses - 1):
+            return  # the first miss in a row is news, and then each doubling of their number
+        often = "" if self._misses == 1 else f", {self._misses} failed in a row"
+        self._note(f"{what}; training goes on without it{often}")
+
+    def look(self, data: Mapping[str, Any]) -> None:
+        """Note how far training is, beside the checkpoints. Never waits.
+
+        Args:
+            data: What the data server counted.
+        """
+        epoch, groups = int(data["epoch"]), int(data["finished"])
+        self._seen = ProgressNote(epoch=epoch, groups=groups, trained_again=self._common.trained_again)
+        if self._writing is None or self._writing.done():
+            self._begin_note()
+
+    def _begin_note(self) -> None:
+        if self._noting is None or self._noting.done():
+            self._noting = self._spawn("progress", self._note_progress())
+
+    async def _note_progress(self) -> None:
+        """Write down what was seen last, if it is news; after `checkpoint_s` give it up.
+
+        The events tell the first of several failures in a row: there is a note a second.
+        """
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                while (note := self._seen) is not None and note != self._noted and note.epoch:
+                    self._noted = note
+                    await self._folder.note_progress(note)
+                    self._noting_failed = False
+            return
+        except TimeoutError:
+            why = f"within {self._timeout_s:g} s"
+        except OSError as error:
+            why = f"({error.strerror or error})"
+        if not self._noting_failed:
+            self._note(f"how far training is could not be noted {why}; training goes on without it")
+        self._noting_failed = True
+
+    def __repr__(self) -> str:
+        return f"<Checkpointer {self._folder!r} {len(self.written)} written>"
+
+
+def make_tensors(model: Model, config: Config, plan: dict[str, Any] | None) -> RunTensors:
+    """Memory for all tensors of a run with their rule state.
+
+    Args:
+        model: The model.
+        config: The run.
+        plan: How the model is cut, as the run's record says.
+    """
+    table = table_of(model, shard_bytes=config.shard_bytes, plan=plan)
+    rule = make_rule(config.rule, momentum=config.momentum, weight_decay=config.weight_decay)
+    return RunTensors(model, table, rule)
+
+
+def common_manifest(
+    run: RunRecord, asked: Config, data: Mapping[str, Any], *, trained_again: int
+) -> Manifest:
+    """What the manifests of a run's checkpoints have in common.
+
+    Args:
+        run: As it was submitted.
+        asked: The options before the run filled in what was left open. Epochs and schedule are kept as the
+            run decided them, so that its rate goes on along the same curve.
+        data: What the data server says of its data.
+        trained_again: Groups that the run has to train a second time.
+    """
+    decided = {name: run.config[name] for name in ("epochs", "schedule", "warm_up")}
+    return Manifest(
+        run=run.id,
+        config={**msgspec.to_builtins(asked), **decided},
+        rate=float(run.config["rate"]),
+        spec=run.spec,
+        plan=run.plan,
+        transforms=run.transforms,
+        data=dict(data),
+        epoch=0,
+        groups=0,
+        resume=ResumeRecord(epoch=1, finished=(), clock=0),
+        trained_again=trained_again,
+    )

@@ -1,0 +1,71 @@
+"""The bare kernel loop around a run, for its report: as many threads, the same model, rule and images."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from adam_async.data_server.dataset import Dataset
+from adam_async.model.network import Network
+from adam_async.model.rules import make_rule
+from adam_async.model.spec import ModelSpec
+from adam_async.report import baseline
+from adam_async.report.sgemm import measure_sgemm
+from adam_async.run.config import Config
+from adam_async.run.model_selection import choose_model
+
+
+class BaselineAround:
+    """Measures before and after.
+
+    Args:
+        config: The run.
+        threads: Compute threads of all its workers.
+        dataset: Its images.
+        data: What its data server says of them.
+        model_text: What the model file holds, if the model is one.
+        spec: The model, where a checkpoint says.
+        init: The saved model that the run begins with, as for `choose_model`.
+
+    Raises:
+        ConfigError: The model does not exist or does not fit the data.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        threads: int,
+        dataset: Dataset,
+        data: Mapping[str, Any],
+        model_text: str | None,
+        spec: ModelSpec | None = None,
+        init: ModelSpec | None = None,
+    ) -> None:
+        self._config = config
+        self._threads = threads
+        self._dataset = dataset
+        spec = spec or choose_model(config.model, data, text=model_text, init=init)
+        self.network = Network(spec, dtype=config.dtype, kernels=config.kernels)
+        self._rates: list[float] = []
+        self._sgemm: list[float] = []
+
+    async def measure(self) -> None:
+        """Measure once; takes about 4 s."""
+        config = self._config
+        rate = await baseline.measure(
+            self.network,
+            make_rule(config.rule, momentum=config.momentum, weight_decay=config.weight_decay),
+            rate=config.default_rate(squared_norm=self._dataset.squared_norm),
+            images=self._dataset.train_images,
+            labels=self._dataset.train_labels,
+            group_images=config.images_per_group,
+            threads=self._threads,
+            shared=config.weights == "aliased",
+        )
+        self._rates.append(rate)
+        self._sgemm.append(await measure_sgemm(self._threads))
+
+    def result(self) -> baseline.Baseline:
+        """Both measurements."""
+        before, after = self._rates
+        sgemm = sum(self._sgemm) / len(self._sgemm)
+        return baseline.Baseline(threads=self._threads, before=before, after=after, sgemm=sgemm)

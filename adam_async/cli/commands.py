@@ -1,0 +1,387 @@
+"""The commands of `adam-async`, and how each call of one ends.
+
+Only what `--help` needs is imported here; a command brings its own weight.
+"""
+
+import difflib
+import os
+import sys
+from collections.abc import Callable, Coroutine
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
+
+from adam_async.cli.data_inspect.options import InspectOptions
+from adam_async.cli.errors import explain
+from adam_async.cli.log import JsonLine, OneLine, RoleLine
+from adam_async.cli.options import (
+    ControllerOptions,
+    Damaged,
+    DataServerOptions,
+    LogLevel,
+    LoopName,
+    MemberOptions,
+    RoleOptions,
+    StageOptions,
+    TrainOptions,
+    WorkerOptions,
+    set_by_variable,
+    worth_saying,
+)
+from adam_async.cli.plan.options import PlanOptions
+from adam_async.cli.predict_options import PredictOptions
+from adam_async.cli.signals import EARLY, loop_factory
+from adam_async.cli.simulate.options import SimulateOptions
+from adam_async.cli.terminal import Terminal, log_to_stderr, reader_left
+from adam_async.cli.values import value_of
+from adam_async.errors import ConfigError, first_cause
+from adam_async.run.config import PLAIN
+from adam_async.run.variables import check_variables
+
+USAGE = 2
+
+app = App(
+    name="adam-async",
+    help="Train neural networks on ordinary machines: Microsoft's Project Adam (OSDI 2014) in Python.",
+    help_epilogue="Exit codes: docs/exit-codes.md. Variables set options of train and roles: ADAM_EPOCHS=5.",
+    version=lambda: version("adam-async"),
+    default_parameter=Parameter(show_default=worth_saying, converter=value_of),
+    result_action="return_value",
+)
+
+data_commands = App(name="data")
+app.command(data_commands)
+
+token_commands = App(name="token", help="Make a cluster's token, or derive the keys of one role from it.")
+app.command(token_commands)
+
+
+def run_command(arguments: list[str]) -> int:
+    """Parse and run one command; every error becomes one line and an exit code."""
+    try:
+        check_words(arguments)
+        command, bound, _ = app.parse_args(arguments, exit_on_error=False, print_error=False)
+        return command(*bound.args, **bound.kwargs) or 0
+    except UnusedCliTokensError as error:
+        path, _, _ = app.parse_commands(arguments)
+        words, unused = " ".join(path), ", ".join(error.unused_tokens or ())
+        Terminal().error(
+            f"{words} does not take {unused}: its options are --NAME VALUE (adam-async {words} --help)"
+        )
+        return USAGE
+    except CycloptsError as error:
+        Terminal().error(str(error))
+        return USAGE
+    except Exception as error:
+        if isinstance(first_cause(error), BrokenPipeError) and reader_left(sys.stdout):
+            # Whoever read our output has left, as `head` does; nothing more must be flushed there.
+            EARLY.leave(0)
+        if os.environ.get("ADAM_TRACEBACK"):
+            raise
+        code, sentence = explain(error)
+        Terminal().error(sentence)
+        return code
+
+
+def check_words(arguments: list[str]) -> None:
+    """Refuse a word that stands where a command does and is none.
+
+    Raises:
+        ConfigError: It does; names the commands there are, and the nearest.
+    """
+    path, _, rest = app.parse_commands(arguments)
+    group = {(): app, ("data",): data_commands, ("token",): token_commands}.get(path)
+    if group is None or not rest or (path and rest[0].startswith("-")):
+        return
+    whole = {name: " ".join((*path, name)) for name in group}
+    near = difflib.get_close_matches(rest[0], list(group), n=1)
+    meant = f", did you mean {whole[near[0]]!r}?" if near else ";"
+    known = ", ".join(words for name, words in whole.items() if not name.startswith("-"))
+    itself = f", or {path[0]} with options, which begin with --" if path == ("data",) else ""
+    raise ConfigError(f"{' '.join((*path, rest[0]))!r} is no command{meant} known: {known}{itself}")
+
+
+def _run(
+    main: Callable[[Terminal], Coroutine[Any, Any, int]],
+    *,
+    loop: LoopName,
+    verbose: bool,
+    quiet: bool = False,
+    level: LogLevel | None = None,
+    lines: OneLine | None = None,
+) -> int:
+    """Run a command's coroutine in a loop of its own."""
+    check_variables(os.environ, PLAIN)
+    log_to_stderr(verbose=verbose, level=level, lines=lines)
+    terminal = Terminal(quiet=quiet)
+    return EARLY.run(lambda: main(terminal), loop_factory=loop_factory(loop))
+
+
+def _run_role(main: Callable[[Terminal], Coroutine[Any, Any, int]], options: RoleOptions) -> int:
+    """Run a role; a parent marks the lines of its children itself."""
+    lines = None if options.supervised else JsonLine() if options.log_json else RoleLine()
+    return _run(main, loop=options.loop, verbose=options.verbose, level=options.log_level, lines=lines)
+
+
+@app.command
+def train(options: TrainOptions = TrainOptions()) -> int:  # noqa: B008 - frozen
+    """Train a model, here or in a cluster of roles that were started by hand."""
+    if options.replay is not None:
+        from adam_async.cli.replay import run_replay as work
+    else:
+        from adam_async.cli.train import run_training as work
+
+    return _run(
+        lambda terminal: work(options, os.environ, terminal),
+        loop=options.loop,
+        verbose=options.verbose,
+        quiet=options.quiet,
+        level=options.log_level,
+        lines=JsonLine("driver") if options.log_json else None,
+    )
+
+
+@app.command
+def evaluate(
+    model: Path,
+    *,
+    data: str = "auto",
+    damaged: Damaged = "error",
+    threads: int = 0,
+    loop: LoopName = "uvloop",
+) -> int:
+    """Say how well a model that `train --out` wrote does on test images.
+
+    Parameters
+    ----------
+    model
+        The model's file, or the folder it is in.
+    data
+        auto, mnist, digits, fashion-mnist, cifar-10, synthetic, or a folder or file (docs/data.md).
+    damaged
+        Damaged images: stop at the first, or leave out up to one in twenty.
+    threads
+        Compute threads; 0 is one per core.
+    loop
+        The event loop.
+    """
+    from adam_async.cli.inspect import run_evaluation
+
+    return _run(
+        lambda terminal: run_evaluation(model, data, damaged, threads, os.environ, terminal),
+        loop=loop,
+        verbose=False,
+    )
+
+
+@app.command
+def predict(
+    model: Path,
+    *images: Path,
+    options: PredictOptions = PredictOptions(),  # noqa: B008 - frozen
+) -> int:
+    """Name the classes of images with a model that `train --out` wrote.
+
+    Parameters
+    ----------
+    model
+        The model's file, or the folder it is in.
+    images
+        Image files, .npy arrays, and folders of them.
+    """
+    from adam_async.cli.predict import run_prediction
+
+    return _run(
+        lambda terminal: run_prediction(model, images, options, terminal), loop=options.loop, verbose=False
+    )
+
+
+@app.command
+def report(*files: Path, plot: Path | None = None, loop: LoopName = "uvloop") -> int:
+    """Show reports that `train --report` wrote side by side, and draw them over one another.
+
+    Parameters
+    ----------
+    files
+        The reports.
+    plot
+        Draw accuracy, loss, rate, staleness, bytes and waits over time into this PNG; needs extra `plot`.
+    loop
+        The event loop.
+    """
+    from adam_async.cli.report import run_report
+
+    return _run(lambda terminal: run_report(files, plot, terminal), loop=loop, verbose=False)
+
+
+@app.command
+def plan(options: PlanOptions = PlanOptions()) -> int:  # noqa: B008 - frozen
+    """Say how a model may be cut over several workers, what crosses between them, and how fast that is."""
+    from adam_async.cli.plan.command import run_plan
+
+    return _run(lambda terminal: run_plan(options, os.environ, terminal), loop=options.loop, verbose=False)
+
+
+@app.command
+def doctor(*, model: str = "mnist-adam", images_per_group: int = 16, loop: LoopName = "uvloop") -> int:
+    """Look at this machine: what a run needs, what is slower without something, what is broken.
+
+    Parameters
+    ----------
+    model
+        Whose kernels are timed and whose memory is held against the caches: a named model, or FILE.toml.
+    images_per_group
+        Of its groups.
+    loop
+        The event loop.
+    """
+    from adam_async.cli.inspect import run_doctor
+
+    return _run(
+        lambda terminal: run_doctor(model, images_per_group, os.environ, terminal), loop=loop, verbose=False
+    )
+
+
+@app.command
+def simulate(options: SimulateOptions = SimulateOptions()) -> int:  # noqa: B008 - frozen
+    """Run the shipped code in simulated clusters in which everything that may go wrong does, seed by seed."""
+    from adam_async.cli.simulate.command import run_simulation, serve
+
+    if options.supervised:
+        return serve()
+    return _run(lambda terminal: run_simulation(options, terminal), loop=options.loop, verbose=False)
+
+
+@app.command
+def controller(options: ControllerOptions = ControllerOptions()) -> int:  # noqa: B008 - frozen
+    """Run a controller: the place where the other roles of a cluster meet.
+
+    Three or five with the same --peers agree on all that they say; the cluster goes on while more than half
+    of them run. One that is started again with its --dir goes on where it was.
+    """
+    from adam_async.cli.roles import serve_controller
+
+    return _run_role(lambda _: serve_controller(options, os.environ), options)
+
+
+@app.command
+def ps(options: MemberOptions) -> int:
+    """Run a parameter server: it holds shards of the model and applies updates to them."""
+    from adam_async.cli.roles import serve_ps
+
+    return _run_role(lambda _: serve_ps(options, os.environ), options)
+
+
+@data_commands.default
+def data(
+    options: DataServerOptions = DataServerOptions(),  # noqa: B008 - frozen
+    *,
+    data: Annotated[str, set_by_variable("data")] = "auto",
+    damaged: Annotated[Damaged, set_by_variable("damaged")] = "error",
+    size: Annotated[str, set_by_variable("size")] = "",
+    stage: StageOptions = StageOptions(),  # noqa: B008 - frozen
+) -> int:
+    """Run a data server: it hands out image groups to the workers.
+
+    Without --controller it stands alone, and serves each `train --data tcp://HOST:PORT` that asks.
+
+    Parameters
+    ----------
+    data
+        auto, mnist, digits, fashion-mnist, cifar-10, synthetic, or a folder or file (docs/data.md).
+    damaged
+        Damaged images: stop at the first, or leave out up to one in twenty.
+    size
+        ROWSxCOLUMNS such as 48x64 to scale and cut images to; by default the images decide.
+    """
+    from adam_async.cli.staging import serve_staged
+
+    return _run_role(
+        lambda terminal: serve_staged(options, stage, data, damaged, os.environ, terminal, size=size),
+        options,
+    )
+
+
+@data_commands.command(name="inspect")
+def inspect_data(source: str = "auto", /, options: InspectOptions = InspectOptions()) -> int:  # noqa: B008
+    """Say what a source of images holds, and draw its images, as they are or transformed.
+
+    Parameters
+    ----------
+    source
+        auto, mnist, digits, a folder or a file, as `train --data`.
+    """
+    from adam_async.cli.data_inspect.command import run_inspection
+
+    return _run(
+        lambda terminal: run_inspection(source, options, os.environ, terminal),
+        loop=options.loop,
+        verbose=False,
+    )
+
+
+@app.command
+def worker(
+    options: WorkerOptions,
+    *,
+    threads: Annotated[int, set_by_variable("threads")] = 0,
+    in_flight: Annotated[int, set_by_variable("in_flight")] = 0,
+) -> int:
+    """Run a model worker: it trains one replica of the model, from when it joins until it leaves.
+
+    A training that goes on keeps the rate that it began with, however many join.
+
+    Parameters
+    ----------
+    threads
+        Compute threads; 0 is one per core.
+    in_flight
+        Groups in flight; 0 is twice the threads of its replica.
+    """
+    from adam_async.cli.roles import serve_worker
+
+    return _run_role(lambda _: serve_worker(options, threads, in_flight, os.environ), options)
+
+
+@token_commands.command(name="new")
+def token_new(*, out: Path | None = None, loop: LoopName = "uvloop") -> int:
+    """Write a random token for a cluster.
+
+    Parameters
+    ----------
+    out
+        Write the token to this new file, which only its owner can read; without it to stdout.
+    loop
+        The event loop.
+    """
+    from adam_async.cli.token import new_token
+
+    return _run(lambda _: new_token(out), loop=loop, verbose=False)
+
+
+@token_commands.command(name="derive")
+def token_derive(
+    *,
+    role: str | None = None,
+    token_file: Path | None = None,
+    out: Path | None = None,
+    loop: LoopName = "uvloop",
+) -> int:
+    """Write the keys of one role, for hosts that may join as that role only.
+
+    Parameters
+    ----------
+    role
+        controller, ps, data, worker or driver (`train`).
+    token_file
+        File with the cluster's token; without it ADAM_TOKEN.
+    out
+        Write the keys to this new file, which only its owner can read; without it to stdout.
+    loop
+        The event loop.
+    """
+    from adam_async.cli.token import derive_token
+
+    return _run(lambda _: derive_token(role, token_file, out, os.environ), loop=loop, verbose=False)

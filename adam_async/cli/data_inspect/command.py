@@ -1,0 +1,219 @@
+"""The command `data inspect`: what a source of images holds, and how its images look, also transformed."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adam_async.cli.contact_sheet import contact_sheet, sheet_rows
+from adam_async.cli.data import data_folder, load_data
+from adam_async.cli.data_inspect.options import InspectOptions
+from adam_async.cli.png import png_bytes
+from adam_async.cli.terminal import Terminal
+from adam_async.cli.train import check_no_folder, make_folder, read_file
+from adam_async.data_server.dataset import Dataset
+from adam_async.data_server.sources.datasets import kind_of_name, split_folders
+from adam_async.data_server.transforms.recipe import Recipe, read_steps
+from adam_async.driver.augmentation import steps_for
+from adam_async.errors import ConfigError
+from adam_async.run.image_size import read_image_size
+from adam_async.runtime.disk import Disk
+
+MOST_SAMPLES, MOST_CLASSES = 256, 1024
+
+NAMED = "known by name"
+IDX = "IDX files, as MNIST's"
+FORMATS = {
+    ".npz": "NumPy archive (.npz)",
+    ".npy": "NumPy arrays (.npy)",
+    ".parquet": "Parquet",
+    ".tar": "tar shards, as WebDataset's",
+    ".csv": "CSV tables",
+}
+"""Kinds of sources by those of `data_server.datasets`."""
+FOLDERS = "folders of images, one for each class"
+
+_AT_ONCE = 1024
+"""Images that are counted together; counting takes eight times their bytes."""
+
+
+async def run_inspection(
+    source: str, options: InspectOptions, environment: Mapping[str, str], terminal: Terminal
+) -> int:
+    """Print what is there, and draw the contact sheet if it is asked for.
+
+    Raises:
+        ConfigError: An option or a transform is wrong, or a file cannot be read or written.
+        DataError: The source is missing, or more of it is damaged than can be passed over.
+    """
+    _check(options)
+    async with Disk() as disk:
+        if options.png is not None:
+            await disk.run(make_folder, options.png.parent)
+            await disk.run(check_no_folder, options.png)
+        text = None
+        if options.transforms is not None:
+            text = await read_file(options.transforms, "--transforms", disk)
+        size = read_image_size(options.size)
+        dataset = await load_data(source, disk, environment, damaged=options.damaged, size=size)
+        kind = await kind_of(source, data_folder(environment), disk)
+        found = {"kind": kind, **await disk.run(describe, dataset), "transforms": None}
+        if text is not None or options.augment:
+            asked = read_steps(text, str(options.transforms)) if text is not None else None
+            found["transforms"] = steps_for(asked, dataset.image_shape)
+        if options.png is not None:
+            data = await disk.run(_draw, dataset, found["transforms"], options)
+            await _write(options.png, data, disk)
+    if options.json:
+        for line in json.dumps(found, indent=2).splitlines():
+            terminal.say(line)
+        return 0
+    for line in lines(found, classes=options.classes):
+        terminal.say(line)
+    if options.png is not None:
+        terminal.say(f"contact sheet: {options.png}")
+    return 0
+
+
+def _check(options: InspectOptions) -> None:
+    for option, value, least, most in (
+        ("--samples", options.samples, 1, MOST_SAMPLES),
+        ("--classes", options.classes, 1, MOST_CLASSES),
+    ):
+        if not least <= value <= most:
+            raise ConfigError(f"{option} must be within {least} and {most}, not {value}")
+    for option, value, least in (("--seed", options.seed, 0), ("--epoch", options.epoch, 1)):
+        if value < least:
+            raise ConfigError(f"{option} must be at least {least}, not {value}")
+    if options.png is not None and options.png.suffix != ".png":
+        raise ConfigError(f"--png {options.png}: name a file that ends in .png")
+
+
+def _draw(dataset: Dataset, steps: Sequence[Mapping[str, Any]] | None, options: InspectOptions) -> bytes:
+    rows = sheet_rows(
+        dataset,
+        Recipe.of(steps, dataset.image_shape) if steps is not None else None,
+        seed=options.seed,
+        epoch=options.epoch,
+        samples=options.samples,
+        classes=options.classes,
+    )
+    return png_bytes(contact_sheet(rows))
+
+
+async def _write(file: Path, data: bytes, disk: Disk) -> None:
+    try:
+        await disk.write_atomic(file, [data])
+    except OSError as error:
+        raise ConfigError(f"--png {file} cannot be written: {error.strerror or error}") from None
+
+
+async def kind_of(source: str, data_dir: Path | None, disk: Disk) -> str:
+    """Say of what kind a source is that could be loaded, which has files of one kind only."""
+    path = data_dir if source in ("auto", "mnist") else Path(source)
+    if source == "digits" or path is None or not await disk.run(path.exists):
+        return NAMED
+    names = await disk.names(path) if await disk.run(path.is_dir) else [path.name]
+    if any("-ubyte" in name for name in names):
+        return IDX
+    kinds = {kind_of_name(name) for name in names}
+    if not kinds & FORMATS.keys():
+        kinds = {(await split_folders(path, disk))[0]}
+    return next((words for kind, words in FORMATS.items() if kind in kinds), FOLDERS)
+
+
+def describe(dataset: Dataset) -> dict[str, Any]:
+    """Say what a data set holds, in numbers; docs/data.md explains the fields."""
+    train = np.bincount(dataset.train_labels, minlength=dataset.num_classes).tolist()
+    test = np.bincount(dataset.test_labels, minlength=dataset.num_classes).tolist()
+    names = dataset.class_names or tuple(str(number) for number in range(dataset.num_classes))
+    return {
+        "name": dataset.name,
+        "source": dataset.source,
+        "shape": list(dataset.image_shape),
+        "train": {"images": sum(train), "channels": channel_values(dataset.train_images[:])},
+        "test": {"images": sum(test), "channels": channel_values(dataset.test_images)},
+        "classes": [
+            {"number": number, "name": name, "train": of_train, "test": of_test}
+            for number, (name, of_train, of_test) in enumerate(zip(names, train, test, strict=True))
+        ],
+        "damaged": list(dataset.damaged),
+    }
+
+
+def channel_values(images: NDArray[np.uint8]) -> list[dict[str, float]]:
+    """Return least and largest value, mean and standard deviation of each channel.
+
+    Args:
+        images: Shape (N, C, H, W); sums over them are exact.
+    """
+    return [_values(_histogram(images[:, channel])) for channel in range(images.shape[1])]
+
+
+def _histogram(images: NDArray[np.uint8]) -> list[int]:
+    """How often each value from 0 to 255 occurs in images of shape (N, H, W)."""
+    counts = np.zeros(256, np.int64)
+    for start in range(0, len(images), _AT_ONCE):
+        counts += np.bincount(images[start : start + _AT_ONCE].reshape(-1), minlength=256)
+    return counts.tolist()
+
+
+def _values(counts: list[int]) -> dict[str, float]:
+    present = [value for value, count in enumerate(counts) if count]
+    number = sum(counts)
+    total = sum(value * count for value, count in enumerate(counts))
+    squares = sum(value * value * count for value, count in enumerate(counts))
+    return {
+        "min": present[0],
+        "max": present[-1],
+        "mean": total / number,
+        "std": ((number * squares - total * total) / number**2) ** 0.5,
+    }
+
+
+def lines(found: Mapping[str, Any], *, classes: int) -> Iterator[str]:
+    """Yield a description as it is read.
+
+    Args:
+        found: What `run_inspection` found, by the names of docs/data.md.
+        classes: Most classes that are listed.
+    """
+    yield f"{found['name']}: {found['source']}"
+    yield f"kind of source: {found['kind']}"
+    channels, rows, columns = found["shape"]
+    yield f"images of {rows} x {columns} pixels, {channels} channel{'s' if channels > 1 else ''}"
+    for part in ("train", "test"):
+        yield f"{part:<5} {found[part]['images']:>9,} images, {_ranges(found[part]['channels'])}"
+    if found["transforms"] is not None:
+        yield f"transforms: {', '.join(step['kind'] for step in found['transforms']) or 'none'}"
+    yield from _classes(found["classes"], classes)
+    if found["damaged"]:
+        yield "damaged, and left out:"
+        yield from (f"  {sentence}" for sentence in found["damaged"])
+    else:
+        yield "damaged: nothing"
+
+
+def _ranges(channels: Sequence[Mapping[str, float]]) -> str:
+    ranges = ", ".join(f"{each['min']} to {each['max']}" for each in channels)
+    means = ", ".join(f"{each['mean']:.2f}" for each in channels)
+    deviations = ", ".join(f"{each['std']:.2f}" for each in channels)
+    return f"values {ranges}, mean {means}, deviation {deviations}"
+
+
+def _classes(classes: Sequence[Mapping[str, Any]], most: int) -> Iterator[str]:
+    shown = classes[:most]
+    wide = max(len("class"), *(len(str(each["name"])) for each in shown))
+    yield f"{'class':<{wide}} {'train':>9} {'test':>9}"
+    for each in shown:
+        yield f"{each['name']:<{wide}} {each['train']:>9,} {each['test']:>9,}"
+    if len(classes) > most:
+        yield f"and {len(classes) - most:,} more classes (--classes)"
+    for part in ("train", "test"):
+        empty = [each["name"] for each in classes if not each[part]]
+        if empty:
+            more = f" and {len(empty) - most:,} more" if len(empty) > most else ""
+            yield f"no {part} image is of class {', '.join(empty[:most])}{more}"

@@ -1,0 +1,84 @@
+"""The commands that look and change nothing: `evaluate` and `doctor`."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from adam_async.checkpoint.trained_model import Model
+from adam_async.cli.data import cache_folder, data_folder, load_data
+from adam_async.cli.terminal import Terminal
+from adam_async.cli.train import is_file, read_file
+from adam_async.data_server.sources.damage import Policy
+from adam_async.errors import ConfigError
+from adam_async.model import ModelSpec, named_model
+from adam_async.report.doctor import examine, exit_code
+from adam_async.report.evaluate import evaluate, table
+from adam_async.run.config import MAX_THREADS_PER_CORE, MOST
+from adam_async.run.model_selection import image_size
+from adam_async.runtime.disk import Disk, system_entropy
+from adam_async.runtime.machine import usable_cores
+
+
+async def run_evaluation(
+    model: Path,
+    data: str,
+    damaged: Policy,
+    threads: int,
+    environment: Mapping[str, str],
+    terminal: Terminal,
+) -> int:
+    """Print how well a saved model does.
+
+    Raises:
+        ConfigError: The file is no model, does not fit the data, or `threads` is negative.
+        DataError: The data are missing or damaged.
+    """
+    most = MAX_THREADS_PER_CORE * usable_cores()
+    if not 0 <= threads <= most:
+        raise ConfigError(f"--threads must be within 0 and {most}, not {threads}")
+    async with Disk() as disk:
+        trained = await disk.run(Model.load, model)
+        size = image_size("", "", spec=trained.network.spec)
+        dataset = await load_data(data, disk, environment, damaged=damaged, size=size)
+    trained.network.use_ready()
+    evaluation = await evaluate(
+        trained.network,
+        trained.weights,
+        dataset,
+        threads=threads or usable_cores(),
+        class_names=trained.trained_names,
+    )
+    for line in table(evaluation):
+        terminal.say(line)
+    return 0
+
+
+async def run_doctor(
+    model: str, images_per_group: int, environment: Mapping[str, str], terminal: Terminal
+) -> int:
+    """Print what is here, what is slower without something, and what is broken; 1 if something is.
+
+    Raises:
+        ConfigError: The model cannot be found, read or built, or a group has no image.
+    """
+    most = MOST["images_per_group"]
+    if not 1 <= images_per_group <= most:
+        raise ConfigError(f"--images-per-group must be within 1 and {most}, not {images_per_group}")
+    async with Disk() as disk:
+        spec = await _spec(model, disk)
+        findings = await examine(
+            disk=disk,
+            entropy=system_entropy,
+            data_dir=data_folder(environment),
+            cache_dir=cache_folder(environment),
+            spec=spec,
+            images_per_group=images_per_group,
+        )
+    for finding in findings:
+        terminal.say(str(finding))
+    return exit_code(findings)
+
+
+async def _spec(model: str, disk: Disk) -> ModelSpec:
+    if not is_file(model):
+        return named_model(model)
+    return ModelSpec.from_toml(await read_file(Path(model), "--model", disk))

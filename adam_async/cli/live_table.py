@@ -1,0 +1,376 @@
+"""What a run shows while it goes: a table that redraws itself on a terminal, plain lines elsewhere.
+
+It reads `Driver.progress`, which the driver keeps up to date, and owns nothing else of the run. A
+terminal needs ``rich`` (extra ``cli``); without it the lines are plain there too.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib import util
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TextIO
+
+from adam_async.cli.printable import printable
+from adam_async.model.network import Network
+from adam_async.model.partition.plan import Layout, PartitionPlan
+from adam_async.model.partition.prediction import crossing_bytes
+from adam_async.report.report import Report
+from adam_async.run.progress import Progress
+from adam_async.run.result import EpochResult
+
+if TYPE_CHECKING:
+    from rich.live import Live
+    from rich.table import Table
+
+INTERVAL_S = 0.25
+"""Between two looks at the progress."""
+
+WAITING_SHOWN = 2
+"""Maximum number of roles named in the table that wait, and of those that do not answer."""
+
+PATIENCE_S = 5.0
+"""Without a table, waiting for roles is said when it has taken so long."""
+
+
+QUIET_S = 10.0
+"""Seconds without a line after which, without a table, what the run is at is said."""
+
+
+class LiveTable:
+    """Shows one run, from `async with` to its end.
+
+    Args:
+        progress: What the driver of the run keeps up to date.
+        stream: Where to write, such as ``sys.stdout``.
+        quiet: Show nothing but the last line of `finish`.
+        terminal: Whether to draw a table; None asks the stream.
+        leader: Says which of several controllers leads; empty while none is known to.
+
+    The block owns one task that looks at the progress; leaving it removes the table, and leaves the lines.
+    """
+
+    def __init__(
+        self,
+        progress: Progress,
+        *,
+        stream: TextIO,
+        quiet: bool = False,
+        terminal: bool | None = None,
+        leader: Callable[[], str] = str,
+    ) -> None:
+        self._progress = progress
+        self._leader = leader
+        self._led_by = ""
+        self._stream = stream
+        self._quiet = quiet
+        wanted = stream.isatty() if terminal is None else terminal
+        self._draws = wanted and not quiet and util.find_spec("rich") is not None
+        self._introduced = False
+        self._cut_said = False
+        self._waits_since: float | None = None
+        self._wait_said = False
+        self._wrote_at: float | None = None
+        self._live: Live | None = None
+
+    async def __aenter__(self) -> Self:
+        if self._draws:
+            self._live = _new_live(self._stream)
+            self._live.start()
+        self._group = await asyncio.TaskGroup().__aenter__()
+        self._task = self._group.create_task(self._look(), name="live-table")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._task.cancel()
+        try:
+            # Not told of the block's exception, which it would wrap: that leaves as it is.
+            await self._group.__aexit__(None, None, None)
+        finally:
+            if self._live is not None:
+                self._live.stop()
+                self._live = None
+
+    async def _look(self) -> None:
+        while True:
+            self.refresh()
+            await asyncio.sleep(INTERVAL_S)
+
+    # --- showing -----------------------------------------------------------------------------
+
+    def refresh(self) -> None:
+        """Look at the progress now."""
+        progress = self._progress
+        if progress.model is not None:
+            self.introduce(progress.data, progress.model)
+            if progress.plan is not None and not self._cut_said:
+                self._cut_said = True
+                self.say(cut_line(progress.model, progress.plan, together=progress.together))
+        leader = self._leader()
+        if leader not in ("", self._led_by):
+            self._led_by = leader
+            self.say(f"leader {leader}")
+        if not self._draws:
+            self._mind_waiting(progress.missing)
+            self._mind_quiet()
+        if self._live is not None:
+            now = asyncio.get_running_loop().time()
+            self._live.update(_table(progress, now=now), refresh=True)
+
+    def _mind_waiting(self, missing: str) -> None:
+        """Say once what is missing, when it has been waited for long: a table would show it."""
+        now = asyncio.get_running_loop().time()
+        if not missing:
+            self._waits_since, self._wait_said = None, False
+        elif self._waits_since is None:
+            self._waits_since = now
+        elif not self._wait_said and now - self._waits_since >= PATIENCE_S:
+            self._wait_said = True
+            self.say(f"waiting for {missing}")
+
+    def _mind_quiet(self) -> None:
+        """Say what the run is at when no line has been written for a while: a table would show it."""
+        now = asyncio.get_running_loop().time()
+        if self._wrote_at is None:
+            self._wrote_at = now
+        elif now - self._wrote_at >= QUIET_S:
+            self.say(progress_line(self._progress))
+            self._wrote_at = now
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Take the table off the terminal within the block, so that others can write there too.
+
+        What they write stays, above the table, if it ends with a line's end.
+        """
+        live, self._live = self._live, None
+        if live is None:
+            yield
+            return
+        live.stop()
+        try:
+            yield
+        finally:
+            self._live = _new_live(self._stream)
+            self._live.start()
+            self.refresh()
+
+    def introduce(self, data: Mapping[str, Any], model: Network) -> None:
+        """Say which data and which model; once. Called by itself as soon as the driver knows them.
+
+        Args:
+            data: What the data server says of its data, as in the cluster map.
+            model: The network.
+        """
+        if not self._introduced:
+            self._introduced = True
+            for line in introduction(data, model):
+                self.say(line)
+
+    def on_epoch(self, result: EpochResult) -> None:
+        """Note a finished epoch; for `Driver.train`."""
+        self.refresh()
+        self.say(epoch_line(result, self._progress.last_epoch))
+
+    def say(self, line: str) -> None:
+        """Write one line that stays, above the table if there is one; nothing when quiet."""
+        if not self._quiet:
+            self._write(line)
+
+    def finish(self, report: Report) -> None:
+        """Write the summary; when quiet only its last line."""
+        lines = summary(report)
+        for line in lines[-1:] if self._quiet else lines:
+            self._write(line)
+
+    def _write(self, line: str) -> None:
+        self._wrote_at = None  # the next look begins to count
+        if self._live is not None:
+            self._live.console.print(printable(line), soft_wrap=True)
+        else:
+            self._stream.write(f"{printable(line)}\n")
+            self._stream.flush()
+
+    def __repr__(self) -> str:
+        return f"<LiveTable {'table' if self._draws else 'quiet' if self._quiet else 'lines'}>"
+
+
+def introduction(data: Mapping[str, Any], model: Network) -> list[str]:
+    """Which data were taken and why, and the model with its size by our definition."""
+    shape = "x".join(str(size) for size in data["shape"])
+    images = (
+        f"{_count(data['train_images'])} training and {_count(data['test_images'])} test images of {shape}, "
+        f"{data['classes']} classes"
+    )
+    size = (
+        f"{_count(model.num_parameters)} parameters, {_count(model.multiply_adds)} multiply-adds forward "
+        "per image (our definition of its connections)"
+    )
+    return [f"data   {data['name']}: {data['source']}; {images}", f"model  {model.spec.name}: {size}"]
+
+
+def cut_line(model: Network, plan: Mapping[str, Any], *, together: bool) -> str:
+    """How the model is cut over the workers of a replica, and what these send each other.
+
+    Args:
+        model: The whole network.
+        plan: As `PartitionPlan.to_dict` gave it.
+        together: Whether one worker trains all parts, so that nothing is sent.
+    """
+    cut = PartitionPlan.from_dict(plan)
+    crossings = Layout(model.topology, model.input_shape, cut).crossings
+    none, one = (sum(crossing_bytes(each, n, model.dtype.itemsize) for each in crossings) for n in (0, 1))
+    sums = f" and {_count(none)} per group" if none else ""  # of weight gradients, whatever its images
+    where = ", in the memory of one process" if together else ""
+    return (
+        f"cut    {cut.kind} over {cut.workers} workers: {_count(len(crossings))} crossings, "
+        f"{_count(one - none)} bytes per image{sums}{where}"
+    )
+
+
+def progress_line(progress: Progress) -> str:
+    """What a run is at, in a line."""
+    if progress.phase != "training":
+        return progress.phase
+    return (
+        f"training epoch {progress.epoch}/{progress.last_epoch or '?'}: {_count(progress.images)} of "
+        f"{_count(progress.images_of_epoch)} images, {_count(progress.images_per_s)}/s"
+    )
+
+
+def epoch_line(result: EpochResult, epochs: int) -> str:
+    """One finished epoch as a line."""
+    skipped = f", {_count(result.skipped)} skipped" if result.skipped else ""
+    return (
+        f"epoch {result.epoch}/{epochs}: loss {result.train_loss:.4f}, {result.accuracies}, "
+        f"{_count(result.images)} images in {result.train_s:.2f} s "
+        f"({_count(result.images_per_s)}/s){skipped}"
+    )
+
+
+def summary(report: Report) -> list[str]:
+    """What the run came to; the last line alone says the most."""
+    totals, staleness, epochs = report.totals, report.staleness, len(report.epochs)
+    lines = [f"event  at {event.s:.1f} s: {event.event}" for event in report.events]
+    lines += [f"slower {warning}" for warning in report.machine.warnings]
+    if report.baseline is not None:
+        lines.append(
+            f"kernels alone on {report.baseline.threads} threads: "
+            f"{_count(report.baseline.images_per_s)} images/s, efficiency "
+            f"{report.baseline.efficiency:.2f}: {why_not_one(report, report.baseline.efficiency)}"
+        )
+        if report.baseline.sgemm is not None:
+            lines.append(
+                f"matrix products on {report.baseline.threads} threads: {report.baseline.sgemm / 1e9:.1f} "
+                f"GFLOP/s, training reaches {report.baseline.share:.2f} of that"
+            )
+    early = sum(worker.kernels.numpy_groups for worker in report.workers if worker.kernels is not None)
+    if early:
+        lines.append(
+            f"NumPy's kernels trained {_count(early)} groups, because compiled ones were not ready; "
+            "a later run begins with those that are compiled by now"
+        )
+    if len(report.controllers) > 1:
+        # One that was replaced, and has not noticed, leads in an earlier term.
+        latest = max(report.controllers, key=lambda each: (each.role == "leader", each.term))
+        leader = latest.node if latest.role == "leader" else "nobody"
+        lines.append(f"leader {leader} of {len(report.controllers)} controllers, in term {latest.term}")
+    lines.append(
+        f"staleness mean {staleness.mean:.2f}, max {staleness.max} "
+        "(pushes applied to a shard between its reading and the push)"
+    )
+    last = report.epochs[-1].epoch if report.epochs else None
+    kept = f" (of epoch {totals.kept_epoch}, which is kept)" if totals.kept_epoch not in (None, last) else ""
+    connections = totals.images_per_s * report.model.multiply_adds
+    lines.append(
+        f"test accuracy {totals.test_accuracy:.2%} after {epochs} epoch{'s' if epochs != 1 else ''}{kept}, "
+        f"{_count(totals.images_per_s)} images/s ({connections / 1e9:.2f} billion connections/s, "
+        f"multiply-adds forward), {totals.train_s:.1f} s of training, {totals.peak_rss_mb:.0f} MB"
+    )
+    return lines
+
+
+def why_not_one(report: Report, efficiency: float) -> str:
+    """One sentence on where the time went: efficiency is the busy share times the speed while busy."""
+    if efficiency > 1:
+        return "above 1, so the machine was busier with other things while the kernels ran alone"
+    waited_s = sum(waits.admission_wait_s for waits in report.waits)
+    blocked_s = sum(waits.blocked_s for waits in report.waits)
+    clock_s = sum(waits.clock_wait_s for waits in report.waits)
+    others = f", {clock_s:.1f} s for the clocks of others" if clock_s else ""
+    share = busy_share(report)
+    speed = min(efficiency / share, 1.0) if share else 0.0
+    return (
+        f"threads computed {share:.0%} of the time (workers waited {waited_s:.1f} s for servers, "
+        f"{blocked_s:.1f} s for images{others}), at {speed:.0%} of that speed, because updates and messages "
+        f"need the same {report.machine.cores} cores"
+    )
+
+
+def busy_share(report: Report) -> float:
+    """Share of the training time in which the compute threads of all workers ran jobs; at most 1."""
+    pools = [worker.pool for worker in report.workers if worker.pool is not None]
+    available_s = report.totals.train_s * sum(pool.threads for pool in pools)
+    return min(sum(pool.busy_s for pool in pools) / available_s, 1.0) if available_s else 0.0
+
+
+def _new_live(stream: TextIO) -> "Live":
+    """A table that only we redraw: no thread of its own."""
+    from rich.live import Live
+
+    from adam_async.cli.escaping_console import EscapingConsole
+
+    console = EscapingConsole(file=stream, force_terminal=True)
+    return Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False)
+
+
+def _table(progress: Progress, *, now: float) -> "Table":
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False)
+    cells = {
+        "phase": progress.phase,
+        "epoch": f"{progress.epoch}/{progress.last_epoch or '?'}",
+        "images": f"{_count(progress.images)}/{_count(progress.images_of_epoch)}",
+        "images/s": _count(progress.images_per_s),
+        "loss": f"{progress.loss:.4f}",
+        "staleness": f"{progress.staleness_mean:.2f}",
+        "waited": f"{progress.waited_s:.1f} s",
+        "replicas": str(progress.replicas),
+    }
+    if progress.takes_checkpoints:
+        cells["checkpoint"] = checkpoint_age(progress, now=now)
+    for name in cells:
+        table.add_column(name, justify="right" if name != "phase" else "left")
+    table.add_row(*cells.values())
+    table.caption, table.caption_justify = Text(consistency_line(progress)), "left"
+    return table
+
+
+def checkpoint_age(progress: Progress, *, now: float) -> str:
+    """How old the newest checkpoint is; `now` is in seconds of the loop's clock."""
+    if not progress.checkpoint:
+        return "none yet"
+    return f"{_count(max(now - progress.checkpointed_at, 0.0))} s old"
+
+
+def consistency_line(progress: Progress) -> str:
+    """How far replicas may be apart and are, and who waits for whom."""
+    line = f"{progress.consistency}, staleness at most {progress.staleness_max} so far"
+    if progress.consistency != "asp":
+        line += f", slowest clock {_count(progress.clock)}"
+    if progress.skipped:
+        line += f", {_count(progress.skipped)} images skipped"
+    for what, nodes in (("waiting", progress.waiting_for), ("no answer", progress.silent)):
+        if nodes:
+            more = len(nodes) - WAITING_SHOWN
+            line += f"; {what}: {', '.join(nodes[:WAITING_SHOWN])}"
+            line += f" and {more} more" if more > 0 else ""
+    return line
+
+
+def _count(number: float) -> str:
+    return f"{number:,.0f}"

@@ -1,0 +1,175 @@
+"""The command `plan`: how a model may be cut over several workers, and what is to be expected of that."""
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from adam_async.cli.data import load_data
+from adam_async.cli.plan.choice import Candidate, Conditions, candidates, reason, recommend
+from adam_async.cli.plan.link_speed import parse_bandwidth, parse_latency
+from adam_async.cli.plan.options import PlanOptions
+from adam_async.cli.plan.picture import draw_plan, png, svg
+from adam_async.cli.plan.report import build_plan_report, to_json
+from adam_async.cli.plan.tables import show
+from adam_async.cli.terminal import Terminal
+from adam_async.cli.train import check_no_folder, is_file, make_folder, read_file
+from adam_async.driver.calibration import calibrate
+from adam_async.errors import ConfigError
+from adam_async.model import ModelSpec, Network, named_model
+from adam_async.model.errors import ModelError
+from adam_async.model.partition.prediction import LayerTimes, LinkCost, estimated_times
+from adam_async.run.config import MAX_THREADS_PER_CORE, MOST
+from adam_async.run.model_selection import choose_model
+from adam_async.runtime.disk import Disk, fine_clock
+from adam_async.runtime.machine import Machine, describe_machine
+from dataflow import ComputePool
+
+MOST_WORKERS = 4
+"""Tried where nobody says how many."""
+GROUPS = (1, 16, 64)
+"""Images per group that are tried where nobody says how many."""
+USUAL_MODEL = "mnist-adam"
+"""Model that is planned for if neither a model nor data are named."""
+
+USUAL_GROUP = 16
+"""Larger groups are tried only where what they walk through lies in the third-level cache."""
+MOST_PARTITIONS = 64
+
+
+async def run_plan(options: PlanOptions, environment: Mapping[str, str], terminal: Terminal) -> int:
+    """Print a plan and what it costs, and write it where it is asked for.
+
+    Raises:
+        ConfigError: A value is wrong, the model cannot be had or cut, or a file cannot be written.
+        DataError: The data that were named are missing or damaged.
+    """
+    machine = describe_machine(loop=options.loop)
+    conditions = _conditions(options, machine)
+    async with Disk() as disk:
+        await _check_files(options, disk)
+        network = Network(await _spec(options, disk, environment), kernels="auto")
+        found = _tried(network, await _times(network, options), conditions, options, machine)
+        best = recommend(found)
+        report = build_plan_report(
+            best,
+            compared=found,
+            recommendation=reason(best, found) if len(found) > 1 else "",
+            machine=machine,
+            command=("adam-async", *sys.argv[1:]),
+        )
+        show(report, terminal)
+        if options.json is not None:
+            await _write(options.json, "--json", to_json(report), disk)
+        if options.picture is not None:
+            drawn = draw_plan(network, best.plan)
+            data = png(drawn) if options.picture.suffix == ".png" else svg(drawn).encode()
+            await _write(options.picture, "--picture", data, disk)
+    return 0
+
+
+def _conditions(options: PlanOptions, machine: Machine) -> Conditions:
+    _within("--partitions", options.partitions, 1, MOST_PARTITIONS)
+    _within("--images-per-group", options.images_per_group, 1, MOST["images_per_group"])
+    _within("--threads", options.threads, 0, MAX_THREADS_PER_CORE * machine.cores)
+    _within("--in-flight", options.in_flight, 0, MOST["in_flight"])
+    _within("--servers", options.servers, 1, MOST["servers"])
+    if options.halo != "auto" and options.plan == "layers":
+        raise ConfigError(
+            f"--halo {options.halo} belongs to plan vertical, not layers, where no layer is cut: leave it "
+            "out, or give --plan vertical"
+        )
+    usual = LinkCost()
+    bandwidth, latency = options.bandwidth, options.latency
+    link = LinkCost(
+        bytes_per_s=usual.bytes_per_s if bandwidth is None else parse_bandwidth(bandwidth),
+        latency_s=usual.latency_s if latency is None else parse_latency(latency),
+    )
+    return Conditions(
+        link=link,
+        cores=machine.cores,
+        own_machines=bandwidth is not None or latency is not None,
+        threads=options.threads,
+        in_flight=options.in_flight,
+        servers=options.servers,
+        halo=options.halo,
+    )
+
+
+def _within(option: str, value: int | None, least: int, most: float) -> None:
+    if value is not None and not least <= value <= most:
+        raise ConfigError(f"{option} must be within {least} and {most}, not {value}")
+
+
+async def _check_files(options: PlanOptions, disk: Disk) -> None:
+    """Find out that a file cannot be written before the work that it is the result of."""
+    if options.picture is not None and options.picture.suffix not in (".svg", ".png"):
+        raise ConfigError(f"--picture {options.picture}: name a file that ends in .svg or .png")
+    for file in (options.json, options.picture):
+        if file is not None:
+            await disk.run(make_folder, file.parent)
+            await disk.run(check_no_folder, file)
+
+
+async def _write(file: Path, option: str, data: bytes, disk: Disk) -> None:
+    try:
+        await disk.write_atomic(file, [data])
+    except OSError as error:
+        raise ConfigError(f"{option} {file} cannot be written: {error.strerror or error}") from None
+
+
+async def _spec(options: PlanOptions, disk: Disk, environment: Mapping[str, str]) -> ModelSpec:
+    model = options.model or (USUAL_MODEL if options.data is None else "auto")
+    text = await read_file(Path(model), "--model", disk) if is_file(model) else None
+    if options.data is not None or model == "auto":
+        dataset = await load_data(options.data or "auto", disk, environment, damaged="skip")
+        return choose_model(model, dataset.info(), text=text)
+    return named_model(model) if text is None else ModelSpec.from_toml(text)
+
+
+async def _times(network: Network, options: PlanOptions) -> list[LayerTimes]:
+    """What the layers take, for each size of groups that is looked at."""
+    sizes = GROUPS if options.images_per_group is None else (options.images_per_group,)
+    if not options.calibrate:
+        return [estimated_times(network, images) for images in sizes]
+    async with ComputePool(threads=1, name="plan") as pool:
+        await pool.run(network.warm_up)
+        return [await pool.run(_calibrate, network, images) for images in sizes]
+
+
+def _calibrate(network: Network, images: int) -> LayerTimes:
+    return calibrate(network, images, clock=fine_clock)
+
+
+def _tried(
+    network: Network,
+    times: Sequence[LayerTimes],
+    conditions: Conditions,
+    options: PlanOptions,
+    machine: Machine,
+) -> list[Candidate]:
+    """Make the plans that options leave open, but those that this machine has no room for.
+
+    Raises:
+        ConfigError: The model cannot be cut as it is asked for.
+    """
+    most = MOST_WORKERS if conditions.own_machines else min(MOST_WORKERS, conditions.cores)
+    workers = range(1, most + 1) if options.partitions is None else (options.partitions,)
+    try:
+        found = candidates(
+            network,
+            times,
+            conditions,
+            workers=workers,
+            kinds=("vertical", "layers") if options.plan is None else (options.plan,),
+        )
+    except ModelError as error:
+        raise ConfigError(f"--partitions {options.partitions}: {error}") from error
+    if options.images_per_group is not None:
+        return found
+    return list(_with_room(found, machine))
+
+
+def _with_room(found: Sequence[Candidate], machine: Machine) -> Iterator[Candidate]:
+    for each in found:
+        if each.images <= USUAL_GROUP or each.fits_in(machine.l3_kb):
+            yield each

@@ -1,0 +1,139 @@
+"""The command `predict`: classes that a saved model finds in images."""
+
+import json
+from collections.abc import Sequence
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+from adam_async.checkpoint.trained_model import Model, Predictions
+from adam_async.cli.captions import captioned
+from adam_async.cli.contact_sheet import Image, contact_sheet
+from adam_async.cli.png import png_bytes
+from adam_async.cli.predict_options import PredictOptions
+from adam_async.cli.terminal import Terminal
+from adam_async.cli.train import check_no_folder, make_folder
+from adam_async.data_server.sources.damage import Damage
+from adam_async.data_server.sources.pictures import require_pillow
+from adam_async.data_server.sources.unlabelled import Piece, Unlabelled
+from adam_async.errors import ConfigError
+from adam_async.model.errors import ModelError
+from adam_async.runtime.disk import Disk
+from dataflow import ComputePool
+
+MOST_PICTURES = 100
+"""Maximum number of images on a contact sheet."""
+
+ACROSS = 10
+"""Number of pictures in a row of a contact sheet."""
+
+
+async def run_prediction(
+    path: Path, images: Sequence[Path], options: PredictOptions, terminal: Terminal
+) -> int:
+    """Print the likeliest classes of each image, and draw the contact sheet if `--png` names its file.
+
+    Raises:
+        ConfigError: The file is no model, an option is wrong, or an array does not fit the model.
+        DataError: An image is missing or damaged.
+    """
+    await _check(images, options)
+    rows: list[dict[str, Any]] = []
+    pictures: list[Image] = []
+    async with Disk() as disk, ComputePool(threads=1, name="predict") as pool:
+        if options.png is not None:
+            await disk.run(make_folder, options.png.parent)
+            await disk.run(check_no_folder, options.png)
+        model = await disk.run(Model.load, path)
+        channels, height, width = _image_shape(model)
+        damage = Damage(options.damaged)
+        source = Unlabelled(images, (channels, height, width), disk, damage)
+        async with aclosing(source.pieces()) as pieces:
+            async for piece in pieces:
+                try:
+                    found = await pool.run(model.predict, piece.images)
+                except ModelError as error:
+                    raise ConfigError(f"{piece.names[0]}: {error}") from None
+                rows += _rows(piece, found, options.top)
+                if options.png is not None:
+                    pictures += _pictures(piece, found, MOST_PICTURES - len(pictures))
+        if options.png is not None and pictures:
+            sheet = [pictures[n : n + ACROSS] for n in range(0, len(pictures), ACROSS)]
+            data = await disk.run(lambda: png_bytes(contact_sheet(sheet)))
+            await _write(options.png, data, disk)
+    for sentence in damage.sentences():
+        terminal.news(f"left out: {sentence}")
+    if source.passed_over:
+        terminal.news(f"skipped {source.passed_over:,} files in folders that are not images")
+    _print(model, rows, options, terminal)
+    if options.png is not None and not options.json:
+        terminal.say(f"contact sheet of {len(pictures):,} of {len(rows):,} images: {options.png}")
+    return 0
+
+
+async def _check(images: Sequence[Path], options: PredictOptions) -> None:
+    if not images:
+        raise ConfigError("predict needs images: adam-async predict MODEL FILE-OR-FOLDER...")
+    if options.top < 1:
+        raise ConfigError(f"--top must be at least 1, not {options.top}")
+    if options.png is not None:
+        if options.png.suffix != ".png":
+            raise ConfigError(f"--png {options.png}: name a file that ends in .png")
+        require_pillow()
+
+
+def _image_shape(model: Model) -> tuple[int, int, int]:
+    shape = model.input_shape
+    if len(shape) != 3:
+        raise ConfigError(
+            f"model {model.network.spec.name!r} takes inputs of {list(shape)}, not images (channels, "
+            "rows, columns); use adam_async.Model in a program"
+        )
+    return shape[0], shape[1], shape[2]
+
+
+def _rows(piece: Piece, found: Predictions, top: int) -> list[dict[str, Any]]:
+    return [
+        {
+            "file": name,
+            "class": found.names[number],
+            "number": int(found.numbers[number]),
+            "best": [{"class": label, "probability": share} for label, share in found.best(number, top)],
+        }
+        for number, name in enumerate(piece.names)
+    ]
+
+
+def _pictures(piece: Piece, found: Predictions, most: int) -> list[Image]:
+    """Draw images with their class and its probability under them."""
+    pictures: list[Image] = []
+    for number in range(min(len(found), most)):
+        image = piece.images[number]
+        if image.dtype != "uint8":
+            image = (image * 255).round().astype("uint8")
+        ((name, share),) = found.best(number, 1)
+        pictures.append(captioned(image, [name, f"{share:.1%}"]))
+    return pictures
+
+
+async def _write(file: Path, data: bytes, disk: Disk) -> None:
+    try:
+        await disk.write_atomic(file, [data])
+    except OSError as error:
+        raise ConfigError(f"--png {file} cannot be written: {error.strerror or error}") from None
+
+
+def _print(model: Model, rows: list[dict[str, Any]], options: PredictOptions, terminal: Terminal) -> None:
+    if options.json:
+        text = json.dumps({"model": model.network.spec.name, "images": rows}, indent=2)
+        for line in text.splitlines():
+            terminal.say(line)
+        return
+    table = [("image", "class", "probability", "then")]
+    for row in rows:
+        (first, *others) = row["best"]
+        then = ", ".join(f"{each['class']} {each['probability']:.1%}" for each in others)
+        table.append((row["file"], row["class"], f"{first['probability']:.1%}", then))
+    wide = [max(len(line[column]) for line in table) for column in range(3)]
+    for file, name, share, then in table:
+        terminal.say(f"{file:<{wide[0]}}  {name:<{wide[1]}}  {share:>{wide[2]}}  {then}".rstrip())

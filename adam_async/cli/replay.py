@@ -1,0 +1,134 @@
+"""The command `train --replay`: a recorded run once more, from its file to the same model."""
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import fields
+from itertools import islice
+from pathlib import Path
+
+from adam_async.checkpoint.model_file import save_model
+from adam_async.cli.data import load_data
+from adam_async.cli.options import TrainOptions
+from adam_async.cli.terminal import Terminal
+from adam_async.cli.train import make_folder, tell_imports
+from adam_async.data_server.dataset import Dataset
+from adam_async.data_server.sources.damage import Policy
+from adam_async.driver.replay.decode import read_recording
+from adam_async.driver.replay.recording import Header, RecordedEpoch, Recording
+from adam_async.driver.replay.run import Replay
+from adam_async.errors import ConfigError
+from adam_async.run.user_code import check_named, named_functions
+from adam_async.runtime.disk import Disk
+from adam_async.runtime.machine import numerics
+from dataflow import ComputePool
+
+BESIDE = frozenset({"replay", "allow_functions", "data", "out", "quiet", "verbose", "loop"})
+"""Options that go with `--replay`; all others are in the record."""
+
+ROUNDS = 64
+"""Batches of shards that the compute thread applies before it looks whether it is to go on."""
+
+
+async def run_replay(options: TrainOptions, environment: Mapping[str, str], terminal: Terminal) -> int:
+    """Repeat a recorded run, see that it comes to the same weights, and write them.
+
+    Raises:
+        ConfigError: Another option contradicts the record, it names functions that `--allow-functions` does
+            not allow, or the model cannot be written.
+        RecordError: The record cannot be read or played.
+        ReplayDiffers: It came to other weights.
+        DataError: The data are missing or damaged.
+    """
+    assert options.replay is not None
+    check_options(options)
+    async with Disk() as disk:
+        if options.out is not None:
+            await disk.run(make_folder, options.out)
+        recording = await read_record(options.replay, disk)
+        transforms = recording.header.transforms
+        functions = named_functions(transforms) if options.allow_functions else ()
+        check_named(transforms, str(options.replay), allowed=functions)
+        tell_imports(transforms, str(options.replay), terminal)
+        for line in differences(recording.header):
+            terminal.news(line)
+        source = options.data or str(recording.header.config["data"])
+        damaged: Policy = recording.header.config.get("damaged", "error")
+        dataset = await load_data(source, disk, environment, damaged=damaged)
+        replay = await repeat(recording, dataset, terminal, functions)
+        if options.out is not None:
+            try:
+                names = dataset.class_names
+                await save_model(replay.network, replay.weights(), options.out, disk, class_names=names)
+            except OSError as error:
+                raise ConfigError(f"{options.out} cannot be written to: {error.strerror or error}") from None
+    terminal.say(f"{replay.groups} groups repeated; all weights are those of the run, to the last bit")
+    return 0
+
+
+def check_options(options: TrainOptions) -> None:
+    """Refuse options that a record decides.
+
+    Raises:
+        ConfigError: One is given.
+    """
+    plain = TrainOptions()
+    given = [f.name for f in fields(options) if getattr(options, f.name) != getattr(plain, f.name)]
+    other = [f"--{name.replace('_', '-')}" for name in given if name not in BESIDE]
+    if other:
+        raise ConfigError(f"--replay repeats what the record says: leave out {', '.join(other)}")
+
+
+async def read_record(path: Path, disk: Disk) -> Recording:
+    """Read a record's file.
+
+    Raises:
+        ConfigError: It cannot be read.
+        RecordError: It is no record, or damaged.
+    """
+    try:
+        data = await disk.read_bytes(path)
+    except OSError as error:
+        raise ConfigError(f"--replay {path} cannot be read: {error.strerror or error}") from None
+    return await disk.run(lambda: read_recording(data, origin=str(path)))
+
+
+def differences(header: Header) -> list[str]:
+    """Say what here is other than where the run was, and may change last bits."""
+    here = numerics()
+    return [
+        f"{name} was {then or 'unknown'} in the run and is {here.get(name) or 'unknown'} here: "
+        "last bits may differ"
+        for name, then in header.machine.items()
+        if here.get(name) != then
+    ]
+
+
+async def repeat(
+    recording: Recording, dataset: Dataset, terminal: Terminal, functions: Collection[str] = ()
+) -> Replay:
+    """Repeat a run on a compute thread, and say what came of its epochs. Returns it when it is checked.
+
+    `functions` are the transforms of the record that it may import.
+
+    Cancelling it ends it after the batches that the thread is in.
+    """
+    async with ComputePool(threads=1, name="replay") as pool:
+        replay = await pool.run(lambda: Replay(recording, dataset, functions=functions))
+        for epoch in recording.header.epochs:
+            await _go(pool, replay.steps(epoch))
+            accuracy = await pool.run(replay.accuracy, epoch)
+            terminal.say(_epoch_line(epoch, len(recording.header.epochs), accuracy))
+        await _go(pool, replay.steps())
+        await pool.run(replay.check)
+    return replay
+
+
+async def _go(pool: ComputePool, steps: Iterator[None]) -> None:
+    while await pool.run(lambda: sum(1 for _ in islice(steps, ROUNDS))) == ROUNDS:
+        pass
+
+
+def _epoch_line(epoch: RecordedEpoch, epochs: int, accuracy: float) -> str:
+    line = f"epoch {epoch.epoch}/{epochs}: test accuracy {accuracy:.2%}, {epoch.images} images"
+    if accuracy != epoch.test_accuracy:
+        line += f" (the run had {epoch.test_accuracy:.2%})"
+    return line

@@ -1,0 +1,84 @@
+"""The command `report`: runs side by side, as a table and as a picture."""
+
+from pathlib import Path
+
+import msgspec
+from rich.table import Table
+
+from adam_async.cli.escaping_console import EscapingConsole
+from adam_async.cli.terminal import Terminal
+from adam_async.cli.train import check_no_folder, make_folder
+from adam_async.errors import ConfigError
+from adam_async.report.compare import compare
+from adam_async.report.plot import draw, png
+from adam_async.report.report import SCHEMA, Report
+from adam_async.runtime.disk import Disk
+
+WIDE = 1000
+"""Characters that a table may take where no terminal says how wide it is."""
+
+
+async def run_report(files: tuple[Path, ...], plot: Path | None, terminal: Terminal) -> int:
+    """Print a table of reports, and draw them if told where.
+
+    Raises:
+        ConfigError: A file cannot be read or is no report, the picture cannot be written, or there is no
+            matplotlib.
+    """
+    async with Disk() as disk:
+        runs = [(name, await read_report(file, disk)) for name, file in name_runs(files).items()]
+        if plot is not None:
+            await disk.run(make_folder, plot.parent)
+            await disk.run(check_no_folder, plot)
+            try:
+                await disk.write_atomic(plot, [png(draw(runs))])
+            except OSError as error:
+                raise ConfigError(f"--plot {plot} cannot be written: {error.strerror or error}") from None
+    out = terminal.out
+    if not out.is_terminal:
+        out = EscapingConsole(file=out.file, width=WIDE)
+    out.print(_table(runs), soft_wrap=False)
+    return 0
+
+
+async def read_report(file: Path, disk: Disk) -> Report:
+    """Read a report that `train --report` wrote.
+
+    Raises:
+        ConfigError: It cannot be read, or is no report of this schema.
+    """
+    try:
+        report = msgspec.json.decode(await disk.read_bytes(file), type=Report)
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror or error}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} is no report of this version ({SCHEMA}): {error}") from None
+    if report.schema != SCHEMA:
+        raise ConfigError(f"{file} is a report of schema {report.schema!r}; this version reads {SCHEMA}")
+    return report
+
+
+def name_runs(files: tuple[Path, ...]) -> dict[str, Path]:
+    """A short name for each file: its stem, or its whole path where stems are the same.
+
+    Raises:
+        ConfigError: A file is named twice.
+    """
+    if not files:
+        raise ConfigError("name one report or several, as `train --report FILE` wrote them")
+    stems = [file.stem for file in files]
+    names = {file.stem if stems.count(file.stem) == 1 else str(file): file for file in files}
+    if len(names) < len(files):
+        twice = next(file for file in files if files.count(file) > 1)
+        raise ConfigError(f"{twice} is named twice")
+    return names
+
+
+def _table(runs: list[tuple[str, Report]]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("", no_wrap=True)
+    for name, _ in runs:
+        table.add_column(name, justify="right", overflow="fold")
+    for row in compare([report for _, report in runs]):
+        table.add_row(*row)
+    return table

@@ -1,0 +1,169 @@
+"""Results of `train`: the files that its options name, also after an interrupted run."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from adam_async.checkpoint.model_file import FILE_NAME, save_model
+from adam_async.cli.options import TrainOptions
+from adam_async.driver.driver import Driver
+from adam_async.errors import AdamError, ConfigError, RecordError, first_cause
+from adam_async.model.network import Network
+from adam_async.report.report import Report, write
+from adam_async.run.result import RunResult
+from adam_async.runtime.disk import Disk, system_entropy
+from adam_async.runtime.timeline import Timeline
+from transport import TransportError
+
+RESCUE_S = 5.0
+"""Time limit for reading the weights of an interrupted run from its servers, in seconds."""
+
+
+async def write_results(
+    options: TrainOptions,
+    result: RunResult,
+    report: Report,
+    disk: Disk,
+    environment: Mapping[str, str],
+    timeline: Timeline | None = None,
+) -> None:
+    """Write the model, the report, the profile and the record where the options say.
+
+    A file that cannot be written does not stop the others. A model that cannot be written goes elsewhere.
+
+    Raises:
+        ConfigError: Some files cannot be written; names each, and the place of the model.
+        RecordError: There is no record of the run; the other files are written.
+    """
+    problems: list[str] = []
+
+    async def attempt(path: Path, writing: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await writing()
+        except OSError as error:
+            problems.append(f"{path} cannot be written: {error.strerror or error}")
+
+    if options.out is not None:
+        try:
+            await save_somewhere(
+                result.model, result.weights, options.out, disk, environment, class_names=result.class_names
+            )
+        except ConfigError as error:
+            problems.append(str(error))
+    if (path := options.report) is not None:
+        await attempt(path, lambda: write(report, path, disk))
+    if (profile := options.profile) is not None and timeline is not None:
+        trace = await disk.run(timeline.trace)
+        await attempt(profile, lambda: disk.write_atomic(profile, [trace]))
+    if (file := options.record) is not None and isinstance(data := result.record, bytes):
+        await attempt(file, lambda: disk.write_atomic(file, [data]))
+    if problems:
+        raise ConfigError("; ".join(problems))
+    if options.record is not None and isinstance(result.record, RecordError):
+        raise result.record
+
+
+async def save_somewhere(
+    network: Network,
+    weights: Mapping[str, NDArray[Any]],
+    folder: Path,
+    disk: Disk,
+    environment: Mapping[str, str],
+    *,
+    class_names: Sequence[str],
+) -> None:
+    """Write ``model.safetensors`` into a folder, or if that fails into one that has room.
+
+    Raises:
+        ConfigError: The folder cannot be written to; names the file, and the model's other place if any.
+    """
+    try:
+        await save_model(network, weights, folder, disk, class_names=class_names)
+        return
+    except OSError as error:
+        problem = f"{folder / FILE_NAME} cannot be written: {error.strerror or error}"
+    name = f"adam-async-{system_entropy(4).hex()}"
+    for place in fallbacks(environment):
+        try:
+            saved = await save_model(network, weights, place / name, disk, class_names=class_names)
+        except OSError:
+            continue
+        raise ConfigError(f"{problem}; the model is in {saved} instead")
+    raise ConfigError(
+        f"{problem}, nor can the model be written to {', '.join(map(str, fallbacks(environment)))}"
+    )
+
+
+def fallbacks(environment: Mapping[str, str]) -> list[Path]:
+    """Return the folders that may take a model instead: temporary files, home, the current folder."""
+    home = environment.get("HOME")
+    return [Path(environment.get("TMPDIR") or "/tmp"), *([Path(home)] if home else []), Path.cwd()]
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Results kept of a run that did not finish."""
+
+    done: str
+    """How far the run came, in words; see `what_was_done`."""
+    began: bool
+    """Whether training had begun."""
+    results: tuple[str, ...]
+    """Each result and its place."""
+
+    def sentence(self, *, interrupted: bool) -> str:
+        """Return the line for the user; empty for a run that failed and left nothing."""
+        if interrupted:
+            return f"interrupted {self.done}; kept: {', '.join(self.results) or NOTHING}"
+        return f"failed {self.done}; kept: {', '.join(self.results)}" if self.began and self.results else ""
+
+
+async def keep_results(
+    driver: Driver, options: TrainOptions, disk: Disk, environment: Mapping[str, str]
+) -> Kept:
+    """Note how far a cancelled run came, and write its weights if `--out` names a folder."""
+    progress = driver.progress
+    kept: list[str] = []
+    await driver.look()
+    if options.out is not None and progress.epoch:
+        try:
+            async with asyncio.timeout(RESCUE_S):
+                network, weights, best = await driver.weights_so_far()
+            result = driver.so_far()
+            names = () if result is None else result.class_names
+            await save_somewhere(network, weights, options.out, disk, environment, class_names=names)
+            which = f"the weights of epoch {best}, the best one," if best else "the latest weights"
+            kept.append(f"{which} in {options.out / FILE_NAME}")
+        except ConfigError as error:
+            kept.append(str(error))
+        except (AdamError, TransportError, TimeoutError, ExceptionGroup) as error:
+            kept.append(f"no weights, for the servers could not be read ({first_cause(error)})")
+    if progress.checkpoint:
+        folder = options.checkpoint or options.resume
+        kept.append(f"{progress.checkpoint} (go on with --resume {folder})")
+    if options.report is not None:
+        kept.append(f"the report in {options.report}")
+    return Kept(what_was_done(driver), bool(progress.epoch), tuple(kept))
+
+
+NOTHING = "nothing (--out keeps the latest weights, --checkpoint a state for --resume)"
+"""Results kept of a run whose options name no file or folder."""
+
+
+def what_was_done(driver: Driver) -> str:
+    """Return how far a run came, in words."""
+    progress = driver.progress
+    if not progress.epoch:
+        return "before training began"
+    total = progress.images_of_epoch
+    done = f"in epoch {progress.epoch}, after {progress.images:,} of {total:,} images"
+    if not progress.epochs:
+        return f"{done}; no epoch has ended"
+    last = progress.epochs[-1]
+    if last.epoch == progress.epoch:  # the next one is about to begin
+        return f"after epoch {last.epoch}, with {last.accuracies}"
+    return f"{done}; epoch {last.epoch} ended with {last.accuracies}"

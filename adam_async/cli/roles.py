@@ -1,0 +1,313 @@
+"""The role commands: one role in this process, until it is ended.
+
+A role prints one line, with its address and a command that joins it; a controller goes on to say what becomes
+of its group. Started by hand it ends by a signal; started by another process (`--supervised`) it also ends
+when that process wants it or is gone.
+"""
+
+import asyncio
+import dataclasses
+import logging
+import os
+import platform
+import shlex
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from datetime import timedelta
+from pathlib import Path
+
+import msgspec
+
+from adam_async.cli.data import load_data
+from adam_async.cli.log import name_node
+from adam_async.cli.options import (
+    ControllerOptions,
+    DataServerOptions,
+    MemberOptions,
+    RoleOptions,
+    WorkerOptions,
+)
+from adam_async.cli.printable import printable
+from adam_async.cluster.parent_pipe import Parent, die_with_parent
+from adam_async.cluster.roles import (
+    LOOPBACK,
+    Place,
+    Role,
+    address_towards,
+    cluster_network,
+    controller,
+    data_host,
+    data_server,
+    memory_budget,
+    model_worker,
+    parameter_server,
+    slowed,
+)
+from adam_async.controller import map_news, status_log
+from adam_async.controller.log_file import LogFile
+from adam_async.controller.service import Controller
+from adam_async.data_server.sources.damage import Policy
+from adam_async.errors import ConfigError
+from adam_async.run.addresses import check_address, check_addresses, own_peer, read_peers
+from adam_async.run.cache_size import cache_limits
+from adam_async.run.config import MAX_THREADS_PER_CORE, MOST, Waits
+from adam_async.run.image_size import read_image_size
+from adam_async.run.named_layers import import_layers
+from adam_async.run.stragglers import check_own, pace_of
+from adam_async.run.token_file import check_token_is_for, holds_keys
+from adam_async.runtime.child_process import address_line
+from adam_async.runtime.disk import Disk, system_entropy
+from adam_async.runtime.machine import available_bytes, usable_cores
+from adam_async.runtime.timeline import Timeline
+from transport import BufferPool
+
+NEXT = {
+    "controller": ("ps", "--controller"),
+    "ps": ("data", "--controller"),
+    "data": ("worker", "--join"),
+    "data-host": ("train", "--data"),
+    "worker": ("train", "--controller"),
+}
+"""Which command a role's line shows, with its option for the address: what a cluster started by hand needs
+next. A data host is the data server that was told of no controller."""
+
+KEYS_OF_NEXT = {
+    "controller": "ps",
+    "ps": "data",
+    "data": "worker",
+    "data-host": "driver",
+    "worker": "driver",
+}
+"""Role of the command that a role's line shows; the line names a file of that role's keys."""
+
+Open = Callable[[Place], AbstractAsyncContextManager[Role]]
+
+WAITS = Waits()
+"""Deadlines of a role that was started by hand, but for the wait for its controller."""
+
+MEETING_PLACE = "tcp://127.0.0.1:7070"
+"""Where a controller listens that was told nothing."""
+
+
+async def serve_controller(options: ControllerOptions, environment: Mapping[str, str]) -> int:
+    """Run a controller until it is ended: alone, or as one of those that `--peers` names."""
+    peers: dict[str, str] = {}
+    bind = options.bind or MEETING_PLACE
+    if options.peers:
+        peers = read_peers(options.peers)
+        node = own_peer(peers, options.id)
+        bind = options.bind or peers[node]
+        options = dataclasses.replace(options, id=node, advertise=options.advertise or peers[node])
+    elif options.dir is not None and options.id is None:
+        # What is kept there says whose it is: the next process has to have the same name.
+        options = dataclasses.replace(options, id="controller")
+    if not options.supervised:
+        # A person watches it: what becomes of its group is news to them, if nothing else is.
+        status_log.logger.setLevel(logging.INFO)
+        map_news.logger.setLevel(logging.INFO)
+    async with AsyncExitStack() as stack:
+        file = None
+        if options.dir is not None:
+            disk = await stack.enter_async_context(Disk(name="controller", private=True))
+            file = LogFile(disk, options.dir)
+        return await _serve(
+            "controller",
+            options,
+            ",".join(peers.values()),
+            bind,
+            environment,
+            lambda place: controller(place, peers=peers, file=file),
+        )
+
+
+async def serve_ps(options: MemberOptions, environment: Mapping[str, str]) -> int:
+    """Run a parameter server until it is ended."""
+    return await _serve_member("ps", options, environment, parameter_server)
+
+
+async def serve_data(
+    options: DataServerOptions, data: str, damaged: Policy, environment: Mapping[str, str], *, size: str = ""
+) -> int:
+    """Load the data, then run a data server until it is ended; without a controller it stands alone."""
+    async with Disk() as disk:
+        cache = cache_limits(options.cache, options.spill, available_bytes=available_bytes())
+        wanted = read_image_size(size)
+        dataset = await load_data(data, disk, environment, damaged=damaged, cache=cache, size=wanted)
+    if options.controller is None:
+        bind = options.bind or LOOPBACK
+        return await _serve(
+            "data-host", options, "", bind, environment, lambda place: data_host(place, dataset)
+        )
+    return await _serve_member("data", options, environment, lambda place: data_server(place, dataset))
+
+
+async def serve_worker(
+    options: WorkerOptions, threads: int, in_flight: int, environment: Mapping[str, str]
+) -> int:
+    """Run a model worker until it is ended."""
+    cores = usable_cores()
+    if not 0 <= threads <= cores * MAX_THREADS_PER_CORE or not 0 <= in_flight <= MOST["in_flight"]:
+        raise ConfigError(
+            f"--threads must be within 0 and {cores * MAX_THREADS_PER_CORE} on {cores} cores and --in-flight "
+            f"within 0 and {MOST['in_flight']}, not {threads} and {in_flight}"
+        )
+    return await _serve_member(
+        "worker",
+        options,
+        environment,
+        lambda place: model_worker(
+            place, threads=threads or cores, in_flight=in_flight, pace=pace_of(options.slow, place.node)
+        ),
+    )
+
+
+async def read_token(file: Path | None, environment: Mapping[str, str], *, role: str = "") -> str | None:
+    """Return the cluster's token or the keys of a role: from the file, else from ADAM_TOKEN, else none.
+
+    Args:
+        file: File that ``--token-file`` names.
+        environment: Environment of the command.
+        role: Role of the command, which refuses keys of another; empty if it has none or several.
+
+    Raises:
+        ConfigError: The file cannot be read, is empty, is not private (see `Disk.read_secret`), or holds
+            a secret that this command cannot use.
+    """
+    token = await _token_text(file, environment)
+    if token and role:
+        check_token_is_for(token, role, origin=f"--token-file {file}" if file else "ADAM_TOKEN")
+    return token
+
+
+async def _token_text(file: Path | None, environment: Mapping[str, str]) -> str | None:
+    if file is None:
+        return environment.get("ADAM_TOKEN", "").strip() or None
+    async with Disk() as disk:
+        try:
+            token = (await disk.read_secret(file)).decode().strip()
+        except OSError as error:
+            raise ConfigError(f"--token-file {file} cannot be used: {error.strerror or error}") from None
+        except UnicodeDecodeError:
+            raise ConfigError(f"--token-file {file} cannot be used: it is not text in UTF-8") from None
+    if not token:
+        raise ConfigError(f"--token-file {file} is empty")
+    return token
+
+
+async def _serve_member(
+    role: str,
+    options: MemberOptions | DataServerOptions,
+    environment: Mapping[str, str],
+    open_role: Open,
+) -> int:
+    assert options.controller is not None, "who is told of no controller is no member"
+    meet = check_addresses(options.controller, "--join" if role == "worker" else "--controller")
+    bind = options.bind or await address_towards(meet)
+    return await _serve(role, options, meet, bind, environment, open_role)
+
+
+async def _serve(
+    role: str,
+    options: ControllerOptions | MemberOptions | DataServerOptions,
+    meet: str,
+    bind: str,
+    environment: Mapping[str, str],
+    open_role: Open,
+) -> int:
+    if options.advertise is not None:
+        check_address(options.advertise, "--advertise")
+    check_address(bind, "--bind", everywhere=options.advertise is not None)
+    if not options.supervised:
+        token = await read_token(options.token_file, environment, role=role.removesuffix("-host"))
+        waits = WAITS if isinstance(options, ControllerOptions) else waits_at_start(options.wait)
+        await _stay(role, options, meet, bind, token, waits, open_role)
+        return 0
+    die_with_parent()
+    async with Parent() as parent:
+        orders = await parent.orders()
+        if orders is None:
+            return 0
+        async with asyncio.TaskGroup() as group:
+            work = group.create_task(
+                _stay(
+                    role,
+                    options,
+                    meet,
+                    bind,
+                    orders.token,
+                    orders.waits,
+                    open_role,
+                    orders.profile_events,
+                    orders.layers,
+                ),
+                name=f"{role}/serve",
+            )
+            await parent.gone()
+            work.cancel()
+    return 0
+
+
+def waits_at_start(wait: timedelta, waits: Waits = WAITS) -> Waits:
+    """Return deadlines with the time that ``--wait`` gives a controller to be there.
+
+    Raises:
+        ConfigError: It is no time above 0.
+    """
+    if wait <= timedelta():
+        raise ConfigError(f"--wait must be a time above 0, such as 60s or 5m, not {wait.total_seconds():g}s")
+    return msgspec.structs.replace(waits, meet_s=wait.total_seconds())
+
+
+async def _stay(
+    role: str,
+    options: RoleOptions,
+    meet: str,
+    bind: str,
+    token: str | None,
+    waits: Waits,
+    open_role: Open,
+    profile_events: int = 0,
+    layers: Mapping[str, str] = {},
+) -> None:
+    """Open the role, say where it is as soon as it has joined, and stay until cancelled.
+
+    Of several controllers none waits for the others: one that is started again may be needed by nobody.
+    """
+    buffers = BufferPool()
+    node = options.id or f"{role}-{platform.node()[:40]}-{os.getpid()}"
+    name_node(node)
+    check_own(options.slow, node, computes=role == "worker")
+    async with AsyncExitStack() as stack:
+        network = cluster_network(
+            token,
+            entropy=system_entropy,
+            buffers=buffers,
+            checksum=options.checksum,
+            budget=memory_budget(options.memory_budget),
+            advertise=options.advertise or "",
+        )
+        place = Place(
+            node=node,
+            bind=bind,
+            controller=meet,
+            network=await stack.enter_async_context(slowed(network, options.slow)),
+            buffers=buffers,
+            waits=waits,
+            entropy=system_entropy,
+            timeline=Timeline(node, limit_events=profile_events) if profile_events else None,
+            layers=import_layers(layers),
+        )
+        running = await stack.enter_async_context(open_role(place))
+        await running.joined()
+        join = ["adam-async", *NEXT[role], meet or running.address]
+        if token is not None and holds_keys(token):
+            join += ["--token-file", f"{KEYS_OF_NEXT[role]}.keys"]  # the next role has keys of its own
+        elif options.token_file is not None:
+            join += ["--token-file", str(options.token_file)]
+        if isinstance(running, Controller) and running.group.is_cut_off:
+            join = []  # whoever joined it would wait as long as it does
+        line = address_line(place.node, running.address, shlex.join(join))
+        sys.stdout.write(f"{printable(line)}\n")
+        sys.stdout.flush()
+        await asyncio.Event().wait()

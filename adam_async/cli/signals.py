@@ -1,0 +1,99 @@
+"""Ctrl-C and SIGTERM: the first ends in good order, the second at once.
+
+Before a loop runs there is nothing to end in good order: the process just ends. Once one runs, the first
+signal cancels the command's task, and every block on the way out closes what it opened. The second does
+not argue: the process is gone, and its children go with it (see `cli_parent`).
+
+The handlers are the plain ones of `signal`, not the loop's: they also answer while the loop is busy.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from types import FrameType
+from typing import Any, NoReturn
+
+from adam_async.runtime.callbacks import ending_on_errors
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+SHOW_CURSOR = "\x1b[?25h"
+
+
+class Signals:
+    """What the process does about SIGINT and SIGTERM, and which came first."""
+
+    def __init__(self) -> None:
+        self.first: int | None = None
+        self._cancel: Callable[[], None] | None = None
+
+    def install(self) -> None:
+        """Answer signals from now on. Only the main thread may."""
+        for number in SIGNALS:
+            signal.signal(number, self._on_signal)
+
+    def exit_code(self) -> int:
+        """130 for SIGINT, 143 for SIGTERM; call it when `first` is set."""
+        return 128 + (self.first or 0)
+
+    def leave(self, code: int) -> NoReturn:
+        """End the process now: nothing is flushed, closed or waited for."""
+        os._exit(code)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._cancel is None or self.first is not None:
+            if sys.stdout.isatty():
+                os.write(sys.stdout.fileno(), SHOW_CURSOR.encode())
+            self.leave(128 + number)
+        self.first = number
+        self._cancel()
+
+    def run(
+        self, main: Callable[[], Coroutine[Any, Any, int]], *, loop_factory: Callable[[], Any] | None
+    ) -> int:
+        """Run a command's coroutine in a loop of its own until it returns or a signal ends it.
+
+        Args:
+            main: Returns the exit code.
+            loop_factory: Makes the event loop.
+
+        Raises:
+            Exception: The error of `main` or of a callback of its loop. After a signal, that is the outcome.
+        """
+        try:
+            with asyncio.Runner(loop_factory=loop_factory) as runner:
+                return runner.run(self._main(main))
+        except (asyncio.CancelledError, Exception):
+            if self.first is None:
+                raise
+            return self.exit_code()
+        finally:
+            self._cancel = None
+
+    async def _main(self, main: Callable[[], Coroutine[Any, Any, int]]) -> int:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+
+        def cancel() -> None:
+            loop.call_soon_threadsafe(task.cancel)
+
+        self._cancel = cancel
+        with ending_on_errors():
+            code = await main()
+        # A command that took the cancellation for its ordinary end was interrupted all the same.
+        return code if self.first is None else self.exit_code()
+
+
+EARLY = Signals()
+"""The process's one set of handlers; installed by `cli.main`."""
+
+
+def loop_factory(name: str) -> Callable[[], asyncio.AbstractEventLoop]:
+    """Return what makes an event loop: ``uvloop`` or ``asyncio``."""
+    if name == "asyncio":
+        return asyncio.new_event_loop
+    import uvloop
+
+    return uvloop.new_event_loop

@@ -1,0 +1,359 @@
+"""The command `simulate`: shipped code in simulated clusters, seed by seed, in child processes.
+
+What runs is said in one line per scenario. What fails is made smaller first, and then said with all that it
+takes to run it again.
+"""
+
+import asyncio
+import os
+import re
+import sys
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import TextIO
+
+import msgspec
+
+from adam_async.cli.simulate.options import SimulateOptions
+from adam_async.cli.terminal import Terminal
+from adam_async.cli.train import check_no_folder
+from adam_async.cluster.parent_pipe import die_with_parent
+from adam_async.errors import ConfigError
+from adam_async.runtime.disk import Disk
+from adam_async.runtime.machine import usable_cores
+from adam_async.simulation.plan import Case, read_case
+from adam_async.simulation.process_pool import Crew
+from adam_async.simulation.runner import (
+    LEAST_SHARE,
+    MANY,
+    SeedResult,
+    draw_case,
+    reached,
+    summary,
+    unreached,
+)
+from adam_async.simulation.scenarios import SCENARIOS
+from adam_async.simulation.shrinking import MOST_TRIES
+from adam_async.simulation.soak import core_hash, read_soak, seeds_to_do, write_soak
+from adam_async.simulation.work import Answer, Repeat, Seeds, Shrink, Work, do
+
+FAILED = 8
+"""Exit code where something did not hold; docs/exit-codes.md."""
+
+FIRST_SEEDS = (0, 9)
+"""Seeds that run where none are named."""
+
+SLICE = 10
+"""Most seeds that a child is given at once."""
+
+ROUND = 40
+"""Seeds of a scenario that a soak runs before it goes on with the next one."""
+
+SHOWN = 3
+"""Failed seeds of a scenario that are made smaller and shown whole; further ones are only named."""
+
+SAY_S = 5.0
+"""How often it is said how far making a plan smaller has come."""
+
+MOST_JOBS_PER_CORE = 4
+
+RANGE = re.compile(r"([0-9]{1,18})\.\.([0-9]{1,18})")
+
+
+Save = Callable[[str, Sequence[SeedResult]], Awaitable[None]]
+"""Told of results as they come, with their scenario."""
+
+
+async def run_simulation(options: SimulateOptions, terminal: Terminal) -> int:
+    """Run what the options say, and print what came of it.
+
+    Raises:
+        ConfigError: An option is wrong, or contradicts another one; a file cannot be read or written.
+        RoleDied: A child process died.
+    """
+    names = chosen_scenarios(options.scenario)
+    if options.list:
+        for name in names:
+            terminal.say(f"{name}: {SCENARIOS[name].about}")
+        return 0
+    seeds = chosen_seeds(options)
+    check_options(options, names)
+    async with Disk() as disk, Crew(1 if is_one_run(options) else options.jobs or usable_cores()) as crew:
+        for file in (options.trace, options.soak):
+            if file is not None:
+                await disk.run(check_no_folder, file)
+                await disk.run(check_in_folder, file)
+        if is_one_run(options):
+            case = await chosen_case(options, names[0], disk)
+            failed = await run_one(case, options.trace, crew, disk, terminal)
+        elif options.soak is not None:
+            failed = await run_soak(options.soak, names, seeds, crew, disk, terminal)
+        else:
+            first, last = seeds or FIRST_SEEDS
+            every = [await run_seeds(name, range(first, last + 1), crew, terminal) for name in names]
+            failed = any(every)
+    return FAILED if failed else 0
+
+
+def serve(source: TextIO = sys.stdin, target: TextIO = sys.stdout) -> int:
+    """Do work that is sent line by line, as a child process, until there is no more."""
+    die_with_parent()
+
+    def send(answer: Answer) -> None:
+        target.write(msgspec.json.encode(answer).decode() + "\n")
+        target.flush()
+
+    for line in source:
+        work: Work = msgspec.json.decode(line, type=Work)
+        for answer in do(work, SCENARIOS, tell=send):
+            send(answer)
+    return 0
+
+
+# --- options -------------------------------------------------------------------------------------
+
+
+def chosen_scenarios(words: Sequence[str]) -> list[str]:
+    """The scenarios that are named, in the order of the list.
+
+    Raises:
+        ConfigError: There is none of that name.
+    """
+    unknown = [word for word in words if word != "all" and word not in SCENARIOS]
+    if unknown:
+        raise ConfigError(f"there is no scenario {unknown[0]!r}: known are {', '.join(SCENARIOS)}, and all")
+    return [name for name in SCENARIOS if not words or "all" in words or name in words]
+
+
+def chosen_seeds(options: SimulateOptions) -> tuple[int, int] | None:
+    """First and last seed, if seeds are named.
+
+    Raises:
+        ConfigError: They are no range.
+    """
+    if options.seed is not None:
+        if options.seed < 0:
+            raise ConfigError(f"--seed must be a whole number from 0 on, not {options.seed}")
+        return options.seed, options.seed
+    if options.seeds is None:
+        return None
+    found = RANGE.fullmatch(options.seeds.strip())
+    if found is None or int(found[1]) > int(found[2]):
+        raise ConfigError(
+            f"--seeds must be A..B, from 0 on and A at most B, such as 0..99, not {options.seeds!r}"
+        )
+    return int(found[1]), int(found[2])
+
+
+def check_options(options: SimulateOptions, names: Sequence[str]) -> None:
+    """Refuse options that contradict one another.
+
+    Raises:
+        ConfigError: Some do.
+    """
+    most = usable_cores() * MOST_JOBS_PER_CORE
+    if not 0 <= options.jobs <= most:
+        raise ConfigError(f"--jobs must be within 0 and {most}, not {options.jobs}")
+    if options.seed is not None and options.seeds is not None:
+        raise ConfigError("--seed and --seeds contradict each other: leave one out")
+    if options.plan is not None:
+        others = {"--seed": options.seed, "--seeds": options.seeds, "--scenario": options.scenario or None}
+        given = [name for name, value in others.items() if value is not None]
+        if given:
+            raise ConfigError(f"--plan says what runs: leave out {', '.join(given)}")
+    elif options.trace is not None and (options.seed is None or len(names) > 1):
+        raise ConfigError("--trace is of one run: name it with --seed and one --scenario, or with --plan")
+    if options.soak is not None and is_one_run(options):
+        raise ConfigError("--soak is for many seeds: leave out --plan and --trace")
+
+
+def check_in_folder(file: Path) -> None:
+    """Refuse a file for results in a folder that is not there, before the work that they are the result of.
+
+    Raises:
+        ConfigError: It is not.
+    """
+    if not os.path.isdir(file.parent):
+        raise ConfigError(f"{file} cannot be written: {file.parent} is no folder; make it, or name another")
+
+
+def is_one_run(options: SimulateOptions) -> bool:
+    """Whether one run is looked at, and not seeds counted."""
+    return options.plan is not None or options.trace is not None
+
+
+async def chosen_case(options: SimulateOptions, name: str, disk: Disk) -> Case:
+    """The one run that the options name.
+
+    Raises:
+        ConfigError: The plan's file cannot be read, or holds none.
+    """
+    if options.plan is None:
+        assert options.seed is not None
+        return draw_case(SCENARIOS[name], options.seed)
+    try:
+        data = await disk.read_bytes(options.plan)
+    except OSError as error:
+        raise ConfigError(f"--plan {options.plan} cannot be read: {error.strerror or error}") from None
+    case = read_case(data, origin=f"--plan {options.plan}")
+    chosen_scenarios([case.scenario])
+    return case
+
+
+# --- running -------------------------------------------------------------------------------------
+
+
+async def run_one(case: Case, trace: Path | None, crew: Crew, disk: Disk, terminal: Terminal) -> bool:
+    """Run one case, say what came of it, and write its trace. Returns whether it failed."""
+    begun = asyncio.get_running_loop().time()
+    (answer,) = await crew.do(Repeat(case=case))
+    if trace is not None:
+        try:
+            await disk.write_atomic(trace, [msgspec.json.encode(answer.trace)])
+        except OSError as error:
+            raise ConfigError(f"--trace {trace} cannot be written: {error.strerror or error}") from None
+    took_s = asyncio.get_running_loop().time() - begun
+    await tell(case.scenario, [answer.result], took_s, crew, terminal)
+    return not answer.result.ok
+
+
+async def run_seeds(
+    name: str, seeds: Sequence[int], crew: Crew, terminal: Terminal, save: Save | None = None
+) -> bool:
+    """Run seeds of a scenario in slices, and say what came of them.
+
+    Returns whether one failed, or many together did not come across all that they must.
+
+    Args:
+        name: The scenario.
+        seeds: Which.
+        crew: Who runs them.
+        terminal: Where it is said.
+        save: Told of each slice when it is done.
+    """
+    begun = asyncio.get_running_loop().time()
+    size = max(1, min(SLICE, -(-len(seeds) // (4 * crew.jobs))))
+    results: list[SeedResult] = []
+
+    async def run_slice(part: Sequence[int]) -> None:
+        answers = await crew.do(Seeds(scenario=name, seeds=tuple(part)))
+        some = [answer.result for answer in answers]
+        results.extend(some)
+        if save is not None:
+            await save(name, some)
+
+    async with asyncio.TaskGroup() as group:
+        for start in range(0, len(seeds), size):
+            group.create_task(run_slice(seeds[start : start + size]), name=f"seeds from {seeds[start]}")
+    results.sort(key=lambda result: result.case.seed)
+    await tell(name, results, asyncio.get_running_loop().time() - begun, crew, terminal)
+    failed = not all(result.ok for result in results)
+    if save is None:
+        counted = sum(result.seed_counts for result in results)
+        failed |= tell_too_little(name, reached(results), counted, len(results), terminal)
+    return failed
+
+
+async def run_soak(
+    file: Path,
+    names: Sequence[str],
+    seeds: tuple[int, int] | None,
+    crew: Crew,
+    disk: Disk,
+    terminal: Terminal,
+) -> bool:
+    """Run the seeds that a soak's file does not have, scenario by scenario in rounds, and keep them there.
+
+    Returns whether one failed, now or earlier with this core, or many together did not come across all that
+    they must. Without `seeds` only a signal ends it.
+    """
+    core, soak = await core_hash(disk), await read_soak(file, disk)
+    first, last = seeds or (0, None)
+
+    async def save(name: str, results: Sequence[SeedResult]) -> None:
+        nonlocal soak
+        soak = soak.with_results(name, core, results)
+        await write_soak(file, soak, disk)
+
+    await save(names[0], [])  # a file that cannot be written is said before anything runs
+    todo = {name: seeds_to_do(soak.of(name, core).done, first, last) for name in names}
+    while todo:
+        for name in list(todo):
+            if some := list(islice(todo[name], ROUND)):
+                await run_seeds(name, some, crew, terminal, save)
+            else:
+                del todo[name]
+    failed = False
+    for name in names:
+        progress = soak.of(name, core)
+        terminal.say(f"{name}: {progress}")
+        failed |= bool(progress.failures)
+        failed |= tell_too_little(name, progress.reached, progress.counted, progress.seeds, terminal)
+    return failed
+
+
+# --- what is said --------------------------------------------------------------------------------
+
+
+async def tell(
+    name: str, results: Sequence[SeedResult], took_s: float, crew: Crew, terminal: Terminal
+) -> None:
+    """Say what came of seeds: what failed first and whole, then the one line, then what does not count."""
+    failed = [result for result in results if not result.ok]
+    for result in failed[:SHOWN]:
+        for line in await describe(result, crew, terminal):
+            terminal.say(line)
+    for result in failed[SHOWN:]:
+        terminal.say(f"{name}: seed {result.case.seed} violates {result.invariant}")
+    terminal.say(summary(name, results, took_s))
+    reasons = Counter(reason for result in results for reason in result.too_little if result.ok)
+    if reasons:
+        text = ", ".join(f"{count} with {reason}" for reason, count in reasons.most_common())
+        terminal.news(f"{name}: of those that do not count {text}")
+
+
+def tell_too_little(name: str, seen: Collection[str], counted: int, seeds: int, terminal: Terminal) -> bool:
+    """Say which marks of a scenario no seed came across, and whether too few count.
+
+    Returns whether so many seeds had to.
+    """
+    if seeds < MANY:
+        return False
+    missing, few = unreached(SCENARIOS[name], seen), counted < LEAST_SHARE * seeds
+    if missing:
+        terminal.say(f"{name}: no seed came across: {', '.join(missing)}")
+    if few:
+        terminal.say(f"{name}: only {counted} of {seeds} seeds count; {LEAST_SHARE:.0%} have to")
+    return few or bool(missing)
+
+
+async def describe(result: SeedResult, crew: Crew, terminal: Terminal) -> list[str]:
+    """Say how a run failed, under which options, and what of its plan it takes, which may take long."""
+    case = result.case
+    loop = asyncio.get_running_loop()
+    said_at = loop.time()
+    terminal.news(f"{case.scenario}: seed {case.seed} violates {result.invariant}; its plan is made smaller")
+
+    def under_way(so_far: Answer) -> None:
+        nonlocal said_at
+        if loop.time() - said_at >= SAY_S:
+            said_at = loop.time()
+            terminal.news(
+                f"{case.scenario}: seed {case.seed} is down to {len(so_far.result.case.plan.faults)} of "
+                f"{len(case.plan.faults)} faults after {so_far.tries} runs, of at most {MOST_TRIES}"
+            )
+
+    (answer,) = await crew.do(Shrink(case=case), under_way)
+    smallest = answer.result.case
+    faults = smallest.plan.faults
+    return [
+        f"{case.scenario}: seed {case.seed} violates {result.invariant}: {result.text}",
+        f"  options: {case.plan.options}",
+        f"  shrunk to {len(faults)} of {len(case.plan.faults)} faults in {answer.tries} runs:",
+        *(f"    {fault}" for fault in faults),
+        f"  with options: {smallest.plan.options}",
+        "  again: adam-async simulate --plan FILE, with this in the file:",
+        f"  {msgspec.json.encode(smallest).decode()}",
+    ]

@@ -1,0 +1,86 @@
+"""`data --stage`: a shared source is copied first, together with other servers, and served from the copy."""
+
+import math
+import os
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+
+from adam_async.cli.options import Damaged, DataServerOptions, StageOptions
+from adam_async.cli.roles import read_token, serve_data
+from adam_async.cli.terminal import Terminal
+from adam_async.cluster.roles import LOOPBACK, cluster_network
+from adam_async.data_server.staging.peer import Patience
+from adam_async.data_server.staging.service import staging
+from adam_async.errors import ConfigError
+from adam_async.run.addresses import check_address
+from adam_async.runtime.disk import Disk, system_entropy
+from transport import BufferPool, Identity
+
+HANGS_S = 1.0
+"""How long the end of a disk that reads the source is waited for; one that hangs is left behind."""
+
+
+async def serve_staged(
+    options: DataServerOptions,
+    stage: StageOptions,
+    data: str,
+    damaged: Damaged,
+    environment: Mapping[str, str],
+    terminal: Terminal,
+    *,
+    size: str = "",
+) -> int:
+    """Copy the data if that was asked for, then run a data server until it is ended.
+
+    Other servers of the staging are answered for as long as this one runs.
+
+    Raises:
+        ConfigError: The options do not go together.
+        DataError: The source cannot be staged.
+        BindFailed: No address of the list is ours and free.
+    """
+    peers = _checked(stage, data)
+    if stage.stage is None:
+        return await serve_data(options, data, damaged, environment, size=size)
+    token = await read_token(options.token_file, environment, role="data")
+    identity = Identity(
+        role="data",
+        node=options.id or f"data-{platform.node()[:40]}-{os.getpid()}",
+        incarnation=int.from_bytes(system_entropy(7), "little"),
+    )
+    async with (
+        Disk(name="copy") as disk,
+        staging(
+            Path(data),
+            stage.stage,
+            peers=peers,
+            network=cluster_network(token, entropy=system_entropy, buffers=BufferPool()),
+            identity=identity,
+            disk=disk,
+            open_disk=lambda name: Disk(name=name, close_timeout_s=HANGS_S),
+            patience=Patience(join_s=stage.stage_wait),
+        ) as stager,
+    ):
+        await stager.staged()
+        terminal.news(stager.summary())
+        return await serve_data(options, str(stager.data), damaged, environment, size=size)
+
+
+def _checked(stage: StageOptions, data: str) -> list[str]:
+    """The addresses of all servers; of this one alone where none are given."""
+    if stage.stage is None:
+        if stage.stage_peers:
+            raise ConfigError("--stage-peers says who copies together, but not where to; add --stage FOLDER")
+        return []
+    if data == "auto":
+        raise ConfigError("--stage copies a folder or a file; name it with --data")
+    if not 0 < stage.stage_wait < math.inf:
+        raise ConfigError(f"--stage-wait must be a positive number of seconds, not {stage.stage_wait}")
+    if not stage.stage_peers:
+        return [LOOPBACK]
+    peers = [check_address(peer.strip(), "--stage-peers") for peer in stage.stage_peers.split(",")]
+    twice = next((peer for peer in peers if peers.count(peer) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"--stage-peers names {twice} more than once; each server has one address")
+    return peers

@@ -1,0 +1,58 @@
+"""`token new` and `token derive`: root tokens, and the keys of one role that follow from one."""
+
+import sys
+from base64 import b64encode
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from adam_async.cli.roles import read_token
+from adam_async.errors import ConfigError
+from adam_async.messages.body import ROLES
+from adam_async.run.token_file import derived_text
+from adam_async.runtime.disk import Disk, system_entropy
+
+TOKEN_BYTES = 32
+"""Size of a new root token, in random bytes."""
+
+
+async def new_token(out: Path | None, *, entropy: Callable[[int], bytes] = system_entropy) -> int:
+    """Write a random root token.
+
+    Raises:
+        ConfigError: The file exists or cannot be written.
+    """
+    return await _write(b64encode(entropy(TOKEN_BYTES)).decode(), out)
+
+
+async def derive_token(
+    role: str | None, token_file: Path | None, out: Path | None, environment: Mapping[str, str]
+) -> int:
+    """Write the keys of one role.
+
+    Raises:
+        ConfigError: The role or root token is missing, the role is unknown, or the keys cannot be written.
+    """
+    if role is None:
+        raise ConfigError(
+            f"name the role that gets the keys: --role ROLE, one of {', '.join(ROLES)} (driver is `train`)"
+        )
+    token = await read_token(token_file, environment)
+    if token is None:
+        raise ConfigError("there is no token to derive keys from: give --token-file FILE, or set ADAM_TOKEN")
+    origin = f"--token-file {token_file}" if token_file else "ADAM_TOKEN"
+    return await _write(derived_text(token, role, origin=origin), out)
+
+
+async def _write(line: str, out: Path | None) -> int:
+    if out is None:
+        sys.stdout.write(f"{line}\n")
+        sys.stdout.flush()
+        return 0
+    async with Disk() as disk:
+        try:
+            await disk.write_private(out, f"{line}\n".encode())
+        except FileExistsError:
+            raise ConfigError(f"--out {out} is there already: remove it, or name another file") from None
+        except OSError as error:
+            raise ConfigError(f"--out {out} cannot be written: {error.strerror or error}") from None
+    return 0

@@ -1,0 +1,460 @@
+"""The command `train`: options to a configuration, a cluster of one of three kinds, and what comes of it."""
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from adam_async.checkpoint.files import newest_manifest, open_checkpoints
+from adam_async.checkpoint.manifest import (
+    Manifest,
+    resumed_config,
+    resumed_options,
+    resumed_spec,
+    resumed_transforms,
+)
+from adam_async.checkpoint.model_file import FILE_NAME
+from adam_async.checkpoint.trained_model import Model
+from adam_async.cli.baseline import BaselineAround
+from adam_async.cli.data import load_data
+from adam_async.cli.errors import explain
+from adam_async.cli.live_table import LiveTable
+from adam_async.cli.options import TrainOptions
+from adam_async.cli.results import Kept, keep_results, write_results
+from adam_async.cli.roles import read_token, waits_at_start
+from adam_async.cli.signals import EARLY
+from adam_async.cli.terminal import Terminal
+from adam_async.cluster.external_data import addresses_in, hosts_of
+from adam_async.cluster.local import LocalCluster
+from adam_async.cluster.processes import ProcessCluster
+from adam_async.cluster.roles import network_for
+from adam_async.data_server.dataset import Dataset
+from adam_async.data_server.transforms.recipe import read_steps
+from adam_async.driver.driver import Driver
+from adam_async.errors import AdamError, ConfigError, RunFailed
+from adam_async.report.baseline import Baseline
+from adam_async.report.report import Report, build_report, without_odd, write
+from adam_async.run.addresses import check_addresses
+from adam_async.run.cache_size import cache_limits
+from adam_async.run.config import COMMAND_LINE, ENVIRONMENT, Config, from_environment, from_toml, make_config
+from adam_async.run.memory_need import check_memory
+from adam_async.run.model_selection import image_size
+from adam_async.run.result import OnEpoch, RunResult
+from adam_async.run.user_code import named_functions
+from adam_async.runtime.disk import Disk, system_entropy
+from adam_async.runtime.machine import available_bytes, describe_machine, usable_cores
+from adam_async.runtime.timeline import Timeline
+from transport import BufferPool, Identity
+
+logger = logging.getLogger(__name__)
+
+
+class Trainable(Protocol):
+    """What all three kinds of cluster can do."""
+
+    @property
+    def driver(self) -> Driver:
+        """Who drives the run."""
+
+    async def train(self, on_epoch: OnEpoch | None = None) -> RunResult:
+        """Run all epochs."""
+
+
+class Remote:
+    """A cluster whose roles were started by hand; all that is here is its driver."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.driver = driver
+
+    async def train(self, on_epoch: OnEpoch | None = None) -> RunResult:
+        """Run all epochs. See `Driver.train`."""
+        return await self.driver.train(on_epoch)
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What was read of files that options name."""
+
+    model_text: str | None = None
+    transforms: Sequence[Mapping[str, Any]] | None = None
+    init: Model | None = None
+
+
+async def run_training(options: TrainOptions, environment: Mapping[str, str], terminal: Terminal) -> int:
+    """Train as told, and write what was asked for.
+
+    Raises:
+        AdamError: What was wrong; see `errors`.
+    """
+    async with Disk() as disk:
+        resumed = await newest_manifest(options.resume, disk) if options.resume is not None else None
+        config = await configure(options, environment, disk, resumed)
+        model_text = None
+        if is_file(config.model) and resumed is None:  # a checkpoint has the model in it
+            model_text = await read_file(Path(config.model), "--model", disk)
+        transforms: Sequence[Mapping[str, Any]] | None = None
+        if config.transforms:
+            text = await read_file(Path(config.transforms), "--transforms", disk)
+            transforms = read_steps(text, config.transforms)
+        if resumed is not None:
+            if options.allow_functions:
+                transforms = resumed.transforms
+            tell_imports(resumed_transforms(resumed, transforms), resumed.name, terminal)
+        for folder in (options.out, *(file.parent for file in _files(options))):
+            if folder is not None:
+                await disk.run(make_folder, folder)
+        for file in _files(options):
+            await disk.run(check_no_folder, file)
+        timeline = Timeline() if options.profile is not None else None
+        init = await disk.run(Model.load, options.init) if options.init is not None else None
+        contents = Contents(model_text, transforms, init)
+        dataset = None
+        if needs_data(options, config):
+            cache = cache_limits(config.cache, config.spill, available_bytes=available_bytes())
+            spec = resumed_spec(resumed, None) if resumed is not None else None
+            first = contents.init.network.spec if contents.init is not None else None
+            size = image_size(config.size, config.model, text=model_text, spec=spec, init=first)
+            dataset = await load_data(
+                config.data, disk, environment, damaged=config.damaged, cache=cache, size=size
+            )
+        driver: Driver | None = None
+        result: RunResult | None = None
+        kept: Kept | None = None
+        try:
+            async with open_cluster(
+                options, config, contents, environment, dataset, terminal, timeline
+            ) as cluster:
+                driver = cluster.driver
+                driver.listen(terminal.news)
+                table = LiveTable(
+                    driver.progress,
+                    stream=sys.stdout,
+                    quiet=options.quiet,
+                    leader=_leader_of(driver),
+                )
+                async with table:
+                    terminal.give_way(table.aside)
+                    around = await _measure_before(options, driver, dataset, contents, resumed, table)
+                    try:
+                        result = await cluster.train(table.on_epoch)
+                    except asyncio.CancelledError:  # an interruption, or a failure of the driver or a role
+                        kept = await keep_results(driver, options, disk, environment)
+                        if EARLY.first is not None:  # at once: closing the cluster may take a while
+                            terminal.news(kept.sentence(interrupted=True))
+                            kept = None
+                        raise
+                    if around is not None:
+                        await _measure(around, driver)
+                baseline = around.result() if around is not None else None
+                report = _report(result, driver, terminal, asked=config, baseline=baseline)
+                try:
+                    await write_results(options, result, report, disk, environment, timeline)
+                except AdamError:  # what the run came to is worth a line whatever became of its files
+                    table.finish(report)
+                    raise
+                if options.out is not None:
+                    table.say(f"saved  {options.out / FILE_NAME}")
+                if timeline is not None and timeline.full:
+                    terminal.news(
+                        "the profile ends before the run: a process notes "
+                        f"{timeline.limit_events} events at most"
+                    )
+                table.finish(report)
+        except BaseException as error:  # Ctrl-C too: what there is of the run is not lost
+            interrupted = isinstance(error, asyncio.CancelledError) or EARLY.first is not None
+            if kept is not None and (line := kept.sentence(interrupted=interrupted)):
+                terminal.news(line)
+            if result is None and driver is not None and options.report is not None:
+                ended = "interrupted" if interrupted else explain(error)[1]
+                await _report_cut_short(driver, config, options.report, ended, disk, terminal)
+            raise
+    if result.checkpoint_missed and config.checkpoint_misses:
+        raise RunFailed(
+            f"all epochs are trained, but the last checkpoint is missing: {result.checkpoint_missed}; "
+            "--checkpoint-misses 0 allows that"
+        )
+    return 0
+
+
+def tell_imports(steps: Sequence[object], origin: str, terminal: Terminal) -> None:
+    """Name the functions of a checkpoint or record before the import of their modules."""
+    if functions := named_functions(steps):
+        terminal.news(f"{origin} names functions, whose modules are imported: {', '.join(functions)}")
+
+
+def _leader_of(driver: Driver) -> Callable[[], str]:
+    """Says which controller leads, where there are several."""
+    return lambda: driver.leading if len(driver.controllers) > 1 else ""
+
+
+async def _measure_before(
+    options: TrainOptions,
+    driver: Driver,
+    dataset: Dataset | None,
+    contents: Contents,
+    resumed: Manifest | None,
+    table: LiveTable,
+) -> BaselineAround | None:
+    """Measure the kernels alone, if there is a report that says so and there are images to measure with."""
+    if options.report is None or dataset is None:
+        return None
+    data = await driver.wait_for_data()
+    around = BaselineAround(
+        driver.config,
+        threads=driver.config.workers * driver.config.threads_per_worker(usable_cores()),
+        dataset=dataset,
+        data=data,
+        model_text=contents.model_text,
+        spec=resumed_spec(resumed, None) if resumed is not None else None,
+        init=contents.init.network.spec if contents.init is not None else None,
+    )
+    check_memory(around.network, driver.config, available_bytes())
+    table.introduce(data, around.network)
+    table.say("kernels alone are measured first, and again after training")
+    await _measure(around, driver)
+    return around
+
+
+async def _measure(around: BaselineAround, driver: Driver) -> None:
+    before, driver.progress.phase = driver.progress.phase, "measuring the kernels alone"
+    await around.measure()
+    driver.progress.phase = before
+
+
+def _report(
+    result: RunResult,
+    driver: Driver,
+    terminal: Terminal,
+    *,
+    asked: Config,
+    baseline: Baseline | None,
+    ended: str = "finished",
+) -> Report:
+    result, news = without_odd(result)
+    for line in news:
+        terminal.news(line)
+    return build_report(
+        result,
+        config=driver.config,
+        command=("adam-async", *sys.argv[1:]),
+        machine=describe_machine(loop=type(asyncio.get_running_loop()).__module__),
+        baseline=baseline,
+        asked=asked,
+        ended=ended,
+    )
+
+
+async def _report_cut_short(
+    driver: Driver, asked: Config, path: Path, ended: str, disk: Disk, terminal: Terminal
+) -> None:
+    """Write what is known of a run that failed or was interrupted, unless it never began."""
+    result = driver.so_far()
+    if result is None:
+        return
+    try:
+        await write(_report(result, driver, terminal, asked=asked, baseline=None, ended=ended), path, disk)
+    except OSError as failure:  # the run's own end is what the user has to know
+        terminal.news(f"{path} cannot be written: {failure.strerror or failure}")
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder for results, before the work that they are the result of.
+
+    Raises:
+        ConfigError: It cannot be made or written to.
+    """
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be made: {error.strerror or error}") from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError(f"{folder} cannot be written to")
+
+
+def _files(options: TrainOptions) -> list[Path]:
+    return [file for file in (options.report, options.profile, options.record) if file is not None]
+
+
+def check_no_folder(file: Path) -> None:
+    """Refuse a file for results that is a folder, before the work that they are the result of.
+
+    Raises:
+        ConfigError: It is one.
+    """
+    if os.path.isdir(file):
+        raise ConfigError(f"{file} is a folder; name a file in it")
+
+
+def needs_data(options: TrainOptions, config: Config) -> bool:
+    """Whether this process needs the images itself: to serve them, or for a report's baseline."""
+    if options.controller is not None or addresses_in(config.data):
+        return False
+    return not config.processes or options.report is not None
+
+
+def is_file(model: str) -> bool:
+    """Whether a model is a file with a spec."""
+    return model.endswith(".toml")
+
+
+async def configure(
+    options: TrainOptions, environment: Mapping[str, str], disk: Disk, resumed: Manifest | None = None
+) -> Config:
+    """Merge defaults or those of a checkpoint, file, environment and command line, in rising rank.
+
+    Raises:
+        CheckpointError: An option differs from the checkpoint's that may not.
+        ConfigError: A value is wrong, or two options exclude each other.
+    """
+    file = {}
+    if options.config is not None:
+        text = await read_file(options.config, "--config", disk)
+        file = from_toml(text, source=str(options.config))
+    config = make_config(
+        resumed_options(resumed) if resumed is not None else {},
+        file,
+        from_environment(environment),
+        options.layer(),
+        sources=(str(options.resume), str(options.config), ENVIRONMENT, COMMAND_LINE),
+    )
+    if resumed is not None:
+        config = resumed_config(resumed, config)
+    if options.allow_functions and resumed is None:
+        raise ConfigError(
+            "--allow-functions is for --resume and --replay, and neither is given: leave it out"
+        )
+    other = "--resume" if options.resume is not None else "--record" if config.record else ""
+    if options.init is not None and other:
+        raise ConfigError(f"--init and {other} both set the first weights: leave one of them out")
+    for name in ("checkpoint_every", "checkpoint_misses"):
+        if getattr(options, name) is not None and options.checkpoint is None and options.resume is None:
+            option = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"{option} needs a folder for the checkpoints: give --checkpoint DIR")
+    if options.controller is None:
+        config.threads_per_worker(usable_cores())
+    config.weights_in(one_process=not config.processes and options.controller is None)
+    if options.controller is not None and config.processes:
+        raise ConfigError("--processes starts roles and --controller joins roles that run: give one of them")
+    if options.controller is not None and options.profile is not None:
+        raise ConfigError(
+            "--profile is for roles that this command starts, those at --controller note nothing: leave it "
+            "out, or leave out --controller"
+        )
+    if options.controller is not None and config.slow:
+        raise ConfigError(
+            "--slow is for roles that this command starts: leave it out, and say it to those at --controller "
+            "when you start them"
+        )
+    hosts = hosts_of(config, (), starts_own=False) if options.controller is None else ()
+    if options.controller is None and not hosts and options.token_file is not None:
+        raise ConfigError(
+            "--token-file is the token of the cluster at --controller, or of the data servers at "
+            "--data tcp://HOST:PORT, and neither is given"
+        )
+    linked = config.processes or options.controller is not None or hosts
+    for name in ("memory_budget", "checksum"):
+        if getattr(options, name) is not None and not linked:
+            raise ConfigError(
+                f"--{name.replace('_', '-')} is for links between processes, and all roles share this one: "
+                "leave it out, or give --processes"
+            )
+    if options.controller is not None:
+        roles = ("data", "damaged", "cache", "spill", "threads", "in_flight", "controllers")
+        idle = [name for name in roles if getattr(options, name) is not None]
+        if idle:
+            logger.warning("no effect with --controller, its roles were told theirs: %s", ", ".join(idle))
+    return config
+
+
+async def read_file(path: Path, option: str, disk: Disk) -> str:
+    """Read a text file that an option names.
+
+    Raises:
+        ConfigError: It cannot be read, or is no text.
+    """
+    try:
+        return (await disk.read_bytes(path)).decode()
+    except OSError as error:
+        raise ConfigError(f"{option} {path} cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{option} {path} is not text in UTF-8") from None
+
+
+@asynccontextmanager
+async def open_cluster(
+    options: TrainOptions,
+    config: Config,
+    contents: Contents,
+    environment: Mapping[str, str],
+    dataset: Dataset | None,
+    terminal: Terminal,
+    timeline: Timeline | None = None,
+) -> AsyncIterator[Trainable]:
+    """Start the roles that the configuration asks for, or join those that run."""
+    role = "driver" if options.controller is not None else ""
+    token = await read_token(options.token_file, environment, role=role)
+    if options.controller is not None:
+        async with _join(options, config, contents, token) as driver:
+            yield Remote(driver)
+    elif config.processes:
+        async with ProcessCluster(
+            config,
+            token=token,
+            model_text=contents.model_text,
+            transforms=contents.transforms,
+            environment=environment,
+            say=terminal.news,
+            timeline=timeline,
+            checkpoint=options.checkpoint,
+            resume=options.resume,
+            init=contents.init,
+        ) as processes:
+            yield processes
+    else:
+        async with LocalCluster(
+            config,
+            dataset=dataset,
+            token=token,
+            model_text=contents.model_text,
+            transforms=contents.transforms,
+            timeline=timeline,
+            checkpoint=options.checkpoint,
+            resume=options.resume,
+            init=contents.init,
+        ) as local:
+            yield local
+
+
+@asynccontextmanager
+async def _join(
+    options: TrainOptions, config: Config, contents: Contents, token: str | None
+) -> AsyncIterator[Driver]:
+    assert options.controller is not None
+    buffers = BufferPool()
+    waits = config.waits if config.waits.meet_s else waits_at_start(options.wait, config.waits)
+    config = msgspec.structs.replace(config, waits=waits)
+    async with AsyncExitStack() as stack:
+        folder, resume = await open_checkpoints(stack, options.checkpoint, options.resume)
+        driver = Driver(
+            network=network_for(config, token, entropy=system_entropy, buffers=buffers),
+            controller=check_addresses(options.controller, "--controller"),
+            identity=Identity(
+                role="driver", node="driver", incarnation=int.from_bytes(system_entropy(7), "little")
+            ),
+            config=config,
+            buffers=buffers,
+            threads=usable_cores(),
+            model_text=contents.model_text,
+            transforms=contents.transforms,
+            checkpoints=folder,
+            resume=resume,
+            init=contents.init,
+        )
+        yield await stack.enter_async_context(driver)

@@ -1,0 +1,188 @@
+"""Data servers that were started alone, as who begins a cluster uses them: asks them in, and lets them go."""
+
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Any, Self
+
+from adam_async.cluster.roles import address_towards
+from adam_async.errors import ConfigError, DeadlineExceeded, RoleUnreachable, RunFailed
+from adam_async.messages import Serve, Serving, pack, read_text_tensor, unpack
+from adam_async.messages.sizes import MOST_INFO_BYTES
+from adam_async.run.addresses import check_address
+from adam_async.run.config import Config, Waits
+from transport import (
+    CallTimeout,
+    DialFailed,
+    HandshakeRejected,
+    Identity,
+    Link,
+    Network,
+    RemoteError,
+    RemoteProtocolError,
+)
+
+SAME = ("shape", "classes", "train_images", "test_images", "digest")
+"""What all data servers of a cluster say alike of their data."""
+
+ITS_OWN = {"cache": "auto", "spill": "", "damaged": "error"}
+"""What is said where a data server is started, and what it is when nothing is said."""
+
+
+def addresses_in(data: str) -> tuple[str, ...]:
+    """The addresses of data hosts that `Config.data` consists of; none if it names a data set.
+
+    Raises:
+        ConfigError: One is no address that can be dialled, or is named twice.
+    """
+    return _checked(data.split(",")) if data.startswith("tcp://") else ()
+
+
+def hosts_of(config: Config, data: Sequence[str], *, starts_own: bool) -> tuple[str, ...]:
+    """The addresses of the data hosts that a cluster uses; none if it starts data servers of its own.
+
+    Args:
+        config: The run.
+        data: Addresses that the caller names; without them those of `config.data`.
+        starts_own: Whether the caller brings a data set.
+
+    Raises:
+        ConfigError: One is no address that can be dialled, or is named twice; or there are addresses and a
+            data set, a number of data servers, or what each of them decides for itself.
+    """
+    if isinstance(data, str):
+        raise ConfigError(f"data is a list of addresses, not {data!r}")
+    if starts_own and not data:
+        return ()
+    hosts = _checked(data) if data else addresses_in(config.data)
+    if hosts and starts_own:
+        raise ConfigError(f"there is a dataset, and data names {', '.join(hosts)}: give one of them")
+    if hosts and config.data_servers > 1:
+        raise ConfigError(
+            f"data_servers={config.data_servers} has no force with data servers at {', '.join(hosts)}: "
+            "leave it out, and name as many addresses as there shall be"
+        )
+    idle = [name for name, usual in ITS_OWN.items() if hosts and getattr(config, name) != usual]
+    if idle:
+        raise ConfigError(
+            f"{' and '.join(idle)}: no force with data servers at {', '.join(hosts)}: say it where these "
+            "are started"
+        )
+    return hosts
+
+
+def _checked(addresses: Sequence[str]) -> tuple[str, ...]:
+    found = tuple(check_address(address.strip(), "data") for address in addresses)
+    for address in found:
+        if found.count(address) > 1:
+            raise ConfigError(f"data: {address} is named twice; name each data server once")
+    return found
+
+
+async def address_for(hosts: Sequence[str]) -> str:
+    """Where a controller listens so that all hosts reach it: on the way to one that is on another machine.
+
+    Raises:
+        ConfigError: There is no way to that host.
+    """
+    return await address_towards(",".join(hosts))
+
+
+class DataHosts:
+    """Links to data hosts, for as long as a cluster needs them: `async with` dials, leaving says goodbye.
+
+    Args:
+        addresses: Where they stand.
+        network: How to reach them, with their token.
+        identity: Who asks: the cluster's driver.
+        waits: Deadlines: `dial_s` to reach them, `prepare_s` for each to join.
+
+    Raises:
+        RoleUnreachable: Nobody listens there.
+        HandshakeRejected: It refused us, or is no data server.
+        RemoteProtocolError: What listens there is none of ours.
+    """
+
+    def __init__(
+        self, addresses: Sequence[str], *, network: Network, identity: Identity, waits: Waits
+    ) -> None:
+        self._addresses = addresses
+        self._network = network
+        self._identity = identity
+        self._waits = waits
+        self._links: dict[str, Link] = {}
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as stack:
+            for address in self._addresses:
+                link = await self._dial(address)
+                stack.push_async_callback(link.aclose)
+                self._links[address] = link
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        return await self._stack.__aexit__(kind, error, trace)
+
+    async def _dial(self, address: str) -> Link:
+        try:
+            return await self._network.dial(
+                address, self._identity, timeout_s=self._waits.dial_s, peer_role="data"
+            )
+        except DialFailed as error:
+            why = f"{error.reason}; start one there with: adam-async data --bind {address}"
+            raise RoleUnreachable("a data server", address, why) from error
+        except HandshakeRejected as error:
+            raise HandshakeRejected(error.code, f"{error.text}, at {address}") from error
+        except RemoteProtocolError as error:
+            raise RemoteProtocolError(error.rule, f"{address}: {error.detail}") from error
+
+    async def serve(self, controller: str) -> dict[str, Any]:
+        """Ask all of them into a cluster, one after the other; returns what they say of their data.
+
+        Args:
+            controller: The controller's address, or those of several joined by commas.
+
+        Raises:
+            ConfigError: One belongs to a cluster already, or they have different data.
+            DeadlineExceeded: One did not join within `prepare_s`.
+            RunFailed: One could not; says why.
+            LinkBroken, LinkClosed: One was lost meanwhile.
+        """
+        infos = {address: await self._ask(address, controller) for address in self._links}
+        first, *others = infos
+        for other in others:
+            differing = [name for name in SAME if infos[first].get(name) != infos[other].get(name)]
+            if differing:
+                raise ConfigError(
+                    f"data: {first} has {_named(differing, infos[first])}, but {other} has "
+                    f"{_named(differing, infos[other])}; start all data servers over the same data"
+                )
+        return infos[first]
+
+    async def _ask(self, address: str, controller: str) -> dict[str, Any]:
+        timeout_s = self._waits.prepare_s
+        try:
+            reply = await self._links[address].call(pack(Serve(controller=controller)), timeout_s=timeout_s)
+        except CallTimeout:
+            raise DeadlineExceeded(f"the data server at {address} to join", timeout_s) from None
+        except RemoteError as error:
+            if error.code == "unexpected":
+                raise ConfigError(
+                    f"data: the data server at {address} belongs to a cluster already; name one that was "
+                    "started without --controller"
+                ) from error
+            raise RunFailed(f"the data server at {address} cannot serve: {error.text}") from error
+        unpack(reply, Serving)
+        info: dict[str, Any] = read_text_tensor(reply, dict[str, Any], MOST_INFO_BYTES)
+        return info
+
+    def __repr__(self) -> str:
+        return f"<DataHosts {', '.join(self._addresses)}>"
+
+
+def _named(names: Sequence[str], info: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {info.get(name)}" for name in names)

@@ -1,0 +1,300 @@
+"""A synchronous face for scripts and notebooks: `with sync.LocalCluster(config) as cluster: cluster.train()`.
+
+The cluster lives on a thread with an event loop of its own, so it works where a loop already runs, as in
+a notebook. The caller's thread only waits: everything it hears, each epoch and the outcome, comes through
+one queue, so `on_epoch` runs in the caller's thread and may plot, print or raise. The cluster's loop waits
+for the callback's answer, and awaits the coroutine of an async `on_epoch`.
+
+An interrupt (Ctrl-C) or an error of `on_epoch` cancels the training, waits until it has ended, and goes
+on its way; leaving the block then closes the cluster and ends the thread. A second interrupt while that
+is going on stops the waiting; the thread is a daemon and does not hold up the end of the program.
+"""
+
+import asyncio
+import inspect
+import queue
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import uvloop
+
+from adam_async.checkpoint import files
+from adam_async.checkpoint.manifest import Checkpoint
+from adam_async.checkpoint.trained_model import Model, check_init
+from adam_async.cluster import local
+from adam_async.data_server.dataset import Dataset, check_dataset
+from adam_async.errors import DeadlineExceeded, RunFailed, first_cause
+from adam_async.model.layer import Layer
+from adam_async.model.layers import BUILTIN_LAYERS
+from adam_async.model.spec import ModelSpec
+from adam_async.run.config import Config
+from adam_async.run.result import EpochResult, RunResult
+from adam_async.runtime.callbacks import ending_on_errors
+from adam_async.runtime.disk import Disk
+
+CLOSE_S = 30.0
+"""How long leaving the block may take: compute threads finish the group they are in."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Outcome:
+    """How starting or a training ended; neither field is set for one that started or was cancelled."""
+
+    result: RunResult | None = None
+    error: BaseException | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Epoch:
+    """A finished epoch, and the future on the cluster's loop that takes the callback's answer."""
+
+    result: EpochResult
+    answer: asyncio.Future[object]
+
+    def settle(self, answer: object) -> None:
+        """Pass on the answer, on the cluster's loop; a training that was cancelled needs none."""
+        if not self.answer.done():
+            self.answer.set_result(answer)
+        elif inspect.iscoroutine(answer):
+            answer.close()
+
+
+_Heard = queue.SimpleQueue[_Epoch | _Outcome]
+
+
+def load_checkpoint(folder: Path) -> Checkpoint:
+    """Read the newest checkpoint of a folder that is whole, with its weights.
+
+    Raises:
+        CheckpointError: There is none, or none is whole; says what is wrong with each.
+    """
+
+    async def load() -> Checkpoint:
+        async with Disk() as disk:
+            return await files.load_checkpoint(folder, disk)
+
+    # A thread of its own: in this one a loop may be running.
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="adam-load") as executor:
+        return executor.submit(lambda: asyncio.run(load())).result()
+
+
+class LocalCluster:
+    """All roles of a run, on a thread of their own.
+
+    Args:
+        config: The run, and how many of each role.
+        dataset: The images; without them `config.data` is loaded, downloading nothing.
+        spec: The model; without it `config.model` says.
+        layers: Kinds of layers that it may use; ``{**BUILTIN_LAYERS, "mine": Mine}`` adds one.
+        loop_factory: Makes the thread's event loop.
+        checkpoint: Folder for checkpoints; without it that of `resume`, or none are taken.
+        resume: Folder of checkpoints whose run the first training continues.
+        init: Saved model that each training begins with: tensors with the name and shape of one of the run's.
+
+    Methods are for one thread at a time.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        dataset: Dataset | None = None,
+        spec: ModelSpec | None = None,
+        layers: Mapping[str, type[Layer]] = BUILTIN_LAYERS,
+        loop_factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop,
+        checkpoint: Path | None = None,
+        resume: Path | None = None,
+        init: Model | None = None,
+    ) -> None:
+        check_dataset(dataset)
+        check_init(init)
+        self.config = config
+        self._dataset = dataset
+        self._spec = spec
+        self._layers = layers
+        self._loop_factory = loop_factory
+        self._checkpoint = checkpoint
+        self._resume = resume
+        self._init = init
+        self._heard = _Heard()
+        self._thread = threading.Thread(target=self._run, name="adam-cluster", daemon=True)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._training: asyncio.Task[None] | None = None
+        self._main: asyncio.Task[None] | None = None
+        self._cancelled = False
+        self._leaving = False
+        self._why = "it was not entered"
+
+    def __enter__(self) -> Self:
+        """Start the thread and the roles.
+
+        Raises:
+            DataError: `config.data` cannot be loaded.
+            CheckpointError: There is nothing to resume, or it is of another run.
+            ConfigError: More threads than make sense.
+            DeadlineExceeded: It took longer than `prepare_s`.
+        """
+        self._thread.start()
+        try:
+            outcome = self._wait_outcome("the cluster to start", self.config.waits.prepare_s)
+        except BaseException:
+            self._close()
+            raise
+        if outcome.error is not None:
+            self._close()
+            raise outcome.error
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close()
+
+    def train(self, on_epoch: Callable[[EpochResult], object] | None = None) -> RunResult:
+        """Run all epochs of the configuration.
+
+        Args:
+            on_epoch: Called in this thread after each epoch; the next epoch begins after its answer
+                (not with ``evaluation="concurrent"``). Its False ends the run with that epoch.
+                If it is async, the cluster's loop awaits it.
+
+        Raises:
+            RoleDied: A role that the run needs was lost.
+            RunFailed: The run ended early for another reason, or the cluster is not running.
+            DeadlineExceeded: The roles were not ready in time.
+            KeyboardInterrupt: Ctrl-C; the training has ended.
+        """
+        heard = self._heard = _Heard()  # one per training: nothing of an older one can be taken for news
+        try:
+            if not self._tell(self._begin):
+                raise RunFailed(f"the cluster is not running: {self._why}")
+            while isinstance(news := heard.get(), _Epoch):
+                answer = on_epoch(news.result) if on_epoch is not None else None
+                self._tell(partial(news.settle, answer))
+        except BaseException:  # an interrupt, or what on_epoch raised
+            if self._tell(self._cancel):
+                self._wait_outcome("training to end", CLOSE_S)
+            raise
+        if news.error is not None:
+            raise news.error
+        assert news.result is not None
+        return news.result
+
+    def stop(self) -> None:
+        """End the training in progress after the groups at hand; from any thread. See `Driver.stop`."""
+        self._tell(lambda: self._cluster.stop())
+
+    def _wait_outcome(self, what: str, timeout_s: float) -> _Outcome:
+        while True:
+            try:
+                heard = self._heard.get(timeout=timeout_s)
+            except queue.Empty:
+                raise DeadlineExceeded(what, timeout_s) from None
+            if isinstance(heard, _Outcome):
+                return heard
+
+    def _tell(self, function: Callable[[], None]) -> bool:
+        """Call a function on the cluster's loop. Returns False if that has ended."""
+        if self._loop is None:
+            return False
+        try:
+            self._loop.call_soon_threadsafe(function)
+        except RuntimeError:  # closed
+            return False
+        return True
+
+    def _close(self) -> None:
+        self._leaving = True
+        self._tell(self._leave)
+        self._thread.join(CLOSE_S)
+        if self._thread.is_alive():
+            raise DeadlineExceeded("the cluster's thread to end", CLOSE_S)
+
+    # --- on the cluster's thread -------------------------------------------------------------
+
+    def _run(self) -> None:
+        """Live until told to leave; whoever waits hears why it ended."""
+        error: BaseException = RunFailed("the cluster was closed")
+        try:
+            with asyncio.Runner(loop_factory=self._loop_factory) as runner:
+                runner.run(self._live())
+        except asyncio.CancelledError:  # told to leave
+            pass
+        except BaseException as failure:
+            error = first_cause(failure)
+        self._why = str(error)
+        self._heard.put(_Outcome(error=error))
+
+    async def _live(self) -> None:
+        self._main = asyncio.current_task()
+        self._loop = asyncio.get_running_loop()
+        with ending_on_errors():
+            await self._serve()
+
+    async def _serve(self) -> None:
+        assert self._loop is not None
+        if self._leaving:  # said before there was a loop to say it to
+            return
+        async with AsyncExitStack() as stack:
+            self._cluster = await stack.enter_async_context(
+                local.LocalCluster(
+                    self.config,
+                    dataset=self._dataset,
+                    spec=self._spec,
+                    layers=self._layers,
+                    checkpoint=self._checkpoint,
+                    resume=self._resume,
+                    init=self._init,
+                )
+            )
+            self._group = await stack.enter_async_context(asyncio.TaskGroup())
+            self._heard.put(_Outcome())
+            await self._loop.create_future()  # until `_leave`
+
+    def _leave(self) -> None:
+        assert self._main is not None
+        self._main.cancel()
+
+    def _begin(self) -> None:
+        self._cancelled = False
+        self._training = self._group.create_task(self._train(self._heard), name="adam-cluster/train")
+
+    def _cancel(self) -> None:
+        self._cancelled = True
+        if self._training is None or not self._training.cancel():
+            self._heard.put(_Outcome())
+
+    async def _train(self, heard: _Heard) -> None:
+        """Train and tell how it went.
+
+        If the cluster fails, that cancels this, and the cause is known only when the cluster has ended:
+        then `_run` tells it.
+        """
+
+        async def ask(result: EpochResult) -> object:
+            epoch = _Epoch(result, asyncio.get_running_loop().create_future())
+            heard.put(epoch)
+            answer = await epoch.answer
+            return await answer if inspect.iscoroutine(answer) else answer
+
+        try:
+            outcome = _Outcome(result=await self._cluster.train(ask))
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            assert task is not None, "a task trains"
+            if not self._cancelled and task.cancelling():
+                raise
+            outcome = _Outcome() if self._cancelled else _Outcome(error=RunFailed("on_epoch was cancelled"))
+        except Exception as failure:
+            outcome = _Outcome(error=first_cause(failure))
+        heard.put(outcome)
+
+    def __repr__(self) -> str:
+        return f"<sync.LocalCluster {self._thread.name} {'alive' if self._thread.is_alive() else self._why}>"

@@ -1,0 +1,72 @@
+"""Pure: a group of nodes that agree on a log of commands, whatever network, disks and clocks do.
+
+`core.py` says how it works and why it is safe, docs/consensus.md what a shell has to do.
+"""
+
+from adam_async.controller.consensus.core import Core
+from adam_async.controller.consensus.events import (
+    Apply,
+    Change,
+    Done,
+    Effect,
+    Event,
+    Led,
+    Persist,
+    Persisted,
+    Propose,
+    Read,
+    ReadReady,
+    Received,
+    Refused,
+    Restore,
+    Send,
+    Snapshotted,
+    Tick,
+    Transfer,
+    Unknown,
+)
+from adam_async.controller.consensus.membership import Members, MembershipError, Step, identity
+from adam_async.controller.consensus.messages import Entry, Message, Snapshot
+from adam_async.controller.consensus.records import DamagedLog, Saved, Writer, found, recover
+from adam_async.controller.consensus.roles import Role
+from adam_async.controller.consensus.settings import Settings
+from adam_async.controller.consensus.violations import Contents, Violation
+
+__all__ = [
+    "Apply",
+    "Change",
+    "Contents",
+    "Core",
+    "DamagedLog",
+    "Done",
+    "Effect",
+    "Entry",
+    "Event",
+    "Led",
+    "Members",
+    "MembershipError",
+    "Message",
+    "Persist",
+    "Persisted",
+    "Propose",
+    "Read",
+    "ReadReady",
+    "Received",
+    "Refused",
+    "Restore",
+    "Role",
+    "Saved",
+    "Send",
+    "Settings",
+    "Snapshot",
+    "Snapshotted",
+    "Step",
+    "Tick",
+    "Transfer",
+    "Unknown",
+    "Violation",
+    "Writer",
+    "found",
+    "identity",
+    "recover",
+]

@@ -1,0 +1,133 @@
+"""Pure: one version of the cluster map to the next, as what became of it, and the last of these in a row.
+
+A `Change` holds the changed fields of the map: new records of nodes and the names of departed ones, added
+results of epochs, and the variable fields of a continuing run. So its length does not grow with the number of
+epochs. A watcher applies it to the map of the version before. The watcher sees each version once, in order,
+and continues after a break at any controller, because all controllers have the same changes.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from adam_async.run.cluster_map import (
+    RESULTS_KEPT,
+    ClusterMap,
+    EpochRecord,
+    LendingRecord,
+    NodeRecord,
+    RunPiece,
+    RunRecord,
+)
+
+KEPT = 1024
+"""Changes that a controller keeps for watchers; who was away for longer gets the whole map."""
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is new in one version of the map. Fields are those of `ClusterMap`; those unset are as before."""
+
+    version: int
+    nodes: dict[str, NodeRecord] = {}
+    """The records that are new."""
+    gone: tuple[str, ...] = ()
+    """Nodes that have left the map."""
+    run: RunRecord | UnsetType | None = UNSET
+    same_run: bool = False
+    """Whether `run` lacks the fields `cluster_map.FIXED`, which are unchanged."""
+    generation: int | UnsetType = UNSET
+    buckets: tuple[str, ...] | UnsetType = UNSET
+    epoch: EpochRecord | UnsetType | None = UNSET
+    ended: int | UnsetType = UNSET
+    results: tuple[dict[str, Any], ...] | UnsetType = UNSET
+    """All results of the map, or with `more_results` the added ones."""
+    more_results: bool = False
+    lending: LendingRecord | UnsetType | None = UNSET
+    pieces: dict[str, RunPiece] | UnsetType = UNSET
+
+
+_WHOLE = tuple(
+    name
+    for name in Change.__struct_fields__
+    if name not in ("version", "nodes", "gone", "same_run", "more_results")
+)
+
+
+def difference(before: ClusterMap, after: ClusterMap) -> Change:
+    """Return the change from one map to the next."""
+    nodes, new = {}, {}
+    for name, node in after.nodes.items():
+        was = before.nodes.get(name)
+        if node is not was and node != was:  # most are the same object, and long to compare
+            nodes[name] = node
+    gone: tuple[str, ...] = ()
+    if after.nodes is not before.nodes:
+        gone = tuple(name for name in before.nodes if name not in after.nodes)
+    for name in _WHOLE:
+        value, old = getattr(after, name), getattr(before, name)
+        if value is not old and value != old:
+            new[name] = value
+    if "run" in new and after.run and before.run and after.run.has_fixed_of(before.run):
+        new |= {"run": after.run.without_fixed(), "same_run": True}
+    added = after.ended - before.ended
+    if 0 < added <= len(after.results) and after.results == _extended(before.results, after.results[-added:]):
+        new |= {"results": after.results[-added:], "more_results": True}
+    return Change(version=after.version, nodes=nodes, gone=gone, **new)
+
+
+def _extended(
+    results: tuple[dict[str, Any], ...], more: tuple[dict[str, Any], ...]
+) -> tuple[dict[str, Any], ...]:
+    return (*results, *more)[-RESULTS_KEPT:]
+
+
+def changed(before: ClusterMap, change: Change) -> ClusterMap:
+    """Make the next version of a map.
+
+    Raises:
+        ValueError: The change does not follow this version, or continues another run.
+    """
+    if change.version != before.version + 1:
+        raise ValueError(f"version {change.version} does not follow version {before.version}")
+    new = {name: value for name in _WHOLE if (value := getattr(change, name)) is not UNSET}
+    if change.nodes or change.gone:
+        new["nodes"] = {
+            name: node for name, node in {**before.nodes, **change.nodes}.items() if name not in change.gone
+        }
+    if change.same_run and change.run:
+        if before.run is None or before.run.id != change.run.id:
+            raise ValueError(f"version {change.version} goes on with run {change.run.id}, which is not there")
+        new["run"] = change.run.with_fixed_of(before.run)
+    if change.more_results and change.results:
+        new["results"] = _extended(before.results, change.results)
+    return msgspec.structs.replace(before, version=change.version, **new)
+
+
+class History:
+    """The last changes of a map, without a gap.
+
+    Args:
+        version: Of the map with which it begins.
+        limit: How many are kept.
+    """
+
+    def __init__(self, version: int = 0, *, limit: int = KEPT) -> None:
+        self._version = version
+        self._changes: deque[Change] = deque(maxlen=limit)
+
+    def add(self, change: Change) -> None:
+        """Take the change that follows the last one."""
+        assert change.version == self._version + 1, (change.version, self._version)
+        self._changes.append(change)
+        self._version = change.version
+
+    def since(self, version: int) -> Sequence[Change] | None:
+        """All changes beyond a version, in order; None where some of them are not kept, or it never was."""
+        lacking = self._version - version
+        if not 0 <= lacking <= len(self._changes):
+            return None
+        kept = len(self._changes)
+        return [self._changes[position] for position in range(kept - lacking, kept)]

@@ -1,0 +1,206 @@
+"""What every role is beside its work: a door that others knock at, a seat in the cluster, tasks, counts.
+
+Theory of operation
+-------------------
+A role is a block. Entering it opens a task group, the door (a listener whose links are counted) and, for
+everybody but the controller, the seat (`Membership`), then starts the role's own tasks; leaving it cancels
+the tasks, closes the door and waits for what is left. An error in any task ends the block with it, and so
+does an error in a callback of the role (`callbacks.py`).
+
+A question is decoded here. What every role answers is answered here, everything else by the role itself;
+what cannot be decoded or is not for this role is refused, and the link lives on.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Any, Self
+
+from adam_async.controller.client import Membership
+from adam_async.messages import Body, GetProfile, GetStatistics, Statistics, pack, text_tensor, unpack_any
+from adam_async.run.cluster_map import ClusterMap, NodeRecord
+from adam_async.run.config import Waits
+from adam_async.runtime.callbacks import Callbacks
+from adam_async.runtime.machine import ProcessMemory, process_memory
+from adam_async.runtime.timeline import Timeline, answer_profile
+from adam_async.runtime.traffic import Traffic
+from transport import Identity, Link, LocalProtocolError, Message, Network, ProtocolError, Request
+
+STATISTICS_BYTES = 1 << 20
+"""Bytes charged in advance for an answer with statistics."""
+
+
+class Role:
+    """One role of a cluster, from `async with` to its end.
+
+    Who inherits gives it tasks (`_tasks`), answers (`_answer`) and counts (`statistics`).
+
+    Args:
+        network: Where it listens and how it reaches the others.
+        address: What it binds.
+        identity: Its role, node id and incarnation.
+        waits: Deadlines.
+        controller: The controller's address; empty for a controller, which has no seat.
+        info: What the cluster map shall say of it.
+        timeline: Where the messages of its links are noted.
+        process_memory: Says which process it is in, and what that has held.
+    """
+
+    def __init__(
+        self,
+        *,
+        network: Network,
+        address: str,
+        identity: Identity,
+        waits: Waits,
+        controller: str = "",
+        info: Mapping[str, Any] | None = None,
+        timeline: Timeline | None = None,
+        process_memory: Callable[[], ProcessMemory] = process_memory,
+    ) -> None:
+        self._network = network
+        self._bind = address
+        self._identity = identity
+        self._waits = waits
+        self._controller = controller
+        self._info = dict(info or {})
+        self._timeline = timeline
+        self.process_memory = process_memory
+        self._traffic = Traffic(identity.node, timeline=timeline)
+        self._callbacks = Callbacks(identity.node)
+        self._stack = AsyncExitStack()
+        self.address = ""
+        """Where it listens, once it does."""
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as stack:
+            self._loop = asyncio.get_running_loop()
+            self._group = await stack.enter_async_context(asyncio.TaskGroup())
+            listener = await stack.enter_async_context(
+                self._network.listen(self._bind, self._identity, self._on_link)
+            )
+            self.address = listener.address
+            if self._controller:
+                self._membership = self._seat()
+                stack.callback(self._spawn("membership", self._membership.run()).cancel)
+            stack.callback(self._spawn("callbacks", self._callbacks.failure()).cancel)
+            for name, work in self._tasks().items():
+                stack.callback(self._spawn(name, work).cancel)
+            stack.push_async_callback(self._goodbye)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        return await self._stack.__aexit__(kind, error, trace)
+
+    def _seat(self) -> Membership:
+        identity = self._identity
+        record = NodeRecord(
+            role=identity.role, address=self.address, incarnation=identity.incarnation, info=self._info
+        )
+        return Membership(
+            network=self._network,
+            controller=self._controller,
+            identity=identity,
+            record=record,
+            waits=self._waits,
+            traffic=self._traffic,
+        )
+
+    def _tasks(self) -> Mapping[str, Coroutine[Any, Any, None]]:
+        """What runs from the beginning to the end of the block, by name."""
+        return {}
+
+    async def _goodbye(self) -> None:
+        """What is said before anything is ended, and soon: nobody need wait for us who needs us for nothing.
+
+        A run that is in progress does; that we are gone is then for others to find, for it may be ending too.
+        """
+        if self._controller:
+            run = self._membership.map.run
+            if run is None or run.over:
+                await self._membership.leave()
+
+    def _spawn(self, name: str, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        """Start a task of the block."""
+        return self._group.create_task(work, name=f"{self._identity.node}/{name}")
+
+    async def joined(self) -> None:
+        """Wait until the controller has given us our seat; a controller has none to wait for.
+
+        Raises:
+            DeadlineExceeded: It did not within `start_s` and `call_s`.
+        """
+        if self._controller:
+            seat, waits = self._membership, self._waits
+            what = f"the controller at {self._controller} to seat {self._identity.node}"
+            await seat.wait_for(lambda _: seat.seated, what, waits.start_s + waits.call_s)
+
+    @property
+    def info(self) -> Mapping[str, Any]:
+        """What the cluster map says of it."""
+        return self._info
+
+    def changes(self) -> AsyncIterator[ClusterMap]:
+        """The cluster map now and after every change, always the newest; only where there is a seat."""
+        return self._membership.changes()
+
+    async def listen_also(self, address: str) -> str:
+        """Open a second door until the end of the block, for those who cannot reach the first.
+
+        Returns where it is. Raises what `Network.listen` raises.
+        """
+        listener = await self._stack.enter_async_context(
+            self._network.listen(address, self._identity, self._on_link)
+        )
+        return listener.address
+
+    # --- links -------------------------------------------------------------------------------
+
+    async def _on_link(self, link: Link) -> None:
+        self._traffic.watch(link)
+        link.serve(self._on_request, receives=False)
+        try:
+            await link.wait_closed()
+        finally:
+            self._traffic.gone(link)
+
+    def _on_request(self, request: Request) -> None:
+        try:
+            body = unpack_any(request.message)
+            if isinstance(body, GetStatistics):
+                reply_when_room(request, STATISTICS_BYTES, self._pack_statistics)
+            elif isinstance(body, GetProfile):
+                answer_profile(request, body, self._timeline)
+            else:
+                self._answer(request, body)
+        except ProtocolError as error:
+            request.fail("malformed", str(error))
+
+    def _pack_statistics(self) -> Message:
+        told = Statistics(node=self._identity.node, role=self._identity.role)
+        return pack(told, [text_tensor(self.statistics())])
+
+    def _answer(self, request: Request, body: Body) -> None:
+        """Answer a question, at once or later; a `ProtocolError` refuses it as malformed."""
+        request.fail("unexpected", f"{self._identity.node} does not answer {request.message.type}")
+
+    def statistics(self) -> dict[str, Any]:
+        """The traffic of each link, and the process."""
+        return {"traffic": self._traffic.rows(), "process": self.process_memory()}
+
+
+def reply_when_room(request: Request, nbytes: int, make: Callable[[], Message]) -> None:
+    """Answer a request with about so many bytes, made and sent as soon as the budgets have room."""
+    request.charge(nbytes, lambda: reply_or_fail(request, make()))
+
+
+def reply_or_fail(request: Request, message: Message) -> None:
+    """Answer a request. An unsendable answer, such as a too large one, fails the request."""
+    try:
+        request.reply(message)
+    except LocalProtocolError as error:
+        request.fail("too-large", f"the answer to {request.message.type} cannot travel: {error}")

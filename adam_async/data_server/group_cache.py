@@ -1,0 +1,267 @@
+"""Pure: groups gathered ahead of need, many at a time, and handed out many at a time.
+
+Gathering one small group costs more in calls, and in waits for the interpreter's lock, than in copied
+bytes; so does sending it as tensors of its own. So neighbouring groups of the epoch's order are gathered
+together, as a *block*, and neighbours that are taken together are one slice of it. A block is let go when
+all its groups are taken, and lives on for as long as somebody reads one of them.
+
+Where images are transformed, or not in memory, a block takes time: `prepare` and `want` then say which blocks
+are to be made, and whoever has a thread makes them and puts them here. Blocks that nobody wants yet are let
+go, oldest first, where memory ends: a block is a function of the epoch and its number, and can be made again.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adam_async.data_server.dataset import Dataset
+from adam_async.data_server.memory_in_use import Footprint
+from adam_async.data_server.order import EpochOrder
+from adam_async.data_server.sources.images import Images
+
+Pictures = tuple[NDArray[np.uint8], NDArray[Any]]
+"""Images (n, C, H, W) and labels (n,)."""
+
+Pieces = tuple[tuple[NDArray[np.uint8], ...], NDArray[Any]]
+"""Images of groups, in one or more arrays (n, C, H, W) one after the other, and the labels of all of them."""
+
+Transform = Callable[[NDArray[np.uint8], NDArray[np.int64]], NDArray[np.uint8]]
+"""Makes of images, and their numbers in the data set, those that are trained on. From any thread."""
+
+BLOCK_BYTES = 1 << 16
+"""Images of a block at most, unless one group alone has more: five groups of 16 digits."""
+
+INSTANT_BLOCK_BYTES = 1 << 19
+"""The same where images are only gathered, which takes no longer for them than changing a few."""
+
+JOINED_BYTES = 1 << 17
+"""Smaller pieces of an answer are joined: copying them costs less than sending each as a tensor."""
+
+FORGOTTEN_AFTER = 4
+"""Once so many times as many blocks were made after a block as there are, it goes where memory has ended:
+whoever it was made for has gone, or is far too slow."""
+
+
+class Stock:
+    """Groups of one epoch, ready to be handed out.
+
+    Args:
+        dataset: The labels, and where the images are unless `images` says it.
+        order: Which of them belong to which group.
+        takers: How often each group is taken.
+        transform: What becomes of the images; None: nothing.
+        images: The same images, kept elsewhere.
+        instant: Whether blocks are made in the call that asks for them; by default, where images are in
+            memory and nothing is done to them.
+        footprint: Counts what is handed out until it is let go.
+        limit_bytes: Memory for blocks and for what is handed out; None has no bound.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        order: EpochOrder,
+        *,
+        takers: int = 1,
+        transform: Transform | None = None,
+        images: Images | None = None,
+        instant: bool | None = None,
+        footprint: Footprint | None = None,
+        limit_bytes: int | None = None,
+    ) -> None:
+        self._images = dataset.train_images if images is None else images
+        self._labels = dataset.train_labels
+        self._order = order
+        self._takers = takers
+        self._transform = transform
+        if instant is None:
+            instant = transform is None and isinstance(self._images, np.ndarray)
+        self.instant = instant
+        """Whether nothing ever has to be made elsewhere."""
+        self._footprint = Footprint() if footprint is None else footprint
+        self._limit_bytes = limit_bytes
+        self.evicted = 0
+        """Blocks that were let go before all their groups were taken."""
+        group_bytes = order.images_per_group * prod(dataset.image_shape)
+        self._block_groups = max((INSTANT_BLOCK_BYTES if instant else BLOCK_BYTES) // group_bytes, 1)
+        self.block_bytes = self._block_groups * group_bytes
+        """Bytes of the images of a whole block."""
+        self._making: set[int] = set()
+        self._ready: dict[int, tuple[Pictures, int]] = {}
+        """Blocks by number, the oldest first, and how many were made before each."""
+        self._made = 0
+        self._left: dict[int, dict[int, int]] = {}
+        """By block: groups that were not taken yet by all who take them, and by how many not."""
+
+    # --- making ------------------------------------------------------------------------------
+
+    def prepare(self, numbers: Iterable[int]) -> list[int]:
+        """Gather the blocks of these groups, unless they are there, were taken before, or memory has ended.
+
+        Returns those that somebody has to `make` and `put` here first; each is named once, until it is
+        forgotten.
+        """
+        missing = [
+            block for block in self.blocks(numbers) if self._is_missing(block) and self._left_in(block)
+        ]
+        if not self.instant:
+            self._making.update(missing)
+            return missing
+        for block in missing:
+            if self.has_room():
+                self.put(block, self.make(block))
+        return []
+
+    def want(self, numbers: Sequence[int]) -> list[int]:
+        """Say that these groups are taken next. Returns blocks to `make` and `put`, as `prepare` does."""
+        missing = [block for block in self.blocks(numbers) if self._is_missing(block)]
+        self._making.update(missing)
+        return missing
+
+    def forget(self, block: int) -> None:
+        """A block that was named is not made after all."""
+        self._making.discard(block)
+
+    def make(self, block: int) -> Pictures:
+        """Gather and transform a block. From any thread."""
+        size, groups = self._order.images_per_group, self._groups_of(block)
+        return self._cut_out(self._order.indices[groups.start * size : groups.stop * size])
+
+    def put(self, block: int, pictures: Pictures) -> None:
+        """A block that was named is made."""
+        self._making.discard(block)
+        self._ready[block] = pictures, self._made
+        self._watch(pictures[0])
+
+    def has_room(self, making: int = 0) -> bool:
+        """Whether another block may be made that nobody wants yet, beside so many that are being made."""
+        limit = self._limit_bytes
+        return limit is None or self._footprint.bytes + (making + 1) * self.block_bytes <= limit
+
+    def evict(self, wanted: Collection[int] = ()) -> None:
+        """Let blocks go, the oldest first, until memory suffices; those that are wanted stay.
+
+        Where there is merely no room for another one, those that were forgotten go.
+        """
+        limit = self._limit_bytes
+        if limit is None:
+            return
+        old = self._made - FORGOTTEN_AFTER * max(len(self._ready), 1)
+        for block in list(self._ready):
+            if self._footprint.bytes <= limit and (self._ready[block][1] > old or self.has_room()):
+                return
+            if block not in wanted:
+                del self._ready[block]
+                self.evicted += 1
+
+    # --- taking ------------------------------------------------------------------------------
+
+    def blocks(self, numbers: Iterable[int]) -> list[int]:
+        """The blocks of these groups, each once."""
+        return list(dict.fromkeys([number // self._block_groups for number in numbers]))
+
+    def has(self, numbers: Iterable[int]) -> bool:
+        """Whether no block of these groups is still to be made."""
+        return all(number // self._block_groups in self._ready for number in numbers)
+
+    def count(self, number: int) -> int:
+        """Images of a group. Raises IndexError if the epoch has no such group."""
+        return len(self._order.group(number))
+
+    def take(self, numbers: Sequence[int]) -> Pieces:
+        """Take groups out, at least one; those whose block is not here are gathered now.
+
+        Returns their images and labels, one group after the other; no group is in two arrays.
+
+        Raises:
+            IndexError: The epoch has no such group.
+        """
+        if self.instant:
+            self.prepare(numbers)
+            self.evict(self.blocks(numbers))
+        pieces = [self._piece(first, last) for first, last in self._runs(numbers)]
+        if len(pieces) == 1:
+            return (pieces[0][0],), pieces[0][1]
+        images = tuple(map(self._joined, _runs_of_small([images for images, _ in pieces])))
+        return images, np.concatenate([labels for _, labels in pieces])
+
+    def _joined(self, pieces: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint8]:
+        if len(pieces) == 1:
+            return pieces[0]
+        images = np.concatenate(pieces)
+        self._watch(images)
+        return images
+
+    def _runs(self, numbers: Sequence[int]) -> list[tuple[int, int]]:
+        """First and last of each run of neighbours within a block."""
+        runs: list[tuple[int, int]] = []
+        for number in numbers:
+            if runs and number == runs[-1][1] + 1 and number % self._block_groups:
+                runs[-1] = (runs[-1][0], number)
+            else:
+                runs.append((number, number))
+        return runs
+
+    def _piece(self, first: int, last: int) -> Pictures:
+        size = self._order.images_per_group
+        self._order.group(last)  # which refuses one that there is not
+        number = first // self._block_groups
+        block, left = self._ready.get(number), self._left_in(number)
+        wanted = range(first, last + 1)
+        for group in wanted:
+            if group in left:
+                left[group] -= 1
+                if not left[group]:
+                    del left[group]
+        if not left:
+            self._ready.pop(number, None)
+        if block is None:
+            pieces = self._cut_out(np.concatenate([self._order.group(group) for group in wanted]))
+            self._watch(pieces[0])
+            return pieces
+        (images, labels), _ = block
+        at, end = ((place - number * self._block_groups) * size for place in (first, last + 1))
+        return images[at:end], labels[at:end]
+
+    def _watch(self, images: NDArray[np.uint8]) -> None:
+        self._made += 1
+        self._footprint.watch(images)
+
+    def _is_missing(self, block: int) -> bool:
+        return block not in self._ready and block not in self._making
+
+    def _left_in(self, block: int) -> dict[int, int]:
+        if block not in self._left:
+            self._left[block] = dict.fromkeys(self._groups_of(block), self._takers)
+        return self._left[block]
+
+    def _groups_of(self, block: int) -> range:
+        first = block * self._block_groups
+        return range(first, min(first + self._block_groups, self._order.num_groups))
+
+    def _cut_out(self, chosen: NDArray[np.int64]) -> Pictures:
+        """These images and their labels, as they are trained on."""
+        images = self._images.take(chosen, axis=0)
+        if self._transform is not None:
+            images = self._transform(images, chosen)
+        return images, self._labels.take(chosen, axis=0)
+
+    def __repr__(self) -> str:
+        left = sum(len(self._left[block]) for block in self._ready)
+        return f"<Stock of epoch {self._order.epoch}, {left} groups>"
+
+
+def _runs_of_small(pieces: Sequence[NDArray[np.uint8]]) -> list[list[NDArray[np.uint8]]]:
+    """Neighbours that are to be joined: small ones, until they are large together."""
+    runs: list[list[NDArray[np.uint8]]] = []
+    size = JOINED_BYTES
+    for piece in pieces:
+        if size >= JOINED_BYTES or piece.nbytes >= JOINED_BYTES:
+            runs.append([])
+            size = 0
+        runs[-1].append(piece)
+        size += piece.nbytes
+    return runs

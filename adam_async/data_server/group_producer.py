@@ -1,0 +1,362 @@
+"""Groups of the epoch in progress, made ready on a thread of their own where that takes work.
+
+A data server asks for what it will need (`prepare`), says what it needs now (`when_ready`), and takes it.
+Images are gathered on the event loop where gathering is all there is to do; where they are read, decoded or
+transformed, a thread does that. What somebody waits for goes before what somebody may want later, and what is
+made ahead keeps to the memory that was granted.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adam_async.data_server.dataset import Dataset
+from adam_async.data_server.group_cache import Pieces, Stock
+from adam_async.data_server.image_cache import SHARE_OF_BLOCKS, CachedImages
+from adam_async.data_server.lazy_images import StoredImages
+from adam_async.data_server.memory_in_use import Footprint
+from adam_async.data_server.order import EpochOrder
+from adam_async.data_server.sources.images import Images
+from adam_async.data_server.transforms.recipe import Recipe
+from adam_async.data_server.validation_split import ValidationSplit, check_validation
+from adam_async.model.keyed_random import Dice
+from adam_async.run.cache_size import CacheLimits, cache_limits
+from adam_async.run.cluster_map import RunRecord
+from adam_async.run.config import Config
+from adam_async.runtime.disk import fine_clock
+from adam_async.runtime.machine import available_bytes
+from dataflow import ComputePool, Job, MakePool
+
+logger = logging.getLogger(__name__)
+
+AT_ONCE = 2
+"""Blocks that the thread is given at a time: the next lies ready for it, and one that somebody waits for is
+behind no more than these."""
+
+SHARE_OF_ANSWER = 64
+"""An answer holds one part in so many of the memory that a server may use, at most: those of several workers
+that stop reading fit beside one another."""
+
+
+_NO_IMAGES, _NO_LABELS = np.empty((0, 1, 1, 1), np.uint8), np.empty(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Wanted:
+    """Groups that somebody waits for."""
+
+    stock: Stock
+    numbers: Sequence[int]
+    then: Callable[[], None]
+
+
+class Supply:
+    """What one data server hands out.
+
+    Args:
+        dataset: Where the images are.
+        name: Of its thread.
+        functions: Kinds of transforms that are functions of the user; see `Recipe.of`.
+        on_failure: Told what making images raised; it happens again for the same images.
+        make_pool: Makes the pool that is its thread.
+        available_bytes: Memory that this process could use, for a cache that takes what there is.
+
+    Run `run` as a task of the owner's group.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        *,
+        name: str,
+        on_failure: Callable[[BaseException], None],
+        functions: Mapping[str, Callable[..., Any]] = {},
+        make_pool: MakePool = ComputePool,
+        available_bytes: Callable[[], int] = available_bytes,
+    ) -> None:
+        self._dataset = dataset
+        self._name = name
+        self._on_failure = on_failure
+        self._functions = functions
+        self._make_pool = make_pool
+        self._available_bytes = available_bytes
+        self._limits: CacheLimits | None = None
+        self._warned: CacheLimits | None = None
+        self._cache: CachedImages | None = None
+        self._footprint = Footprint()
+        self._stock: Stock | None = None
+        self._recipe: Recipe | None = None
+        self._dice = Dice(0)
+        self._trained: NDArray[np.int64] | None = None
+        """Images that are trained on; None: all."""
+        self.validation: tuple[NDArray[np.uint8], NDArray[np.int64]] = (_NO_IMAGES, _NO_LABELS)
+        """Images (n, C, H, W) and labels (n,) that the run holds back."""
+        self._pool: ComputePool | None = None
+        self._has_thread = asyncio.Event()
+        self._wanted: list[_Wanted] = []
+        self._urgent: dict[int, None] = {}
+        self._ahead: dict[int, None] = {}
+        """Blocks that the thread is to make, the first ones first: for somebody who waits, and for later."""
+        self._given = 0
+        """Blocks that the thread has and has not made yet."""
+        self._late = self._evicted = 0
+
+    async def run(self) -> None:
+        """Keep the thread until cancelled."""
+        try:
+            async with self._make_pool(threads=1, name=self._name) as pool:
+                self._pool = pool
+                self._has_thread.set()
+                try:
+                    await asyncio.get_running_loop().create_future()
+                finally:
+                    self._forget_epoch()
+        finally:
+            if self._cache is not None:
+                self._cache.close()
+
+    async def take_up(self, run: RunRecord, config: Config) -> None:
+        """Make ready for a run: compiling what its transforms need may take seconds."""
+        recipe = None
+        await self._has_thread.wait()
+        assert self._pool is not None
+        if run.transforms:
+            make = partial(
+                Recipe.of,
+                run.transforms,
+                self._dataset.image_shape,
+                kernels=config.kernels,
+                functions=self._functions,
+            )
+            recipe = await self._pool.run(make, cost="compile")
+        self._forget_epoch()
+        self._recipe, self._dice = recipe, Dice(config.seed)
+        await self._hold_back(config)
+        limits = self._dataset.cache
+        if limits is None:
+            limits = cache_limits(config.cache, config.spill, available_bytes=self._available_bytes())
+        if limits != self._limits:
+            if self._cache is not None:
+                await self._pool.run(self._cache.close, cost="close")
+            self._limits, self._cache = limits, self._make_cache(limits)
+
+    async def _hold_back(self, config: Config) -> None:
+        """Read the images that a run holds back from training: they stay in memory, like test images."""
+        self._trained, self.validation = None, (_NO_IMAGES, _NO_LABELS)
+        if not config.validation:
+            return
+        data = self._dataset
+        check_validation(config.validation, data.info())
+        split = ValidationSplit.of(data.train_labels, count=config.validation, seed=config.seed)
+        assert self._pool is not None
+        read = partial(_chosen, data.train_images, split.held_back)
+        self.validation = (
+            await self._pool.run(read, cost="validation"),
+            data.train_labels[split.held_back],
+        )
+        self._trained = split.trained
+
+    def _make_cache(self, limits: CacheLimits) -> CachedImages | None:
+        """The cache of images that are not in memory; those that are need none."""
+        stored = self._dataset.train_images
+        if not isinstance(stored, StoredImages):
+            return None
+        size = limits.size_bytes - limits.size_bytes // SHARE_OF_BLOCKS
+        return CachedImages(stored, size_bytes=size, spill=limits.spill, clock=fine_clock)
+
+    def begin_epoch(self, order: EpochOrder, *, takers: int) -> None:
+        """Hand out the groups of this epoch from now on, each to so many workers.
+
+        The order counts the images that are trained on; those held back have no number in it.
+        """
+        self._forget_epoch()
+        if self._trained is not None:
+            order = replace(order, indices=self._trained[order.indices])
+        transform = None
+        if self._recipe is not None:
+            transform = partial(self._recipe.apply, dice=self._dice, epoch=order.epoch)
+        images: Images = self._dataset.train_images if self._cache is None else self._cache
+        self._stock = Stock(
+            self._dataset,
+            order,
+            takers=takers,
+            transform=transform,
+            images=images,
+            instant=transform is None and (self._cache is None or self._cache.complete),
+            footprint=self._footprint,
+            limit_bytes=self._limit_bytes(),
+        )
+        self._warn_of_small_cache(self._stock.block_bytes)
+
+    def _warn_of_small_cache(self, block_bytes: int) -> None:
+        """Say what a cache costs that has no room for one block, once for each cache."""
+        limits, room = self._limits, self._limit_bytes()
+        if limits is None or room is None or room >= block_bytes:
+            return
+        if not limits.asked or limits == self._warned:
+            return
+        self._warned = limits
+        again = "" if self._cache is None else ", and most images are read and decoded again in each epoch"
+        logger.warning(
+            "a cache of %d bytes leaves %d for groups that are made ahead, less than the %d of one block: "
+            "workers wait for each group%s; a larger --cache is faster",
+            limits.size_bytes,
+            room,
+            block_bytes,
+            again,
+        )
+
+    def _limit_bytes(self) -> int | None:
+        """Memory for blocks and answers: what the images leave of the whole, but at least its share."""
+        if self._limits is None:
+            return None
+        size = self._limits.size_bytes
+        held = self._held_bytes if self._cache is None else self._cache.reserved_bytes
+        return max(size - held, size // SHARE_OF_BLOCKS)
+
+    @property
+    def _held_bytes(self) -> int:
+        """Bytes of the images that the data set itself holds; a file that is mapped is not memory of ours."""
+        images = self._dataset.train_images
+        mapped = isinstance(images, np.memmap) or isinstance(getattr(images, "base", None), np.memmap)
+        return 0 if mapped or isinstance(images, StoredImages) else images.nbytes
+
+    @property
+    def answer_bytes(self) -> int:
+        """Images that an answer should hold at most, once a run is taken up."""
+        assert self._limits is not None, "there is no run"
+        return max(self._limits.size_bytes // SHARE_OF_ANSWER, 1)
+
+    def _forget_epoch(self) -> None:
+        if self._stock is not None:
+            self._evicted += self._stock.evicted
+        self._stock = None
+        self._wanted.clear()
+        self._urgent.clear()
+        self._ahead.clear()
+
+    # --- groups ------------------------------------------------------------------------------
+
+    def prepare(self, numbers: Iterable[int]) -> None:
+        """Make these groups ready, unless they are; those behind the epoch's end are left out."""
+        if self._stock is not None:
+            self._ahead.update(dict.fromkeys(self._stock.prepare(numbers)))
+            self._feed()
+
+    def when_ready(self, numbers: Sequence[int], then: Callable[[], None]) -> None:
+        """Call `then` when these groups can be taken: at once or later; never if the epoch is over first.
+
+        It takes them before it returns: later they may have been let go.
+        """
+        stock = self._stock
+        assert stock is not None, "there is no epoch"
+        if stock.instant or stock.has(numbers):
+            then()
+        else:
+            self._late += 1
+            self._wanted.append(_Wanted(stock, numbers, then))
+            self._want(stock, numbers)
+
+    def take(self, numbers: Sequence[int]) -> Pieces:
+        """Take groups that are ready. See `Stock.take`."""
+        assert self._stock is not None, "there is no epoch"
+        return self._stock.take(numbers)
+
+    def watch(self, copies: Iterable[NDArray[np.uint8]]) -> None:
+        """Count copies of parts of what was taken, until they are let go."""
+        for copy in copies:
+            if copy.base is None:  # else it is a slice of what is counted
+                self._footprint.watch(copy)
+
+    def count(self, number: int) -> int:
+        """Images of a group; 0 while there is no epoch."""
+        return self._stock.count(number) if self._stock is not None else 0
+
+    # --- the thread --------------------------------------------------------------------------
+
+    def _want(self, stock: Stock, numbers: Sequence[int]) -> None:
+        """Have these groups made before all that nobody waits for."""
+        early = [block for block in stock.blocks(numbers) if block in self._ahead]
+        for block in early:
+            del self._ahead[block]
+        self._urgent.update(dict.fromkeys([*early, *stock.want(numbers)]))
+        self._feed()
+
+    def _feed(self) -> None:
+        """Give the thread its next blocks."""
+        stock = self._stock
+        if stock is None:
+            return
+        assert self._pool is not None, "the thread is there before any run"
+        while self._given < AT_ONCE and (self._urgent or self._ahead):
+            if not self._urgent and not stock.has_room(self._given):
+                for block in self._ahead:  # they are named again when their worker asks
+                    stock.forget(block)
+                self._ahead.clear()
+                return
+            queue = self._urgent or self._ahead
+            block = next(iter(queue))
+            del queue[block]
+            made = partial(self._made, stock, block)
+            taken = self._pool.submit(stock.make, block, on_done=made, cost="images")
+            assert taken, "the thread has room for these few"
+            self._given += 1
+
+    def _made(self, stock: Stock, block: int, job: Job) -> None:
+        self._given -= 1
+        if stock is self._stock:
+            if job.error is not None:
+                self._on_failure(job.error)
+                return
+            stock.put(block, job.result)
+            self._hand_out(stock)
+        self._feed()
+
+    def _hand_out(self, stock: Stock) -> None:
+        """Tell all whose groups are ready, as long as they are: the last taker of a block takes it away."""
+        waiting, self._wanted = self._wanted, []
+        for wanted in waiting:
+            if stock is not self._stock:
+                return  # somebody who was told has ended the epoch
+            if stock.has(wanted.numbers):
+                wanted.then()
+            else:
+                self._wanted.append(wanted)
+        for wanted in self._wanted:
+            self._want(stock, wanted.numbers)
+        stock.evict({block for wanted in self._wanted for block in stock.blocks(wanted.numbers)})
+
+    def statistics(self) -> dict[str, Any] | None:
+        """What transforming took; None without transforms. `late_answers`: answers that waited for it."""
+        if self._recipe is None or self._pool is None:
+            return None
+        return {"late_answers": self._late, "pool": self._pool.statistics()}
+
+    def cache_statistics(self) -> dict[str, Any] | None:
+        """What memory is used for, and what it saved; None before the first run."""
+        if self._limits is None:
+            return None
+        if self._cache is not None:
+            held = self._cache.statistics()
+        else:
+            size = self._held_bytes
+            held = {"resident_images": len(self._dataset.train_labels) if size else 0, "resident_bytes": size}
+        return {
+            "budget_bytes": self._limits.size_bytes,
+            **held,
+            "block_bytes": self._footprint.bytes,
+            "evicted_blocks": self._evicted + (self._stock.evicted if self._stock is not None else 0),
+        }
+
+    def __repr__(self) -> str:
+        return f"<Supply of {self._stock!r}, {len(self._wanted)} questions wait>"
+
+
+def _chosen(images: NDArray[np.uint8] | StoredImages, numbers: NDArray[np.int64]) -> NDArray[np.uint8]:
+    return images[numbers]

@@ -1,0 +1,175 @@
+"""Decoded images of one data server: what fits stays in memory, others go to a file aside or are made again.
+
+Each epoch takes every image once, in a new order. Whatever was used last is then used next as late as can be:
+with room for a share c of the images, one that throws out the least recently used finds c + (1 - c) ln(1 - c)
+of what it is asked for (a quarter of the images: 3 %), and one that keeps what it has finds c. So the first
+images that are decoded stay, and nothing is ever thrown out.
+
+The memory is one array of slots, so that images which are all here are gathered in one call.
+"""
+
+import logging
+from collections.abc import Callable
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adam_async.data_server.lazy_images import StoredImages
+from adam_async.data_server.sources.file_ranges import Scratch
+from adam_async.runtime.disk import Clock
+
+logger = logging.getLogger(__name__)
+
+SHARE_OF_BLOCKS = 4
+"""Of the whole budget one part in so many is for blocks and answers, where the images need all of it."""
+
+MakeScratch = Callable[[Path], Scratch]
+
+
+class CachedImages:
+    """Images of a data set, kept once they are decoded.
+
+    For one thread at a time.
+
+    Args:
+        stored: Where they are.
+        size_bytes: Memory for them; less than one image is none.
+        spill: Folder on whose disk images are kept that do not fit; None: they are decoded again.
+        clock: What the time for decoding is measured with.
+        make_scratch: Makes the file in that folder.
+    """
+
+    dtype = np.dtype(np.uint8)
+
+    def __init__(
+        self,
+        stored: StoredImages,
+        *,
+        size_bytes: int,
+        spill: Path | None = None,
+        clock: Clock,
+        make_scratch: MakeScratch = Scratch,
+    ) -> None:
+        self._stored = stored
+        self._clock = clock
+        self.shape = stored.shape
+        self._image_bytes = prod(self.shape[1:])
+        slots = min(size_bytes // self._image_bytes, len(stored))
+        self._slots = np.empty((slots, *self.shape[1:]), np.uint8)
+        self._slot_of = np.full(len(stored), -1, np.int64)
+        self._used = 0
+        self._spill = spill
+        self._make_scratch = make_scratch
+        self._scratch: Scratch | None = None
+        self._place_of: dict[int, int] = {}
+        """Of each image in the file aside: the how-manieth it is there."""
+        self._hits = self._misses = self._decoded = self._read_back = 0
+        self._decode_s = 0.0
+
+    def __len__(self) -> int:
+        return len(self._slot_of)
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Memory of the images once as many are here as fit."""
+        return self._slots.nbytes
+
+    @property
+    def complete(self) -> bool:
+        """Whether all images are in memory."""
+        return self._used == len(self)
+
+    def take(self, chosen: NDArray[np.int64], axis: int = 0) -> NDArray[np.uint8]:
+        """Gather images by their numbers, shape (n, C, H, W). Blocks unless they are all in memory.
+
+        Raises:
+            DataError: One cannot be read; see `StoredImages.read`.
+        """
+        assert axis == 0, "images are told apart along axis 0"
+        slots = self._slot_of[chosen]
+        missing = np.flatnonzero(slots < 0)
+        self._hits += len(slots) - len(missing)
+        if not len(missing):
+            return self._slots.take(slots, axis=0)
+        images = np.empty((len(chosen), *self.shape[1:]), np.uint8)
+        here = slots >= 0
+        images[here] = self._slots[slots[here]]
+        for place in missing.tolist():
+            self._fetch(int(chosen[place]), images[place])
+        return images
+
+    def _fetch(self, number: int, into: NDArray[np.uint8]) -> None:
+        slot = int(self._slot_of[number])
+        if slot >= 0:  # it was asked for twice in one call
+            self._hits += 1
+            into[...] = self._slots[slot]
+            return
+        self._misses += 1
+        if number in self._place_of and self._read_aside(number, into):
+            return
+        began = self._clock()
+        into[...] = self._stored.read(number)
+        self._decode_s += self._clock() - began
+        self._decoded += 1
+        if self._used < len(self._slots):
+            self._slots[self._used] = into
+            self._slot_of[number] = self._used
+            self._used += 1
+        elif self._spill is not None:
+            self._write_aside(number, into)
+
+    # --- the file aside ----------------------------------------------------------------------
+
+    def _write_aside(self, number: int, image: NDArray[np.uint8]) -> None:
+        assert self._spill is not None
+        place = len(self._place_of)
+        try:
+            if self._scratch is None:
+                self._scratch = self._make_scratch(self._spill)
+            self._scratch.write(place * self._image_bytes, image)
+        except OSError as error:
+            self._stop_spilling(f"takes no more decoded images ({error.strerror or error})")
+            return
+        self._place_of[number] = place
+
+    def _read_aside(self, number: int, into: NDArray[np.uint8]) -> bool:
+        assert self._scratch is not None
+        try:
+            self._scratch.read(self._place_of[number] * self._image_bytes, into)
+        except OSError as error:
+            self._place_of.clear()
+            self._stop_spilling(f"gives back no decoded image ({error.strerror or error})")
+            return False
+        self._read_back += 1
+        return True
+
+    def _stop_spilling(self, why: str) -> None:
+        logger.warning("%s %s; images that are not in memory are decoded again from now on", self._spill, why)
+        self._spill = None
+
+    def close(self) -> None:
+        """Give the space of the file aside back. Nobody takes images any more."""
+        if self._scratch is not None:
+            self._scratch.close()
+
+    def statistics(self) -> dict[str, Any]:
+        """What is where, and how often it was found there."""
+        return {
+            "resident_images": self._used,
+            "resident_bytes": self._used * self._image_bytes,
+            "hits": self._hits,
+            "misses": self._misses,
+            "decoded": self._decoded,
+            "decode_s": round(self._decode_s, 6),
+            "spilled": len(self._place_of),
+            "spilled_bytes": len(self._place_of) * self._image_bytes,
+            "read_back": self._read_back,
+            "replaced": len(self._stored.replaced),
+            "replaced_why": self._stored.sentences(),
+        }
+
+    def __repr__(self) -> str:
+        return f"<CachedImages {self._used} of {len(self)} in memory, {len(self._place_of)} aside>"

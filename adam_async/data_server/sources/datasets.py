@@ -1,0 +1,400 @@
+"""Where training data come from: a folder, a file, MNIST, or the digits inside this package.
+
+    auto     `data_dir`, else MNIST from the cache, else MNIST downloaded into it, else the digits
+    mnist    the same without the digits
+    digits   1,797 images of 8x8 that ship with the package; needs no network
+    fashion-mnist, cifar-10      from the cache, or downloaded into it
+    synthetic, synthetic:N       N drawn images (2,000) that a small network learns
+    PATH     a folder with the four MNIST files (``.gz`` or not) or one ``.npz``, or the ``.npz`` file;
+             x_train.npy, y_train.npy, x_test.npy, y_test.npy; Parquet files, tar shards or CSV tables, also
+             below ``train`` and ``test``; or folders of images by class. `adam_async/data_server/sources/`
+             says how each of them looks
+
+A source that the user named and that is damaged is an error, or, where single images are damaged and
+the caller says so, is used without them; `auto` passes over a damaged cache and a missing network, and
+says so in `Dataset.source`.
+"""
+
+import difflib
+import logging
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adam_async.data_server.dataset import Dataset, make_dataset
+from adam_async.data_server.sources import limits
+from adam_async.data_server.sources.compressed import ENDINGS as COMPRESSED
+from adam_async.data_server.sources.damage import Damage, Policy
+from adam_async.data_server.sources.files import folders_in, read_file
+from adam_async.data_server.sources.idx import parse_idx
+from adam_async.data_server.sources.image_folder import load_image_folder
+from adam_async.data_server.sources.mnist import MIRRORS, STEMS, download_mnist
+from adam_async.data_server.sources.npy import load_npy
+from adam_async.data_server.sources.npz import KEYS, parse_npz
+from adam_async.data_server.sources.parquet import load_parquet
+from adam_async.data_server.sources.published import PUBLISHED, load_published
+from adam_async.data_server.sources.samples import name_of
+from adam_async.data_server.sources.shards import load_shards
+from adam_async.data_server.sources.splits import HELD_OUT, Split, split_files
+from adam_async.data_server.sources.synthetic import parse_synthetic, synthetic
+from adam_async.data_server.sources.tables import load_tables
+from adam_async.errors import DataError
+from adam_async.run.cache_size import CacheLimits
+from adam_async.run.image_size import Size
+from adam_async.runtime.disk import Disk, Fetch
+
+logger = logging.getLogger(__name__)
+
+DIGITS_FILE = Path(__file__).with_name("digits.npz")
+
+NO_MNIST = (
+    "the digits inside the package, because there is no MNIST here (ADAM_DATA_DIR may name a folder with its "
+    "four files; --verbose tells the places that were tried)"
+)
+
+NAMES = ("auto", "mnist", "digits", "synthetic", *PUBLISHED)
+"""Data sets that are known by name."""
+
+LOADERS = {".parquet": load_parquet, ".tar": load_shards, ".csv": load_tables}
+"""What reads one or more files of a kind."""
+
+ENDINGS = {
+    ".npz": (".npz",),
+    ".npy": (".npy",),
+    ".parquet": (".parquet",),
+    ".tar": (".tar", *COMPRESSED),
+    ".csv": (".csv",),
+}
+"""How the names of files of a kind end."""
+
+
+async def load(
+    source: str,
+    disk: Disk,
+    *,
+    fetch: Fetch | None = None,
+    data_dir: Path | None = None,
+    cache_dir: Path | None = None,
+    mirrors: tuple[str, ...] = MIRRORS,
+    connect_timeout_s: float = 5.0,
+    transfer_timeout_s: float = 120.0,
+    damaged: Policy = "error",
+    cache: CacheLimits | None = None,
+    room_bytes: int = limits.MAX_TOTAL_BYTES,
+    size: Size | None = None,
+) -> Dataset:
+    """Load a data set. Cancelling leaves no half-written file.
+
+    Args:
+        source: A name as above, a folder or a file.
+        disk: Reads, decodes and writes, all off the event loop.
+        fetch: The download port; without it nothing is downloaded.
+        data_dir: What ``ADAM_DATA_DIR`` says, for ``auto`` and ``mnist``.
+        cache_dir: Folder in which downloaded MNIST files are kept; without it nothing is downloaded.
+        mirrors: Base addresses to download MNIST from.
+        connect_timeout_s: How long, for all mirrors together, the first file may take.
+        transfer_timeout_s: How long each further file may take.
+        damaged: What to do with damaged images: ``error``, or ``skip`` to leave out up to 5 % of all, which
+            `Dataset.damaged` then lists.
+        cache: Memory that there is for training images: of folders, shards and .npy files those that do not
+            fit stay where they are until they are needed. Without it all are loaded.
+        room_bytes: Memory for a source that decodes as a whole; see `cache_limits.room_for_whole`. A
+            larger source is refused before decoding.
+        size: Columns and rows that encoded images are scaled and cut to; None lets the images decide. Arrays
+            keep their size.
+
+    Raises:
+        DataError: The source is missing or damaged; names the file, what was found, what was expected
+            and what to do.
+    """
+    damage = Damage(damaged)
+    if source == "digits":
+        return await _digits(disk, "the digits inside the package, as asked for")
+    if (images := parse_synthetic(source)) is not None:
+        return await disk.run(synthetic, images)
+    if source in PUBLISHED:
+        return await load_published(source, disk, fetch=fetch, cache_dir=cache_dir)
+    if source not in {"auto", "mnist"}:
+        dataset = await _from_path(
+            Path(source), disk, f"{source}, as asked for", damage, cache, room_bytes, size
+        )
+        return replace(dataset, cache=cache)
+    if data_dir is not None:
+        why = f"{data_dir}, because ADAM_DATA_DIR names it"
+        return replace(await _from_path(data_dir, disk, why, damage, cache, room_bytes, size), cache=cache)
+    passed_over: list[str] = []
+    cached = await _from_cache(cache_dir, disk, passed_over)
+    if cached is not None:
+        return cached
+    if fetch is None or cache_dir is None:
+        passed_over.append("downloading is switched off")
+    else:
+        try:
+            mirror = await download_mnist(
+                cache_dir,
+                disk=disk,
+                fetch=fetch,
+                mirrors=mirrors,
+                connect_timeout_s=connect_timeout_s,
+                transfer_timeout_s=transfer_timeout_s,
+            )
+            return await _from_mnist(
+                cache_dir,
+                await disk.names(cache_dir),
+                disk,
+                f"MNIST, downloaded from {mirror} into {cache_dir}",
+            )
+        except (DataError, OSError) as error:
+            passed_over.append(f"the download failed ({error})")
+    why = ", and ".join(passed_over)
+    if source == "mnist":
+        raise DataError(f"no MNIST: {why}. Set ADAM_DATA_DIR to a folder with its four files, or use digits")
+    logger.info("no MNIST: %s", why)
+    return await _digits(disk, NO_MNIST)
+
+
+async def _digits(disk: Disk, source: str) -> Dataset:
+    data = await disk.read_bytes(DIGITS_FILE)
+    return parse_npz(data, str(DIGITS_FILE), name="digits", source=source)
+
+
+async def _from_cache(cache_dir: Path | None, disk: Disk, passed_over: list[str]) -> Dataset | None:
+    """Return MNIST from the cache, or add why it is passed over and return None."""
+    if cache_dir is None:
+        passed_over.append("there is no cache folder")
+        return None
+    try:
+        names = await disk.names(cache_dir)
+        return await _from_mnist(cache_dir, names, disk, f"MNIST, from the cache in {cache_dir}")
+    except FileNotFoundError:
+        passed_over.append(f"{cache_dir} has no MNIST yet")
+    except (DataError, OSError) as error:
+        passed_over.append(f"the cache is unusable ({error})")
+    return None
+
+
+async def _from_path(
+    path: Path,
+    disk: Disk,
+    source: str,
+    damage: Damage,
+    cache: CacheLimits | None,
+    room_bytes: int,
+    size: Size | None,
+) -> Dataset:
+    """Load from a folder or a file that the user named; every failure is a DataError."""
+    try:
+        if path.suffix == ".npz":
+            return await _from_archive(path, disk, source, room_bytes)
+        kind = kind_of_name(path.name)
+        if kind not in LOADERS or await disk.run(path.is_dir):
+            return await _from_folder(path, disk, source, damage, cache, room_bytes, size)
+        return await _from_files(
+            kind,
+            [(path, None)],
+            disk,
+            path,
+            source=source,
+            damage=damage,
+            cache=cache,
+            room_bytes=room_bytes,
+            size=size,
+        )
+    except FileNotFoundError as error:
+        if error.filename is not None and str(error.filename) != str(path):
+            raise DataError(f"{error.filename} has gone while {path} was read; load it again") from None
+        near = difflib.get_close_matches(str(path), NAMES, n=1)
+        meant = f" (did you mean {near[0]}?)" if near else ""
+        raise DataError(
+            f"{path} does not exist{meant}; name a folder with a data set, an .npz, .parquet, .tar or .csv "
+            f"file, or one of {', '.join(NAMES)}"
+        ) from None
+    except NotADirectoryError:
+        raise DataError(
+            f"{path} is neither a folder nor an .npz ({', '.join(KEYS)}), .parquet, .tar or .csv file"
+        ) from None
+    except OSError as error:
+        raise DataError(f"{error.filename or path} cannot be read: {error.strerror or error}") from None
+
+
+async def _from_archive(path: Path, disk: Disk, source: str, room_bytes: int) -> Dataset:
+    data = await read_file(path, disk, room_bytes=room_bytes)
+
+    def decode() -> Dataset:
+        try:
+            return parse_npz(data, str(path), name=path.stem, source=source, room_bytes=room_bytes)
+        except DataError:
+            raise
+        except Exception as error:  # a damaged archive can make zipfile and numpy raise almost anything
+            raise DataError(f"{path} is damaged ({error!r}); fetch it again") from None
+
+    return await disk.run(decode)
+
+
+async def _from_folder(
+    folder: Path,
+    disk: Disk,
+    source: str,
+    damage: Damage,
+    cache: CacheLimits | None,
+    room_bytes: int,
+    size: Size | None,
+) -> Dataset:
+    """Load the one data set in a folder."""
+    names = [name for name in await disk.names(folder) if not name.startswith(".")]
+    if any(_file_of(stem, names) for stem in STEMS):
+        return await _from_mnist(folder, names, disk, source, room_bytes)
+    found = {kind: [name for name in names if kind_of_name(name) == kind] for kind in ENDINGS}
+    present = [kind for kind in ENDINGS if found[kind]]
+    if len(present) > 1:
+        raise DataError(
+            f"{folder} holds {' and '.join(found[kind][0] for kind in present)}, which are several data "
+            "sets; name one of them, or move the others away"
+        )
+    read = partial(
+        _from_files,
+        disk=disk,
+        path=folder,
+        source=source,
+        damage=damage,
+        cache=cache,
+        room_bytes=room_bytes,
+        size=size,
+    )
+    if not present:
+        kind, files = await split_folders(folder, disk)
+        if files:
+            return await read(kind, files)
+        folders = await folders_in(folder, disk)
+        if folders:
+            return await load_image_folder(
+                folder,
+                folders,
+                disk,
+                source=source,
+                damage=damage,
+                cache=cache,
+                room_bytes=room_bytes,
+                size=size,
+            )
+        raise DataError(
+            f"{folder} holds no data set: expected {', '.join(STEMS)} (with or without .gz), one .npz, "
+            f"{', '.join(f'{key}.npy' for key in KEYS)}, .parquet, .tar or .csv files, or folders of images "
+            f"by class; found {', '.join(names[:5]) or 'nothing'}"
+        )
+    (kind,) = present
+    if kind == ".npy":
+        return await load_npy(folder, names, disk, source=source, cache=cache)
+    if kind != ".npz":
+        files = [(folder / name, split) for name, split in split_files(found[kind], str(folder))]
+        return await read(kind, files)
+    if len(found[kind]) > 1:
+        raise DataError(
+            f"{folder} holds {len(found[kind])} archives ({', '.join(found[kind])}); name one of them"
+        )
+    return await _from_archive(folder / found[kind][0], disk, source, room_bytes)
+
+
+async def _from_files(
+    kind: str,
+    files: list[tuple[Path, Split | None]],
+    disk: Disk,
+    path: Path,
+    *,
+    source: str,
+    damage: Damage,
+    cache: CacheLimits | None,
+    room_bytes: int,
+    size: Size | None,
+) -> Dataset:
+    """Load files of one kind, which `path` is or holds."""
+    name, origin = name_of(path), str(path)
+    if kind == ".tar":
+        return await load_shards(
+            files,
+            disk,
+            name=name,
+            origin=origin,
+            source=source,
+            damage=damage,
+            cache=cache,
+            room_bytes=room_bytes,
+            size=size,
+        )
+    load_others = LOADERS[kind]
+    return await load_others(
+        files, disk, name=name, origin=origin, source=source, damage=damage, room_bytes=room_bytes, size=size
+    )
+
+
+def kind_of_name(name: str) -> str:
+    """Say of what kind a file is by the end of its name; nothing if it is none of `ENDINGS`."""
+    return next((kind for kind, endings in ENDINGS.items() if name.endswith(endings)), "")
+
+
+async def split_folders(folder: Path, disk: Disk) -> tuple[str, list[tuple[Path, Split | None]]]:
+    """Return the kind and the files of shards or tables in the folders train and test (or val) of a folder.
+
+    Returns:
+        Each file with what its images are for; no kind and no files where there are none for both.
+
+    Raises:
+        DataError: They are of several kinds.
+    """
+    folders = await folders_in(folder, disk)
+    held_out = next((name for name in HELD_OUT if name in folders), None)
+    if "train" not in folders or held_out is None:
+        return "", []
+    splits: tuple[tuple[str, Split], ...] = (("train", "train"), (held_out, "test"))
+    found: dict[str, list[tuple[Path, Split | None]]] = {kind: [] for kind in LOADERS}
+    for name, split in splits:
+        for file in await disk.names(folder / name):
+            kind = kind_of_name(file)
+            if kind in found and not file.startswith("."):
+                found[kind].append((folder / name / file, split))
+    whole = [kind for kind, files in found.items() if {split for _, split in files} == {"train", "test"}]
+    if len(whole) > 1:
+        several = " and ".join(str(found[kind][0][0]) for kind in whole)
+        raise DataError(f"{folder} holds {several}, which are several data sets; move one of them away")
+    return (whole[0], found[whole[0]]) if whole else ("", [])
+
+
+async def _from_mnist(
+    folder: Path, names: list[str], disk: Disk, source: str, room_bytes: int = limits.MAX_TOTAL_BYTES
+) -> Dataset:
+    """Load the four MNIST files of a folder."""
+    found = {stem: _file_of(stem, names) for stem in STEMS}
+    missing = [stem for stem, name in found.items() if name is None]
+    if missing:
+        raise DataError(f"{folder} lacks {', '.join(missing)} (with or without .gz); add what is missing")
+    paths = [folder / name for name in found.values() if name is not None]
+    contents = [await read_file(path, disk, room_bytes=room_bytes) for path in paths]
+    origins = (str(paths[0]), str(paths[1]), str(paths[2]), str(paths[3]))
+
+    def decode() -> Dataset:
+        arrays: list[NDArray[np.uint8]] = []
+        left = room_bytes
+        for content, origin, axes in zip(contents, origins, (3, 1, 3, 1), strict=True):
+            arrays.append(parse_idx(content, origin, axes=axes, room_bytes=left))
+            left -= arrays[-1].nbytes
+        return make_dataset(
+            name="mnist",
+            source=source,
+            train=(arrays[0], arrays[1]),
+            test=(arrays[2], arrays[3]),
+            origins=origins,
+        )
+
+    return await disk.run(decode)
+
+
+def _file_of(stem: str, names: list[str]) -> str | None:
+    """Return the name under which a file of MNIST is there: plain first, either usual spelling."""
+    dotted = stem.replace("-idx", ".idx")
+    for name in (stem, dotted, f"{stem}.gz", f"{dotted}.gz"):
+        if name in names:
+            return name
+    return None

@@ -1,0 +1,93 @@
+"""Data sets that are known by name and kept in the user's cache once they were downloaded.
+
+    fashion-mnist   70,000 grey images of clothes, 28x28, in 10 classes
+    cifar-10        60,000 colour images, 32x32, in 10 classes
+
+Each has a folder of its own in the cache. MNIST itself is loaded by `datasets.load`, which has more places to
+look for it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from adam_async.data_server.dataset import Dataset
+from adam_async.data_server.sources import cifar, mnist
+from adam_async.data_server.sources.downloads import Patience, RemoteSet, download
+from adam_async.errors import DataError
+from adam_async.runtime.disk import Disk, Fetch
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A data set that is known by name."""
+
+    files: RemoteSet
+    names: tuple[str, ...]
+    """Of the files, in the order in which `parse` wants them."""
+    parse: Callable[[Sequence[bytes], Sequence[str], str], Dataset]
+    """From the files' contents, what to call them in an error, and the sentence for the report."""
+
+
+def _fashion(contents: Sequence[bytes], origins: Sequence[str], source: str) -> Dataset:
+    return mnist.parse_four(
+        contents, origins, name="fashion-mnist", source=source, class_names=mnist.FASHION_CLASSES
+    )
+
+
+def _cifar(contents: Sequence[bytes], origins: Sequence[str], source: str) -> Dataset:
+    return cifar.parse_cifar(contents[0], origins[0], source=source)
+
+
+PUBLISHED: Mapping[str, Published] = {
+    "fashion-mnist": Published(mnist.FASHION, tuple(f"{stem}.gz" for stem in mnist.STEMS), _fashion),
+    "cifar-10": Published(cifar.CIFAR10, (cifar.ARCHIVE,), _cifar),
+}
+
+
+async def load_published(
+    source: str,
+    disk: Disk,
+    *,
+    fetch: Fetch | None,
+    cache_dir: Path | None,
+    patience: Patience | None = None,
+    published: Mapping[str, Published] = PUBLISHED,
+) -> Dataset:
+    """Load a data set from the cache, or download it there first. Cancelling leaves no half-written file.
+
+    Args:
+        source: A name in `published`.
+        disk: Reads, decodes and writes, all off the event loop.
+        fetch: The download port; without it nothing is downloaded.
+        cache_dir: Folder in which each data set has a folder; without it there is nothing to load.
+        patience: Deadlines of the download.
+        published: What is known by name.
+
+    Raises:
+        DataError: It is neither in the cache nor to be had; says what was tried.
+    """
+    known = published[source]
+    title = known.files.name
+    if cache_dir is None:
+        raise DataError(f"no {title}: there is no cache folder to keep it in")
+    folder = cache_dir / source
+    try:
+        return await _read(known, folder, disk, f"{title}, from the cache in {folder}")
+    except FileNotFoundError:
+        why = f"{folder} does not hold it yet"
+    except (DataError, OSError) as error:
+        why = f"the cache is unusable ({error})"
+    if fetch is None:
+        raise DataError(f"no {title}: {why}, and downloading is switched off")
+    try:
+        mirror = await download(known.files, folder, disk=disk, fetch=fetch, patience=patience)
+        return await _read(known, folder, disk, f"{title}, downloaded from {mirror} into {folder}")
+    except (DataError, OSError) as error:
+        raise DataError(f"no {title}: {why}, and the download failed ({error})") from None
+
+
+async def _read(known: Published, folder: Path, disk: Disk, source: str) -> Dataset:
+    paths = [folder / name for name in known.names]
+    contents = [await disk.read_bytes(path) for path in paths]
+    return await disk.run(known.parse, contents, [str(path) for path in paths], source)

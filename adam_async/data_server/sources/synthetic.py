@@ -1,0 +1,158 @@
+"""Pure: images drawn by dice, for runs that need data and no download.
+
+Each class has a picture of a few soft blobs. An image is that picture, moved a little, brighter or darker,
+under noise: a small network learns to tell them apart, and one that guesses does not. All of it is a function
+of the seed, and image number i is the same however many there are.
+"""
+
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adam_async.data_server.dataset import MAX_CHANNELS, Dataset, make_dataset
+from adam_async.errors import DataError
+from adam_async.model.keyed_random import Dice
+
+NAME = "synthetic"
+
+IMAGES, SHAPE, CLASSES = 2_000, (1, 28, 28), 10
+"""What ``synthetic`` alone means."""
+
+BLOBS = 4
+"""Blobs of a class."""
+
+TEST_SHARE = 5
+"""One test image for so many training images."""
+
+MIN_SIDE = 4
+MAX_CLASSES = 1_000
+MAX_BYTES = 4 << 30
+
+BRIGHTNESS = (120.0, 220.0)
+"""Brightest pixel of an image before noise, from and to."""
+
+NOISE = 50.0
+"""Noise is uniform, from zero to this."""
+
+AT_ONCE_BYTES = 1 << 22
+"""Pixels that are drawn at once; their random words are eight times as large."""
+
+
+def synthetic(
+    images: int = IMAGES,
+    shape: tuple[int, int, int] = SHAPE,
+    classes: int = CLASSES,
+    seed: int = 0,
+) -> Dataset:
+    """Draw a data set, its classes equally frequent.
+
+    Args:
+        images: How many to train on; a fifth as many, rounded up to one of each class, are for testing.
+        shape: (C, H, W) of each.
+        classes: How many kinds of images.
+        seed: Other seeds draw other classes and images.
+
+    Raises:
+        DataError: A number is out of its range, or the images would take more than 4 GiB.
+    """
+    channels, rows, columns = shape
+    if not 1 <= channels <= MAX_CHANNELS or min(rows, columns) < MIN_SIDE:
+        raise DataError(
+            f"synthetic images cannot have the shape {shape}; take (channels, rows, columns) with 1 to "
+            f"{MAX_CHANNELS} channels and sides of at least {MIN_SIDE}"
+        )
+    if not 2 <= classes <= MAX_CLASSES:
+        raise DataError(f"synthetic images have 2 to {MAX_CLASSES} classes, not {classes}")
+    if images < classes:
+        raise DataError(f"{images} synthetic images are too few: at least one for each of {classes} classes")
+    tests = max(-(-images // TEST_SHARE), classes)
+    if (images + tests) * prod(shape) > MAX_BYTES:
+        raise DataError(
+            f"{images + tests} synthetic images of {shape} take more than {MAX_BYTES >> 30} GiB; take fewer"
+        )
+    dice = Dice(seed)
+    pictures = np.stack([_picture(dice, label, shape) for label in range(classes)])
+    train, test = (_draw(dice, pictures, part, count) for part, count in (("train", images), ("test", tests)))
+    return make_dataset(
+        name=NAME,
+        source=f"{images} synthetic images of {shape} in {classes} classes, drawn with seed {seed}",
+        train=train,
+        test=test,
+        origins=("train images", "train labels", "test images", "test labels"),
+    )
+
+
+def parse_synthetic(source: str) -> int | None:
+    """Return how many training images ``synthetic`` or ``synthetic:N`` asks for; None for other sources.
+
+    Raises:
+        DataError: What stands behind the colon is no number of images.
+    """
+    name, colon, count = source.partition(":")
+    if name != NAME:
+        return None
+    if not colon:
+        return IMAGES
+    if not (count.isascii() and count.isdecimal() and len(count) <= 12):
+        raise DataError(f"{source} does not say how many images; write {NAME}:N, such as {NAME}:{IMAGES}")
+    return int(count)
+
+
+def _picture(dice: Dice, label: int, shape: tuple[int, int, int]) -> NDArray[np.float32]:
+    """Draw what a class looks like: (C, H, W), the brightest pixel 1."""
+    channels, rows, columns = shape
+    places = dice.uniform("synthetic class", keys=(label,), count=BLOBS * (2 + channels), dtype=np.float64)
+    y, x, *strengths = places.reshape(2 + channels, BLOBS)
+    row = np.arange(rows)[:, np.newaxis, np.newaxis] / rows
+    column = np.arange(columns)[:, np.newaxis] / columns
+    # Blobs keep away from the borders, so that all of them stay in sight when the picture moves.
+    distance = (row - (0.15 + 0.7 * y)) ** 2 + (column - (0.15 + 0.7 * x)) ** 2
+    blobs = np.exp(-distance / (2 * 0.09**2))
+    picture = np.stack([(blobs * (0.4 + 0.6 * strength)).sum(axis=2) for strength in strengths])
+    scaled: NDArray[np.float32] = (picture / picture.max()).astype(np.float32)
+    return scaled
+
+
+def _draw(
+    dice: Dice, pictures: NDArray[np.float32], part: str, count: int
+) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Draw `count` images of one part of the data set, and their labels."""
+    classes, *shape = pictures.shape
+    labels = np.arange(count) % classes
+    images = np.empty((count, *shape), np.uint8)
+    step = max(AT_ONCE_BYTES // prod(shape), 1)
+    for first in range(0, count, step):
+        last = min(first + step, count)
+        images[first:last] = _some(dice, pictures, part, labels[first:last], first)
+    return images, labels
+
+
+def _some(
+    dice: Dice, pictures: NDArray[np.float32], part: str, labels: NDArray[Any], first: int
+) -> NDArray[np.uint8]:
+    """Draw the images from number `first` on, as many as there are labels."""
+    _, channels, rows, columns = pictures.shape
+    count = len(labels)
+    pixels = channels * rows * columns
+    down, right, light = dice.uniform("synthetic " + part, start=3 * first, count=3 * count).reshape(-1, 3).T
+    # At most a twelfth of a side: less than what separates two classes.
+    shifts_y, shifts_x = (
+        np.rint((2 * where - 1) * (side // 12)).astype(np.int64)
+        for where, side in ((down, rows), (right, columns))
+    )
+    from_rows = (np.arange(rows) - shifts_y[:, np.newaxis]) % rows
+    from_columns = (np.arange(columns) - shifts_x[:, np.newaxis]) % columns
+    moved = pictures[
+        labels[:, np.newaxis, np.newaxis, np.newaxis],
+        np.arange(channels)[:, np.newaxis, np.newaxis],
+        from_rows[:, np.newaxis, :, np.newaxis],
+        from_columns[:, np.newaxis, np.newaxis, :],
+    ]
+    darkest, brightest = BRIGHTNESS
+    light = darkest + (brightest - darkest) * light
+    noise = dice.uniform("synthetic noise " + part, start=first * pixels, count=count * pixels)
+    drawn: NDArray[np.float32] = moved * light[:, np.newaxis, np.newaxis, np.newaxis]
+    drawn += NOISE * noise.reshape(moved.shape)
+    return np.minimum(drawn, 255).astype(np.uint8)

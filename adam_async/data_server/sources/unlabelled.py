@@ -1,0 +1,161 @@
+"""Images without labels, from files and folders, in the shape that a model takes.
+
+Encoded images are rotated as EXIF says, scaled and cut to the model's rows and columns, and made grey or
+coloured to match its channels. Arrays of ``.npy`` files, (N, H, W), (N, C, H, W) or (N, H, W, C), must
+have the model's size. An array of the shape of one image of the model, (C, H, W) or (H, W, C), is one image.
+"""
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adam_async.data_server.dataset import channels_first
+from adam_async.data_server.sources import limits
+from adam_async.data_server.sources.damage import Damage
+from adam_async.data_server.sources.files import check_kind, is_clutter, read_file
+from adam_async.data_server.sources.pictures import decode, require_pillow
+from adam_async.data_server.sources.shards import IMAGE_SUFFIXES
+from adam_async.errors import DataError
+from adam_async.runtime.disk import Disk
+
+AT_A_TIME = 256
+"""Maximum number of images in one piece."""
+
+ARRAY = ".npy"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Piece:
+    """Some images."""
+
+    names: Sequence[str]
+    """File of each image; for an image of an array also its number."""
+    images: NDArray[Any]
+    """Shape (N, C, H, W): uint8, or the type of the array."""
+
+
+class Unlabelled:
+    """Images of files and folders, in the order of the paths; images of a folder are sorted by name.
+
+    Args:
+        paths: Image files, ``.npy`` files and folders; folders are searched with all folders in them.
+        image_shape: (C, H, W) that the model takes.
+        disk: Reads and decodes.
+        damage: Notes damaged images.
+    """
+
+    def __init__(
+        self, paths: Sequence[Path], image_shape: tuple[int, int, int], disk: Disk, damage: Damage
+    ) -> None:
+        self._paths = paths
+        self._shape = image_shape
+        self._disk = disk
+        self._damage = damage
+        self.passed_over = 0
+        """Number of files in folders that are no images."""
+
+    async def pieces(self) -> AsyncGenerator[Piece, None]:
+        """Read all images, some at a time.
+
+        Raises:
+            DataError: A path does not exist, no file is an image, an image is damaged and must not be
+                skipped, or an array has no images.
+        """
+        files = [file for path in self._paths for file in await self._files(path)]
+        if not files:
+            named = ", ".join(map(str, self._paths))
+            raise DataError(
+                f"{named}: there are no images; name image files, .npy files or folders that hold some"
+            )
+        waiting: list[Path] = []
+        for file in files:
+            if file.suffix.lower() != ARRAY:
+                waiting.append(file)
+            if waiting and (len(waiting) == AT_A_TIME or file.suffix.lower() == ARRAY):
+                yield await self._decoded(waiting)
+                waiting = []
+            if file.suffix.lower() == ARRAY:
+                async with aclosing(self._array(file)) as pieces:
+                    async for piece in pieces:
+                        yield piece
+        if waiting:
+            yield await self._decoded(waiting)
+
+    async def _files(self, path: Path) -> list[Path]:
+        """Return the images at a path: the path itself, or those in a folder and its folders."""
+        try:
+            if not await self._disk.run(path.is_dir):
+                if path.suffix.lower() == ".npz":
+                    raise DataError(
+                        f"{path}: predict reads images, .npy files and folders, not .npz archives; save "
+                        "its images with numpy.save"
+                    )
+                await self._disk.run(check_kind, path, limits.MAX_FILE_BYTES)
+                return [path]
+            found: list[Path] = []
+            for name in await self._disk.names(path):
+                if is_clutter(name):
+                    continue
+                inner = path / name
+                if await self._disk.run(inner.is_dir):
+                    found += await self._files(inner)
+                elif inner.suffix.lower() == ARRAY or inner.suffix.lower()[1:] in IMAGE_SUFFIXES:
+                    found.append(inner)
+                else:
+                    self.passed_over += 1
+        except OSError as error:
+            raise DataError(f"{error.filename or path} cannot be read: {error.strerror or error}") from None
+        return found
+
+    async def _decoded(self, files: Sequence[Path]) -> Piece:
+        """Read image files; leaves damaged ones out if that is allowed."""
+        require_pillow()
+        channels, rows, columns = self._shape
+
+        def read(data: bytes, origin: str) -> NDArray[np.uint8]:
+            return decode(data, origin, size=(columns, rows), channels=channels)
+
+        kept: list[str] = []
+        images = np.empty((len(files), *self._shape), np.uint8)
+        for file in files:
+            try:
+                data = await read_file(file, self._disk, limit=limits.MAX_IMAGE_BYTES)
+                images[len(kept)] = await self._disk.run(read, data, str(file))
+            except OSError as error:
+                self._damage.note(f"{file} cannot be read: {error.strerror or error}")
+            except DataError as error:
+                self._damage.note(str(error))
+            else:
+                kept.append(str(file))
+        return Piece(names=kept, images=images[: len(kept)])
+
+    async def _array(self, file: Path) -> AsyncGenerator[Piece, None]:
+        """Yield the images of an array, which stays on the disk."""
+        array: NDArray[Any] = await self._disk.run(_map, file)
+        channels, rows, columns = self._shape
+        if array.shape == (rows, columns, channels) != self._shape:
+            array = array.transpose(2, 0, 1)
+        if array.ndim == 2 or array.shape == self._shape:
+            array = array[np.newaxis]
+        for first in range(0, len(array), AT_A_TIME):
+            images = channels_first(array[first : first + AT_A_TIME], str(file))
+            yield Piece(names=[f"{file}[{first + n}]" for n in range(len(images))], images=images)
+
+
+def _map(file: Path) -> np.memmap[Any, Any]:
+    try:
+        array = np.lib.format.open_memmap(file, mode="r")
+    except OSError as error:
+        raise DataError(f"{file} cannot be read: {error.strerror or error}") from None
+    except Exception as error:  # a damaged header can make numpy raise almost anything
+        raise DataError(
+            f"{file} is not a .npy file, or damaged ({error}); save images with numpy.save"
+        ) from None
+    if array.ndim < 2:
+        raise DataError(f"{file} has shape {array.shape}, expected images: (N, rows, columns) or more axes")
+    return array

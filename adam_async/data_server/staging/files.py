@@ -1,0 +1,327 @@
+"""The files of a staging: the list of what a source holds, reading it with deadlines, and the copy of it.
+
+The copy is the folder that was asked for, with the source's own names. What is not whole is beside it in
+``.staging``, which no loader looks at: ``NUMBER.START.part`` is a file under way, and ``notes`` has a line of
+JSON for each file that is there (path, size, time of the source's file, checksum). A file gets its name once
+all its bytes are forced down, and its note after that: what has a note and its size is kept by a later start.
+
+A folder belongs to one server at a time, which holds the lock of ``.staging/lock`` for as long as it stages
+into the folder and serves from it. Should a file system grant a lock twice, the names of the parts, which no
+two starts have in common, and a look at the size before a part gets its name keep the files whole.
+
+A source may hang, as network file systems do, and a thread that hangs in it cannot be ended. So the source is
+read by disks of its own, and one that misses a deadline is replaced.
+"""
+
+import asyncio
+import contextlib
+import stat
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from adam_async.data_server.staging.plan import DIGEST_BYTES, File
+from adam_async.errors import DataError
+from adam_async.runtime.disk import Disk
+
+ASIDE = ".staging"
+PART = ".part"
+PIECE_BYTES = 1 << 20
+"""What is read, sent and written at once."""
+
+DEEPEST = 64
+"""Folders within folders; more is a link that leads back up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What a source holds."""
+
+    root: Path
+    """What the paths of the files are below: the source, or the folder of a source that is one file."""
+    files: tuple[File, ...]
+    """Sorted by path."""
+    times: Mapping[str, int]
+    """When each file was last changed, by path, in nanoseconds."""
+    single: bool
+    """Whether the source is one file."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size for file in self.files)
+
+
+async def find(source: Path, disk: Disk) -> Found:
+    """List the files of a source, by names and sizes only; names that begin with ``.`` are left out.
+
+    Raises:
+        DataError: It is not there, is empty, cannot be read, or holds what is no ordinary file.
+    """
+    try:
+        single = not await disk.run(source.is_dir)
+        if single:
+            root = source.parent
+            _, found = await disk.run(_looked_at, root, [source.name])
+        else:
+            root, found = source, await _below(source, disk)
+    except OSError as error:
+        raise DataError(f"{error.filename or source} cannot be read: {error.strerror or error}") from None
+    if not found:
+        raise DataError(f"{source} holds no files; name the folder or file that is to be staged")
+    rows = sorted(found)
+    return Found(
+        root=root,
+        files=tuple(File(path, size) for path, size, _ in rows),
+        times={path: time for path, _, time in rows},
+        single=single,
+    )
+
+
+async def _below(folder: Path, disk: Disk) -> list[tuple[str, int, int]]:
+    """Path below the folder, size and time of every file in it."""
+    found: list[tuple[str, int, int]] = []
+    waiting = [""]
+    while waiting:
+        inner = waiting.pop()
+        if inner.count("/") >= DEEPEST:
+            raise DataError(f"{folder / inner} lies too deep; does a link in it lead back up?")
+        names = [name for name in await disk.names(folder / inner) if not name.startswith(".")]
+        folders, files = await disk.run(_looked_at, folder, [f"{inner}{name}" for name in names])
+        waiting += [f"{path}/" for path in folders]
+        found += files
+    return found
+
+
+def _looked_at(folder: Path, paths: Sequence[str]) -> tuple[list[str], list[tuple[str, int, int]]]:
+    """Which of these are folders; and path, size and time of the files. Blocks: it asks the disk."""
+    folders: list[str] = []
+    files: list[tuple[str, int, int]] = []
+    for path in paths:
+        try:
+            path.encode()
+        except UnicodeEncodeError:
+            raise DataError(f"{path!r} in {folder} is not a name in UTF-8; rename it") from None
+        status = (folder / path).stat()
+        if stat.S_ISDIR(status.st_mode):
+            folders.append(path)
+        elif stat.S_ISREG(status.st_mode):
+            files.append((path, status.st_size, status.st_mtime_ns))
+        else:
+            raise DataError(f"{folder / path} is a pipe, socket or device, expected an ordinary file")
+    return folders, files
+
+
+class Source:
+    """Reads a shared source, a few files at a time. Use it as a block.
+
+    Args:
+        root: What paths are below.
+        open_disk: Opens a disk of which nobody else waits for the thread.
+        readers: Files that are read at once.
+        read_s: Deadline of each piece.
+    """
+
+    def __init__(self, root: Path, open_disk: Callable[[], Disk], *, readers: int, read_s: float) -> None:
+        self._root = root
+        self._open_disk = open_disk
+        self._read_s = read_s
+        self._idle: asyncio.Queue[Disk | None] = asyncio.Queue()
+        for _ in range(readers):
+            self._idle.put_nowait(None)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # A stack: being cancelled while one disk is closed must not leave the others open.
+        async with contextlib.AsyncExitStack() as stack:
+            while not self._idle.empty():
+                disk = self._idle.get_nowait()
+                if disk is not None:
+                    stack.push_async_callback(disk.aclose)
+
+    async def pieces(self, file: File) -> AsyncGenerator[bytes, None]:
+        """Yield a file piece by piece, when it is its turn.
+
+        Raises:
+            OSError: It cannot be read, or a piece missed its deadline (`TimeoutError`).
+        """
+        disk = await self._idle.get() or self._open_disk()
+        hangs = False
+        try:
+            async with contextlib.aclosing(disk.read_pieces(self._root / file.path, PIECE_BYTES)) as pieces:
+                while True:
+                    try:
+                        async with asyncio.timeout(self._read_s):
+                            piece = await anext(pieces, None)
+                    except TimeoutError:
+                        hangs = True
+                        raise TimeoutError(f"nothing was read within {self._read_s:g} s") from None
+                    if piece is None:
+                        return
+                    yield piece
+        finally:
+            self._idle.put_nowait(None if hangs else disk)
+            if hangs:
+                await disk.aclose()
+
+
+class WrongBytes(Exception):
+    """What came is not the file that was asked for; the message says in what."""
+
+
+class _Note(msgspec.Struct, frozen=True, kw_only=True):
+    path: str
+    size: int
+    time: int
+    checksum: str
+
+
+class Copy:
+    """The local copy of a source.
+
+    Args:
+        folder: Where; nothing is written outside it.
+        found: What the source holds.
+        disk: Reads and writes the folder.
+        start: Number of this start of a server, which no other start has.
+    """
+
+    def __init__(self, folder: Path, found: Found, disk: Disk, *, start: int) -> None:
+        self.folder = folder
+        self._found = found
+        self._disk = disk
+        self._start = start
+        self._aside = folder / ASIDE
+        self._notes = self._aside / "notes"
+        self._noted = 0
+        self._noting = asyncio.Lock()
+
+    @contextlib.asynccontextmanager
+    async def hold(self) -> AsyncIterator[None]:
+        """Make the folder, and keep other servers out of it for as long as the block lasts.
+
+        Raises:
+            DataError: Another server is in it, or it cannot be used.
+        """
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                await self._disk.make_folder(self._aside)
+                await stack.enter_async_context(self._disk.hold(self._aside / "lock"))
+            except BlockingIOError:
+                raise DataError(
+                    f"{self.folder} is in use: another data server stages into it or serves from it; give "
+                    "each server a folder of its own, or end the other one first"
+                ) from None
+            except OSError as error:
+                raise self._useless(error) from None
+            yield
+
+    async def take_up(self) -> dict[int, str]:
+        """Take up what an earlier start has left in the folder, which is held.
+
+        Returns:
+            The checksums of what is whole.
+
+        Raises:
+            DataError: The folder holds what the source does not, or cannot be used.
+        """
+        files = self._found.files
+        try:
+            there = {path: size for path, size, _ in await _below(self.folder, self._disk)}
+            numbers = {file.path: number for number, file in enumerate(files)}
+            strange = next((path for path in sorted(there) if path not in numbers), None)
+            if strange is not None:
+                raise DataError(
+                    f"{self.folder / strange} is not in {self._found.root}; move it away, or stage into an "
+                    "empty folder"
+                )
+            kept = [
+                note
+                for note in await self._read_notes()
+                if note.path in there
+                and there[note.path] == note.size == files[numbers[note.path]].size
+                and note.time == self._found.times[note.path]
+            ]
+            text = b"".join(msgspec.json.encode(note) + b"\n" for note in kept)
+            await self._disk.write_atomic(self._notes, [text])
+            for name in await self._disk.names(self._aside):
+                if name.endswith(PART):
+                    await self._disk.run((self._aside / name).unlink)
+        except OSError as error:
+            raise self._useless(error) from None
+        self._noted = len(text)
+        return {numbers[note.path]: note.checksum for note in kept}
+
+    def _useless(self, error: OSError) -> DataError:
+        return DataError(f"{self.folder} cannot be used: {error.strerror or error}")
+
+    async def _read_notes(self) -> list[_Note]:
+        try:
+            text = await self._disk.read_bytes(self._notes)
+        except FileNotFoundError:
+            return []
+        notes: dict[str, _Note] = {}
+        for line in text.splitlines():
+            with contextlib.suppress(msgspec.DecodeError):  # the last line may have been cut short
+                note = msgspec.json.decode(line, type=_Note)
+                notes[note.path] = note
+        return list(notes.values())
+
+    async def write(self, number: int, pieces: AsyncIterable[bytes]) -> str:
+        """Write a file aside, without forcing it down; return its checksum.
+
+        Raises:
+            WrongBytes: They are more or fewer than the manifest says.
+            OSError: It cannot be written, or `pieces` raised it.
+        """
+        file, part = self._found.files[number], self._part(number)
+        checksum, written = blake2b(digest_size=DIGEST_BYTES), 0
+        await self._disk.write_from(part, 0, b"")
+        async for piece in pieces:
+            if written + len(piece) > file.size:
+                raise WrongBytes(f"it has more than the {file.size} bytes that it had when the staging began")
+            await self._disk.write_from(part, written, piece)
+            await self._disk.run(checksum.update, piece)
+            written += len(piece)
+        if written < file.size:
+            raise WrongBytes(
+                f"ends after {written} of the {file.size} bytes that it had when the staging began"
+            )
+        return checksum.hexdigest()
+
+    async def keep(self, number: int, checksum: str) -> None:
+        """Give a file that was written aside its name, durably.
+
+        Raises:
+            OSError: The disk is full, or worse: it does not hold what was written.
+        """
+        file, part = self._found.files[number], self._part(number)
+        path = self.folder / file.path
+        await self._disk.sync_file(part)
+        size = (await self._disk.run(part.stat)).st_size
+        if size != file.size:
+            raise OSError(f"{part} holds {size} bytes instead of {file.size}; does another program write it?")
+        await self._disk.make_folder(path.parent)
+        await self._disk.rename(part, path)
+        note = _Note(path=file.path, size=file.size, time=self._found.times[file.path], checksum=checksum)
+        line = msgspec.json.encode(note) + b"\n"
+        async with self._noting:
+            await self._disk.write_from(self._notes, self._noted, line)
+            self._noted += len(line)
+
+    async def read(self, number: int, offset: int) -> bytes:
+        """Return the piece of a whole file that begins at `offset`."""
+        path = self.folder / self._found.files[number].path
+        return await self._disk.read_part(path, offset, offset + PIECE_BYTES)
+
+    def _part(self, number: int) -> Path:
+        return self._aside / f"{number}.{self._start:x}{PART}"

@@ -1,0 +1,452 @@
+"""The shell of a staging: a data server's copy of a shared source, made together with the others.
+
+Theory of operation
+-------------------
+A stager is a role without a seat: nobody has data to be seated with yet, so the servers know one another by a
+list of addresses that all of them are given. It listens where the list says, reads its own files from the
+source on a few lanes, and copies those of the others round by round on a few more; `Staging` says what comes
+next and who takes the place of whom. `staged` returns when the copy is whole.
+
+It answers the others for as long as its block lasts, also while its process serves images from the copy. A
+question for a file that is not here yet is parked. Files are asked for by number, and only the manifest,
+which each server makes itself, turns a number into a path: nothing that a peer says becomes a name or a size.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Iterable,
+    Mapping,
+    Sequence,
+)
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from adam_async.controller.role import Role, reply_when_room
+from adam_async.data_server.staging.files import PIECE_BYTES, Copy, Found, Source, WrongBytes, find
+from adam_async.data_server.staging.peer import (
+    FILE_TEXT_BYTES,
+    LISTED,
+    NotYet,
+    Patience,
+    Peer,
+    PeerFailed,
+    PeerLost,
+    PeerRefused,
+    damaged,
+)
+from adam_async.data_server.staging.plan import Staging, Step
+from adam_async.errors import BindFailed, DataError, first_cause
+from adam_async.messages import Body, FilePart, ManifestPart, ReadFile, ReadManifest, pack, text_tensor
+from adam_async.run.config import Waits
+from adam_async.runtime.disk import Disk
+from transport import Identity, Network, RemoteProtocolError, Request
+
+logger = logging.getLogger(__name__)
+
+READERS = 2
+"""Files that a server reads from the source at once."""
+
+COPIES = 4
+"""Files that it copies at once."""
+
+LONGEST_WAIT_S = 60.0
+"""A parked question is answered after this long, whatever it asks for."""
+
+OpenDisk = Callable[[str], Disk]
+
+
+class Stager(Role):
+    """One server of a staging, for as long as its block lasts.
+
+    Args:
+        network: Where it listens and how it reaches the others.
+        peers: Addresses of all servers, in the order that all are given.
+        server: Which of them it is.
+        identity: Its role (``data``), node id and incarnation.
+        found: What the source holds.
+        copy: Where the files go.
+        held: Checksums of the files that an earlier start has left there.
+        open_disk: Opens a disk by name, to read the source with.
+        patience: Deadlines.
+    """
+
+    def __init__(
+        self,
+        *,
+        network: Network,
+        peers: Sequence[str],
+        server: int,
+        identity: Identity,
+        found: Found,
+        copy: Copy,
+        held: Mapping[int, str],
+        open_disk: OpenDisk,
+        patience: Patience,
+    ) -> None:
+        super().__init__(network=network, address=peers[server], identity=identity, waits=Waits())
+        self.plan = Staging(found.files, server=server, servers=len(peers), tries=patience.tries)
+        for file, checksum in held.items():
+            self.plan.hold(file, checksum)
+        self.data = copy.folder / found.files[0].path if found.single else copy.folder
+        """What to load once all is staged."""
+        self._found = found
+        self._copy = copy
+        self._addresses = tuple(peers)
+        self._patience = patience
+        self._source = Source(
+            found.root, lambda: open_disk("source"), readers=READERS, read_s=patience.read_s
+        )
+        self._peers: dict[int, Peer] = {}
+        self._looking = len(peers) - 1
+        self._news = asyncio.Event()
+        self._done = asyncio.Event()
+        self._parked: dict[int, list[asyncio.Event]] = {}
+        self._kept = len(held)
+        self._read_files = self._read_bytes = 0
+        self._copied_files = self._copied_bytes = 0
+        self._retried = self._progress = 0
+
+    def _tasks(self) -> Mapping[str, Coroutine[Any, Any, None]]:
+        for number, address in enumerate(self._addresses):
+            if number != self.plan.server:
+                self._peers[number] = Peer(
+                    number,
+                    address,
+                    plan=self.plan,
+                    network=self._network,
+                    identity=self._identity,
+                    patience=self._patience,
+                    traffic=self._traffic,
+                    clock=self._loop.time,
+                )
+        return {"stage": self._stage()}
+
+    async def staged(self) -> None:
+        """Wait until every file is here. What makes that impossible ends the block, as a `DataError`."""
+        await self._done.wait()
+
+    # --- getting files -----------------------------------------------------------------------
+
+    async def _stage(self) -> None:
+        async with AsyncExitStack() as stack:
+            for peer in self._peers.values():
+                stack.push_async_callback(peer.aclose)
+            if not self.plan.complete:
+                await self._get_all()
+        self._done.set()
+        logger.info("%s: %s", self._identity.node, self.summary())
+
+    async def _get_all(self) -> None:
+        name = self._identity.node
+        async with self._source, asyncio.TaskGroup() as meeting_group:
+            meetings = [
+                meeting_group.create_task(self._meet(peer), name=f"{name}/meet-{peer.number}")
+                for peer in self._peers.values()
+            ]
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._read_own(), name=f"{name}/own")
+                group.create_task(self._copy_rounds(), name=f"{name}/rounds")
+            for meeting in meetings:
+                meeting.cancel()
+
+    async def _meet(self, peer: Peer) -> None:
+        """Look whether a server is there, then wait for it."""
+        try:
+            await peer.look()
+        except (PeerLost, PeerFailed, PeerRefused, RemoteProtocolError):
+            logger.info("%s: %s is not there yet", self._identity.node, peer.address)
+        finally:
+            self._looking -= 1
+            self._tell()
+        try:
+            await peer.meet()
+        except (PeerLost, PeerFailed, PeerRefused, RemoteProtocolError) as error:
+            self._lose(peer.number, str(error))
+        self._tell()
+
+    def _tell(self) -> None:
+        """Let whoever waits for servers to come or go look again."""
+        self._news.set()
+        self._news = asyncio.Event()
+
+    def _lose(self, server: int, why: str) -> None:
+        if not self.plan.gone(server):
+            logger.warning(
+                "%s: server %d of the staging, %s, is given up (%s); others read its files",
+                self._identity.node,
+                server,
+                self._addresses[server],
+                why,
+            )
+            self.plan.lost(server, why)
+            self._tell()
+
+    async def _read_own(self) -> None:
+        """Get what belongs to this server, once each of the others has been looked for."""
+        while self._looking:
+            await self._news.wait()
+        await self._lanes(self.plan.own(), READERS)
+
+    async def _copy_rounds(self) -> None:
+        """Get what belongs to the others, round by round."""
+        while self.plan.rounds():
+            met = [number for number, peer in self._peers.items() if peer.met]
+            owner = self.plan.next_round(met)
+            if owner is None:
+                await self._news.wait()
+            else:
+                await self._lanes(self.plan.files_of(owner), COPIES)
+
+    async def _lanes(self, files: Iterable[int], lanes: int) -> None:
+        waiting = deque(files)
+
+        async def lane() -> None:
+            while waiting:
+                await self._get(waiting.popleft())
+
+        async with asyncio.TaskGroup() as group:
+            for number in range(min(lanes, len(waiting))):
+                group.create_task(lane(), name=f"{self._identity.node}/lane-{number}")
+
+    async def _get(self, file: int) -> None:
+        """Get one file, from wherever it is to be had."""
+        while self.plan.checksum(file) is None:
+            step = self.plan.where(file)
+            if step is None:
+                self._wake(file)
+                path = self._found.root / self._found.files[file].path
+                raise DataError(f"{path} cannot be staged: {self.plan.why(file)}")
+            try:
+                await self._get_by(file, step)
+            except NotYet:
+                self.plan.looked(file, step.server)
+            except PeerLost as error:
+                self._lose(step.server, str(error))
+            except PeerRefused as error:
+                self.plan.refused(file, step.server, str(error))
+            except (PeerFailed, WrongBytes, RemoteProtocolError) as error:
+                self._again(file, step.server, str(error))
+
+    def _again(self, file: int, server: int, why: str) -> None:
+        self._retried += 1
+        self.plan.failed(file, server, why)
+        if not self.plan.readable(file):
+            self._wake(file)
+        logger.info(
+            "%s: %s from server %d failed: %s", self._identity.node, self.plan.files[file].path, server, why
+        )
+
+    async def _get_by(self, file: int, step: Step) -> None:
+        size, expected = self.plan.files[file].size, ""
+        if step.server == self.plan.server:
+            pieces = _readable(self._source.pieces(self.plan.files[file]))
+        else:
+
+            def told(checksum: str) -> None:
+                nonlocal expected
+                expected = checksum
+
+            pieces = self._peers[step.server].pieces(file, patient=step.patient, on_checksum=told)
+        async with contextlib.aclosing(pieces):
+            checksum = await self._write(file, self._counted(pieces))
+        if expected and checksum != expected:
+            raise damaged(checksum, expected)
+        try:
+            await self._copy.keep(file, checksum)
+        except OSError as error:
+            raise self._unusable(error) from None
+        if step.server == self.plan.server:
+            self._read_files += 1
+            self._read_bytes += size
+        else:
+            self._copied_files += 1
+            self._copied_bytes += size
+        self.plan.hold(file, checksum)
+        self._wake(file)
+
+    async def _write(self, file: int, pieces: AsyncIterable[bytes]) -> str:
+        try:
+            return await self._copy.write(file, pieces)
+        except OSError as error:
+            raise self._unusable(error) from None
+
+    def _unusable(self, error: OSError) -> DataError:
+        return DataError(f"{self._copy.folder} cannot be written: {error.strerror or error}")
+
+    async def _counted(self, pieces: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
+        async for piece in pieces:
+            self._progress += len(piece)
+            yield piece
+
+    # --- giving files ------------------------------------------------------------------------
+
+    def _wake(self, file: int) -> None:
+        """Let the questions for a file be answered, one way or the other."""
+        for parked in self._parked.pop(file, []):
+            parked.set()
+
+    def _answer(self, request: Request, body: Body) -> None:
+        plan = self.plan
+        if isinstance(body, ReadManifest):
+            asker = self._peers.get(body.server)
+            if asker is not None:
+                asker.called(differs=body.digest != plan.digest)
+            yours = 0 if asker is None else plan.held_of(body.server)
+            part = ManifestPart(server=plan.server, servers=plan.servers, digest=plan.digest, yours=yours)
+            files = plan.files[body.first : body.first + min(body.count, LISTED)]
+            nbytes = FILE_TEXT_BYTES * len(files)
+            reply_when_room(request, nbytes, lambda: pack(part, [text_tensor(files)]))
+        elif not isinstance(body, ReadFile):
+            super()._answer(request, body)
+        elif body.digest != plan.digest:
+            request.fail("other-files", f"{self._identity.node} stages another list of files")
+        elif body.file >= len(plan.files) or body.offset > plan.files[body.file].size:
+            request.fail("no-such-piece", f"there is no byte {body.offset} of a file {body.file}")
+        else:
+            self._spawn("give", self._give(request, body))
+
+    async def _give(self, request: Request, body: ReadFile) -> None:
+        """Answer with a piece, now or when the file is here."""
+        plan = self.plan
+        if plan.checksum(body.file) is None and plan.readable(body.file):
+            parked = asyncio.Event()
+            waiting = self._parked.setdefault(body.file, [])
+            waiting.append(parked)
+            try:
+                async with asyncio.timeout(min(body.wait_s, LONGEST_WAIT_S)):
+                    await parked.wait()
+            except TimeoutError:
+                waiting.remove(parked)
+        checksum = plan.checksum(body.file)
+        if checksum is not None:
+            size = min(PIECE_BYTES, plan.files[body.file].size - body.offset)
+            request.charge(size, lambda: self._spawn("give", self._give_piece(request, body, checksum)))
+        elif plan.readable(body.file):
+            request.reply(pack(FilePart(checksum="", progress=self._progress)))
+        else:
+            request.fail("unreadable", f"{self._identity.node} cannot read that file: {plan.why(body.file)}")
+
+    async def _give_piece(self, request: Request, body: ReadFile, checksum: str) -> None:
+        try:
+            piece = await self._copy.read(body.file, body.offset)
+        except OSError as error:
+            request.fail("unreadable", f"{self._identity.node} has lost its copy: {error.strerror or error}")
+            return
+        tensors = [np.frombuffer(piece, np.uint8)] if piece else []
+        request.reply(pack(FilePart(checksum=checksum, progress=self._progress), tensors))
+
+    # --- counts ------------------------------------------------------------------------------
+
+    def statistics(self) -> dict[str, Any]:
+        """What was read from the source, copied from others, kept from an earlier start, and tried again."""
+        return {**super().statistics(), "staging": self.counts()}
+
+    def counts(self) -> dict[str, int]:
+        """Files and bytes by where they came from, and what was tried again."""
+        return {
+            "files": len(self.plan.files),
+            "kept_files": self._kept,
+            "source_files": self._read_files,
+            "source_bytes": self._read_bytes,
+            "copied_files": self._copied_files,
+            "copied_bytes": self._copied_bytes,
+            "retried": self._retried,
+        }
+
+    def summary(self) -> str:
+        """The counts as a sentence."""
+        counts = self.counts()
+        return (
+            f"staged {counts['files']} files of {self._found.root} into {self._copy.folder}: "
+            f"{counts['source_files']} read from there ({counts['source_bytes'] / 1e6:.1f} MB), "
+            f"{counts['copied_files']} copied from other servers ({counts['copied_bytes'] / 1e6:.1f} MB), "
+            f"{counts['kept_files']} already here, {counts['retried']} retries"
+        )
+
+
+async def _readable(pieces: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    """Pass pieces of the source on; what goes wrong there is worth another try, here or elsewhere."""
+    async with contextlib.aclosing(pieces):
+        try:
+            async for piece in pieces:
+                yield piece
+        except OSError as error:
+            raise PeerFailed(error.strerror or str(error)) from None
+
+
+@asynccontextmanager
+async def staging(
+    source: Path,
+    folder: Path,
+    *,
+    peers: Sequence[str],
+    network: Network,
+    identity: Identity,
+    disk: Disk,
+    open_disk: OpenDisk,
+    patience: Patience | None = None,
+) -> AsyncIterator[Stager]:
+    """Take part in a staging, as the first of `peers` whose address this machine can listen on.
+
+    Args:
+        source: The shared folder or file.
+        folder: Where its copy goes: an empty folder, or one of an earlier start. It is held until the block
+            is left.
+        peers: Addresses of all servers; the same list in the same order everywhere.
+        network: How they reach one another.
+        identity: Role (``data``), node id and incarnation of this server.
+        disk: Reads and writes the folder.
+        open_disk: Opens a disk by name, to read the source with.
+        patience: Deadlines.
+
+    Raises:
+        DataError: Source or folder cannot be used, or another server holds the folder; or, within a group,
+            the staging cannot go on.
+        BindFailed: None of the addresses is ours and free.
+        BindRefused: Others could reach the address, and there is no token.
+    """
+    here, there = await disk.run(folder.resolve), await disk.run(source.resolve)
+    if here.is_relative_to(there) or there.is_relative_to(here):
+        raise DataError(
+            f"{folder} and {source} are one folder, or one is in the other: stage into a folder elsewhere"
+        )
+    found = await find(source, disk)
+    copy = Copy(folder, found, disk, start=identity.incarnation)
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(copy.hold())
+        held = await copy.take_up()
+        refused = ""
+        for server in range(len(peers)):
+            stager = Stager(
+                network=network,
+                peers=peers,
+                server=server,
+                identity=identity,
+                found=found,
+                copy=copy,
+                held=held,
+                open_disk=open_disk,
+                patience=patience or Patience(),
+            )
+            try:
+                await stack.enter_async_context(stager)
+            except (OSError, ExceptionGroup) as error:
+                cause = first_cause(error)
+                if not isinstance(cause, OSError):
+                    raise
+                refused = cause.strerror or str(cause)
+                continue
+            yield stager
+            return
+        raise BindFailed(f"any of {', '.join(peers)}", refused.split("): ")[-1])

@@ -1,0 +1,67 @@
+"""Pure: the validation split: training images that a run holds back from training.
+
+The split is a function of the labels, the seed and the count alone, so each data server of a run holds the
+same images back. It is stratified: each class gives images in proportion to its size.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adam_async.errors import ConfigError
+from adam_async.model.keyed_random import Dice
+
+PURPOSE = "validation-split"
+"""Purpose of the split's random values."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ValidationSplit:
+    """Numbers of training images, ascending."""
+
+    trained: NDArray[np.int64]
+    held_back: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, labels: NDArray[np.int64], *, count: int, seed: int) -> "ValidationSplit":
+        """Hold `count` images back, in proportion from each class, rounded by the largest remainders.
+
+        Args:
+            labels: The class of each training image, shape (N,).
+            count: Images to hold back, fewer than N.
+            seed: Seed of the run.
+        """
+        classes, sizes = np.unique(labels, return_counts=True)
+        shares = sizes * count / len(labels)
+        taken = np.floor(shares).astype(np.int64)
+        largest = np.argsort(taken - shares, kind="stable")
+        taken[largest[: count - int(taken.sum())]] += 1
+        dice = Dice(seed)
+        held = np.zeros(len(labels), np.bool_)
+        for label, size, number in zip(classes.tolist(), sizes.tolist(), taken.tolist(), strict=True):
+            order = dice.permutation(PURPOSE, size, keys=(int(label),))
+            held[np.flatnonzero(labels == label)[order[:number]]] = True
+        return cls(trained=np.flatnonzero(~held), held_back=np.flatnonzero(held))
+
+    def __repr__(self) -> str:
+        return f"<ValidationSplit {len(self.trained)} trained {len(self.held_back)} held back>"
+
+
+def check_validation(validation: int, data: Mapping[str, Any]) -> None:
+    """Refuse a split that leaves no image to train on.
+
+    Args:
+        validation: Images to hold back.
+        data: Description of the data by the data server.
+
+    Raises:
+        ConfigError: The split leaves no image.
+    """
+    if validation >= int(data["train_images"]):
+        raise ConfigError(
+            f"validation={validation:,} leaves nothing of the {data['train_images']:,} training images of "
+            f"{data['name']}: lower validation"
+        )

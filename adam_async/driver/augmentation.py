@@ -1,0 +1,67 @@
+"""Pure: what becomes of the training images of a run."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from adam_async.checkpoint.manifest import Manifest, resumed_transforms
+from adam_async.data_server.transforms.recipe import Recipe, default_steps
+from adam_async.errors import ConfigError
+from adam_async.run.config import Config
+from adam_async.run.user_code import functions_for
+
+
+def transforms_of(
+    config: Config,
+    resumed: Manifest | None,
+    asked: Sequence[Mapping[str, Any]] | None,
+    image_shape: Sequence[int],
+    functions: Mapping[str, Callable[..., Any]] = {},
+) -> tuple[dict[str, Any], ...]:
+    """Settle the transforms of a run that may continue another one.
+
+    Args:
+        config: Configuration of the run.
+        resumed: Manifest of the checkpoint that the run continues; None for a new run.
+        asked: See `steps_for`. A checkpoint has its own steps; `asked` then only names functions that
+            the run may import.
+        image_shape: (C, H, W) of every image.
+        functions: Kinds of steps that are functions of the user; see `Recipe.of`.
+
+    Raises:
+        ConfigError: See `steps_for` and `resumed_transforms`.
+    """
+    if not config.augment:
+        return ()
+    if resumed is not None:
+        steps = resumed_transforms(resumed, asked, functions)
+        functions_for(steps, functions)  # data servers import them: refuse here what they could not find
+        return steps
+    return steps_for(asked, image_shape, functions)
+
+
+def steps_for(
+    asked: Sequence[Mapping[str, Any]] | None,
+    image_shape: Sequence[int],
+    functions: Mapping[str, Callable[..., Any]] = {},
+) -> tuple[dict[str, Any], ...]:
+    """Settle the transforms of a run, and check that images can be so transformed.
+
+    Args:
+        asked: By whom the run is started; None is what suits such images.
+        image_shape: (C, H, W) of every image.
+        functions: Kinds of steps that are functions of the user; see `Recipe.of`.
+
+    Raises:
+        ConfigError: A step is not one, or what comes out has another shape than the images of the test, which
+            stay as they are.
+    """
+    channels, rows, columns = image_shape
+    shape = (int(channels), int(rows), int(columns))
+    steps = default_steps(shape) if asked is None else [dict(step) for step in asked]
+    recipe = Recipe.of(steps, shape, kernels="numpy", functions=functions)
+    if recipe.output_shape != shape:
+        raise ConfigError(
+            f"the transforms make images of {recipe.output_shape} (channels, rows, columns) out of {shape}, "
+            "but test images stay as they are: pad before a crop, or crop to the same size"
+        )
+    return tuple(steps)

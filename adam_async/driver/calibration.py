@@ -1,0 +1,123 @@
+"""What the layers of a network really take on this machine, one thread alone.
+
+A *pass* trains one group: forward, back, weight gradients and a plain step of the rule. Passes over the
+whole network alternate with passes layer by layer with a look at the clock after each, so that every layer
+finds the caches as training leaves them. Calling layers one by one costs extra, and for a group of one image
+more than the layers themselves; what they took is therefore scaled so that together they take what the whole
+pass did. Medians of all passes, so that a disturbance of some milliseconds does not show.
+
+Nothing here looks at a clock by itself; whoever calls it hands one over, and a thread to run in.
+"""
+
+from collections.abc import Callable
+from math import prod
+from statistics import median
+
+import numpy as np
+
+from adam_async.model.bare import StepBuffers
+from adam_async.model.context import Context
+from adam_async.model.keyed_random import Dice
+from adam_async.model.layer import Array, Layer, Weights
+from adam_async.model.network import Network
+from adam_async.model.partition.prediction import LayerTimes
+from adam_async.model.rules import Rule, RuleState, Sgd
+
+SECONDS = 0.4
+"""How long the passes take, but for the least of them."""
+LEAST_PASSES, MOST_PASSES = 3, 300
+"""Of either kind."""
+RATE = 1e-4
+"""Of the steps: weights stay where they are, or nearly."""
+
+Clock = Callable[[], float]
+
+
+def calibrate(network: Network, images: int, *, clock: Clock) -> LayerTimes:
+    """Measure what one thread takes for each layer of a network, forward, back and update.
+
+    Takes about half a second, or as long as `LEAST_PASSES`. Run it in a thread with nothing beside it,
+    after `Network.warm_up`.
+
+    Args:
+        network: The whole network, with the kernels that will train it.
+        images: Of a group, at least 1.
+        clock: Seconds, with a resolution of microseconds.
+
+    Raises:
+        ModelError: A group has no image.
+    """
+    passes = _Passes(network, images, clock)
+    passes.layers()  # makes tapes and first touches memory
+    passes.whole()
+    whole: list[float] = []
+    layers: list[dict[str, float]] = []
+    begin = clock()
+    while len(whole) < LEAST_PASSES or (len(whole) < MOST_PASSES and clock() - begin < SECONDS):
+        whole.append(passes.whole())
+        layers.append(passes.layers())
+    typical = {layer.name: median(each[layer.name] for each in layers) for layer in network.layers}
+    total = sum(typical.values())
+    scale = median(whole) / total if total > 0 else 1.0
+    return LayerTimes(
+        images=images,
+        seconds={name: seconds * scale for name, seconds in typical.items()},
+        measured=True,
+    )
+
+
+class _Passes:
+    """One group of images that were drawn, and everything that training on it needs."""
+
+    def __init__(self, network: Network, images: int, clock: Clock) -> None:
+        self._network = network
+        self._clock = clock
+        self._rule: Rule = Sgd()
+        self._weights: Weights = network.initial_weights(Dice(1))
+        self._state: dict[str, RuleState] = {
+            p.name: self._rule.new_state(p.shape, network.dtype) for p in network.trained
+        }
+        self._buffers = StepBuffers.of(network)
+        self._context: Context = network.context(images)
+        drawn = Dice(1).bits("images", count=images * prod(network.input_shape))
+        pixels = (drawn >> np.uint64(56)).astype(np.uint8).reshape(images, *network.input_shape)
+        self._context.load(pixels, _labels(network, images), dice=Dice(1), keys=(0,))
+
+    def whole(self) -> float:
+        """Train the group once; returns its seconds."""
+        network, begin = self._network, self._clock()
+        network.forward(self._weights, self._context)
+        network.backward(self._weights, self._context)
+        for layer in reversed(network.layers):
+            self._update(layer)
+        return self._clock() - begin
+
+    def layers(self) -> dict[str, float]:
+        """Train the group once, layer by layer; returns the seconds of each."""
+        network, found = self._network, {}
+        for number, layer in enumerate(network.layers):
+            begin = self._clock()
+            network.forward_layers(self._weights, self._context, range(number, number + 1))
+            found[layer.name] = self._clock() - begin
+        for number in reversed(range(len(network.layers))):
+            layer, begin = network.layers[number], self._clock()
+            network.backward_layers(self._weights, self._context, range(number, number + 1))
+            self._update(layer)
+            found[layer.name] += self._clock() - begin
+        return found
+
+    def _update(self, layer: Layer) -> None:
+        for parameter in layer.parameters:
+            if parameter.frozen:
+                continue
+            name = parameter.name
+            gradient = self._buffers.gradients[name]
+            self._network.delta(self._context, name, out=gradient)
+            values = self._weights[name]
+            self._rule.apply(values, self._state[name], gradient, rate=RATE, scratch=self._buffers.scratch)
+
+
+def _labels(network: Network, images: int) -> Array:
+    """Labels that every loss takes: the first class, or where scores are no classes, targets of zero."""
+    shape = network.layers[-1].input_shapes[0]
+    return np.zeros(images, np.int64) if len(shape) == 1 else np.zeros((images, *shape), network.dtype)

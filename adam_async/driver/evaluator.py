@@ -1,0 +1,112 @@
+"""How well weights do on the test images of a data server."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adam_async.messages import ReadTest, TestImages, pack, unpack
+from adam_async.model.network import Network as Model
+from adam_async.run.config import Waits
+from adam_async.runtime.traffic import Traffic
+from dataflow import ComputePool
+from transport import Identity, Network
+
+TEST_CHUNK = 1000
+"""Maximum number of test images read in one message."""
+
+MESSAGE_SHARE = 2
+"""Factor by which a message with test images stays below the largest one of its link."""
+
+
+class Evaluator:
+    """Reads the test images once, and evaluates on threads of its own.
+
+    Args:
+        network: How to reach the data server.
+        identity: Who we are.
+        waits: Deadlines.
+        traffic: Where the link is counted.
+        pool: Evaluates.
+        threads: Of the pool.
+    """
+
+    def __init__(
+        self,
+        *,
+        network: Network,
+        identity: Identity,
+        waits: Waits,
+        traffic: Traffic,
+        pool: ComputePool,
+        threads: int,
+    ) -> None:
+        self._network = network
+        self._identity = identity
+        self._waits = waits
+        self._traffic = traffic
+        self._pool = pool
+        self._threads = threads
+        self._sets: dict[bool, tuple[NDArray[Any], NDArray[Any]]] = {}
+        """Images and labels: those of the validation split under True, test images under False."""
+
+    async def accuracy(
+        self, model: Model, weights: Mapping[str, NDArray[Any]], address: str, *, validation: bool = False
+    ) -> float:
+        """Share of the test images that the weights name rightly; 0 where there is none.
+
+        Args:
+            model: The network.
+            weights: Its tensors.
+            address: A data server, which is asked for the images at the first evaluation.
+            validation: Take the images that the run holds back instead, the same in all runs of one driver.
+        """
+        if validation not in self._sets:
+            self._sets[validation] = await self._read(address, validation=validation)
+        images, labels = self._sets[validation]
+        cuts = np.linspace(0, len(labels), self._threads + 1, dtype=int)
+        async with asyncio.TaskGroup() as group:
+            parts = [
+                group.create_task(
+                    self._pool.run(_count_right, model, weights, images[a:b], labels[a:b]),
+                    name=f"{self._identity.node}/evaluate-{a}",
+                )
+                for a, b in pairwise(cuts)
+            ]
+        return sum(part.result() for part in parts) / max(len(labels), 1)
+
+    async def _read(self, address: str, *, validation: bool = False) -> tuple[NDArray[Any], NDArray[Any]]:
+        pieces: list[tuple[NDArray[Any], NDArray[Any]]] = []
+        have, total = 0, 1
+        count = 1  # the first image tells its size, and with it how many fit into one message
+        async with self._network.connect(address, self._identity, timeout_s=self._waits.dial_s) as link:
+            self._traffic.watch(link)
+            while have < total:
+                ask = pack(ReadTest(start=have, stop=have + count, validation=validation))
+                reply = await link.call(ask, timeout_s=self._waits.call_s)
+                total = unpack(reply, TestImages).total
+                pieces.append((reply.tensors[0], reply.tensors[1]))
+                have += len(reply.tensors[1])
+                count = _images_in(link.max_message_bytes, reply.tensors)
+            self._traffic.gone(link)
+        return (
+            np.concatenate([images for images, _ in pieces]),
+            np.concatenate([labels for _, labels in pieces]),
+        )
+
+
+def _images_in(most_bytes: int, tensors: Sequence[NDArray[Any]]) -> int:
+    """Number of test images to ask for in one message, at least 1; `tensors` is an answer with some."""
+    images = max(len(tensors[1]), 1)
+    image_bytes = max(sum(tensor.nbytes for tensor in tensors) // images, 1)
+    return min(max(most_bytes // MESSAGE_SHARE // image_bytes, 1), TEST_CHUNK)
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def _count_right(
+    model: Model, weights: Mapping[str, NDArray[Any]], images: NDArray[Any], labels: NDArray[Any]
+) -> int:
+    return int(np.count_nonzero(model.predict(weights, images) == labels)) if len(labels) else 0

@@ -1,0 +1,144 @@
+"""Pure: from what servers and workers noted to a recording that can be played."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adam_async.driver.replay.record_file import Log, load_record
+from adam_async.driver.replay.recording import Header, Numbers, Order, Reads, Recording
+from adam_async.errors import RecordError
+from adam_async.model.layer import Layer
+from adam_async.model.layers import BUILTIN_LAYERS
+from adam_async.model.network import Network
+from adam_async.model.spec import ModelSpec
+from adam_async.parameter_server.replay_log import JOINED, NOT_APPLIED, SUMMED, Life, read_order_log
+from adam_async.run.config import Config
+from adam_async.run.shard_table import ShardTable, shard_table
+from adam_async.worker.replay_log import GroupRead, Reader, read_read_log
+
+
+def read_recording(
+    data: bytes, *, origin: str, layers: Mapping[str, type[Layer]] = BUILTIN_LAYERS
+) -> Recording:
+    """Read the bytes of a record's file.
+
+    Args:
+        data: The whole file.
+        origin: What to call it in an error, such as its path.
+        layers: Kinds of layers that the model may use.
+
+    Raises:
+        RecordError: It is no record, of another version, damaged, or lacks the notes of somebody.
+    """
+    header, logs = load_record(data, origin=origin)
+    network = Network(ModelSpec.from_dict(header.spec), header.options().dtype, layers=layers)
+    return make_recording(header, logs, network)
+
+
+def make_recording(header: Header, logs: Sequence[Log], network: Network) -> Recording:
+    """Join the notes of all nodes of a run.
+
+    Args:
+        header: What was run.
+        logs: Of every server and every worker.
+        network: The model of the run.
+
+    Raises:
+        RecordError: A log cannot be read, or one is missing: a worker that was lost took its own with it.
+    """
+    config = header.options()
+    table = shard_table(network.parameters, shard_bytes=config.shard_bytes, item_bytes=network.dtype.itemsize)
+    readers: dict[Reader, Reads] = {}
+    for log in logs:
+        if log.role == "worker":
+            reader, reads = _read_reads(log, network, table, config)
+            readers[reader] = reads
+    orders: dict[int, Order] = {}
+    for log in logs:
+        if log.role == "ps":
+            orders.update(_read_orders(log, readers))
+    missing = [spec.id for spec in table.shards if spec.id not in orders]
+    if missing:
+        raise RecordError(f"the record has no order of shards {missing[:8]}; a server's notes are missing")
+    return Recording(
+        header=header,
+        reads={reads.replica: reads for reads in readers.values()},
+        orders=tuple(orders[spec.id] for spec in table.shards),
+    )
+
+
+def _read_reads(log: Log, network: Network, table: ShardTable, config: Config) -> tuple[Reader, Reads]:
+    names = [p.name for p in network.parameters]
+    try:
+        reader, found = read_read_log(log.data, frozen=network.frozen, local=config.local_steps)
+        groups = list(found)
+    except ValueError as error:
+        raise RecordError(f"what {log.node} noted is damaged: {error}") from None
+    shards = len(table.shards)
+    for group in groups[:1]:
+        _check_tensors(group, table, log.node)
+    return reader, Reads(
+        replica=reader.replica,
+        epochs=np.array([group.epoch for group in groups], np.int64),
+        numbers=np.array([group.number for group in groups], np.int64),
+        clocks=np.array([group.clock for group in groups], np.int64),
+        progress=np.array([group.progress for group in groups], np.float64),
+        versions=np.array(
+            [[v for name in names for v in group.versions[name]] for group in groups], np.int64
+        ).reshape(-1, shards),
+        steps=np.array([[group.local[name] for name in names] for group in groups], np.int64).reshape(
+            -1, len(names)
+        ),
+    )
+
+
+def _check_tensors(first: GroupRead, table: ShardTable, node: str) -> None:
+    """See that a worker noted the tensors of this model; all of them, with its first group."""
+    noted = {name: len(versions) for name, versions in first.versions.items()}
+    wanted = {name: len(shards) for name, shards in table.by_tensor.items()}
+    if noted != wanted:
+        raise RecordError(f"{node} noted other tensors than the model has: {noted}, not {wanted}")
+
+
+def _read_orders(log: Log, readers: Mapping[Reader, Reads]) -> dict[int, Order]:
+    try:
+        lives, entries = read_order_log(log.data)
+    except ValueError as error:
+        raise RecordError(f"what {log.node} noted is damaged: {error}") from None
+    for life in lives:
+        if Reader(life.replica, life.session, life.incarnation) not in readers:
+            raise RecordError(
+                f"{log.node} applied pushes of a worker of replica {life.replica} that left before the run "
+                "ended, and took with it what it had read; such a run cannot be replayed: record it again"
+            )
+    return {shard: _order(shard, lives, found, log.node) for shard, found in entries.items()}
+
+
+def _order(shard: int, lives: Sequence[Life], entries: NDArray[Any], node: str) -> Order:
+    if entries.size and int(entries["life"].max()) >= len(lives):
+        raise RecordError(f"what {node} noted is damaged: shard {shard} names a worker that it does not list")
+    flags = entries["flags"]
+    begins = np.flatnonzero((flags & JOINED) == 0)
+    if entries.size and (not begins.size or begins[0] != 0):
+        raise RecordError(f"what {node} noted is damaged: shard {shard} begins in the middle of a batch")
+    applied = (flags & NOT_APPLIED) == 0
+    summed = (flags & SUMMED) != 0
+    return Order(
+        shard=shard,
+        replicas=np.array([life.replica for life in lives], np.int64)[entries["life"]],
+        clocks=entries["clock"].astype(np.int64),
+        refused=~applied,
+        bounds=np.append(begins, entries.size),
+        versions=_versions(begins, applied, summed),
+        summed=bool(summed.any()),
+    )
+
+
+def _versions(begins: Numbers, applied: NDArray[np.bool_], summed: NDArray[np.bool_]) -> Numbers:
+    """Version after each batch: one more for each push that was applied, and for each sum that had one."""
+    if not begins.size:
+        return np.zeros(0, np.int64)
+    counts = np.add.reduceat(applied.astype(np.int64), begins)
+    return np.cumsum(np.where(summed[begins], np.minimum(counts, 1), counts))

@@ -1,0 +1,97 @@
+"""Pure: pushes that are computed and wait until every shard that they are for has applied them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from adam_async.messages import Push
+from adam_async.parameter_server.apply import PushGradients
+from adam_async.parameter_server.client import StepPush
+from adam_async.parameter_server.decode_push import read_gradients
+from adam_async.run.shard_table import ShardSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ShardPush:
+    """What one push holds for one shard."""
+
+    gradients: PushGradients
+    """Those of the shard, and of no other."""
+    images: int
+    rate: float
+    version: int
+    """Oldest version of the shard that the step's groups read."""
+    own: int
+    """Own pushes since then that local steps had put into the copy read."""
+
+
+class Pushes:
+    """Pushes on their way from workers to shards.
+
+    Args:
+        table: Every shard of the model.
+        dtype: Of gradients.
+    """
+
+    def __init__(self, table: Sequence[ShardSpec], dtype: np.dtype[Any]) -> None:
+        self._table = table
+        self._dtype = dtype
+        self._waiting: dict[tuple[int, int, int], ShardPush] = {}
+        self._applied: dict[tuple[int, int, int], Callable[[], None]] = {}
+
+    def put(self, replica: int, step: StepPush, on_free: Callable[[], None]) -> None:
+        """Take one message of a step; `on_free` is called when the last of its shards has applied it."""
+        left = len(step.shards)
+
+        def applied() -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                on_free()
+
+        whole = read_gradients(_as_received(replica, step), step.tensors, self._table, self._dtype)
+        parts = whole.only(range(len(step.shards))).parts
+        for place, (shard, part) in enumerate(zip(step.shards, parts, strict=True)):
+            key = (int(shard), replica, step.clock)
+            self._waiting[key] = ShardPush(
+                gradients=PushGradients((part,)),
+                images=step.images,
+                rate=step.rate,
+                version=step.versions[place],
+                own=step.own[place],
+            )
+            self._applied[key] = applied
+
+    def get(self, shard: int, replica: int, clock: int) -> ShardPush:
+        """What a push holds for a shard."""
+        return self._waiting[shard, replica, clock]
+
+    def settle(self, shard: int, replica: int, clock: int) -> None:
+        """The shard has applied it."""
+        key = (shard, replica, clock)
+        del self._waiting[key]
+        self._applied.pop(key)()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+
+def _as_received(replica: int, step: StepPush) -> Push:
+    """The message as a server would see it."""
+    return Push(
+        run="",
+        session=0,
+        incarnation=0,
+        replica=replica,
+        clock=step.clock,
+        images=step.images,
+        rate=step.rate,
+        generation=0,
+        parts=step.parts,
+        shards=step.shards,
+        numbers=(0,) * len(step.shards),
+        versions=step.versions,
+        own=step.own,
+    )

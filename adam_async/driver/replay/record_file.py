@@ -1,0 +1,103 @@
+"""Pure: a recorded run as one file: a header in JSON, then what each server and each worker noted.
+
+Layout, integers little-endian:
+
+    magic      20 bytes, `MAGIC`: name and version of the format
+    size, crc  4 bytes each, of the header
+    header     JSON: `Header` of the run, and a `Section` for each node
+    sections   the bytes of each, one after the other, as `parameter_server/order_log.py` and
+               `model_worker/read_log.py` lay them out
+
+Everything is checked before any of it is believed: sizes, then the checksum of each part.
+"""
+
+from collections.abc import Sequence
+from struct import Struct
+from zlib import crc32
+
+import msgspec
+
+from adam_async.driver.replay.recording import Header
+from adam_async.errors import RecordError
+
+MAGIC = b"adam-async/record/1\n"
+_FRONT = Struct("<II")
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True):
+    """What one node noted."""
+
+    node: str
+    role: str
+    """``ps`` or ``worker``."""
+    size: int
+    crc: int
+
+
+class _Head(msgspec.Struct, frozen=True, kw_only=True):
+    header: Header
+    sections: tuple[Section, ...]
+
+
+class Log(msgspec.Struct, frozen=True, kw_only=True):
+    """What one node noted, as it noted it."""
+
+    node: str
+    role: str
+    data: bytes
+
+
+def dump_record(header: Header, logs: Sequence[Log]) -> list[bytes]:
+    """Write a record as the parts of its file."""
+    head = _Head(
+        header=header,
+        sections=tuple(
+            Section(node=log.node, role=log.role, size=len(log.data), crc=crc32(log.data)) for log in logs
+        ),
+    )
+    text = msgspec.json.encode(head)
+    return [MAGIC, _FRONT.pack(len(text), crc32(text)), text, *(log.data for log in logs)]
+
+
+def load_record(data: bytes, *, origin: str) -> tuple[Header, list[Log]]:
+    """Read the bytes of a record's file.
+
+    Args:
+        data: The whole file.
+        origin: What to call it in an error, such as its path.
+
+    Raises:
+        RecordError: It is no record, of another version, truncated or damaged; says which.
+    """
+    family = MAGIC.rpartition(b"/")[0]
+    if not data.startswith(family):
+        raise RecordError(f"{origin} is not a record of a run; name a file that `train --record` wrote")
+    if not data.startswith(MAGIC):
+        found = data.partition(b"\n")[0].decode("ascii", "replace")[:40]
+        raise RecordError(f"{origin} has the format {found!r}; this version reads {MAGIC.decode().strip()!r}")
+    begin = len(MAGIC) + _FRONT.size
+    size, crc = _FRONT.unpack_from(data, len(MAGIC)) if len(data) >= begin else (0, 0)
+    if len(data) < begin + size:
+        raise RecordError(f"{origin} is truncated in its header: it has {len(data)} bytes; record again")
+    text = data[begin : begin + size]
+    if crc32(text) != crc:
+        raise RecordError(f"{origin} has a damaged header: its checksum is wrong; record again")
+    try:
+        head = msgspec.json.decode(text, type=_Head)
+    except msgspec.DecodeError as error:
+        raise RecordError(f"{origin} has a header that this version does not read: {error}") from None
+    return head.header, _logs(data, begin + size, head.sections, origin)
+
+
+def _logs(data: bytes, at: int, sections: Sequence[Section], origin: str) -> list[Log]:
+    expected = at + sum(section.size for section in sections)
+    if len(data) != expected:
+        raise RecordError(f"{origin} has {len(data)} bytes, but its header speaks of {expected}")
+    logs = []
+    for section in sections:
+        part = data[at : at + section.size]
+        at += section.size
+        if crc32(part) != section.crc:
+            raise RecordError(f"{origin} is damaged in what {section.node} noted: its checksum is wrong")
+        logs.append(Log(node=section.node, role=section.role, data=part))
+    return logs

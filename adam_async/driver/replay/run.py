@@ -1,0 +1,230 @@
+"""Pure: a recorded run, repeated in one process to the last bit.
+
+    replay = Replay(recording, dataset)
+    for epoch in recording.header.epochs:
+        for _ in replay.steps(epoch): ...
+        replay.accuracy(epoch)
+    for _ in replay.steps(): ...
+    replay.check()
+
+Nothing here decides anything: images, values, gradients and steps are made by the code of the roles, in the
+order of `playback.py`, and whatever a server refused must be refused again.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adam_async.data_server.dataset import Dataset
+from adam_async.data_server.order import EpochOrder, EpochOrders
+from adam_async.data_server.transforms.recipe import Recipe
+from adam_async.data_server.validation_split import ValidationSplit
+from adam_async.driver.replay.playback import Playback
+from adam_async.driver.replay.pushes import Pushes
+from adam_async.driver.replay.recording import RecordedEpoch, Recording
+from adam_async.driver.replay.shards import ReplayedShards
+from adam_async.driver.replay.worker import ReplayedWorker
+from adam_async.errors import RecordError, RunFailed
+from adam_async.model.keyed_random import Dice
+from adam_async.model.layer import Layer
+from adam_async.model.layers import BUILTIN_LAYERS
+from adam_async.model.network import Network
+from adam_async.model.rules import make_rule
+from adam_async.model.spec import ModelSpec
+from adam_async.run.shard_table import shard_table
+from adam_async.run.user_code import check_named
+from adam_async.worker.push_plan import plan_pushes
+
+
+class ReplayDiffers(RunFailed):
+    """The replay came to other numbers than the run: another data set, library or processor, or a fault."""
+
+
+def digest(network: Network, weights: Mapping[str, NDArray[Any]]) -> str:
+    """A digest of all values, to the last bit."""
+    hashed = blake2b(digest_size=16)
+    for parameter in network.parameters:
+        values = np.ascontiguousarray(weights[parameter.name])
+        hashed.update(f"{parameter.name} {values.dtype} {values.shape}\n".encode())
+        hashed.update(values.tobytes())
+    return hashed.hexdigest()
+
+
+class Replay:
+    """Repeats one recorded run.
+
+    Args:
+        recording: What was recorded.
+        dataset: The images that the run was trained on.
+        layers: Kinds of layers that the model may use.
+        functions: Transforms of the record, as ``package.module:function``, that may be imported.
+
+    Raises:
+        ConfigError: The record names another function to import.
+        RecordError: The record is damaged, or the data are not those of the run.
+        SpecError: The kernels of the run are not installed here.
+    """
+
+    def __init__(
+        self,
+        recording: Recording,
+        dataset: Dataset,
+        *,
+        layers: Mapping[str, type[Layer]] = BUILTIN_LAYERS,
+        functions: Collection[str] = (),
+    ) -> None:
+        header = recording.header
+        check_named(header.transforms, "the record", allowed=functions)
+        _check_data(header.data, dataset)
+        config = header.options()
+        self._dataset = dataset
+        split = ValidationSplit.of(dataset.train_labels, count=config.validation, seed=config.seed)
+        self._trained = split.trained
+        self._epoch_orders = EpochOrders(
+            Dice(config.seed), num_images=len(split.trained), images_per_group=config.images_per_group
+        )
+        self._orders: dict[int, EpochOrder] = {}
+        self._dice, self._recipe = Dice(config.seed), None
+        if header.transforms:
+            self._recipe = Recipe.of(header.transforms, dataset.image_shape, kernels=header.kernels)
+        self.header = header
+        self.network = Network(
+            ModelSpec.from_dict(header.spec), dtype=config.dtype, kernels=header.kernels, layers=layers
+        )
+        table = self._table = shard_table(
+            self.network.parameters,
+            shard_bytes=config.shard_bytes,
+            item_bytes=self.network.dtype.itemsize,
+        )
+        rule = make_rule(config.rule, momentum=config.momentum, weight_decay=config.weight_decay)
+        plan = plan_pushes(
+            self.network,
+            table,
+            header.buckets,
+            images=config.images_per_group * config.push_every,
+            wanted=config.protocol,
+        )
+        self._shards = ReplayedShards(self.network, table, rule, config)
+        self._pushes = Pushes(table.shards, self.network.dtype)
+        self._orders_of_shards = recording.orders
+        self._workers = {
+            replica: ReplayedWorker(
+                reads=reads,
+                config=config,
+                network=self.network,
+                table=table,
+                buckets=header.buckets,
+                plan=plan,
+                shards=self._shards,
+                pushes=self._pushes,
+                images=self._images,
+            )
+            for replica, reads in recording.reads.items()
+        }
+        numbers = {p.name: number for number, p in enumerate(self.network.parameters)}
+        tensors = np.array([numbers[spec.tensor] for spec in table.shards], np.int64)
+        self._playback = Playback(recording, self, tensors)
+        self.groups = 0
+        """Groups trained so far."""
+
+    @property
+    def most_kept(self) -> int:
+        """The most versions of shards that were kept at once, beside the current ones."""
+        return self._playback.most_kept
+
+    def steps(self, epoch: RecordedEpoch | None = None) -> Iterator[None]:
+        """Go on to the values that were evaluated after an epoch; without one, to the end of the run.
+
+        Raises:
+            RecordError: The record is damaged.
+            ReplayDiffers: A gradient was refused here and not in the run, or the other way round.
+        """
+        return self._playback.advance(None if epoch is None else np.array(epoch.versions, np.int64))
+
+    def weights(self) -> dict[str, NDArray[Any]]:
+        """All values as they are now, copied."""
+        return {name: array.copy() for name, array in self._shards.weights().items()}
+
+    @np.errstate(over="ignore", invalid="ignore")
+    def accuracy(self, epoch: RecordedEpoch) -> float:
+        """Share of the test images that the values after an epoch name rightly; once, after its steps."""
+        versions = np.array(epoch.versions, np.int64)
+        weights = {
+            name: self._shards.tensor(name, versions[[spec.id for spec in shards]].tolist())
+            for name, shards in self._table.by_tensor.items()
+        }
+        self._playback.release(versions)
+        labels = self._dataset.test_labels
+        named = self.network.predict(weights, self._dataset.test_images)
+        return int(np.count_nonzero(named == labels)) / max(len(labels), 1)
+
+    def check(self) -> None:
+        """See that the final values are those of the run.
+
+        Raises:
+            ReplayDiffers: They are not.
+        """
+        if digest(self.network, self._shards.weights()) != self.header.weights:
+            raise ReplayDiffers(
+                "the replay came to other weights than the run: other training images than those of the run, "
+                "or another processor or library; the record names the machine it was made on"
+            )
+
+    # --- what the playback asks for ------------------------------------------------------------
+
+    def train(self, replica: int, group: int) -> None:
+        """See `Player.train`."""
+        self._workers[replica].train(group)
+        self.groups += 1
+
+    def apply(self, shard: int, batch: int) -> None:
+        """See `Player.apply`."""
+        order = self._orders_of_shards[shard]
+        begin, end = int(order.bounds[batch]), int(order.bounds[batch + 1])
+        keys = [(shard, int(order.replicas[entry]), int(order.clocks[entry])) for entry in range(begin, end)]
+        pushes = [self._pushes.get(*key) for key in keys]
+        finite = (self._shards.apply_sum if order.summed else self._shards.apply)(shard, pushes)
+        for entry, key, ok in zip(range(begin, end), keys, finite, strict=True):
+            if ok == order.refused[entry]:
+                was, now = ("refused", "finite") if ok else ("applied", "not finite")
+                raise ReplayDiffers(
+                    f"shard {shard} {was} the push of replica {key[1]} with clock {key[2]} in the run, and "
+                    f"here it is {now}"
+                )
+            self._pushes.settle(*key)
+
+    def keep(self, shard: int, version: int) -> None:
+        """See `Player.keep`."""
+        self._shards.keep(shard)
+
+    def drop(self, shard: int, version: int) -> None:
+        """See `Player.drop`."""
+        self._shards.drop(shard, version)
+
+    def _images(self, epoch: int, number: int) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Images and labels of a group."""
+        order = self._orders.get(epoch)
+        if order is None:
+            skipped = [before.skipped_groups for before in self.header.epochs[: epoch - 1]]
+            order = self._orders[epoch] = self._epoch_orders.order(epoch, skipped)
+        chosen = self._trained[order.group(number)]
+        images = self._dataset.train_images[chosen]
+        if self._recipe is not None:
+            images = self._recipe.apply(images, chosen, dice=self._dice, epoch=epoch)
+        return images, self._dataset.train_labels[chosen]
+
+
+def _check_data(recorded: Mapping[str, Any], dataset: Dataset) -> None:
+    here = dataset.info()
+    other = [
+        f"{name} {recorded.get(name)} there, {here[name]} here"
+        for name in ("name", "shape", "classes", "train_images", "test_images")
+        if recorded.get(name) != here[name]
+    ]
+    if other:
+        raise RecordError(
+            f"the run was on other data than these: {'; '.join(other)}; name its data by --data"
+        )

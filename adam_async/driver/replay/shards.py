@@ -1,0 +1,94 @@
+"""Pure: the shards of all servers of a recorded run, in one memory, and the versions that are still read."""
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adam_async.driver.replay.pushes import ShardPush
+from adam_async.model.keyed_random import Dice
+from adam_async.model.network import Network
+from adam_async.model.rules import Rule
+from adam_async.parameter_server.apply import Applier
+from adam_async.parameter_server.shard import Shard
+from adam_async.parameter_server.storage import ShardStorage, initial_values
+from adam_async.run.config import Config
+from adam_async.run.ids import Version
+from adam_async.run.shard_table import ShardTable
+
+
+class ReplayedShards:
+    """What the servers held, from its initial values on.
+
+    Args:
+        network: The model.
+        table: Its shards.
+        rule: The run's update rule.
+        config: The run.
+    """
+
+    def __init__(self, network: Network, table: ShardTable, rule: Rule, config: Config) -> None:
+        self._table = table
+        self._storage = ShardStorage(network.parameters, rule, network.dtype)
+        self._shapes = {p.name: p.shape for p in network.parameters}
+        self._applier = Applier(rule, table.shards, network.dtype)
+        self._scale_by_staleness = config.scale_by_staleness
+        self._group_images = config.images_per_group
+        dice = Dice(config.seed)
+        self._kept: dict[tuple[int, int], NDArray[Any]] = {}
+        self.shards: list[Shard] = []
+        for spec in table.shards:
+            values = self._storage.values(spec)
+            values[:] = initial_values(network, dice, spec)
+            self.shards.append(Shard(spec=spec, values=values, rule_state=self._storage.rule_state(spec)))
+
+    def apply(self, shard: int, batch: Sequence[ShardPush]) -> list[bool]:
+        """Apply a batch of pushes to a shard. Returns, for each, whether it was finite and applied."""
+        changed = self.shards[shard]
+        rates = None
+        if self._scale_by_staleness:
+            stale = [changed.version + n - push.version - push.own for n, push in enumerate(batch)]
+            rates = [(push.rate / (1 + max(since, 0)),) for push, since in zip(batch, stale, strict=True)]
+        (finite,) = self._applier.apply_pushes([changed], [push.gradients for push in batch], rates)
+        changed.version = Version(changed.version + sum(finite))
+        return list(finite)
+
+    def apply_sum(self, shard: int, contributions: Sequence[ShardPush]) -> list[bool]:
+        """Apply the sum of contributions, if each is finite and their sum is too. Returns that, for each.
+
+        A contribution that is not finite was refused when it came, and is here alone.
+        """
+        changed = self.shards[shard]
+        gradients = [each.gradients for each in contributions]
+        looked = [ok for each in gradients for ok in self._applier.look_at([changed.spec], each)]
+        if not all(looked):
+            return looked
+        scale = self._group_images / sum(each.images for each in contributions)
+        (finite,) = self._applier.apply_sum([changed], gradients, scale=scale, rate=contributions[0].rate)
+        changed.version = Version(changed.version + finite)
+        return [finite] * len(contributions)
+
+    def keep(self, shard: int) -> None:
+        """Copy a shard as it is now."""
+        now = self.shards[shard]
+        self._kept[shard, now.version] = now.values.copy()
+
+    def drop(self, shard: int, version: int) -> None:
+        """Forget the copy of a version, if there is one."""
+        self._kept.pop((shard, version), None)
+
+    def tensor(self, name: str, versions: Sequence[int]) -> NDArray[Any]:
+        """A copy of a tensor, each of its shards in the version asked for: the current one, or one kept."""
+        flat = np.empty(prod(self._shapes[name]), self._storage.dtype)
+        for spec, version in zip(self._table.by_tensor[name], versions, strict=True):
+            now = self.shards[spec.id]
+            flat[spec.start : spec.stop] = (
+                now.values if now.version == version else self._kept[spec.id, version]
+            )
+        return flat.reshape(self._shapes[name])
+
+    def weights(self) -> Mapping[str, NDArray[Any]]:
+        """All tensors as they are now: views that change with the next batch."""
+        return self._storage.weights

@@ -1,0 +1,222 @@
+"""Pure: one worker of a recorded run, at its groups again.
+
+What computes a group, adds up a step and lays it out for the servers is the worker's own code
+(`adam_async/worker/`); here it is told what to read and when its copy changed.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+from adam_async.data_server.client import ImageGroup
+from adam_async.driver.replay.pushes import Pushes
+from adam_async.driver.replay.recording import Reads
+from adam_async.driver.replay.shards import ReplayedShards
+from adam_async.errors import RecordError
+from adam_async.messages import Finished, Lease
+from adam_async.model.context import Context
+from adam_async.model.keyed_random import Dice
+from adam_async.model.network import Network
+from adam_async.parameter_server.client import StepPush
+from adam_async.run.config import Config
+from adam_async.run.rate_schedule import Schedule
+from adam_async.run.shard_table import ShardTable
+from adam_async.worker.gradient_clipping import Scaling
+from adam_async.worker.puller import Puller
+from adam_async.worker.push_plan import PushPlan
+from adam_async.worker.stepper import Pusher, Stepper
+from adam_async.worker.training import GroupTrainer, ThreadScratch
+from adam_async.worker.weights import Snapshot, TensorCopy, WorkerWeights
+from transport import BufferPool
+
+NEVER = 1 << 62
+"""Steps between two pulls: what is read is told, not asked for."""
+
+Images = Callable[[int, int], tuple[NDArray[Any], NDArray[Any]]]
+"""Images and labels of a group, by epoch and number."""
+
+
+class RecordedWeights(WorkerWeights):
+    """A worker's copy that changes where it changed in the run.
+
+    Values that came while a group was computed are installed right after its snapshot, so that its local
+    step, if it makes one, goes where it went.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(recorded=True)
+        self._meanwhile: Iterable[tuple[str, NDArray[Any], tuple[int, ...]]] = ()
+
+    def install(self, tensor: str, array: NDArray[Any], versions: Sequence[int], clock: int = 0) -> None:
+        """Replace a tensor: the run did so too, by clocks that are not in its record."""
+        self._current[tensor] = TensorCopy(array, tuple(versions), clock)
+
+    def install_after_snapshot(self, copies: Iterable[tuple[str, NDArray[Any], tuple[int, ...]]]) -> None:
+        """Install tensors, with the versions of their shards, as soon as the next snapshot is taken."""
+        self._meanwhile = copies
+
+    def versions(self, tensor: str) -> tuple[int, ...]:
+        """Versions of a tensor's shards as the copy has them; empty before it has any."""
+        copy = self._current.get(tensor)
+        return () if copy is None else copy.versions
+
+    def snapshot(self) -> Snapshot:
+        """See `WorkerWeights.snapshot`."""
+        read = super().snapshot()
+        for copy in self._meanwhile:
+            self.install(*copy)
+        self._meanwhile = ()
+        return read
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Bench:
+    """What a compute thread has for a group: the part of a firing that training uses."""
+
+    context: Context
+    scratch: ThreadScratch
+
+
+class _Outbox:
+    """Stands where the client of the servers stands, and keeps what it is told to push."""
+
+    def __init__(self, replica: int, pushes: Pushes) -> None:
+        self._replica = replica
+        self._pushes = pushes
+
+    def push(self, server: str, step: StepPush, *, on_free: Callable[[], None], **_: None) -> None:
+        """See `ParameterClient.push`; nothing comes back."""
+        self._pushes.put(self._replica, step, on_free)
+
+
+class ReplayedWorker:
+    """Trains one worker's groups again, in their order.
+
+    Args:
+        reads: What the worker did.
+        config: The run.
+        network: The model.
+        table: Its shards.
+        buckets: Primary of each bucket.
+        plan: How gradients travel.
+        shards: Where values are read.
+        pushes: Where steps leave.
+        images: The images of a group.
+    """
+
+    def __init__(
+        self,
+        *,
+        reads: Reads,
+        config: Config,
+        network: Network,
+        table: ShardTable,
+        buckets: Sequence[str],
+        plan: PushPlan,
+        shards: ReplayedShards,
+        pushes: Pushes,
+        images: Images,
+    ) -> None:
+        self._reads = reads
+        self._shards = shards
+        self._images = images
+        self._names = [p.name for p in network.parameters]
+        self._places = {name: [spec.id for spec in table.by_tensor[name]] for name in self._names}
+        self._weights = RecordedWeights()
+        self._bench: Any = _Bench(network.context(config.images_per_group), ThreadScratch(network))
+        self._trainer = GroupTrainer(
+            network=network,
+            weights=self._weights,
+            plan=plan,
+            schedule=Schedule.of(config),
+            local=config.local_steps,
+            group_images=config.images_per_group,
+            push_every=config.push_every,
+            buffers=1,
+            dice=Dice(config.seed),
+            scaling=Scaling.of(config),
+            by_images=config.synchronous,
+        )
+        outbox: Any = _Outbox(reads.replica, pushes)
+        self._stepper = Stepper(
+            pusher=Pusher(
+                table=table,
+                plan=plan,
+                client=outbox,
+                puller=Puller(
+                    network=network,
+                    table=table,
+                    buckets=buckets,
+                    client=outbox,
+                    weights=self._weights,
+                    buffers=BufferPool(),
+                ),
+                trainer=self._trainer,
+                weights=self._weights,
+                schedule=Schedule.of(config),
+                on_finished=_reported,
+                scaling=Scaling.of(config) if config.push_every > 1 else None,
+                unit=config.images_per_group if config.synchronous else None,
+            ),
+            trainer=self._trainer,
+            push_every=config.push_every,
+            pull_every=NEVER,
+            clock=0,
+        )
+
+    def train(self, group: int) -> float:
+        """Train the next group; with the last one of a step its pushes leave. Returns its mean loss.
+
+        Raises:
+            RecordError: The record says of local steps what cannot be.
+        """
+        reads = self._reads
+        epoch, number, clock = (int(of[group]) for of in (reads.epochs, reads.numbers, reads.clocks))
+        for copy in self._changes(group, stepped=None):
+            self._weights.install(*copy)
+        if group + 1 < len(reads.clocks):
+            self._weights.install_after_snapshot(self._changes(group + 1, stepped=True))
+        images, labels = self._images(epoch, number)
+        lease = Lease(epoch, number, 0, len(labels), float(reads.progress[group]))
+        trained = self._trainer.train(self._bench, ImageGroup(lease, images, labels))
+        self._check_read(group, trained.read)
+        self._stepper.clock = clock - 1
+        self._stepper.add(trained, _landed)
+        if group + 1 == len(reads.clocks) or reads.clocks[group + 1] != clock:
+            self._stepper.close()
+        return trained.loss
+
+    def _changes(
+        self, group: int, *, stepped: bool | None
+    ) -> Iterable[tuple[str, NDArray[Any], tuple[int, ...]]]:
+        """Tensors that a group reads in another version than the copy has; some, only those with a step."""
+        changes = []
+        for place, name in enumerate(self._names):
+            versions = tuple(self._reads.versions[group, self._places[name]].tolist())
+            if stepped and not self._reads.steps[group, place]:
+                continue
+            if self._weights.versions(name) != versions:
+                changes.append((name, self._shards.tensor(name, versions), versions))
+        return changes
+
+    def _check_read(self, group: int, read: Snapshot) -> None:
+        assert read.local is not None
+        for place, name in enumerate(self._names):
+            versions = tuple(self._reads.versions[group, self._places[name]].tolist())
+            steps = int(self._reads.steps[group, place])
+            if read.copies[name].versions != versions or read.local[name] != steps:
+                raise RecordError(
+                    f"the record is damaged: group {self._reads.numbers[group]} of epoch "
+                    f"{self._reads.epochs[group]} read {name}, versions {versions}, with {steps} steps, "
+                    f"where only versions {read.copies[name].versions} with {read.local[name]} can have been"
+                )
+
+
+def _reported(_: Finished) -> None:
+    """A group's pushes are applied: nobody waits to hear of it."""
+
+
+def _landed() -> None:
+    """A group has left: nobody waits for values."""

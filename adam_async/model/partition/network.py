@@ -1,0 +1,272 @@
+"""Pure: one worker's part of a cut network: a network of cut layers, and the order in which it runs.
+
+Theory of operation
+-------------------
+A part runs the steps of the whole network that are its own: its layers forward in their order, then their
+ways back. A *segment* is a longest run of steps without a wait: a step that needs something from another
+worker opens one, unless nothing but such steps came before it in its segment. What a segment has for others
+leaves when it ends, and since every worker goes through the same order, whoever waits, waits for somebody
+who is ahead of it.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from adam_async.model.context import Context
+from adam_async.model.layer import Array, Layer, Loss, Weights
+from adam_async.model.network import Network
+from adam_async.model.partition.exchange import WIRES, Arrival, Departure, Landing, Wire, with_rows
+from adam_async.model.partition.plan import Crossing, Layout, PartitionPlan
+from adam_async.model.spec import Shape
+from adam_async.model.topology import INPUT_INDEX, Topology
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """Steps without a wait in between."""
+
+    forward: range
+    """Layers of the part, in their order."""
+    back: range
+    """Layers whose way back follows, last first."""
+    receives: tuple[int, ...]
+    """Crossings that must have arrived before it begins."""
+    sends: tuple[int, ...]
+    """Crossings that are complete when it ends."""
+    places: tuple[tuple[int, int], ...]
+    """Layer of the part and crossing, for each of them."""
+    departs: tuple[int, ...]
+    """Arrivals among the layers whose way back is run, which copy error gradients out."""
+
+
+class Partition:
+    """The part of one worker. Holds no arrays; any number of threads may share it.
+
+    Args:
+        network: The whole network.
+        plan: How it is cut.
+        worker: Whose part.
+
+    Raises:
+        ModelError: The plan does not fit the network.
+    """
+
+    def __init__(self, network: Network, plan: PartitionPlan, worker: int) -> None:
+        self.worker = worker
+        self.layout = Layout(network.topology, network.input_shape, plan)
+        self.input_rows = self.layout.input_rows[worker]
+        """Rows of the images that are read here; none if no image is."""
+        builder = _Builder(network.topology, self.layout, worker)
+        shape = with_rows(network.input_shape, len(self.input_rows))
+        self.network = network.part(builder.topology(), shape)
+        """The layers of the part, with departures and arrivals between them."""
+        self.has_loss = isinstance(self.network.layers[-1], Loss)
+        crossings = self.layout.crossings
+        self.incoming: tuple[Crossing, ...] = tuple(c for c in crossings if c.target == worker)
+        self.outgoing: tuple[Crossing, ...] = tuple(c for c in crossings if c.source == worker)
+        self.sums: tuple[Crossing, ...] = tuple(c for c in self.incoming if c.kind == "gradient")
+        """Partial weight gradients that are added up here."""
+        self.partial: tuple[Crossing, ...] = tuple(c for c in self.outgoing if c.kind == "gradient")
+        """Partial weight gradients that are added up elsewhere."""
+        self.owned = frozenset(self._owned(network))
+        """Parameters whose shards only this worker of the replica pushes or ticks."""
+        self.segments: tuple[Segment, ...] = tuple(_cut(self.network.layers))
+        self._shapes = {crossing.number: self._shape(crossing) for crossing in crossings}
+
+    @property
+    def image_rows(self) -> tuple[int, int] | None:
+        """Rows of each image to ask a data server for; ``(0, 0)``: none; None: whole images."""
+        rows, shape = self.input_rows, self.layout.input_shape
+        if rows and (len(shape) == 1 or len(rows) == shape[1]):
+            return None  # features of a flat input are cut out here
+        return rows.start, rows.stop
+
+    def _owned(self, network: Network) -> Iterator[str]:
+        for number, layer in enumerate(network.layers):
+            if not self.layout.computes[number][self.worker]:
+                continue
+            if layer.cut_by == "outputs" or self.layout.owner(number) == self.worker:
+                yield from (parameter.name for parameter in layer.parameters)
+
+    def _shape(self, crossing: Crossing) -> Shape:
+        if crossing.kind == "gradient":
+            return (crossing.values,)
+        return with_rows(self.layout.topology.layers[crossing.layer].output_shape, len(crossing.rows))
+
+    def wire_shape(self, crossing: Crossing, images: int) -> Shape:
+        """Shape of what crosses for a group of so many images, batch last; gradients have none."""
+        shape = self._shapes[crossing.number]
+        return shape if crossing.kind == "gradient" else (*shape, images)
+
+    def run(self, weights: Weights, context: Context, segment: Segment, wires: Mapping[int, Array]) -> None:
+        """Run one segment of the group that is loaded in the context.
+
+        Args:
+            weights: Of the part.
+            context: Of the part's network.
+            segment: One of `segments`; those before it have run.
+            wires: An array for each crossing that it receives, read, and that it sends, written.
+        """
+        self.connect(context, segment, [wires[crossing] for _, crossing in segment.places])
+        self.compute(weights, context, segment)
+        self.send_errors(context, segment)
+        self.disconnect(context, segment)
+
+    def connect(self, context: Context, segment: Segment, wires: Sequence[Array]) -> None:
+        """Lend a segment its wires: what it receives, then what it sends, in its order."""
+        for (layer, crossing), wire in zip(segment.places, wires, strict=True):
+            context.slots(layer).views[WIRES][crossing] = wire
+
+    def disconnect(self, context: Context, segment: Segment) -> None:
+        """Take the wires back."""
+        for layer, crossing in segment.places:
+            del context.slots(layer).views[WIRES][crossing]
+
+    def compute(self, weights: Weights, context: Context, segment: Segment) -> None:
+        """Run the layers of a segment, between wires that are there."""
+        if segment.forward:
+            self.network.forward_layers(weights, context, segment.forward)
+        if segment.back:
+            self.network.backward_layers(weights, context, segment.back)
+
+    def send_errors(self, context: Context, segment: Segment) -> None:
+        """Copy the error gradients that a segment has for others to their wires."""
+        for number in segment.departs:
+            arrival = self.network.layers[number]
+            assert isinstance(arrival, Arrival)
+            arrival.send_errors(context.slots(number))
+
+    def write_partial(self, context: Context, crossing: Crossing, out: Array) -> None:
+        """Write the partial weight gradients that one crossing takes, one tensor after the other."""
+        at = 0
+        for name in crossing.tensors:
+            parameter = self.network.parameter(name)
+            piece = out[at : at + parameter.size].reshape(parameter.shape)
+            self.network.delta(context, name, out=piece)
+            at += parameter.size
+
+    def __repr__(self) -> str:
+        return f"<Partition {self.worker} of {self.layout.plan.workers}, {len(self.segments)} segments>"
+
+
+class _Builder:
+    """Puts the layers of a part together."""
+
+    def __init__(self, whole: Topology, layout: Layout, worker: int) -> None:
+        self._whole, self._layout, self._worker = whole, layout, worker
+        self._layers: list[Layer] = []
+        self._producers: list[tuple[int, ...]] = []
+        self._wants: list[bool] = []
+        self._made: dict[int, tuple[int, range]] = {}
+        """Layers of the whole whose output is here: in which layer of the part, and which rows."""
+
+    def topology(self) -> Topology:
+        """All of it."""
+        for number in range(len(self._whole.layers)):
+            self._make(number)
+        return Topology.join(self._layers, self._producers, self._wants)
+
+    def _add(self, layer: Layer, sources: tuple[int, ...], wants_error: bool) -> int:
+        self._layers.append(layer)
+        self._producers.append(sources)
+        self._wants.append(wants_error)
+        return len(self._layers) - 1
+
+    def _make(self, number: int) -> None:
+        layout, worker = self._layout, self._worker
+        layer = self._whole.layers[number]
+        block, need = layout.computes[number][worker], layout.needs[number][worker]
+        wants = self._whole.wants_error[number]
+        at: int | None = None
+        if block:
+            sources = tuple(
+                self._source(layer, position, source, layout.reads(number, position, worker))
+                for position, source in enumerate(self._whole.producers[number])
+            )
+            at = self._add(layer.cut(block), sources, wants)
+            to = self._wires(number, worker, outgoing=True)
+            if to:
+                name = f"{layer.name} to others"
+                shape, read = layer.output_shape, bool(need)
+                departure = Departure(name, shape, block, worker=worker, wires=to, read=read)
+                at = self._add(departure, (at,), wants)
+            self._made[number] = at, block
+        wires = self._wires(number, worker, outgoing=False)
+        if need and (wires or need != block):
+            name = f"{layer.name} from others"
+            if at is None:
+                at = self._add(Landing(name, layer.output_shape, need, own=None, wires=wires), (), wants)
+            else:
+                arrival = Arrival(name, layer.output_shape, need, own=block, wires=wires)
+                at = self._add(arrival, (at,), wants)
+            self._made[number] = at, need
+
+    def _source(self, reader: Layer, position: int, source: int, rows: range) -> int:
+        """Give the rows of a source that a layer reads, cut out of what is here if there are more."""
+        name, shape = f"{reader.name} reads {position}", reader.input_shapes[position]
+        if source == INPUT_INDEX:
+            at, have, wants = INPUT_INDEX, self._layout.input_rows[self._worker], False
+        elif source in self._made:
+            (at, have), wants = self._made[source], self._whole.wants_error[source]
+        else:  # rows that read nothing but padding
+            return self._add(Landing(name, shape, rows, own=None), (), self._whole.wants_error[source])
+        if have == rows:
+            return at
+        return self._add(Arrival(name, shape, rows, own=have), (at,), wants)
+
+    def _wires(self, number: int, worker: int, *, outgoing: bool) -> list[Wire]:
+        wires = []
+        ways = [c for c in self._layout.crossings if c.layer == number and c.kind != "gradient"]
+        backs = {(way.target, way.source): way.number for way in ways if way.kind == "error"}
+        for way in ways:
+            if way.kind == "activation" and (way.source if outgoing else way.target) == worker:
+                peer = way.target if outgoing else way.source
+                wires.append(Wire(peer, way.rows, way.number, backs.get((way.source, way.target))))
+        return wires
+
+
+def _cut(layers: Sequence[Layer]) -> Iterator[Segment]:
+    """Cut the steps of a part, forward and back, into segments."""
+    steps = [(number, False) for number in range(len(layers))]
+    steps += [(number, True) for number in reversed(range(len(layers)))]
+    held: list[tuple[int, bool]] = []
+    waiting_only = True
+    for number, back in steps:
+        waits = bool(_receives(layers[number], back))
+        if waits and held and not waiting_only:
+            yield _segment(layers, held)
+            held, waiting_only = [], True
+        held.append((number, back))
+        waiting_only = waiting_only and waits
+    yield _segment(layers, held)
+
+
+def _segment(layers: Sequence[Layer], steps: list[tuple[int, bool]]) -> Segment:
+    forward = [number for number, back in steps if not back]
+    back = [number for number, back in steps if back]
+    receives = [(n, crossing) for n, back in steps for crossing in _receives(layers[n], back)]
+    sends = [(n, crossing) for n, back in steps for crossing in _sends(layers[n], back)]
+    return Segment(
+        forward=range(forward[0], forward[-1] + 1) if forward else range(0),
+        back=range(back[-1], back[0] + 1) if back else range(0),
+        receives=tuple(crossing for _, crossing in receives),
+        sends=tuple(crossing for _, crossing in sends),
+        places=(*receives, *sends),
+        departs=tuple(n for n in back if isinstance(layers[n], Arrival) and _sends(layers[n], True)),
+    )
+
+
+def _receives(layer: Layer, back: bool) -> list[int]:
+    if isinstance(layer, Arrival) and not back:
+        return [wire.forward for wire in layer.wires]
+    if isinstance(layer, Departure) and back:
+        return [wire.back for wire in layer.wires if wire.back is not None]
+    return []
+
+
+def _sends(layer: Layer, back: bool) -> list[int]:
+    if isinstance(layer, Departure) and not back:
+        return [wire.forward for wire in layer.wires]
+    if isinstance(layer, Arrival) and back:
+        return [wire.back for wire in layer.wires if wire.back is not None]
+    return []

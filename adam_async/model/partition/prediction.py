@@ -1,0 +1,306 @@
+"""Pure: what a partition plan costs: seconds of workers and links per group, and the rate that follows.
+
+Theory of operation
+-------------------
+Many groups are in flight, so the rate is that of whatever each of them takes up longest: the threads of one
+worker, the link from one worker to another, or the links to the servers. Few groups are
+bounded by *latency*: n of them in flight are finished n at a time, and one takes as long as the longest way
+from its images to its last sum, through the segments of all workers, in which each crossing costs the link's
+latency, the handling of its tensor at both ends, and its bytes. The crossings on the longest such way, their
+`longest_chain`, depend on the plan alone.
+
+Measured times come from `adam_async/driver/calibration.py`; without them they are estimated from
+multiply-adds and values, which is enough for the proportions. A block of a layer takes its share of the
+layer's time, whatever its size does to kernels and caches.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil, prod
+from typing import Literal
+
+from adam_async.model.errors import ModelError
+from adam_async.model.layer import extent
+from adam_async.model.network import Network
+from adam_async.model.partition.network import Partition, Segment
+from adam_async.model.partition.plan import Crossing, Layout
+
+MULTIPLY_ADDS_PER_S = 25e9
+"""Of one thread, forward and back, for estimates."""
+VALUES_PER_S = 1e9
+"""Values that one thread moves or compares, for estimates."""
+FORWARD = 1 / 3
+"""What the way forward takes of a layer's time: one product of three, where it multiplies."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerTimes:
+    """Seconds that one thread takes for one group, by the name of the layer: forward, back and update."""
+
+    images: int
+    """Of the group."""
+    seconds: Mapping[str, float]
+    measured: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkCost:
+    """What crossings cost."""
+
+    bytes_per_s: float = 1e9
+    """Of a link, each way."""
+    latency_s: float = 50e-6
+    """From a send to the start of the segment that waits for it."""
+    tensor_s: float = 25e-6
+    """Of the sender's and of the receiver's time, per tensor."""
+
+
+def estimated_times(network: Network, images: int) -> LayerTimes:
+    """Estimate times from multiply-adds and sizes."""
+    seconds = {}
+    for layer in network.layers:
+        values = sum(prod(shape) for shape in (*layer.input_shapes, layer.output_shape))
+        work = 3 * images * layer.multiply_adds / MULTIPLY_ADDS_PER_S + 2 * images * values / VALUES_PER_S
+        weights = sum(parameter.size for parameter in layer.parameters) / VALUES_PER_S
+        seconds[layer.name] = 0.0 if layer.moves else work + weights
+    return LayerTimes(images=images, seconds=seconds)
+
+
+def worker_seconds(layout: Layout, times: LayerTimes) -> list[float]:
+    """Seconds of one thread that each worker computes per group."""
+    found = []
+    for worker in layout.workers:
+        total = 0.0
+        for number, layer in enumerate(layout.topology.layers):
+            share = len(layout.computes[number][worker]) / extent(layer.output_shape)
+            total += times.seconds[layer.name] * share
+        found.append(total)
+    return found
+
+
+def crossing_bytes(crossing: Crossing, images: int, item_bytes: int) -> int:
+    """Bytes of what crosses for a group of so many images."""
+    return crossing.values * (1 if crossing.kind == "gradient" else images) * item_bytes
+
+
+def predicted_seconds(layout: Layout, times: LayerTimes, link: LinkCost, *, item_bytes: int) -> float:
+    """Seconds per group of the slowest worker or link, with many groups in flight, a thread per worker."""
+    bounds = _throughput(layout, times, link, item_bytes=item_bytes, threads=1)
+    return max(bound.seconds for bound in bounds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """Something that every group takes up for some time, and the next one has to wait for."""
+
+    what: Literal["compute", "cores", "link", "servers", "latency"]
+    workers: tuple[int, ...]
+    """Whose; of a link its sender and its receiver. Empty for what all of them share."""
+    seconds: float
+    """Per group."""
+
+    def __str__(self) -> str:
+        named = "-".join(map(str, self.workers))
+        return {
+            "compute": f"compute of worker {named}",
+            "cores": "cores of the machine",
+            "link": f"link {named}",
+            "servers": f"link of worker {named} to the servers" if named else "links of the servers",
+            "latency": "latency",
+        }[self.what]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """The rate of one replica under a plan, and where it comes from."""
+
+    images: int
+    """Of a group."""
+    in_flight: int
+    """Groups that are under way at once."""
+    bounds: tuple[Bound, ...]
+    """Of each worker and link, then latency."""
+    chain: int
+    """Crossings one after the other in one group."""
+    chain_s: float
+    """Seconds that one group takes alone."""
+
+    @property
+    def slowest(self) -> Bound:
+        """What bounds the rate."""
+        return max(self.bounds, key=lambda bound: bound.seconds)
+
+    @property
+    def images_per_s(self) -> float:
+        """Training images per second."""
+        return self.images / self.slowest.seconds
+
+    @property
+    def needed_in_flight(self) -> int:
+        """Groups in flight from which on latency no longer bounds the rate."""
+        busy = max(bound.seconds for bound in self.bounds if bound.what != "latency")
+        # A hair less, so that rounding does not ask for one more.
+        return max(1, ceil(self.chain_s / busy * (1 - 1e-9)))
+
+
+def predict(
+    parts: Sequence[Partition],
+    times: LayerTimes,
+    link: LinkCost,
+    *,
+    threads: int,
+    in_flight: int,
+    pushed: Sequence[int],
+    pulled: Sequence[int],
+    servers: int,
+    shared_cores: int | None = None,
+) -> Prediction:
+    """Predict how fast one replica trains.
+
+    What a worker and the servers say to each other goes over one link at the worker's end, and over one link
+    per server at the other.
+
+    Args:
+        parts: Of all workers, in their order.
+        times: Of the layers of the whole network.
+        link: Between any two workers, and between a worker and the servers.
+        threads: Compute threads of each worker.
+        in_flight: Groups in flight.
+        pushed: Bytes that each worker sends to the servers per group.
+        pulled: Bytes that each worker gets from the servers per group.
+        servers: Over how many of them that is spread.
+        shared_cores: Cores of the one machine that all workers are on; None where each has its own.
+
+    Raises:
+        ModelError: They are not the parts of all workers.
+    """
+    item_bytes = parts[0].network.dtype.itemsize
+    bounds = _throughput(parts[0].layout, times, link, item_bytes=item_bytes, threads=threads)
+    if shared_cores is not None:
+        # Whatever threads and loops there are, they have no more cores than these.
+        busy = sum(worker_seconds(parts[0].layout, times))
+        busy += 2 * link.tensor_s * len(parts[0].layout.crossings)
+        bounds.append(Bound(what="cores", workers=(), seconds=busy / shared_cores))
+    bounds += _with_servers(pushed, pulled, servers, link)
+    alone = chain_seconds(parts, times, link)
+    bounds.append(Bound(what="latency", workers=(), seconds=alone / in_flight))
+    return Prediction(
+        images=times.images,
+        in_flight=in_flight,
+        bounds=tuple(bounds),
+        chain=longest_chain(parts),
+        chain_s=alone,
+    )
+
+
+def _with_servers(
+    pushed: Sequence[int], pulled: Sequence[int], servers: int, link: LinkCost
+) -> Iterator[Bound]:
+    """What the links to and from the servers take per group; both ways at once."""
+    for worker, sizes in enumerate(zip(pushed, pulled, strict=True)):
+        if any(sizes):
+            yield Bound(what="servers", workers=(worker,), seconds=max(sizes) / link.bytes_per_s)
+    total = max(sum(pushed), sum(pulled))
+    if total:
+        yield Bound(what="servers", workers=(), seconds=total / servers / link.bytes_per_s)
+
+
+def _throughput(
+    layout: Layout, times: LayerTimes, link: LinkCost, *, item_bytes: int, threads: int
+) -> list[Bound]:
+    """What the computing of each worker and each link between workers take per group.
+
+    Tensors are handled on the one event loop of a worker, however many compute threads it has.
+    """
+    busy = [seconds / threads for seconds in worker_seconds(layout, times)]
+    sent: dict[tuple[int, int], int] = {}
+    for crossing in layout.crossings:
+        for worker in (crossing.source, crossing.target):
+            busy[worker] += link.tensor_s
+        way = (crossing.source, crossing.target)
+        sent[way] = sent.get(way, 0) + crossing_bytes(crossing, times.images, item_bytes)
+    bounds = [Bound(what="compute", workers=(worker,), seconds=each) for worker, each in enumerate(busy)]
+    return bounds + [
+        Bound(what="link", workers=way, seconds=size / link.bytes_per_s) for way, size in sorted(sent.items())
+    ]
+
+
+def longest_chain(parts: Sequence[Partition]) -> int:
+    """Count the crossings that one group makes one after the other, its last weight gradients included.
+
+    It does not depend on the number of images: n groups in flight wait for `longest_chain` latencies together
+    where one would wait for them alone.
+
+    Args:
+        parts: Of all workers, in their order.
+
+    Raises:
+        ModelError: They are not the parts of all workers.
+    """
+    return round(_longest_way(parts, lambda part, segment: 0.0, lambda crossing: 1.0))
+
+
+def chain_seconds(parts: Sequence[Partition], times: LayerTimes, link: LinkCost) -> float:
+    """Predict how long one group takes alone, one thread per worker, from its images to its last sum.
+
+    Args:
+        parts: Of all workers, in their order.
+        times: Of the layers of the whole network.
+        link: Between any two workers.
+
+    Raises:
+        ModelError: They are not the parts of all workers.
+    """
+    item_bytes = parts[0].network.dtype.itemsize
+    whole = {layer.name: extent(layer.output_shape) for layer in parts[0].layout.topology.layers}
+
+    def layer_s(part: Partition, number: int) -> float:
+        layer = part.network.layers[number]
+        if layer.name not in whole:  # a departure or an arrival: its tensors are paid for by the crossing
+            return 0.0
+        return times.seconds[layer.name] * extent(layer.output_shape) / whole[layer.name]
+
+    def segment_s(part: Partition, segment: Segment) -> float:
+        forward = sum(layer_s(part, number) for number in segment.forward)
+        back = sum(layer_s(part, number) for number in segment.back)
+        return FORWARD * forward + (1 - FORWARD) * back
+
+    def crossing_s(crossing: Crossing) -> float:
+        size = crossing_bytes(crossing, times.images, item_bytes)
+        return link.latency_s + 2 * link.tensor_s + size / link.bytes_per_s
+
+    return _longest_way(parts, segment_s, crossing_s)
+
+
+def _longest_way(
+    parts: Sequence[Partition],
+    segment_cost: Callable[[Partition, Segment], float],
+    crossing_cost: Callable[[Crossing], float],
+) -> float:
+    """Find the longest way of one group through all segments, in the order in which each worker has them."""
+    _check_complete(parts)
+    crossings = parts[0].layout.crossings
+    arrived: dict[int, float] = {}
+    ends = [0.0] * len(parts)
+    waiting = {part.worker: list(part.segments) for part in parts}
+    while any(waiting.values()):
+        ready = [w for w, left in waiting.items() if left and arrived.keys() >= set(left[0].receives)]
+        if not ready:
+            raise ModelError(
+                f"segments of workers {[w for w, left in waiting.items() if left]} wait for ever"
+            )
+        for worker in ready:
+            segment = waiting[worker].pop(0)
+            begin = max(ends[worker], *(arrived[number] for number in segment.receives), 0.0)
+            ends[worker] = begin + segment_cost(parts[worker], segment)
+            for number in segment.sends:
+                arrived[number] = ends[worker] + crossing_cost(crossings[number])
+    sums = [ends[sum_.source] + crossing_cost(sum_) for part in parts for sum_ in part.partial]
+    return max(*ends, *sums, 0.0)
+
+
+def _check_complete(parts: Sequence[Partition]) -> None:
+    workers = [part.worker for part in parts]
+    wanted = list(parts[0].layout.workers) if parts else [0]
+    if workers != wanted:
+        raise ModelError(f"give the parts of workers {wanted}, in this order, not of {workers}")

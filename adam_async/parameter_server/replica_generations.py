@@ -1,0 +1,71 @@
+"""Pure: remembers ended lives of replicas in bounded memory.
+
+A life of a replica has a unique number.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+from typing import TypeVar
+
+from adam_async.run.ids import Replica
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+REMEMBERED = 8
+"""Maximum number of ended lives of one replica whose push numbers the server keeps."""
+
+OVER_KEPT = 1 << 14
+"""Maximum number of ended lives that the server remembers, over all replicas."""
+
+
+class LivesOver:
+    """The newest ended lives. `(replica, life) in lives` is true for an ended one."""
+
+    def __init__(self) -> None:
+        self._over: dict[tuple[Replica, int], None] = {}
+        self._newest: dict[Replica, deque[int]] = {}
+        self.forgotten = 0
+        """Number of lives with dropped push numbers."""
+
+    def __contains__(self, life: tuple[Replica, int]) -> bool:
+        return life in self._over
+
+    def __len__(self) -> int:
+        return len(self._over)
+
+    def end(self, replica: Replica, life: int) -> int | None:
+        """Record the end of a life. Returns the life whose push numbers the caller must drop, if any."""
+        self._over[replica, life] = None
+        while len(self._over) > OVER_KEPT:
+            del self._over[next(iter(self._over))]
+        newest = self._newest.setdefault(replica, deque())
+        newest.append(life)
+        if len(newest) <= REMEMBERED:
+            return None
+        self.forgotten += 1
+        return newest.popleft()
+
+    def is_forgotten(self, replica: Replica, life: int) -> bool:
+        """Whether a life has ended and its push numbers are dropped."""
+        return (replica, life) in self._over and life not in self._newest[replica]
+
+    def begin(self, live: Mapping[Replica, int]) -> None:
+        """Remove lives that are live again."""
+        for replica, life in live.items():
+            if (replica, life) in self._over:
+                del self._over[replica, life]
+                if life in self._newest[replica]:
+                    self._newest[replica].remove(life)
+
+    def __repr__(self) -> str:
+        return f"<LivesOver {len(self._over)} known, {self.forgotten} forgotten>"
+
+
+def keep_newest(table: dict[K, dict[V, int]], key: K, most: int) -> dict[V, int]:
+    """Return the entry of a key, made if missing; drops the oldest entry if there are more than `most`."""
+    if key not in table:
+        table[key] = {}
+        if len(table) > most:
+            del table[next(iter(table))]
+    return table[key]

@@ -1,0 +1,92 @@
+"""Pure: shards with all that travels with them, as one message: written from a server, set in another.
+
+Behind the tables of versions and clocks travel, for each shard, its values (flat) and the rule's arrays: the
+elementwise ones, as long as the values, then those of one number per shard. A reader gets copies.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adam_async.messages import (
+    LoadShards,
+    ShardState,
+    ShardStates,
+    check_tensor,
+    read_state_tables,
+    state_tables,
+)
+from adam_async.model.rules import Rule
+from adam_async.parameter_server.shard import Shard
+from adam_async.run.ids import Replica, ShardId, Version
+from transport import RemoteProtocolError
+
+
+def read_states(shards: Sequence[Shard], rule: Rule) -> tuple[ShardStates, list[NDArray[Any]]]:
+    """Copy shards, with the arrays that their rule keeps."""
+    names = (*rule.state_names, *rule.scalar_names)
+    states = [
+        ShardState(shard.spec.id, shard.version, {str(r): clock for r, clock in shard.clocks.items()})
+        for shard in shards
+    ]
+    tensors = [
+        array.copy() for shard in shards for array in (shard.values, *(shard.rule_state[n] for n in names))
+    ]
+    return ShardStates(arrays=names), [*state_tables(states), *tensors]
+
+
+def load_states(
+    shards: Mapping[ShardId, Shard], body: LoadShards, tensors: Sequence[NDArray[Any]]
+) -> set[ShardId]:
+    """Set shards as a message says; all of it, or nothing if anything of it does not fit.
+
+    Args:
+        shards: The shards of this server. Their rule says which arrays must come.
+        body: Message with the names of the arrays.
+        tensors: Tables and arrays, see `ShardStates`.
+
+    Returns the numbers of the shards set.
+
+    Raises:
+        RemoteProtocolError: A shard belongs to another server, a table is malformed, or an array is missing
+            or of another shape or type.
+    """
+    states, tensors = read_state_tables(tensors)
+    arrays = len(body.arrays) + 1
+    if len(tensors) != arrays * len(states):
+        raise RemoteProtocolError(
+            "tensors",
+            f"{len(states)} shards of {arrays} arrays each need {arrays * len(states)} tensors, "
+            f"not {len(tensors)}",
+        )
+    copies: list[tuple[NDArray[Any], NDArray[Any]]] = []
+    for at, state in enumerate(states):
+        shard = shards.get(ShardId(state.shard))
+        if shard is None:
+            raise RemoteProtocolError("shards", f"shard {state.shard} is not held here")
+        if set(body.arrays) != set(shard.rule_state):
+            raise RemoteProtocolError(
+                "arrays", f"this run's rule keeps {sorted(shard.rule_state)}, not {sorted(body.arrays)}"
+            )
+        mine = [shard.values, *(shard.rule_state[name] for name in body.arrays)]
+        for name, target, source in zip(
+            ("values", *body.arrays), mine, tensors[at * arrays : (at + 1) * arrays], strict=True
+        ):
+            check_tensor(source, f"{name} of shard {state.shard}", target.shape, target.dtype)
+            copies.append((target, source))
+    for target, source in copies:
+        np.copyto(target, source)
+    return {_set(shards[ShardId(state.shard)], state) for state in states}
+
+
+def _set(shard: Shard, state: ShardState) -> ShardId:
+    shard.version = shard.loaded = Version(state.version)
+    loaded = {Replica(int(replica)): clock for replica, clock in state.clocks.items()}
+    slowest = min(loaded.values(), default=0)
+    # Replicas that are known to be live take the place of those that were.
+    shard.clocks = {r: loaded.get(r, slowest) for r in shard.clocks} if shard.clocks else loaded
+    if shard.held is not None:
+        shard.held.reached = slowest
+    return shard.spec.id

@@ -1,0 +1,218 @@
+"""The baseline: what the same kernels reach on the same threads with nothing queued, sent or shared.
+
+Each thread of a compute pool trains weights of its own (or, as in a run that trains in place, all threads the
+same) on groups of real training images, in slices of about 50 ms so that it can be cancelled. The rate is
+images per second of compute time, times the threads: two slices per thread are always queued, so the threads
+never wait, and what little lies between two slices is not the kernels'.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from adam_async.data_server.lazy_images import StoredImages
+from adam_async.model.bare import new_rule_state
+from adam_async.model.in_place import InPlaceStep, StepBuffers, StepInput
+from adam_async.model.keyed_random import Dice
+from adam_async.model.network import Network
+from adam_async.model.rules import Rule, RuleState
+from dataflow import ComputePool
+
+SLICE_S = 0.05
+"""How long one job shall take."""
+
+SECONDS = 3.0
+WARM_UP_S = 0.3
+
+IMAGES = 4096
+"""Most images that a thread goes round in: far more than its caches hold, as in training."""
+
+
+class Baseline(msgspec.Struct, frozen=True, kw_only=True):
+    """The bare kernel loop before and after training, in images per second of all threads together."""
+
+    threads: int
+    before: float
+    after: float
+    sgemm: float
+    """Operations per second of single-precision matrix products on as many threads, in the same minutes."""
+
+    @property
+    def images_per_s(self) -> float:
+        """Mean of both measurements: shared machines drift while a run trains."""
+        return (self.before + self.after) / 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TrainedWeights:
+    """Values and rule state of every tensor, and how many steps were applied to them."""
+
+    values: Mapping[str, NDArray[Any]]
+    state: Mapping[str, RuleState]
+    steps: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, network: Network, rule: Rule) -> Self:
+        """Draw and allocate them."""
+        return cls(
+            values=network.initial_weights(Dice(1)),
+            state=new_rule_state(network, rule),
+            steps=np.zeros(1, np.int64),
+        )
+
+
+class BareLoop:
+    """One thread's context and images, and weights and rule state. Used by one thread at a time.
+
+    Args:
+        network: The model.
+        rule: Update rule.
+        rate: Learning rate.
+        images: Training images, uint8 (N, C, H, W), N at least one.
+        labels: Their classes, (N,).
+        group_images: Images per step.
+        weights: Weights and rule state that several threads share; without them, its own.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        rule: Rule,
+        *,
+        rate: float,
+        images: NDArray[np.uint8],
+        labels: NDArray[np.int64],
+        group_images: int,
+        weights: "TrainedWeights | None" = None,
+    ) -> None:
+        self._step = InPlaceStep(network, rule)
+        self._rate = rate
+        self._images = images
+        self._labels = labels
+        self._group_images = min(group_images, len(labels))
+        self._trained = weights or TrainedWeights.of(network, rule)
+        self._context = network.context(self._group_images)
+        self._dice = Dice(1)
+        self._buffers = StepBuffers.of(network)
+        self._at = 0
+
+    def train(self, groups: int) -> int:
+        """Train this many groups, as a compute thread trains those of a job; returns their images."""
+        trained = self._trained
+        inputs = [self._next() for _ in range(groups)]
+        self._step.train_groups(
+            trained.values,
+            trained.state,
+            self._context,
+            self._buffers,
+            inputs,
+            steps=trained.steps,
+            dice=self._dice,
+        )
+        return groups * self._group_images
+
+    def _next(self) -> StepInput:
+        if self._at + self._group_images > len(self._labels):
+            self._at = 0
+        start, self._at = self._at, self._at + self._group_images
+        return StepInput(
+            images=self._images[start : self._at],
+            labels=self._labels[start : self._at],
+            keys=(start,),
+            rate=self._rate,
+        )
+
+
+async def measure(
+    network: Network,
+    rule: Rule,
+    *,
+    rate: float,
+    images: NDArray[np.uint8] | StoredImages,
+    labels: NDArray[np.int64],
+    group_images: int,
+    threads: int,
+    shared: bool = False,
+    seconds: float = SECONDS,
+    warm_up_s: float = WARM_UP_S,
+) -> float:
+    """Run the bare kernel loop on its own threads and return images per second of all of them.
+
+    Args:
+        network: The model of the run, with its kernels.
+        rule: The run's update rule.
+        rate: Its learning rate.
+        images: Training images, uint8 (N, C, H, W); the threads start at different ones.
+        labels: Their classes, (N,).
+        group_images: Images per group.
+        threads: As many as the run has compute threads, over all workers.
+        shared: Whether they train the same weights.
+        seconds: How long to measure.
+        warm_up_s: How long to train before that; finds how many groups fill a slice.
+
+    Cancelling it ends it after the slices that the threads are in.
+
+    Raises:
+        ValueError: There are no images.
+    """
+    if not len(labels):
+        raise ValueError("the baseline needs training images; there are none")
+    loops = []
+    weights = TrainedWeights.of(network, rule) if shared else None
+    for number in range(threads):
+        start = number * len(labels) // threads
+        picked = np.arange(start, start + min(len(labels), IMAGES)) % len(labels)
+        loop = BareLoop(
+            network,
+            rule,
+            rate=rate,
+            images=images[picked],
+            labels=labels[picked],
+            group_images=group_images,
+            weights=weights,
+        )
+        loops.append(loop)
+    async with ComputePool(threads=threads, name="baseline", contexts=loops) as pool:
+        groups = await _slice_groups(pool, warm_up_s)
+        await _run_for(pool, groups, warm_up_s)
+        busy_before = pool.statistics().busy_s
+        trained = await _run_for(pool, groups, seconds)
+        return trained * threads / (pool.statistics().busy_s - busy_before)
+
+
+async def _slice_groups(pool: ComputePool, at_most_s: float) -> int:
+    """Double the groups of a job until it takes as long as a slice, or the time is over."""
+    groups, spent_s = 1, 0.0
+    while True:
+        before = pool.statistics().busy_s
+        await pool.run(BareLoop.train, groups, cost="baseline", with_context=True)
+        took_s = pool.statistics().busy_s - before
+        spent_s += took_s
+        if took_s >= SLICE_S / 2 or spent_s >= at_most_s:
+            return groups
+        groups *= 2
+
+
+async def _run_for(pool: ComputePool, groups: int, seconds: float) -> int:
+    """Keep every thread busy for this long; returns the images trained."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + seconds
+
+    async def lane() -> int:
+        trained = 0
+        while True:
+            trained += await pool.run(BareLoop.train, groups, cost="baseline", with_context=True)
+            if loop.time() >= end:
+                return trained
+
+    async with asyncio.TaskGroup() as group:
+        lanes = [
+            group.create_task(lane(), name=f"baseline-{number}")
+            for number in range(2 * pool.statistics().threads)
+        ]
+    return sum(task.result() for task in lanes)

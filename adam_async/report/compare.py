@@ -1,0 +1,97 @@
+"""Pure: reports of runs side by side, as rows of text."""
+
+from collections.abc import Callable, Sequence
+
+from adam_async.report.report import Report
+
+
+def compare(reports: Sequence[Report]) -> list[tuple[str, ...]]:
+    """One row for each quantity: its name, then its value in each report.
+
+    Rows in which no report has anything to say are left out.
+    """
+    rows = [(name, *(say(report) for report in reports)) for name, say in _ROWS]
+    return [row for row in rows if any(row[1:])]
+
+
+def _mode(report: Report) -> str:
+    lag = report.config["lag"]
+    return f"{report.config['consistency']}{f', lag {lag}' if lag else ''}"
+
+
+def _plan(report: Report) -> str:
+    config = report.config
+    if config.get("partitions", 1) == 1:  # also of a report from before models were cut
+        return ""
+    halo = f", halo {config['halo']}" if config["halo"] != "auto" else ""
+    return f"{config['plan']}{halo}"
+
+
+def _schedule(report: Report) -> str:
+    config = report.config
+    words = [f"{config['rate']:.4g}"]
+    if config["schedule"] != "constant":
+        words.append(config["schedule"])
+    if config["warm_up"]:
+        words.append(f"warm-up {config['warm_up']:g}")
+    return ", ".join(words)
+
+
+def _cadence(report: Report) -> str:
+    push, pull = report.config["push_every"], report.config["pull_every"]
+    return f"{push} / {pull}" if (push, pull) != (1, 1) else ""
+
+
+def _loss(report: Report) -> str:
+    loss = report.epochs[-1].train_loss if report.epochs else None
+    return "" if loss is None else f"{loss:.4f}"
+
+
+def _efficiency(report: Report) -> str:
+    return "" if report.baseline is None else f"{report.baseline.efficiency:.2f}"
+
+
+def _staleness(report: Report) -> str:
+    return f"{report.staleness.mean:.2f} / {report.staleness.max}"
+
+
+def _sent(report: Report) -> str:
+    return f"{sum(row.payload_bytes + row.frame_bytes for row in report.traffic) / 1e6:.1f}"
+
+
+def _waited(seconds: Callable[[Report], float]) -> Callable[[Report], str]:
+    return lambda report: f"{seconds(report):.1f}" if report.waits else ""
+
+
+def _ended(report: Report) -> str:
+    return report.ended if report.ended != "finished" else ""
+
+
+_ROWS: tuple[tuple[str, Callable[[Report], str]], ...] = (
+    ("ended", _ended),
+    ("model", lambda report: report.model.name),
+    ("data", lambda report: report.data.name),
+    ("consistency", _mode),
+    ("replicas", lambda report: str(report.config["replicas"])),
+    ("partitions", lambda report: str(report.config.get("partitions", 1))),
+    ("plan", _plan),
+    ("servers", lambda report: str(report.config["servers"])),
+    ("weights", lambda report: str(report.config["weights"])),
+    ("rule", lambda report: str(report.config["rule"])),
+    ("rate", _schedule),
+    ("push / pull every", _cadence),
+    ("images per group", lambda report: str(report.config["images_per_group"])),
+    ("epochs", lambda report: str(len(report.epochs))),
+    ("test accuracy", lambda report: f"{report.totals.test_accuracy:.2%}"),
+    ("train loss", _loss),
+    ("images/s", lambda report: f"{report.totals.images_per_s:.0f}"),
+    ("efficiency", _efficiency),
+    ("training, s", lambda report: f"{report.totals.train_s:.1f}"),
+    ("staleness, mean / max", _staleness),
+    ("sent, MB", _sent),
+    ("waited for servers, s", _waited(lambda report: sum(each.admission_wait_s for each in report.waits))),
+    ("waited for images, s", _waited(lambda report: sum(each.blocked_s for each in report.waits))),
+    ("waited for clocks, s", _waited(lambda report: sum(each.clock_wait_s for each in report.waits))),
+    ("memory, MB", lambda report: f"{report.totals.peak_rss_mb:.0f}"),
+    ("events", lambda report: str(len(report.events)) if report.events else ""),
+)

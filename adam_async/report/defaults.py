@@ -1,0 +1,79 @@
+"""Pure: why a run has the values that its user left open; in words, for the report."""
+
+from adam_async.run.config import FALLING_MOST, RISE_EPOCHS, Config, norm_scale
+
+
+def explain_defaults(
+    asked: Config, decided: Config, *, kernels: str, squared_norm: float = 0.0
+) -> dict[str, str]:
+    """Say why each option that was left open has the value it has.
+
+    Args:
+        asked: The options as they were given.
+        decided: The options in force, with the rate and the way of training.
+        kernels: What computes the layers.
+        squared_norm: See `Dataset.squared_norm`; 0 if it is unknown.
+    """
+    found = {}
+    if not asked.epochs:
+        found["epochs"] = "as many as take the shipped digits to 97 %; of all other data 3"
+    if not asked.rate:
+        found["rate"] = _why_rate(decided, squared_norm)
+    if asked.schedule == "auto":
+        found["schedule"] = _why_schedule(asked, decided)
+    if not asked.momentum and asked.rule == "sgd":
+        found["momentum"] = "none: groups in flight at once act like momentum that grows with their number"
+    if not asked.threads:
+        found["threads"] = "one for each core, shared out among the replicas"
+    if not asked.in_flight:
+        found["in_flight"] = "twice the threads of a replica, so that none waits for its next group"
+    if asked.weights == "auto":
+        found["weights"] = _why_weights(decided)
+    if asked.protocol == "auto":
+        found["protocol"] = "fewer bytes, tensor by tensor"
+    if asked.kernels == "auto":
+        found["kernels"] = f"{kernels}; numba is taken where it is installed"
+    return found
+
+
+def _why_rate(decided: Config, squared_norm: float) -> str:
+    if decided.rule != "sgd":
+        return f"what rule {decided.rule} begins with, whatever the number of images"
+    images = decided.images_per_update
+    why = f"0.06 for 16 images per update, scaled to {images} and by 1 - momentum"
+    usual = Config(
+        momentum=decided.momentum,
+        images_per_group=decided.images_per_group,
+        push_every=decided.push_every,
+        replicas=decided.replicas,
+        consistency=decided.consistency,
+        lag=decided.lag,
+        schedule=decided.schedule,
+        epochs=decided.epochs,
+        warm_up=decided.warm_up,
+    ).default_rate(squared_norm=squared_norm)
+    if (scale := norm_scale(squared_norm)) < 1:
+        why += f"; times {scale:.2g}, because the images have more or brighter pixels than those of MNIST"
+    if decided.falls:
+        why += f"; times {FALLING_MOST:g}, for it falls to nothing"
+    if decided.rate < usual:
+        why += f"; lowered from {usual:.4g} because gradients of so many groups in flight are stale"
+    return why
+
+
+def _why_schedule(asked: Config, decided: Config) -> str:
+    if decided.schedule == "constant":
+        return "constant: a run that ends at an accuracy does not know its last epoch"
+    why = "cosine after a warm-up: steps that shrink to nothing leave no noise of single groups"
+    long = not asked.warm_up and decided.warm_up > RISE_EPOCHS
+    return f"{why}, and stale gradients upset the first ones" if long else why
+
+
+def _why_weights(decided: Config) -> str:
+    if decided.weights == "aliased":
+        return "aliased: one process, every step pushed and pulled, and nothing asked for that needs a copy"
+    if decided.processes:
+        return "copy: each role has a process of its own"
+    if decided.consistency != "asp":
+        return f"copy: consistency {decided.consistency} decides when pushes of others become visible"
+    return "copy: what was asked for cannot be done in place, on the servers' own memory"

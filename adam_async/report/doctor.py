@@ -1,0 +1,361 @@
+"""What is here, what is slower without something, and what is broken.
+
+Every line is one finding: ``ok``, ``slow`` (works, and says what would make it faster) or ``broken`` (a run
+would fail, and says what to do). The checks are real: matrix products run at once in several threads, a
+link is opened and used, the data are loaded, the kernels train.
+"""
+
+import asyncio
+from collections.abc import Callable
+from math import prod
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from adam_async.data_server.sources.datasets import load
+from adam_async.errors import DataError
+from adam_async.messages import GetMap, MapState, pack, role_table, text_tensor
+from adam_async.model import ModelSpec, Network, Sgd, named_model
+from adam_async.model.keyed_random import Dice
+from adam_async.model.working_set import working_sets
+from adam_async.report.baseline import measure
+from adam_async.report.sgemm import measure_sgemm
+from adam_async.runtime.disk import Disk
+from adam_async.runtime.kernel_cache import VARIABLE, KernelCache, kernel_folder
+from adam_async.runtime.machine import Machine, describe_machine, installed_version
+from dataflow import ComputePool
+from transport import Identity, Link, Request, TcpNetwork, TransportError
+from transport import Network as Links
+
+State = Literal["ok", "slow", "broken"]
+
+LEAST_PYTHON = (3, 11)
+LEAST_NUMPY = (2, 3, 5)
+"""The BLAS of earlier wheels could give wrong products with a transposed operand from several threads."""
+
+ROUND_TRIPS = 500
+LINK_S = 10.0
+"""Deadline of the check of the loopback link."""
+
+PRODUCTS = 32
+"""Matrix products per thread in the check of concurrent products."""
+
+KERNELS_S = 0.3
+"""How long each set of kernels trains, after a warm-up."""
+
+DRAWN_IMAGES = 256
+RATE = 1e-4
+"""Of the steps that measure kernels: their weights stay where they are, or nearly."""
+
+EXTRAS = (
+    ("numba", "fast", "without it numpy computes the layers"),
+    ("threadpoolctl", "fast", "without it the threads of BLAS cannot be seen here"),
+    ("ml-dtypes", "fast", "without it tensors of bfloat16 cannot travel"),
+    ("cyclopts", "cli", "the command line needs it"),
+    ("rich", "cli", "the command line needs it, and the live table"),
+)
+"""Package, the extra that brings it, and what it is for."""
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the doctor."""
+
+    state: State
+    what: str
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.state:<6}  {self.what:<13}  {self.detail}"
+
+
+async def examine(
+    *,
+    disk: Disk,
+    entropy: Callable[[int], bytes],
+    data_dir: Path | None = None,
+    cache_dir: Path | None = None,
+    network: Links | None = None,
+    spec: ModelSpec | None = None,
+    images_per_group: int = 16,
+) -> list[Finding]:
+    """Look at everything that a run needs. Takes a few seconds; nothing is downloaded or written.
+
+    Args:
+        disk: Reads the data.
+        entropy: For the handshake of the loopback link.
+        data_dir: What ``ADAM_DATA_DIR`` says.
+        cache_dir: Where downloaded data are kept.
+        network: How to open the loopback link; without it plain TCP.
+        spec: Model whose kernels and working sets are looked at; by default `mnist-adam`.
+        images_per_group: Of its groups; at least 1.
+
+    Cancelling it leaves nothing behind.
+    """
+    machine = describe_machine(loop=type(asyncio.get_running_loop()).__module__)
+    spec = spec or named_model("mnist-adam")
+    tcp = network or TcpNetwork(token=None, entropy=entropy, rules=role_table())
+    return [
+        *check_software(machine),
+        *[check_extra(*extra) for extra in EXTRAS],
+        *check_hardware(machine),
+        await check_kernels(
+            spec,
+            images_per_group,
+            installed=installed_version("numba") is not None,
+        ),
+        *check_working_sets(machine, spec, images_per_group),
+        await check_products(machine.cores),
+        await check_link(tcp),
+        await check_data(disk, data_dir, cache_dir),
+    ]
+
+
+def exit_code(findings: list[Finding]) -> int:
+    """0 if runs work here, 1 if something is broken."""
+    return int(any(finding.state == "broken" for finding in findings))
+
+
+def check_software(machine: Machine) -> list[Finding]:
+    """Python, numpy, its BLAS and the event loop."""
+    return [
+        _at_least("python", machine.python, LEAST_PYTHON),
+        _at_least("numpy", machine.numpy, LEAST_NUMPY),
+        _blas(machine),
+        _loop(machine),
+    ]
+
+
+def _at_least(what: str, version: str, least: tuple[int, ...]) -> Finding:
+    numbers = tuple(int(part) for part in version.split(".")[: len(least)] if part.isdigit())
+    if numbers >= least:
+        return Finding(state="ok", what=what, detail=version)
+    wanted = ".".join(map(str, least))
+    return Finding(state="broken", what=what, detail=f"{version} is too old: install {wanted} or newer")
+
+
+def _blas(machine: Machine) -> Finding:
+    blas = machine.blas
+    if machine.warnings:
+        return Finding(state="slow", what="blas", detail=f"{blas.name}: {machine.warnings[0]}")
+    threads = "threads unknown" if blas.threads is None else f"{blas.threads} thread per product"
+    return Finding(state="ok", what="blas", detail=f"{blas.name}, {threads}; the command line sets one")
+
+
+def _loop(machine: Machine) -> Finding:
+    if machine.uvloop is None:
+        return Finding(state="slow", what="loop", detail="uvloop is not installed: links are slower")
+    if machine.loop != "uvloop":
+        return Finding(state="slow", what="loop", detail=f"{machine.loop} runs, uvloop is here: use it")
+    return Finding(state="ok", what="loop", detail=f"uvloop {machine.uvloop}")
+
+
+def check_extra(package: str, extra: str, purpose: str) -> Finding:
+    """Whether an optional package is installed."""
+    version = installed_version(package)
+    if version is not None:
+        return Finding(state="ok", what=package, detail=f"{version} (extra {extra})")
+    return Finding(
+        state="ok", what=package, detail=f"not installed: {purpose}; pip install 'adam-async[{extra}]'"
+    )
+
+
+def check_hardware(machine: Machine) -> list[Finding]:
+    """Cores, caches and memory."""
+    cores = f"{machine.cores} cores for this process, {machine.processor}"
+    return [
+        Finding(state="ok", what="cores", detail=cores)
+        if machine.cores > 1
+        else Finding(state="slow", what="cores", detail=f"{cores}: the event loop shares it with training"),
+        Finding(
+            state="ok",
+            what="caches",
+            detail=f"second level {_kib(machine.l2_kb)} per core, third level {_kib(machine.l3_kb)} shared",
+        ),
+        _nodes(machine),
+        Finding(
+            state="ok",
+            what="memory",
+            detail="unknown" if machine.memory_mb is None else f"{machine.memory_mb:,} MiB",
+        ),
+    ]
+
+
+def _nodes(machine: Machine) -> Finding:
+    if machine.memory_nodes == 1:
+        return Finding(state="ok", what="memory nodes", detail="1: all memory is equally near")
+    return Finding(
+        state="ok",
+        what="memory nodes",
+        detail=f"{machine.memory_nodes}: numactl --cpunodebind keeps a worker to one of them",
+    )
+
+
+def _kib(size: int | None) -> str:
+    return "unknown" if size is None else f"{size:,} KiB"
+
+
+async def check_kernels(spec: ModelSpec, images_per_group: int, *, installed: bool) -> Finding:
+    """Say what computes the layers, and how fast: each set of kernels trains for a moment, on one thread.
+
+    Kernels that are not compiled yet are not tried, because compiling takes too long here.
+
+    Args:
+        spec: The model that is trained for that.
+        images_per_group: Of its groups.
+        installed: Whether numba is.
+    """
+    what = "kernels"
+    plain = await _images_per_s(spec, images_per_group, "numpy")
+    trains = f"{spec.name} at {images_per_group} images per group on one thread"
+    if not installed:
+        return Finding(
+            state="slow",
+            what=what,
+            detail=f"numpy: {plain:,.0f} images/s of {trains}; compiled kernels are faster: "
+            "pip install 'adam-async[fast]'",
+        )
+    network = Network(spec, kernels="auto")
+    network.use_ready()
+    folder = kernel_folder()
+    if not KernelCache(folder).is_kept:
+        return Finding(
+            state="slow",
+            what=what,
+            detail=f"numba, but {folder} cannot be written to: each run compiles kernels again, in memory; "
+            f"{VARIABLE} can name another folder; numpy: {plain:,.0f} images/s of {trains}",
+        )
+    if network.kernels == "numpy":
+        return Finding(
+            state="ok",
+            what=what,
+            detail=f"numba, not all compiled in {folder} yet: the first run does that while it trains, once; "
+            f"numpy: {plain:,.0f} images/s of {trains}",
+        )
+    fast = await _images_per_s(spec, images_per_group, "numba")
+    share = fast * Network(spec).operations / await measure_sgemm(1)
+    return Finding(
+        state="ok",
+        what=what,
+        detail=f"numba, compiled in {folder}: {fast:,.0f} images/s of {trains}; numpy {plain:,.0f}, "
+        f"{plain / fast:.2f} of that; {share:.2f} of the rate of matrix products",
+    )
+
+
+async def _images_per_s(spec: ModelSpec, images_per_group: int, kernels: str) -> float:
+    network = Network(spec, kernels=kernels)
+    count = max(DRAWN_IMAGES, images_per_group)
+    drawn = Dice(1).bits("images", count=count * prod(spec.input_shape))
+    images = (drawn >> np.uint64(56)).astype(np.uint8).reshape(count, *spec.input_shape)
+    # Any numbers that are classes: all are where the loss tells at least one apart.
+    labels = np.zeros(count, np.int64)
+    async with ComputePool(threads=1, name="doctor") as pool:
+        await pool.run(network.warm_up)
+    return await measure(
+        network,
+        Sgd(),
+        rate=RATE,
+        images=images,
+        labels=labels,
+        group_images=images_per_group,
+        threads=1,
+        seconds=KERNELS_S,
+        warm_up_s=KERNELS_S / 4,
+    )
+
+
+def check_working_sets(machine: Machine, spec: ModelSpec, images_per_group: int) -> list[Finding]:
+    """What memory a group walks through, part by part, and which cache holds it."""
+    network = Network(spec, kernels="auto")
+    found = []
+    for each in working_sets(network, images_per_group):
+        level = each.fits(l2_kb=machine.l2_kb, l3_kb=machine.l3_kb)
+        held = {"memory": "more than the caches", None: "caches unknown"}.get(level, f"within {level}")
+        found.append(Finding(state="ok", what="working set", detail=f"{held}: {each}"))
+    return found
+
+
+async def check_products(threads: int) -> Finding:
+    """Run A @ B.T in several threads at once; each result must equal that of one thread alone.
+
+    A BLAS that is not safe with threads gives wrong numbers here, and would ruin training in silence.
+    """
+    threads = max(threads, 2)
+    dice = Dice(1)
+    pairs = [
+        (
+            dice.normal("a", keys=(number,), count=200 * 300).reshape(200, 300),
+            dice.normal("b", keys=(number,), count=160 * 300).reshape(160, 300),
+        )
+        for number in range(threads)
+    ]
+    alone = [a @ b.T for a, b in pairs]
+    async with ComputePool(threads=threads, name="doctor") as pool, asyncio.TaskGroup() as group:
+        tasks = [
+            group.create_task(pool.run(_worst_error, a, b, wanted), name=f"doctor/product-{number}")
+            for number, ((a, b), wanted) in enumerate(zip(pairs, alone, strict=True))
+        ]
+    worst = max(task.result() for task in tasks)
+    what = "products"
+    if worst <= 1e-5:
+        return Finding(state="ok", what=what, detail=f"A @ B.T from {threads} threads equals the serial one")
+    return Finding(
+        state="broken",
+        what=what,
+        detail=f"A @ B.T from {threads} threads differs from the serial one by {worst:.1e} of its size: "
+        "this BLAS is not safe with threads; install numpy 2.3.5 or newer from PyPI",
+    )
+
+
+def _worst_error(a: NDArray[np.floating], b: NDArray[np.floating], wanted: NDArray[np.floating]) -> float:
+    """Largest error of repeated products, relative to the largest value; an error of NaN counts as huge."""
+    errors = [float(np.abs(a @ b.T - wanted).max()) for _ in range(PRODUCTS)]
+    return max(error if np.isfinite(error) else np.inf for error in errors) / float(np.abs(wanted).max())
+
+
+async def check_link(network: Links, address: str = "tcp://127.0.0.1:0") -> Finding:
+    """Bind an address, connect to it, and time questions of one small message each."""
+    server = Identity(role="controller", node="doctor-controller", incarnation=1)
+    client = Identity(role="driver", node="doctor", incarnation=1)
+
+    async def on_link(link: Link) -> None:
+        link.serve(_answer, receives=False)
+        await link.wait_closed()
+
+    loop = asyncio.get_running_loop()
+    try:
+        async with (
+            asyncio.timeout(LINK_S),
+            network.listen(address, server, on_link) as listener,
+            network.connect(listener.address, client, timeout_s=LINK_S) as link,
+        ):
+            await link.call(pack(GetMap()), timeout_s=LINK_S)
+            begin = loop.time()
+            for _ in range(ROUND_TRIPS):
+                await link.call(pack(GetMap()), timeout_s=LINK_S)
+            took_s = loop.time() - begin
+    except (OSError, TransportError, TimeoutError) as error:
+        reason = str(error) or f"no answer within {LINK_S:g} s"
+        return Finding(state="broken", what="link", detail=f"{address} cannot be used: {reason}")
+    return Finding(
+        state="ok",
+        what="link",
+        detail=f"{listener.address} can be bound; a question and its answer take "
+        f"{took_s / ROUND_TRIPS * 1e6:.0f} us",
+    )
+
+
+def _answer(request: Request) -> None:
+    request.reply(pack(MapState(version=0, group=""), [text_tensor({})]))
+
+
+async def check_data(disk: Disk, data_dir: Path | None, cache_dir: Path | None) -> Finding:
+    """Load what ``--data auto`` would take without a network."""
+    try:
+        dataset = await load("auto", disk, data_dir=data_dir, cache_dir=cache_dir)
+    except DataError as error:
+        return Finding(state="broken", what="data", detail=str(error))
+    sizes = f"{len(dataset.train_labels)} training and {len(dataset.test_labels)} test images"
+    return Finding(state="ok", what="data", detail=f"{dataset.name}, {sizes}: {dataset.source}")

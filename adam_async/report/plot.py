@@ -1,0 +1,77 @@
+"""Runs drawn over time from their reports: six panels, a line per run in each.
+
+Needs matplotlib, of the extra ``plot``; draws into memory, without a screen.
+"""
+
+import io
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from adam_async.errors import ConfigError
+from adam_async.report.report import Report
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Line = tuple[list[float], list[float]]
+"""Seconds of training, and what there was at each."""
+
+NOTHING = float("nan")
+"""Drawn as a gap."""
+
+INCHES, DOTS_PER_INCH = (12.0, 7.0), 110
+
+
+def panels(report: Report) -> dict[str, Line]:
+    """The lines of one run, by the title of their panel."""
+    series = report.series
+    times = [sample.s for sample in series]
+    stale = [(sample.s, sample.staleness_mean) for sample in series if sample.staleness_mean is not None]
+    return {
+        "test accuracy": (
+            list(accumulate(epoch.train_s for epoch in report.epochs)),
+            [epoch.test_accuracy for epoch in report.epochs],
+        ),
+        "training loss": (times, [NOTHING if s.loss is None else s.loss for s in series]),
+        "rate": (times, [sample.rate for sample in series]),
+        "staleness": ([s for s, _ in stale], [mean for _, mean in stale]),
+        "sent, MB": (times, [sample.bytes / 1e6 for sample in series]),
+        "waited, s": (times, [sample.waited_s for sample in series]),
+    }
+
+
+def draw(runs: Sequence[tuple[str, Report]]) -> "Figure":
+    """Draw runs over one another.
+
+    Args:
+        runs: A name and a report each.
+
+    Raises:
+        ConfigError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ConfigError(
+            "drawing needs matplotlib, of the extra `plot`: pip install 'adam-async[plot]'"
+        ) from None
+    figure = Figure(figsize=INCHES, dpi=DOTS_PER_INCH, layout="constrained")
+    lines = [panels(report) for _, report in runs]
+    for place, (title, axes) in enumerate(zip(lines[0], figure.subplots(2, 3).flat, strict=True)):
+        for (name, _), run in zip(runs, lines, strict=True):
+            axes.plot(*run[title], label=name, marker="o", markersize=3, linewidth=1.2)
+        axes.set_title(title)
+        axes.grid(alpha=0.3)
+        if place >= 3:
+            axes.set_xlabel("seconds of training")
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=min(len(labels), 4), frameon=False)
+    return figure
+
+
+def png(figure: "Figure") -> bytes:
+    """The picture as a PNG file."""
+    stream = io.BytesIO()
+    figure.savefig(stream, format="png")
+    return stream.getvalue()

@@ -1,0 +1,510 @@
+"""What a run came to, as one JSON document; docs/report.md says field by field what it means.
+
+The records below are the schema. They are filled from what every node counted itself (`RunResult`), so
+the same report comes from one process and from many.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, replace
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from adam_async.model.network import Network
+from adam_async.model.working_set import Level, WorkingSet, working_sets
+from adam_async.report.baseline import Baseline
+from adam_async.report.defaults import explain_defaults
+from adam_async.run.config import Config, squared_norm_of
+from adam_async.run.result import EpochResult, RunResult
+from adam_async.run.series import Sample
+from adam_async.run.staleness import StalenessReport, add_up, add_up_by_name
+from adam_async.run.waits import WaitReport, waits_of
+from adam_async.runtime.disk import Disk
+from adam_async.runtime.machine import Machine
+from dataflow import EngineStatistics, PoolStatistics
+
+SCHEMA = "adam-async/report/1"
+"""Name and version of the schema. The version grows when a field changes its meaning or goes."""
+
+MOST_NEWS = 400
+"""Maximum length of a line about a node that is left out, in characters."""
+
+
+class WorkingSetReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What memory some layers walk through, in bytes."""
+
+    layers: tuple[str, ...]
+    weights: int
+    activations: int
+    gradients: int
+    scratch: int
+    push_buffers: int
+    total: int
+    fits: Level | None
+
+
+class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The network."""
+
+    name: str
+    parameters: int
+    multiply_adds: int
+    dtype: str
+    kernels: str
+    working_sets: list[WorkingSetReport]
+    spec: dict[str, Any]
+
+
+class DataReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The images."""
+
+    name: str
+    source: str
+    shape: tuple[int, ...]
+    classes: int
+    train_images: int
+    test_images: int
+
+
+class EpochReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One epoch of the run."""
+
+    epoch: int
+    images: int
+    skipped: int
+    trained_again: int = 0
+    train_loss: float | None
+    test_accuracy: float
+    validation_accuracy: float | None = None
+    train_s: float
+    images_per_s: float
+
+
+class Totals(msgspec.Struct, frozen=True, kw_only=True):
+    """All epochs together."""
+
+    train_s: float
+    images: int
+    skipped: int = 0
+    trained_again: int = 0
+    images_per_s: float
+    test_accuracy: float
+    peak_rss_mb: float
+    checkpoint_age_epochs: int | None = None
+    kept_epoch: int | None = None
+
+
+class BaselineReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The bare kernel loop on the same threads, and matrix products of the machine's BLAS."""
+
+    images_per_s: float
+    efficiency: float
+    threads: int
+    before: float
+    after: float
+    sgemm: float | None = None
+    """Operations per second of single-precision matrix products on all threads; None in older files."""
+    share: float | None = None
+    """Operations per second of training, over `sgemm`."""
+
+
+class TrafficRow(msgspec.Struct, frozen=True, kw_only=True, rename={"sender": "from", "receiver": "to"}):
+    """All messages of one type that one node sent to another."""
+
+    sender: str
+    receiver: str
+    type: str
+    messages: int
+    payload_bytes: int
+    frame_bytes: int
+
+
+class ProtocolRow(msgspec.Struct, frozen=True, kw_only=True):
+    """How the gradient of one tensor travels."""
+
+    tensor: str
+    delta_bytes: int
+    factor_bytes: int | None
+    chosen: str
+
+
+class EventReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One incident."""
+
+    s: float
+    event: str
+
+
+class CheckpointReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One checkpoint that was written."""
+
+    name: str
+    epoch: int
+    paused_s: float
+    written_s: float
+    bytes: int
+
+
+class ServerReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What one parameter server counted."""
+
+    node: str
+    shards: int
+    versions: dict[str, int]
+    staleness: dict[str, int]
+    clocks: dict[str, dict[str, int]]
+    refused: int
+    duplicates: int
+    batches: int
+    batched_pushes: int
+    peak_rss_mb: float
+
+
+class ControllerReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Where one controller stood in its group at the end."""
+
+    node: str
+    role: str
+    leader: str = ""
+    term: int = 0
+
+
+class CacheReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The images of one data server, from its start to the end of the run."""
+
+    name: str
+    budget_bytes: int
+    resident_images: int
+    resident_bytes: int
+    block_bytes: int
+    evicted_blocks: int
+    hits: int = 0
+    misses: int = 0
+    decoded: int = 0
+    decode_s: float = 0.0
+    spilled: int = 0
+    spilled_bytes: int = 0
+    read_back: int = 0
+    replaced: int = 0
+    replaced_why: list[str] = []
+
+
+class Lag(msgspec.Struct, frozen=True, kw_only=True):
+    """How late the event loop ran its timers."""
+
+    p50: float
+    p99: float
+    max: float
+
+
+class BufferReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A pool of receive buffers; roles of one process may share one."""
+
+    outstanding: int
+    outstanding_bytes: int
+    free: int
+    free_bytes: int
+    acquired: int
+    created: int
+
+
+class PushReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker's client of the parameter servers counted."""
+
+    acknowledged: int
+    duplicates: int
+    refused: int
+    resent: int
+    reconnects: int
+    admission_waits: int
+    admission_wait_s: float
+
+
+class FetchReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker's client of the data server counted."""
+
+    groups: int
+    blocked_fetches: int
+    blocked_s: float
+
+
+class KernelReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Kernels that trained a worker's groups."""
+
+    set: str
+    """``"numpy"`` or ``"numba"``, at the end."""
+    numpy_groups: int
+    """Groups that NumPy's kernels trained while the compiled ones were made."""
+
+
+class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What one model worker counted."""
+
+    node: str
+    parameters: PushReport | None
+    data: FetchReport | None
+    pool: PoolStatistics | None
+    engine: EngineStatistics | None
+    cpus: tuple[int, ...] | None
+    lag_s: Lag
+    buffers: BufferReport
+    push_buffers: int
+    peak_rss_mb: float
+    kernels: KernelReport | None = None
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole report."""
+
+    schema: str
+    command: list[str]
+    ended: str
+    config: dict[str, Any]
+    defaults: dict[str, str]
+    machine: Machine
+    model: ModelReport
+    data: DataReport
+    epochs: list[EpochReport]
+    totals: Totals
+    baseline: BaselineReport | None
+    traffic: list[TrafficRow]
+    protocols: list[ProtocolRow]
+    staleness: StalenessReport
+    waits: list[WaitReport]
+    series: list[Sample]
+    events: list[EventReport]
+    checkpoints: list[CheckpointReport]
+    controllers: list[ControllerReport] = []
+    servers: list[ServerReport]
+    caches: list[CacheReport]
+    workers: list[WorkerReport]
+
+
+def build_report(
+    result: RunResult,
+    *,
+    config: Config,
+    command: Sequence[str],
+    machine: Machine,
+    baseline: Baseline | None,
+    asked: Config | None = None,
+    ended: str = "finished",
+) -> Report:
+    """Put together what a run came to.
+
+    Args:
+        result: What the driver brought back.
+        config: The run's options; the report holds them with the rate in force.
+        command: The command line, or what stands for it.
+        machine: Where the driver ran.
+        baseline: The bare kernel loop; None if it was not measured.
+        asked: The options as they were given, to say why those left open are as they are; None says nothing.
+        ended: How the run ended, in words.
+
+    Raises:
+        msgspec.ValidationError: A node of another version said something else than it should; `without_odd`
+            leaves such nodes out.
+    """
+    totals = _totals(result)
+    model = result.model
+    return Report(
+        schema=SCHEMA,
+        command=list(command),
+        ended=ended,
+        config={**msgspec.to_builtins(config), "slow": list(config.slow), "rate": config.default_rate()},
+        defaults=_explained(asked, config, result),
+        machine=machine,
+        model=ModelReport(
+            name=model.spec.name,
+            parameters=model.num_parameters,
+            multiply_adds=model.multiply_adds,
+            dtype=str(model.dtype),
+            kernels=model.kernels,
+            working_sets=[_fitted(each, machine) for each in working_sets(model, config.images_per_group)],
+            spec=model.spec.to_dict(),
+        ),
+        data=msgspec.convert(result.data, DataReport),
+        epochs=[_epoch(epoch) for epoch in result.epochs],
+        totals=totals,
+        baseline=_baseline(baseline, totals.images_per_s, model) if baseline is not None else None,
+        series=list(result.series),
+        events=msgspec.convert(result.events, list[EventReport]),
+        checkpoints=[CheckpointReport(**asdict(each)) for each in result.checkpoints],
+        **_counted(result.statistics),
+    )
+
+
+def without_odd(result: RunResult) -> tuple[RunResult, list[str]]:
+    """Leave out what a report cannot say of roles that counted something odd.
+
+    Returns:
+        The result with the statistics of all other nodes, and a line for each node that is left out.
+    """
+    kept: dict[str, dict[str, Any]] = {}
+    news: list[str] = []
+    for name, values in result.statistics.items():
+        try:
+            msgspec.json.encode([_counted({name: values}), _memory_mb({name: values})])
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+            news.append(f"the report leaves out what {name} counted: {error!r}"[:MOST_NEWS])
+        else:
+            kept[name] = values
+    return replace(result, statistics=kept), news
+
+
+def _counted(statistics: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the fields of a report that say what nodes counted."""
+    workers = _of_role(statistics, "worker")
+    return {
+        "traffic": [
+            msgspec.convert(row, TrafficRow) for node in sorted(statistics) for row in _rows(statistics[node])
+        ],
+        "protocols": msgspec.convert(_protocols(workers), list[ProtocolRow]),
+        "staleness": _staleness(statistics.values()),
+        "waits": [waits for name, values in workers.items() if (waits := waits_of(name, values)) is not None],
+        "controllers": [
+            msgspec.convert({**values["controllers"], "node": name}, ControllerReport)
+            for name, values in _of_role(statistics, "controller").items()
+            if "controllers" in values
+        ],
+        "servers": [
+            msgspec.convert(_server(name, values), ServerReport)
+            for name, values in _of_role(statistics, "ps").items()
+        ],
+        "caches": [
+            msgspec.convert({"name": name, **values["cache"]}, CacheReport)
+            for name, values in _of_role(statistics, "data").items()
+            if values.get("cache")
+        ],
+        "workers": [msgspec.convert(_worker(name, values), WorkerReport) for name, values in workers.items()],
+    }
+
+
+def to_json(report: Report) -> bytes:
+    """The report as indented JSON with a newline at its end."""
+    return msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n"
+
+
+async def write(report: Report, path: Path, disk: Disk) -> None:
+    """Write the report as JSON, all or nothing. Cancelling leaves the old file or the new one.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    await disk.write_atomic(path, [to_json(report)])
+
+
+def _epoch(epoch: EpochResult) -> EpochReport:
+    return EpochReport(
+        epoch=epoch.epoch,
+        images=epoch.images,
+        skipped=epoch.skipped,
+        trained_again=epoch.trained_again,
+        train_loss=epoch.train_loss if isfinite(epoch.train_loss) else None,
+        test_accuracy=epoch.test_accuracy,
+        validation_accuracy=epoch.validation_accuracy,
+        train_s=epoch.train_s,
+        images_per_s=epoch.images_per_s,
+    )
+
+
+def _staleness(roles: Collection[Mapping[str, Any]]) -> StalenessReport:
+    return StalenessReport(
+        **msgspec.structs.asdict(add_up(values.get("staleness", {}) for values in roles)),
+        by_replica=add_up_by_name(values.get("staleness_by_replica", {}) for values in roles),
+        by_tensor=add_up_by_name(values.get("staleness_by_tensor", {}) for values in roles),
+    )
+
+
+def _fitted(each: WorkingSet, machine: Machine) -> WorkingSetReport:
+    return WorkingSetReport(
+        **asdict(each), total=each.total, fits=each.fits(l2_kb=machine.l2_kb, l3_kb=machine.l3_kb)
+    )
+
+
+def _explained(asked: Config | None, decided: Config, result: RunResult) -> dict[str, str]:
+    if asked is None:
+        return {}
+    norm = squared_norm_of(result.data)
+    return explain_defaults(asked, decided, kernels=result.model.kernels, squared_norm=norm)
+
+
+def _totals(result: RunResult) -> Totals:
+    images = sum(epoch.images for epoch in result.epochs)
+    train_s = sum(epoch.train_s for epoch in result.epochs)
+    return Totals(
+        train_s=train_s,
+        images=images,
+        skipped=sum(epoch.skipped for epoch in result.epochs),
+        trained_again=sum(epoch.trained_again for epoch in result.epochs),
+        images_per_s=images / train_s if train_s else 0.0,
+        test_accuracy=result.test_accuracy,
+        peak_rss_mb=round(_memory_mb(result.statistics), 1),
+        checkpoint_age_epochs=_checkpoint_age(result),
+        kept_epoch=result.kept_epoch or None,
+    )
+
+
+def _checkpoint_age(result: RunResult) -> int | None:
+    """Epochs that ended after the newest checkpoint was taken; None if none was written."""
+    if not result.checkpoints or not result.epochs:
+        return None
+    return max(result.epochs[-1].epoch - result.checkpoints[-1].epoch, 0)
+
+
+def _memory_mb(statistics: Mapping[str, Mapping[str, Any]]) -> float:
+    """Sum over processes; the roles that share one say the same of it, or less if asked earlier."""
+    peaks: dict[tuple[str, int], float] = {}
+    for values in statistics.values():
+        process = values["process"]
+        key = (process["host"], process["pid"])
+        peaks[key] = max(peaks.get(key, 0.0), process["peak_rss_mb"])
+    return sum(peaks.values())
+
+
+def _baseline(baseline: Baseline, images_per_s: float, model: Network) -> BaselineReport:
+    return BaselineReport(
+        images_per_s=baseline.images_per_s,
+        efficiency=images_per_s / baseline.images_per_s,
+        threads=baseline.threads,
+        before=baseline.before,
+        after=baseline.after,
+        sgemm=baseline.sgemm,
+        share=images_per_s * model.operations / baseline.sgemm,
+    )
+
+
+def _of_role(statistics: Mapping[str, Mapping[str, Any]], role: str) -> dict[str, Mapping[str, Any]]:
+    return {node: statistics[node] for node in sorted(statistics) if statistics[node]["role"] == role}
+
+
+def _rows(values: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    rows: Sequence[Mapping[str, Any]] = values["traffic"]
+    return rows
+
+
+def _protocols(workers: Mapping[str, Mapping[str, Any]]) -> Sequence[Any]:
+    """All workers plan alike; the first that trained says how."""
+    return next((values["protocols"] for values in workers.values() if "protocols" in values), ())
+
+
+def _server(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """A server that stood by has counted nothing."""
+    idle = {
+        "shards": 0,
+        "versions": {},
+        "clocks": {},
+        "staleness": {},
+        "refused": 0,
+        "duplicates": 0,
+        "batches": 0,
+        "batched_pushes": 0,
+    }
+    return {**idle, **values, "node": name, "peak_rss_mb": values["process"]["peak_rss_mb"]}
+
+
+def _worker(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    idle = {"parameters": None, "data": None, "pool": None, "engine": None, "cpus": None, "push_buffers": 0}
+    return {**idle, **values, "node": name, "peak_rss_mb": values["process"]["peak_rss_mb"]}

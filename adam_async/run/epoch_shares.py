@@ -1,0 +1,188 @@
+"""Pure: how the groups of an epoch are shared out among its replicas, and how far along each of them lies.
+
+The controller decides who has which place (`share_out`), a data server makes queues of it (`assign`); both
+look at what is *left* of the epoch: its groups in order, without those that were trained before the run was
+resumed. Of what is left the first `warm` groups go to the lowest replica alone. The first `carried` groups of
+the epoch hold what the epoch before has skipped: they are shared out evenly and come before all others, but
+a replica in whose share they were gets none. The rest is shared out
+
+    in a pool   everybody takes the next group
+    in ranges   a contiguous range of group numbers per replica; they differ by one group at most
+    in turns    of `turn` groups, the groups of one step: the turns are dealt out in order, so that step k of
+                all replicas together is one contiguous piece of the epoch's order, as one that trains alone
+                with as many times the images would see it
+"""
+
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from adam_async.run.ids import Replica
+
+Ranges = Sequence[tuple[int, int]]
+"""Ranges of group numbers, each from its first to behind its last."""
+
+MOST_LEASES = 256
+"""Maximum number of leases of every group of an epoch in the bound of clocks."""
+
+LEAST_STEPS = 4096
+"""Minimum number of steps of an epoch in the bound of clocks."""
+
+POOL = Replica(-1)
+"""Whose queue the common pool is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Assignment:
+    """Who trains what, before anybody is lost or joins."""
+
+    warm: Sequence[int]
+    """Groups of the warm start, for the lowest replica alone."""
+    queues: Mapping[Replica, Sequence[int]]
+    """What follows it, for each replica in its order."""
+    progress: Mapping[int, float]
+    """For each group that is left, how much of the epoch lies before it for the replica of its share; from 0
+    to less than 1."""
+
+
+def groups_left(groups: int, finished: Ranges) -> Sequence[int]:
+    """The numbers below `groups` that are in none of the ranges, in order."""
+    if not finished:
+        return range(groups)
+    done = {number for start, stop in finished for number in range(start, stop)}
+    return [number for number in range(groups) if number not in done]
+
+
+def warm_groups(warm_start: int, *, epoch: int, groups: int, finished: Ranges, turn: int) -> int:
+    """How many of the groups that are left of an epoch belong to the warm start of the run.
+
+    Args:
+        warm_start: Groups of the run that one replica trains alone; rounded up to whole turns.
+        epoch: From 1; those before it had as many groups.
+        groups: Of an epoch.
+        finished: Trained before the run was resumed.
+        turn: Groups of a turn; 0 if the epoch is shared out in ranges.
+    """
+    done = sum(stop - start for start, stop in finished)
+    whole = -(-warm_start // turn) * turn if turn else warm_start
+    return min(max(whole - (epoch - 1) * groups - done, 0), groups - done)
+
+
+def share_out(
+    replicas: Sequence[int],
+    *,
+    groups: int,
+    turn: int,
+    warm: int = 0,
+    finished: Ranges = (),
+    carried: int = 0,
+) -> dict[str, tuple[int, int]]:
+    """Give each replica (as text) its range of groups, or, in turns, its place and the number of places.
+
+    Ranges cover all groups, and those that are left are spread evenly over them. The range of the lowest
+    replica begins with the `warm` and the `carried` groups; `assign` gives others their part of the carried.
+    """
+    places = len(replicas)
+    if turn:
+        return {str(replica): (place, places) for place, replica in enumerate(sorted(replicas))}
+    left = groups_left(groups, finished)
+    lead = _lead(left, warm, carried)
+    rest = len(left) - lead
+    inner = [lead + rest * place // places for place in range(1, places)]
+    cuts = [0, *(left[at] if at < len(left) else groups for at in inner), groups]
+    return {str(replica): (cuts[place], cuts[place + 1]) for place, replica in enumerate(sorted(replicas))}
+
+
+def assign(
+    shares: Mapping[Replica, tuple[int, int]],
+    *,
+    groups: int,
+    turn: int,
+    warm: int = 0,
+    finished: Ranges = (),
+    carried: int = 0,
+    behind: Collection[Replica] = (),
+) -> Assignment:
+    """Make queues of what `share_out` decided.
+
+    Args:
+        shares: Replica to its range, or to its place and the number of places.
+        groups: Of the epoch.
+        turn: Groups of a turn; 0: shares are ranges.
+        warm: Groups of the warm start.
+        finished: Trained before the run was resumed.
+        carried: Groups, from the first one, of images that the epoch before has skipped.
+        behind: Replicas in whose shares those were: they get none of them while there are others.
+    """
+    left = groups_left(groups, finished)
+    if turn:
+        rest = left[warm:]
+        turns = {replica: _turns(rest, turn, place, places) for replica, (place, places) in shares.items()}
+        return Assignment(warm=left[:warm], queues=turns, progress=_in_order(left, groups))
+    lead = _lead(left, warm, carried)
+    takers = sorted(set(shares).difference(behind)) or sorted(shares)
+    cuts = [warm + (lead - warm) * place // len(takers) for place in range(len(takers) + 1)]
+    first = {replica: left[cuts[place] : cuts[place + 1]] for place, replica in enumerate(takers)}
+    queues: dict[Replica, Sequence[int]] = {
+        replica: (*first.get(replica, ()), *_within(left[lead:], share)) for replica, share in shares.items()
+    }
+    before = 1 - len(left) / groups
+    progress: dict[int, float] = {}
+    for replica, queue in queues.items():
+        own = [*left[:warm], *queue] if replica == min(shares) else queue
+        progress.update((number, before + (1 - before) * at / len(own)) for at, number in enumerate(own))
+    return Assignment(warm=left[:warm], queues=queues, progress=progress)
+
+
+def assign_pool(groups: int, *, warm: int = 0, finished: Ranges = ()) -> Assignment:
+    """Make one queue for all of what is left behind the warm start."""
+    left = groups_left(groups, finished)
+    return Assignment(warm=left[:warm], queues={POOL: left[warm:]}, progress=_in_order(left, groups))
+
+
+def _in_order(left: Sequence[int], groups: int) -> dict[int, float]:
+    return {number: number / groups for number in left}
+
+
+def _lead(left: Sequence[int], warm: int, carried: int) -> int:
+    """How many of the groups that are left come before what is shared out in ranges."""
+    return max(warm, bisect_left(left, carried))
+
+
+def _turns(numbers: Sequence[int], turn: int, place: int, places: int) -> list[int]:
+    starts = range(place * turn, len(numbers), places * turn)
+    return [number for start in starts for number in numbers[start : start + turn]]
+
+
+def _within(numbers: Sequence[int], share: tuple[int, int]) -> Sequence[int]:
+    """Those of some ascending numbers that lie in a range."""
+    start, stop = share
+    return numbers[bisect_left(numbers, start) : bisect_left(numbers, stop)]
+
+
+def covers(shares: Iterable[tuple[int, int]], *, groups: int, turn: int) -> bool:
+    """Whether every group is in exactly one share."""
+    wanted = sorted(shares)
+    if turn:
+        return wanted == [(place, len(wanted)) for place in range(len(wanted))]
+    at = 0
+    for start, stop in wanted:
+        if start != at:
+            return False
+        at = stop
+    return at == groups
+
+
+def most_clock(*, stands_at: int, epochs: int, groups: int) -> int:
+    """Return a clock, in steps, that no replica can have passed.
+
+    A step has at least one group, so an epoch has at most as many steps as groups, and as many again each
+    time that lost replicas cause a new lease of all groups. The bound is generous: it only limits the clock
+    of a replica to numbers that a run could reach.
+
+    Args:
+        stands_at: Clock of the fastest replica at the begin of the epochs, in steps.
+        epochs: Number of epochs from there on.
+        groups: Number of groups of each epoch.
+    """
+    return stands_at + epochs * max(groups, LEAST_STEPS) * MOST_LEASES

@@ -1,0 +1,175 @@
+"""Which model a run trains: the one asked for, or the one that fits the data."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from adam_async.errors import ConfigError
+from adam_async.model.layer import Layer
+from adam_async.model.layers import BUILTIN_LAYERS
+from adam_async.model.named import NAMED_MODELS, mlp, named_model
+from adam_async.model.network import Network
+from adam_async.model.spec import ModelSpec
+from adam_async.run.image_size import Size, read_image_size
+
+HIDDEN = 256
+"""Width of the hidden layer of the model that `auto` makes for data that no named model fits."""
+
+ANY_IMAGE = "mlp"
+"""The named model that is made for the data, whatever their images and classes."""
+
+MLP_HIDDEN = (256, 128)
+"""Widths of its hidden layers."""
+
+LOSS = "softmax_cross_entropy"
+"""Kind of the loss layer that reads one score per class."""
+
+
+def choose_model(
+    wanted: str, data: Mapping[str, Any], *, text: str | None = None, init: ModelSpec | None = None
+) -> ModelSpec:
+    """Find the spec for what the user asked for, and check that it fits the data.
+
+    Args:
+        wanted: ``auto``, a named model, or the name of a TOML file.
+        data: What the data server says of its data: ``name``, ``shape``, ``classes``.
+        text: The contents of the TOML file, when `wanted` names one; the caller has read it.
+        init: The saved model that the run begins with; `auto` takes it, with an output for each class.
+
+    Raises:
+        ConfigError: There is no such model, or it does not fit the data's shape or classes.
+    """
+    shape = tuple(int(n) for n in data["shape"])
+    if text is not None:
+        spec = ModelSpec.from_toml(text)
+    elif wanted == "auto" and init is not None:
+        if tuple(init.input_shape) != shape:
+            raise ConfigError(
+                f"the saved model {init.name!r} takes images of {tuple(init.input_shape)} (channels, rows, "
+                f"columns), but {data['name']} has {shape}; give data that fit, or name another --model"
+            )
+        spec = with_outputs(init, int(data["classes"]))
+    elif wanted == "auto":
+        return _fitting(shape, int(data["classes"]))
+    elif wanted == ANY_IMAGE:
+        spec = mlp((prod(shape), *MLP_HIDDEN, int(data["classes"])), input_shape=shape)
+    elif wanted in NAMED_MODELS:
+        spec = with_outputs(named_model(wanted), int(data["classes"]))
+    else:
+        known = ", ".join(NAMED_MODELS)
+        hint = " (the file was not read)" if Path(wanted).suffix == ".toml" else ""
+        raise ConfigError(
+            f"unknown model {wanted!r}{hint}; known: auto, {known}, or a .toml file with a spec"
+        )
+    check_fits(spec, data)
+    return spec
+
+
+def image_size(
+    size: str,
+    wanted: str,
+    *,
+    text: str | None = None,
+    spec: ModelSpec | None = None,
+    init: ModelSpec | None = None,
+) -> Size | None:
+    """Find the columns and rows that the encoded images of a run get.
+
+    Args:
+        size: The option ``size``.
+        wanted: As for `choose_model`.
+        text: The contents of the TOML file, when `wanted` names one.
+        spec: The model, if the caller brings one.
+        init: The saved model that the run begins with, as for `choose_model`.
+
+    Returns:
+        The size asked for, else that of the model; None if both are left to the data.
+
+    Raises:
+        ConfigError: `size` or `text` is wrong.
+    """
+    if size:
+        return read_image_size(size)
+    if spec is None and text is not None:
+        spec = ModelSpec.from_toml(text)
+    elif spec is None and wanted in NAMED_MODELS and wanted != ANY_IMAGE:
+        spec = named_model(wanted)
+    elif spec is None and wanted == "auto":
+        spec = init
+    if spec is None or len(spec.input_shape) != 3:
+        return None
+    _, rows, columns = spec.input_shape
+    return columns, rows
+
+
+def check_size(size: str, data: Mapping[str, Any]) -> None:
+    """Refuse data that have not the size that was asked for.
+
+    Raises:
+        ConfigError: They are arrays, or those of a data server that runs already.
+    """
+    shape = data["shape"]
+    if size and read_image_size(size) != (shape[2], shape[1]):
+        raise ConfigError(
+            f"size={size} does not fit {data['name']}, whose images are {shape[1]}x{shape[2]}: arrays, and "
+            "the data of a running data server, keep their size; leave size out"
+        )
+
+
+def with_outputs(spec: ModelSpec, classes: int) -> ModelSpec:
+    """Return a model with as many outputs as there are classes: its last dense layer becomes another one.
+
+    Weights of the classes in its loss are left out if the number changes. A model whose scores do not come
+    from a dense layer stays as it is.
+    """
+    *body, loss = spec.layers
+    layers = {layer.name: layer for layer in body}
+    head = layers[loss.inputs[0]]
+    if head.kind != "dense" or dict(head.options)["outputs"] == classes or loss.kind != LOSS:
+        return spec
+    layers[head.name] = replace(
+        head, options=tuple(sorted({**dict(head.options), "outputs": classes}.items()))
+    )
+    plain = replace(loss, options=tuple(pair for pair in loss.options if pair[0] != "class_weights"))
+    return replace(spec, layers=(*layers.values(), plain))
+
+
+def check_fits(
+    spec: ModelSpec, data: Mapping[str, Any], *, layers: Mapping[str, type[Layer]] = BUILTIN_LAYERS
+) -> None:
+    """Refuse a model that cannot be trained on the data.
+
+    Args:
+        spec: The model.
+        data: What the data server says of its data.
+        layers: Kinds of layers that the model may use.
+
+    Raises:
+        ConfigError: The spec cannot be built, has nothing to train, takes images of another shape, or tells
+            fewer classes apart.
+    """
+    shape, classes = tuple(int(n) for n in data["shape"]), int(data["classes"])
+    if tuple(spec.input_shape) != shape:
+        raise ConfigError(
+            f"model {spec.name!r} takes images of {tuple(spec.input_shape)} (channels, rows, columns), but "
+            f"{data['name']} has {shape}; choose --model auto, or data that fits"
+        )
+    network = Network(spec, layers=layers)
+    if not network.trained:
+        raise ConfigError(f"model {spec.name!r} has nothing to train: none of its layers has parameters")
+    outputs = prod(network.layers[-1].input_shapes[0])
+    if outputs < classes:
+        raise ConfigError(
+            f"model {spec.name!r} tells {outputs} classes apart, but {data['name']} has {classes}; "
+            f"choose --model auto, or data that fits, or give its last dense layer {classes} outputs"
+        )
+
+
+def _fitting(shape: tuple[int, ...], classes: int) -> ModelSpec:
+    for name in ("mnist-adam", "digits", "cifar-conv"):
+        spec = named_model(name)
+        if tuple(spec.input_shape) == shape and classes <= 10:
+            return spec
+    return mlp((prod(shape), HIDDEN, classes), input_shape=shape)

@@ -1,0 +1,81 @@
+"""Pure: how a run's model is cut, and what follows from it for its shards."""
+
+from typing import Any
+
+from adam_async.errors import ConfigError
+from adam_async.model.errors import ModelError
+from adam_async.model.network import Network
+from adam_async.model.partition.plan import Layout, PartitionPlan, planned_cuts
+from adam_async.model.partition.planner import layers_plan, vertical_plan
+from adam_async.model.partition.prediction import LayerTimes
+from adam_async.run.cluster_map import RunRecord
+from adam_async.run.config import Config
+from adam_async.run.shard_table import ShardTable, shard_table
+
+
+def plan_run(network: Network, config: Config, times: LayerTimes | None = None) -> PartitionPlan | None:
+    """Cut the model of a run over the workers of a replica; None if it is not cut.
+
+    Args:
+        network: The model.
+        config: The run.
+        times: Of its layers, measured; without them they are estimated.
+
+    Raises:
+        ConfigError: The model cannot be cut over so many workers.
+    """
+    if config.partitions == 1:
+        return None
+    try:
+        if config.plan == "layers":
+            return layers_plan(network, config.partitions, times=times)
+        return vertical_plan(network, config.partitions, halo=config.halo, times=times)
+    except ModelError as error:
+        raise ConfigError(f"partitions={config.partitions}: {error}") from error
+
+
+def check_crossings(network: Network, plan: dict[str, Any], config: Config, *, most_bytes: int) -> None:
+    """Check that whatever workers send each other of a group fits into one message.
+
+    Args:
+        network: The model.
+        plan: How it is cut, as `PartitionPlan.to_dict` gave it.
+        config: The run.
+        most_bytes: Of one message.
+
+    Raises:
+        ConfigError: One tensor is larger; names the layer and how many images would do.
+    """
+    layout = Layout(network.topology, network.input_shape, PartitionPlan.from_dict(plan))
+    for crossing in layout.crossings:
+        images = 1 if crossing.kind == "gradient" else config.images_per_group
+        size = images * crossing.values * network.dtype.itemsize
+        if size <= most_bytes:
+            continue
+        layer = network.layers[crossing.layer].name
+        each = size // images
+        what = "weight gradients" if crossing.kind == "gradient" else "outputs"
+        advice = (
+            f"set images_per_group to at most {most_bytes // each}"
+            if crossing.kind != "gradient" and each <= most_bytes
+            else "cut it with the other plan, or not at all"
+        )
+        raise ConfigError(
+            f"partitions={config.partitions}: workers would send each other {size} bytes at once ({what} of "
+            f"layer {layer!r}), and a message holds {most_bytes}: {advice}"
+        )
+
+
+def run_table(run: RunRecord, network: Network) -> ShardTable:
+    """Give the shards of a run: a function of its model, of `shard_bytes` and of how the model is cut."""
+    return table_of(network, shard_bytes=int(run.config["shard_bytes"]), plan=run.plan)
+
+
+def table_of(network: Network, *, shard_bytes: int, plan: dict[str, Any] | None) -> ShardTable:
+    """Give the shards of a model that is cut under a plan, as `PartitionPlan.to_dict` gave it, or not."""
+    return shard_table(
+        network.parameters,
+        shard_bytes=shard_bytes,
+        item_bytes=network.dtype.itemsize,
+        cuts=planned_cuts(plan, network.layers),
+    )

@@ -1,0 +1,165 @@
+"""Pure: what a run is at, as its driver last saw it."""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from adam_async.messages import read_number
+from adam_async.model.network import Network as Model
+from adam_async.run.result import EpochResult
+from adam_async.run.series import Sample, Series
+from adam_async.run.staleness import add_up
+from adam_async.run.waits import waits_of
+
+RECENT_S = 3.0
+"""Seconds over which the rate is measured: three looks, of which one may come late."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """What the live table shows; `Driver.progress` is updated in place."""
+
+    phase: str = "joining"
+    data: dict[str, Any] = field(default_factory=dict)
+    """What the data server says of its data; empty until it has joined."""
+    validation: int = 0
+    """Training images that the run holds back from training."""
+    model: Model | None = None
+    plan: dict[str, Any] | None = None
+    """How the model is cut, as `PartitionPlan.to_dict` gives it; None if it is not, or not known yet."""
+    together: bool = False
+    """Whether one worker of each replica trains all parts of a model that is cut."""
+    missing: str = ""
+    """Which roles are waited for, in words; empty while none is."""
+    consistency: str = "asp"
+    epoch: int = 0
+    last_epoch: int = 0
+    """After which the run ends, if nothing ends it before; 0 until that is decided."""
+    images: int = 0
+    """Images of this epoch that are trained."""
+    skipped: int = 0
+    """Images that the epoch leaves for the next one, as far as that is known."""
+    images_per_s: float = 0.0
+    """Rate over the last `RECENT_S` of training; 0 while nothing is trained."""
+    silent: tuple[str, ...] = ()
+    """Roles that did not answer the last look, and for how long."""
+    loss: float = 0.0
+    replicas: int = 0
+    """Live ones."""
+    clock: int = 0
+    """All pushes of live replicas up to it are applied."""
+    waiting_for: tuple[str, ...] = ()
+    """Who waits for the clocks of others, and for whose."""
+    staleness_mean: float = 0.0
+    staleness_max: int = 0
+    waited_s: float = 0.0
+    """Seconds that workers have waited for servers, images or clocks, summed."""
+    epochs: list[EpochResult] = field(default_factory=list)
+    roles: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """What data servers, parameter servers and workers had counted at the last look, by node id."""
+    takes_checkpoints: bool = False
+    checkpoint: str = ""
+    """Name of the newest checkpoint; empty while there is none."""
+    checkpointed_at: float = 0.0
+    """Time of its writing or resumption, in seconds of the loop's clock."""
+    _series: Series | None = field(default=None, init=False, repr=False)
+    _began: float = field(default=0.0, init=False, repr=False)
+    _recent: deque[tuple[float, int]] = field(default_factory=deque, init=False, repr=False)
+    """Times of the latest looks at this epoch, and its images at each."""
+    _added_up: tuple[int, float, int] = field(default=(0, 0.0, 0), init=False, repr=False)
+    """Number of `epochs` added up so far, and their seconds and images."""
+
+    @property
+    def images_of_epoch(self) -> int:
+        """Images that an epoch trains; 0 until the data are known."""
+        return max(int(self.data.get("train_images", 0)) - self.validation, 0)
+
+    def begin(self, series: Series) -> None:
+        """A run begins: what an earlier one came to is in its result."""
+        self._series = series
+        self.epoch, self.images, self.clock, self.waiting_for = 0, 0, 0, ()
+        self.epochs.clear()
+        self._added_up = 0, 0.0, 0
+        self.roles = {}
+        self.silent = ()
+        self.checkpoint = ""
+
+    def written(self, checkpoint: str, *, now: float) -> None:
+        """Note a written or resumed checkpoint; `now` is in seconds of the loop's clock."""
+        self.checkpoint, self.checkpointed_at = checkpoint, now
+
+    def begin_epoch(self, epoch: int, *, now: float) -> None:
+        """Training of an epoch begins; `now` is in seconds of the loop's clock."""
+        self.phase, self.epoch, self.images, self.skipped = "training", epoch, 0, 0
+        self._began = now
+        self._recent = deque([(now, 0)])
+
+    @property
+    def series(self) -> Sequence[Sample]:
+        """The samples of the run so far."""
+        return self._series.samples if self._series is not None else ()
+
+    def look(
+        self, roles: Mapping[str, dict[str, Any]], *, now: float, ended: Mapping[str, Any] | None = None
+    ) -> None:
+        """Take in what the roles counted while, or just after, an epoch was trained.
+
+        Args:
+            roles: By node id; of a role that did not answer, what it said last.
+            now: In seconds of the loop's clock.
+            ended: What came of the epoch, once it has: the data server may be at the next one by then.
+        """
+        self.roles = dict(roles)
+        values = list(roles.values())
+        lender = next((each for each in values if lends(each)), {"images": 0, "loss": 0.0})
+        at_data = ended or lender
+        self.images = int(at_data["images"])
+        self.skipped = int(at_data.get("skipped", 0))
+        self._measure_rate(now)
+        self.loss = read_number(at_data["loss"])
+        holders = [each for each in values if each.get("role") == "ps" and each.get("shards")]
+        self.clock = min((each["clock"] for each in holders), default=0)
+        self.waiting_for = tuple(
+            f"{node} for {each['waiting_for']}"
+            for node, each in sorted(roles.items())
+            if each.get("role") == "worker" and each.get("waiting_for")
+        )
+        staleness = add_up(each.get("staleness", {}) for each in values)
+        self.staleness_mean, self.staleness_max = staleness.mean, staleness.max
+        waits = (waits_of(node, each) for node, each in roles.items())
+        self.waited_s = sum(each.total_s for each in waits if each is not None)
+        if self._series is not None:
+            before_s, images_before = self._before()
+            self._series.take(
+                roles,
+                s=before_s + (now - self._began if ended is None else float(ended["train_s"])),
+                epoch=self.epoch,
+                images=self.images,
+                images_before=images_before,
+                loss=self.loss,
+            )
+
+    def _measure_rate(self, now: float) -> None:
+        """Count the images of the last seconds; looks that are older than the one before these go."""
+        recent = self._recent
+        recent.append((now, self.images))
+        while len(recent) > 2 and recent[1][0] <= now - RECENT_S:
+            recent.popleft()
+        begin, images = recent[0]
+        if now > begin:
+            self.images_per_s = max(self.images - images, 0) / (now - begin)
+
+    def _before(self) -> tuple[float, int]:
+        """Return seconds and images of all ended epochs; adds up only those since the last call."""
+        count, train_s, images = self._added_up
+        for epoch in self.epochs[count:]:
+            train_s += epoch.train_s
+            images += epoch.images
+        self._added_up = len(self.epochs), train_s, images
+        return train_s, images
+
+
+def lends(values: Mapping[str, Any]) -> bool:
+    """Whether a role's counts are those of the data server that leases the run's groups."""
+    return bool(values.get("lending", {}).get("leads"))

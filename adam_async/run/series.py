@@ -1,0 +1,108 @@
+"""Pure: how a run goes over time: one sample for about each second of its training."""
+
+from collections.abc import Iterable, Mapping
+from math import isfinite
+from typing import Any
+
+import msgspec
+
+from adam_async.run.rate_schedule import Schedule
+from adam_async.run.staleness import add_up
+from adam_async.run.waits import waits_of
+
+FEW = 0.25
+"""Share of the pushes of the last mean staleness, below which pushes count with the next ones: the last few
+of an epoch meet few others, and would look like a fall to 0."""
+
+SAMPLES_KEPT = 1 << 13
+"""Maximum number of samples of a run."""
+
+
+class Sample(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a run was at one moment. Counts are of the whole run so far."""
+
+    s: float
+    """Seconds of training so far, as `train_s` counts them: without start-up and evaluation."""
+    epoch: int
+    images: int
+    """Trained, in all epochs so far."""
+    loss: float | None
+    """Mean over the images of the epoch so far; None before the first, or if it is not finite."""
+    rate: float
+    """What the schedule says at this moment."""
+    staleness_mean: float | None
+    """Over the pushes since the last sample that has one; None if there were none, or few (`FEW`)."""
+    bytes: int
+    """Sent by data servers, parameter servers and workers."""
+    waited_s: float
+    """Waits of all workers, summed; see `adam_async.run.waits`."""
+
+
+class Series:
+    """Takes the samples of one run.
+
+    Args:
+        schedule: Of the run's rate.
+        epoch_images: Training images of one epoch.
+    """
+
+    def __init__(self, schedule: Schedule, *, epoch_images: int) -> None:
+        self._schedule = schedule
+        self._epoch_images = max(epoch_images, 1)
+        self._pushes = 0
+        self._staleness = 0.0
+        self._taken = 0
+        """Pushes of the last mean."""
+        self.samples: list[Sample] = []
+        """Samples of the run; above the limit, every other one of the older half goes, repeatedly."""
+
+    def take(
+        self,
+        roles: Mapping[str, Mapping[str, Any]],
+        *,
+        s: float,
+        epoch: int,
+        images: int,
+        images_before: int,
+        loss: float,
+    ) -> None:
+        """Add a sample.
+
+        Args:
+            roles: What each node counted, by node id.
+            s: Seconds of training so far.
+            epoch: Number of the epoch, from 1.
+            images: Trained in it.
+            images_before: Trained in the epochs before it.
+            loss: Mean over the epoch so far.
+        """
+        waits = [waits_of(node, values) for node, values in roles.items()]
+        if len(self.samples) >= SAMPLES_KEPT:
+            del self.samples[1 : SAMPLES_KEPT // 2 : 2]
+        self.samples.append(
+            Sample(
+                s=round(max(s, self.samples[-1].s if self.samples else 0.0), 6),
+                epoch=epoch,
+                images=images_before + images,
+                loss=loss if images and isfinite(loss) else None,
+                rate=self._schedule.rate(epoch - 1 + min(images / self._epoch_images, 1.0)),
+                staleness_mean=self._recent_staleness(
+                    values.get("staleness", {}) for values in roles.values()
+                ),
+                bytes=sum(
+                    row["payload_bytes"] + row["frame_bytes"]
+                    for values in roles.values()
+                    for row in values.get("traffic", ())
+                ),
+                waited_s=sum(each.total_s for each in waits if each is not None),
+            )
+        )
+
+    def _recent_staleness(self, histograms: Iterable[Mapping[str, Any]]) -> float | None:
+        """Mean staleness of the pushes since the last sample that has one, unless they are few."""
+        total = add_up(histograms)
+        pushes, staleness = total.pushes - self._pushes, total.mean * total.pushes - self._staleness
+        if 0 <= pushes < FEW * self._taken:
+            return None
+        self._pushes, self._staleness, self._taken = total.pushes, total.mean * total.pushes, pushes
+        return max(staleness / pushes, 0.0) if pushes > 0 else None

@@ -1,0 +1,195 @@
+"""Pure: who is slowed on purpose, and by how much: what the texts of ``--slow`` mean.
+
+worker-1:0.2                    its compute threads use a fifth of a core's time each
+worker-0~worker-1:5ms           what the two say to each other takes 5 ms longer, each way
+worker-0~ps-0:500us+1ms         0.5 ms longer, and up to 1 ms on top, drawn anew each time
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from adam_async.errors import ConfigError
+from adam_async.model.keyed_random import Dice
+
+FORM = "NODE:SHARE, as in worker-1:0.2, or NODE~NODE:DELAY, as in worker-0~worker-1:5ms or ...:5ms+1ms"
+UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+
+MOST_DELAY_S = 1.0
+"""A slower link would be taken for a broken one: there and back, and again, has to fit into `Waits`."""
+
+_NODE = r"[^\s:~,]+"
+_TIME = r"(\d+(?:\.\d*)?|\.\d+)(us|ms|s)?"
+_PACE = re.compile(rf"({_NODE}):([\d.eE+-]+)")
+_LINK = re.compile(rf"({_NODE})~({_NODE}):{_TIME}(?:\+{_TIME})?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowLink:
+    """A slow path between two nodes.
+
+    Attributes:
+        nodes: Their ids.
+        delay_s: How much longer each message takes, each way.
+        jitter_s: Most seconds on top.
+    """
+
+    nodes: tuple[str, str]
+    delay_s: float
+    jitter_s: float
+
+    @property
+    def dice(self) -> "JitterDice":
+        """Its dice: the same jitter in every run."""
+        return JitterDice("~".join(sorted(self.nodes)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowNode:
+    """A node that computes slowly.
+
+    Attributes:
+        node: Its id.
+        pace: Share of a core's time that each of its compute threads may use.
+    """
+
+    node: str
+    pace: float
+
+
+Slowed = SlowLink | SlowNode
+
+
+class JitterDice:
+    """Numbers in [0, 1), one after the other, for one path."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._drawn = 0
+
+    def random(self) -> float:
+        """Return the next one."""
+        self._drawn += 1
+        drawn = Dice(0).uniform("jitter", keys=(self._path,), start=self._drawn, count=1, dtype=np.float64)
+        return float(drawn[0])
+
+
+def read_slow(texts: Iterable[str]) -> list[Slowed]:
+    """Read the texts of ``--slow``, in their order.
+
+    Raises:
+        ConfigError: One is not of the form, is out of range, or says something again.
+    """
+    slowed = [_read(text) for text in texts]
+    said: set[frozenset[str]] = set()
+    for each in slowed:
+        nodes = nodes_of(each)
+        if nodes in said:
+            raise ConfigError(f"slow says something of {' and '.join(sorted(nodes))} twice: say it once")
+        said.add(nodes)
+    return slowed
+
+
+def _read(text: str) -> Slowed:
+    found = _LINK.fullmatch(text.strip())
+    if found is not None:
+        one, other, number, unit, more, unit_of_more = found.groups()
+        delay_s = _seconds(text, number, unit)
+        jitter_s = _seconds(text, more, unit_of_more) if more else 0.0
+        if one == other:
+            raise ConfigError(f"slow {text!r}: a node has no link to itself; name two nodes")
+        if not 0 < delay_s + jitter_s <= MOST_DELAY_S:
+            raise ConfigError(f"slow {text!r}: the delay must be above 0 and at most {MOST_DELAY_S:g}s")
+        return SlowLink(nodes=(one, other), delay_s=delay_s, jitter_s=jitter_s)
+    found = _PACE.fullmatch(text.strip())
+    if found is None:
+        raise ConfigError(f"slow {text!r} is not of the form {FORM}")
+    try:
+        pace = float(found[2])
+    except ValueError:
+        raise ConfigError(f"slow {text!r} is not of the form {FORM}") from None
+    if not 0 < pace <= 1:
+        raise ConfigError(f"slow {text!r}: the share of a core must be above 0 and at most 1, not {found[2]}")
+    return SlowNode(node=found[1], pace=pace)
+
+
+def _seconds(text: str, number: str, unit: str | None) -> float:
+    if unit is None:
+        raise ConfigError(f"slow {text!r}: {number} has no unit; write {number}us, {number}ms or {number}s")
+    return float(number) * UNITS_S[unit]
+
+
+def nodes_of(slowed: Slowed) -> frozenset[str]:
+    """The nodes that it names."""
+    return frozenset(slowed.nodes if isinstance(slowed, SlowLink) else (slowed.node,))
+
+
+def check_names(
+    texts: Iterable[str],
+    *,
+    workers: int,
+    servers: int,
+    data_servers: int = 1,
+    controllers: Iterable[str] = ("controller",),
+) -> None:
+    """Refuse nodes that a cluster of this size does not have, and a pace of what computes nothing.
+
+    Raises:
+        ConfigError: There is no such node; says which there are.
+    """
+    computing = [f"worker-{number}" for number in range(workers)]
+    others = [
+        *controllers,
+        "driver",
+        *(f"data-{number}" for number in range(data_servers)),
+        *(f"ps-{number}" for number in range(servers)),
+    ]
+    for slowed in read_slow(texts):
+        known = computing if isinstance(slowed, SlowNode) else [*others, *computing]
+        for node in sorted(nodes_of(slowed)):
+            if node not in known:
+                what = "no worker" if isinstance(slowed, SlowNode) else "no node"
+                raise ConfigError(f"slow: there is {what} {node!r} here; there are {', '.join(known)}")
+
+
+def texts_for(texts: Iterable[str], node: str) -> list[str]:
+    """The texts that name a node."""
+    return [text for text in texts if node in nodes_of(_read(text))]
+
+
+def check_own(texts: Sequence[str], node: str, *, computes: bool) -> None:
+    """Refuse texts that are not about a role that was started alone.
+
+    Raises:
+        ConfigError: One names other nodes only, or a pace for a role that computes nothing.
+    """
+    for text, slowed in zip(texts, read_slow(texts), strict=True):
+        if node not in nodes_of(slowed):
+            raise ConfigError(f"--slow {text}: this node is {node} (see --id); say it to those that it names")
+        if isinstance(slowed, SlowNode) and not computes:
+            raise ConfigError(f"--slow {text}: only workers have a pace; slow the links of {node} instead")
+
+
+def pace_of(texts: Iterable[str], node: str) -> float:
+    """The pace of a node's compute threads; 1 if nothing is said of it."""
+    paces = [each.pace for each in read_slow(texts) if isinstance(each, SlowNode) and each.node == node]
+    return paces[0] if paces else 1.0
+
+
+def slow_links(texts: Iterable[str]) -> list[SlowLink]:
+    """The links that are slow."""
+    return [each for each in read_slow(texts) if isinstance(each, SlowLink)]
+
+
+def describe(texts: Iterable[str]) -> str:
+    """Say in one line who is slowed; nothing if nobody is."""
+    return ", ".join(_describe(each) for each in read_slow(texts))
+
+
+def _describe(slowed: Slowed) -> str:
+    if isinstance(slowed, SlowNode):
+        return f"{slowed.node} computes {slowed.pace:.3g} of the time"
+    jitter = f" and up to {slowed.jitter_s * 1e3:g} ms" if slowed.jitter_s else ""
+    return f"{' and '.join(slowed.nodes)} hear each other {slowed.delay_s * 1e3:g} ms{jitter} late"

@@ -1,0 +1,89 @@
+"""Pure: what a node's links carried, by peer and message type, also of links that are gone.
+
+Each end counts what it sent, so that adding up all nodes counts every message once. The
+`PEERS_KEPT` peers whose links closed last keep counts of their own. Those of earlier peers are added up by
+role, so the table stays bounded after thousands of peers.
+"""
+
+from collections import Counter
+from functools import partial
+from typing import Any
+
+from adam_async.runtime.timeline import Timeline
+from transport import Link
+
+
+class Traffic:
+    """Totals over all links of one node.
+
+    Args:
+        node: Whose links these are.
+        timeline: Where each of their messages is noted.
+    """
+
+    def __init__(self, node: str, *, timeline: Timeline | None = None) -> None:
+        self._node = node
+        self._timeline = timeline
+        self._live: dict[Link, None] = {}
+        self._gone: dict[tuple[str, str], Counter[tuple[str, str]]] = {}
+        """Counts by node and role of a peer without links, the least recent one first."""
+        self._earlier: dict[str, Counter[tuple[str, str]]] = {}
+        """Counts of all earlier peers, by role."""
+
+    def watch(self, link: Link) -> None:
+        """Count a link from now on."""
+        self._live[link] = None
+        if self._timeline is not None:
+            link.observe(partial(self._timeline.carried, self._node, link.peer.node))
+
+    def gone(self, link: Link) -> None:
+        """The link is closed; keep its totals."""
+        if link in self._live:
+            del self._live[link]
+            peer = link.peer.node, link.peer.role
+            counts = self._gone.pop(peer, Counter())
+            counts.update(_counts(link))
+            self._gone[peer] = counts
+            if len(self._gone) > PEERS_KEPT:
+                _, role = oldest = next(iter(self._gone))
+                self._earlier.setdefault(role, Counter()).update(self._gone.pop(oldest))
+
+    @property
+    def links(self) -> list[Link]:
+        """The links that are open."""
+        return list(self._live)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row per peer and message type: messages, payload_bytes and frame_bytes sent.
+
+        Earlier peers of a role share the rows to ``earlier ROLE``.
+        """
+        totals = {f"earlier {role}": Counter(counts) for role, counts in self._earlier.items()}
+        for (peer, _), counts in self._gone.items():
+            totals.setdefault(peer, Counter()).update(counts)
+        for link in self._live:
+            totals.setdefault(link.peer.node, Counter()).update(_counts(link))
+        table: dict[tuple[str, str], dict[str, Any]] = {}
+        for peer, counts in totals.items():
+            for (kind, field), count in counts.items():
+                row = table.setdefault(
+                    (peer, kind), {"from": self._node, "to": peer, "type": kind, **dict.fromkeys(FIELDS, 0)}
+                )
+                row[field] = count
+        return [table[key] for key in sorted(table)]
+
+
+PEERS_KEPT = 64
+"""Maximum number of peers without a link that keep counts of their own."""
+
+FIELDS = ("messages", "payload_bytes", "frame_bytes")
+
+
+def _counts(link: Link) -> Counter[tuple[str, str]]:
+    counts: Counter[tuple[str, str]] = Counter()
+    for kind, traffic in link.statistics().by_type.items():
+        if traffic.messages_out:
+            counts[kind, "messages"] += traffic.messages_out
+            counts[kind, "payload_bytes"] += traffic.payload_bytes_out
+            counts[kind, "frame_bytes"] += traffic.frame_bytes_out
+    return counts

@@ -1,0 +1,297 @@
+"""What a disk holds, what it has been told and not yet kept, and what is left of that after a crash.
+
+Each file and folder has two states: as programs see it (the page cache), and as it is on the platter. What
+happens to one goes to the cache and onto its list of pending operations; a sync brings the platter up to date
+and empties the list. A sync of a file keeps its bytes and not its name: that belongs to the folder.
+
+A crash takes each pending operation alone: it is lost, it has landed, or, if it is a write, some of its
+sectors have. So later writes may survive earlier ones, names may be there without bytes, and bytes without
+names. A rename within a folder lands as a whole or not at all.
+"""
+
+import errno
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path, PurePath
+
+from adam_async.runtime.random_streams import Dice
+
+SECTOR_BYTES = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Bytes at an offset."""
+
+    offset: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Truncate:
+    """A new size."""
+
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """Names that are set, or removed (None), together."""
+
+    changes: dict[str, "Inode | None"]
+
+
+@dataclass(slots=True, eq=False)
+class Inode:
+    """A file, or a folder (which has `names`)."""
+
+    names: "dict[str, Inode] | None" = None
+    kept_names: "dict[str, Inode]" = field(default_factory=dict)
+    data: bytearray = field(default_factory=bytearray)
+    kept: bytearray = field(default_factory=bytearray)
+    pending: list[Write | Truncate | Entries] = field(default_factory=list)
+
+    def sync(self) -> None:
+        """Keep what is there."""
+        for operation in self.pending:
+            if isinstance(operation, Entries):
+                _set_names(self.kept_names, operation)
+            else:
+                _change_bytes(self.kept, operation)
+        self.pending.clear()
+
+    def change(self, operation: Write | Truncate | Entries) -> None:
+        """Change what programs see."""
+        self.pending.append(operation)
+        if isinstance(operation, Entries):
+            assert self.names is not None
+            _set_names(self.names, operation)
+        else:
+            _change_bytes(self.data, operation)
+
+
+def _set_names(names: dict[str, Inode], entries: Entries) -> None:
+    for name, inode in entries.changes.items():
+        if inode is None:
+            names.pop(name, None)
+        else:
+            names[name] = inode
+
+
+def _change_bytes(data: bytearray, operation: Write | Truncate) -> None:
+    size = operation.size if isinstance(operation, Truncate) else operation.offset + len(operation.data)
+    if isinstance(operation, Truncate):
+        del data[size:]
+    data.extend(bytes(max(0, size - len(data))))
+    if isinstance(operation, Write):
+        data[operation.offset : size] = operation.data
+
+
+def _sectors(write: Write) -> list[Write]:
+    """Cut a write at the borders of sectors."""
+    pieces, start = [], 0
+    while start < len(write.data):
+        offset = write.offset + start
+        stop = start + SECTOR_BYTES - offset % SECTOR_BYTES
+        pieces.append(Write(offset, write.data[start:stop]))
+        start = stop
+    return pieces
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Atlas:
+    """Where several drives may be damaged so that of everything one good copy is left.
+
+    Copies of the same thing have the same key on all drives. Per key and sector one drive, chosen by the
+    seed, is out of bounds.
+    """
+
+    seed: str
+    drives: int
+
+    def may_damage(self, drive: int, key: str, sector: int) -> bool:
+        """Whether a sector of a drive may be damaged."""
+        digest = hashlib.blake2b(f"{self.seed}/{key}/{sector}".encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "little") % self.drives != drive
+
+
+class Drive:
+    """A drive with its file system. Paths are absolute; the root folder is there.
+
+    Args:
+        dice: For what a crash leaves.
+        capacity_bytes: Of all files together.
+        lost: Share of pending operations that a crash loses.
+        torn: Share of pending writes of which a crash keeps some sectors.
+        garbage: Share of torn sectors that hold neither old nor new bytes.
+    """
+
+    def __init__(
+        self,
+        dice: Dice,
+        *,
+        capacity_bytes: int = 1 << 30,
+        lost: float = 0.4,
+        torn: float = 0.3,
+        garbage: float = 0.2,
+    ) -> None:
+        self.capacity_bytes = capacity_bytes
+        self.used_bytes = 0
+        self._dice = dice
+        self._lost, self._torn, self._garbage = lost, torn, garbage
+        self._root = Inode(names={})
+        self.holders: dict[PurePath, Callable[[], bool]] = {}
+        """Files whose lock somebody holds, who says whether it is still there."""
+
+    # --- what programs do --------------------------------------------------------------------
+
+    def find(self, path: PurePath) -> Inode:
+        """Return a file or folder. Raises FileNotFoundError or NotADirectoryError."""
+        inode = self._root
+        for part in path.parts[1:]:
+            if inode.names is None:
+                raise NotADirectoryError(errno.ENOTDIR, "Not a directory", str(path))
+            try:
+                inode = inode.names[part]
+            except KeyError:
+                raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(path)) from None
+        return inode
+
+    def folder(self, path: PurePath) -> tuple[Inode, dict[str, Inode]]:
+        """Return a folder and its names."""
+        inode = self.find(path)
+        if inode.names is None:
+            raise NotADirectoryError(errno.ENOTDIR, "Not a directory", str(path))
+        return inode, inode.names
+
+    def file(self, path: PurePath) -> Inode:
+        """Return a file. Raises IsADirectoryError for a folder."""
+        inode = self.find(path)
+        if inode.names is not None:
+            raise IsADirectoryError(errno.EISDIR, "Is a directory", str(path))
+        return inode
+
+    def create(self, path: PurePath) -> Inode:
+        """Return a file that is empty now: a new one, or the one of that name."""
+        parent, names = self.folder(path.parent)
+        if path.name in names:
+            inode = self.file(path)
+            self.truncate(inode, 0)
+            return inode
+        inode = Inode()
+        parent.change(Entries({path.name: inode}))
+        return inode
+
+    def truncate(self, inode: Inode, size: int) -> None:
+        """Cut a file off."""
+        self.used_bytes -= len(inode.data) - size
+        inode.change(Truncate(size))
+
+    def append(self, inode: Inode, data: bytes) -> None:
+        """Write at the end of a file. What does not fit is not written, and raises OSError."""
+        room = self.capacity_bytes - self.used_bytes
+        if data[:room]:
+            inode.change(Write(len(inode.data), data[:room]))
+            self.used_bytes += len(data[:room])
+        if len(data) > room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    def make_folder(self, path: PurePath) -> list[Inode]:
+        """Make a folder and those on the way to it, unless they are there. Returns parents of new ones."""
+        if not path.name:
+            return []
+        changed = self.make_folder(path.parent)
+        parent, names = self.folder(path.parent)
+        if path.name not in names:
+            parent.change(Entries({path.name: Inode(names={})}))
+            changed.append(parent)
+        else:
+            self.folder(path)
+        return changed
+
+    def rename(self, path: PurePath, target: PurePath) -> None:
+        """Rename a file or folder; it replaces a file and an empty folder."""
+        inode = self.find(path)
+        source, _ = self.folder(path.parent)
+        parent, names = self.folder(target.parent)
+        replaced = names.get(target.name)
+        if replaced is inode:
+            return
+        if replaced is not None:
+            if (replaced.names is None) != (inode.names is None):
+                raise OSError(
+                    errno.EISDIR if replaced.names is not None else errno.ENOTDIR, "Not of one kind"
+                )
+            if replaced.names:
+                raise OSError(errno.ENOTEMPTY, "Directory not empty", str(target))
+            self.used_bytes -= len(replaced.data)
+        if source is parent:
+            parent.change(Entries({path.name: None, target.name: inode}))
+        else:
+            parent.change(Entries({target.name: inode}))
+            source.change(Entries({path.name: None}))
+
+    def remove(self, path: PurePath) -> None:
+        """Remove a file, or a folder with all that is in it."""
+        inode = self.find(path)
+        for name in list(inode.names or ()):
+            self.remove(path / name)
+        self.used_bytes -= len(inode.data)
+        self.folder(path.parent)[0].change(Entries({path.name: None}))
+
+    # --- what happens to drives --------------------------------------------------------------
+
+    def crash(self) -> None:
+        """Lose what was not kept, all or in part."""
+        self._settle(self._root)
+        self.used_bytes = sum(len(inode.data) for _, inode in self._files())
+
+    def _settle(self, inode: Inode) -> None:
+        for operation in inode.pending:
+            if self._dice.chance(self._lost):
+                continue
+            if isinstance(operation, Entries):
+                _set_names(inode.kept_names, operation)
+            elif isinstance(operation, Write) and self._dice.chance(self._torn):
+                self._tear(inode.kept, operation)
+            else:
+                _change_bytes(inode.kept, operation)
+        inode.pending.clear()
+        inode.data[:] = inode.kept
+        if inode.names is not None:
+            inode.names = dict(inode.kept_names)
+            for name in sorted(inode.names):
+                self._settle(inode.names[name])
+
+    def _tear(self, kept: bytearray, write: Write) -> None:
+        for piece in _sectors(write):
+            if self._dice.chance(self._garbage):
+                piece = Write(piece.offset, self._dice.bytes(len(piece.data)))
+            elif self._dice.chance(0.5):
+                continue
+            _change_bytes(kept, piece)
+
+    def rot(self, may_damage: Callable[[Path, int], bool]) -> int:
+        """Flip one bit of each sector that may be damaged; returns of how many. An `Atlas` says which may."""
+        damaged = 0
+        for path, inode in self._files():
+            for start in range(0, len(inode.kept), SECTOR_BYTES):
+                if may_damage(path, start // SECTOR_BYTES):
+                    stop = min(start + SECTOR_BYTES, len(inode.kept))
+                    at, bit = start + self._dice.below(stop - start), 1 << self._dice.below(8)
+                    inode.kept[at] ^= bit
+                    if at < len(inode.data):
+                        inode.data[at] ^= bit
+                    damaged += 1
+        return damaged
+
+    def _files(self) -> list[tuple[Path, Inode]]:
+        found: list[tuple[Path, Inode]] = []
+        folders = [(Path("/"), self._root)]
+        while folders:
+            folder, inode = folders.pop()
+            for name in sorted(inode.names or ()):
+                child = (inode.names or {})[name]
+                (found if child.names is None else folders).append((folder / name, child))
+        return found

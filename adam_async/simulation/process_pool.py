@@ -1,0 +1,90 @@
+"""Child processes that run simulations: `async with Crew(jobs) as crew: answers = await crew.do(work)`.
+
+Each is the command itself with `--supervised`, started once and given one piece of work after another. When
+this process goes, in whatever way, they go too (see `cli_parent`).
+"""
+
+import asyncio
+import os
+from collections.abc import Callable
+from contextlib import AsyncExitStack, suppress
+
+import msgspec
+
+from adam_async.errors import RoleDied
+from adam_async.runtime.child_process import COMMAND, child_environment, how_it_ended
+from adam_async.simulation.work import Answer, Work, answers_to, tell_nobody
+
+LINE_BYTES = 256 << 20
+"""A trace is one line."""
+
+
+class Crew:
+    """Child processes.
+
+    Args:
+        jobs: How many.
+    """
+
+    def __init__(self, jobs: int) -> None:
+        self.jobs = jobs
+        self._idle: asyncio.Queue[asyncio.subprocess.Process] = asyncio.Queue()
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> "Crew":
+        async with AsyncExitStack() as stack:
+            for _ in range(self.jobs):
+                process = await asyncio.create_subprocess_exec(
+                    *COMMAND,
+                    "simulate",
+                    "--supervised",
+                    env=child_environment(os.environ),
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=asyncio.subprocess.PIPE,
+                    limit=LINE_BYTES,
+                    start_new_session=True,
+                )
+                stack.push_async_callback(_end, process)
+                self._idle.put_nowait(process)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._stack.aclose()
+
+    async def do(self, work: Work, tell: Callable[[Answer], None] = tell_nobody) -> list[Answer]:
+        """Let the next child that is idle do it. A crew of which a child has died is of no more use.
+
+        Args:
+            work: What to do.
+            tell: Told how far it has come, where it takes long.
+
+        Raises:
+            RoleDied: It ended meanwhile.
+        """
+        process = await self._idle.get()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        answers: list[Answer] = []
+        process.stdin.write(msgspec.json.encode(work) + b"\n")
+        while len(answers) < answers_to(work):
+            line = await process.stdout.readline()
+            if not line.endswith(b"\n"):
+                raise RoleDied("a child process of simulate", how_it_ended(await process.wait()))
+            answer = msgspec.json.decode(line, type=Answer)
+            if answer.under_way:
+                tell(answer)
+            else:
+                answers.append(answer)
+        self._idle.put_nowait(process)
+        return answers
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """Kill a child: all that it has are answers that nobody waits for."""
+    if process.returncode is None:
+        with suppress(ProcessLookupError):  # it ended by itself, and nobody has told us yet
+            process.kill()
+    await process.wait()
+    assert process.stdin is not None
+    process.stdin.close()

@@ -1,0 +1,203 @@
+"""What has a seat by the shipped `Membership` in a run, writes into its record, loses it and takes it again.
+
+A program whose seat is lost takes another incarnation and goes on, as whoever supervises a role would do it.
+"""
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import Sequence
+
+import msgspec
+
+from adam_async.controller.client import Membership
+from adam_async.controller.map_client import MapClient
+from adam_async.errors import DeadlineExceeded, RoleDied, RunFailed
+from adam_async.run.cluster_map import ClusterMap, NodeRecord, RunRecord
+from adam_async.run.config import Waits
+from adam_async.runtime.random_streams import Dice
+from adam_async.runtime.traffic import Traffic
+from adam_async.simulation.nodes import Node
+from adam_async.simulation.scenario import Ledger, Violation
+from adam_async.simulation.scenarios.controller_group import ControllerGroup, network_of
+from adam_async.simulation.scenarios.map_user import RUN
+from transport import Identity, LinkClosed
+
+AGAIN_S = 0.3
+"""Before a program that gave up begins anew."""
+
+LIVES = 1000
+"""A program that begins anew takes the next incarnation; a machine's lives are so far apart."""
+
+LINGERS_S = 1.0
+"""So long a process that hangs at its end is heard."""
+
+NEWS_S = 1.0
+"""So long a member waits for a newer map."""
+
+
+class Member:
+    """Has a seat by `Membership`, and writes numbers into its record, over all lives of its machine.
+
+    Args:
+        name: Of its machine.
+        group: Of which controllers it is a member.
+        ledger: Counts its operations.
+        controllers: The addresses that it is given.
+        waits: Of its seat.
+        pause_s: Between two things that it does, in the mean.
+        other: Of whom it says at times that it has died.
+
+    Attributes:
+        working: Whether it does anything but keep its seat.
+        seat: The newest.
+        acknowledged: The highest number of which it was told that it is written.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        group: ControllerGroup,
+        ledger: Ledger,
+        *,
+        controllers: Sequence[str],
+        waits: Waits,
+        pause_s: float,
+        other: str,
+    ) -> None:
+        self.name = name
+        self.working = True
+        self.seat: Membership | None = None
+        self.acknowledged = 0
+        self._group = group
+        self._ledger = ledger
+        self._controllers = ",".join(controllers)
+        self._waits = waits
+        self._pause_s = pause_s
+        self._other = other
+        self._written = 0
+
+    async def live(self, node: Node) -> None:
+        """Be a member, as the program of one life."""
+        async with asyncio.TaskGroup() as group:
+            for incarnation in itertools.count(node.life * LIVES):
+                self.seat = seat = self._new_seat(node, incarnation)
+                try:
+                    async with asyncio.TaskGroup() as seat_group:
+                        seat_group.create_task(seat.run(), name=f"{self.name}/seat")
+                        seat_group.create_task(self._watch(seat, incarnation), name=f"{self.name}/watches")
+                        seat_group.create_task(self._work(seat, incarnation), name=f"{self.name}/works")
+                except* _Hangs:
+                    group.create_task(self._linger(node, incarnation), name=f"{self.name}/lingers")
+                except* (RunFailed, RoleDied, DeadlineExceeded, LinkClosed, _Left):
+                    self._ledger.counts["seats given up"] += 1
+                await asyncio.sleep(AGAIN_S)
+
+    def _new_seat(self, node: Node, incarnation: int) -> Membership:
+        return Membership(
+            network=network_of(node),
+            controller=self._controllers,
+            identity=Identity(role="worker", node=self.name, incarnation=incarnation),
+            record=NodeRecord(
+                role="worker",
+                address=f"tcp://{self.name}:1",
+                incarnation=incarnation,
+                info={"number": self._written},
+            ),
+            waits=self._waits,
+            traffic=Traffic(self.name),
+        )
+
+    async def _watch(self, seat: Membership, incarnation: int) -> None:
+        """Write down the maps of a seat: none may be older than the one before, or unlike another's."""
+        async for newest in seat.changes():
+            histories = self._group.histories
+            if newest.version:
+                histories.shown(f"{self.name}/{incarnation}/seat", histories.group, newest, whole=True)
+
+    async def _work(self, seat: Membership, incarnation: int) -> None:
+        dice = self._group.world.dice.fork(f"{self.name}/{incarnation}")
+        await seat.wait_for(lambda _: seat.seated, "a seat", self._waits.patience_s)
+        while True:
+            await asyncio.sleep(dice.around(self._pause_s))
+            if not self.working:
+                continue
+            chance = dice.random()
+            try:
+                if chance < 0.06:
+                    await seat.report_death(self._other)
+                elif chance < 0.12:
+                    await self._run(seat, dice)
+                elif chance < 0.15:
+                    version = seat.map.version
+                    await seat.wait_for(lambda newest, v=version: newest.version > v, "news", NEWS_S)  # type: ignore[misc]
+                elif chance < 0.18:
+                    raise _Hangs
+                elif chance < 0.20:
+                    await seat.leave()
+                    raise _Left
+                else:
+                    await self._write(seat)
+            except DeadlineExceeded:
+                continue  # whether it was done is unknown
+            self._ledger.operations += 1
+
+    async def _linger(self, node: Node, incarnation: int) -> None:
+        """Be a process that is not quite gone: while it is heard the next one has to wait for its seat."""
+        client = MapClient(
+            network=network_of(node),
+            controllers=self._controllers,
+            identity=Identity(role="worker", node=self.name, incarnation=incarnation),
+            waits=self._waits,
+            traffic=Traffic(self.name),
+        )
+        try:
+            with contextlib.suppress(DeadlineExceeded, RoleDied):
+                await client.get(timeout_s=LINGERS_S)
+                await asyncio.sleep(LINGERS_S)
+        finally:
+            client.close()
+
+    async def _write(self, seat: Membership) -> None:
+        self._written += 1
+        number = self._written
+        await seat.set_node(info={"number": number})
+        self.acknowledged = max(self.acknowledged, number)
+
+    async def _run(self, seat: Membership, dice: Dice) -> None:
+        """Submit a run for which nobody is ready, or end it; it has no epoch, and nobody lends."""
+        run = seat.map.run
+        if run is None or run.phase in ("failed", "finished"):
+            record = RunRecord(id=f"{self.name}-{dice.below(1 << 20)}", driver=self.name, **RUN)
+            with contextlib.suppress(RunFailed):  # the other one was first
+                await seat.submit_run(record)
+            return
+        await seat.update_run(lambda newest: msgspec.structs.replace(newest, phase="finished"))
+        await seat.update_epoch(lambda newest: newest)
+        await seat.update_lending(lambda newest: newest)
+
+    def check_kept(self, cluster: ClusterMap) -> None:
+        """See that a map has what was acknowledged. Raises Violation."""
+        record = cluster.nodes.get(self.name)
+        held = record.info["number"] if record is not None else 0
+        if held < self.acknowledged:
+            text = f"{self.name} was told that {self.acknowledged} is written; the map holds {held}"
+            raise Violation("I6", text)
+
+    def check_seated(self, cluster: ClusterMap) -> str:
+        """Say what its seat lacks; nothing if the newest map has it, and it has the newest map."""
+        if self.seat is None or not self.seat.seated:
+            return f"{self.name} has no seat"
+        if self.seat.map.version != cluster.version:
+            return (
+                f"{self.name} has version {self.seat.map.version} of the map; the newest is {cluster.version}"
+            )
+        return ""
+
+
+class _Left(Exception):
+    """A member said goodbye."""
+
+
+class _Hangs(Exception):
+    """A member ends, and is heard for a while all the same."""

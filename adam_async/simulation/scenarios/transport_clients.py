@@ -1,0 +1,319 @@
+"""One machine that serves by the shipped transport, and clients that ask it in every way there is.
+
+They follow the protocol. Despite other clients, each answer belongs to its question, and no client loses its
+link for a broken rule.
+"""
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adam_async.runtime.random_streams import Dice
+from adam_async.simulation.nodes import Node, World
+from adam_async.simulation.scenario import Ledger, Violation
+from transport import (
+    BufferPool,
+    CallTimeout,
+    DialFailed,
+    Identity,
+    Link,
+    LinkConfig,
+    LocalProtocolError,
+    Message,
+    ProtocolError,
+    RemoteError,
+    Request,
+    RoleTable,
+    TcpNetwork,
+    TransportError,
+    WouldBlock,
+)
+
+ADDRESS, HOST, PORT = "tcp://server:1", "server", 1
+TOKEN = b"a token of the simulated cluster"
+
+RULES = RoleTable(
+    {
+        "echo": [("client", "server")],
+        "echoed": [("server", "client")],
+        "count": [("client", "server")],
+        "note": [("client", "server"), ("server", "client")],
+    }
+)
+
+KIB = 1 << 10
+LINKS = LinkConfig(
+    ping_every_s=0.5,
+    dead_after_s=2.0,
+    stalled_after_s=2.0,
+    handshake_s=2.0,
+    close_s=1.0,
+    chunk_bytes=16 * KIB,
+    high_water_bytes=64 * KIB,
+    low_water_bytes=16 * KIB,
+    inbox_messages=8,
+    link_budget_bytes=256 * KIB,
+    max_unauthenticated=8,
+    max_requests=6,
+)
+"""Small, so that a little traffic comes to every limit."""
+
+CLIENTS = ("client-0", "client-1", "client-2")
+SERVED_FOREVER = "client-0"
+"""Whose requests the link itself starts tasks for."""
+
+SIZES = (0, 7, 500, 5_000, 20_000)
+"""Numbers in an array: none, one write, one frame, several frames."""
+
+AT_ONCE = 8
+"""Questions that one asks before the first answer has come, at most: more than the other side takes."""
+
+CANNOT_TRAVEL: tuple[tuple[str, Any], ...] = (
+    ("tensor-dtype", [1.0]),
+    ("tensor-dtype", np.zeros(2, np.complex64)),
+    ("tensor-layout", np.zeros((2, 2), np.float32)[:, :1]),
+    ("tensor-dims", np.zeros((1,) * 9, np.float32)),
+    ("message-size", np.empty(LINKS.max_message_bytes + 1, np.uint8)),
+)
+"""What is no array for the wire, and the rule by which our own side refuses it."""
+
+PAUSE_S = 0.06
+"""Mean pause of a client between two questions."""
+
+ROOM_S = 5.0
+"""Maximum time that a client waits for room on a link, in seconds: a link that does not move ends earlier."""
+
+
+def network_of(node: Node, *, token: bytes | None = TOKEN, rules: RoleTable = RULES) -> TcpNetwork:
+    """Make the network of one life of a machine."""
+    return TcpNetwork(token=token, entropy=node.entropy, rules=rules, config=LINKS, pool=BufferPool())
+
+
+class Honest:
+    """The one who serves, and the clients.
+
+    Args:
+        world: Where they run.
+        ledger: Counts what is said, and what clients are answered.
+
+    Attributes:
+        answered: How often each client was.
+        ended: By name of who had a link: the rule for which the last one ended, empty if for none.
+    """
+
+    def __init__(self, world: World, ledger: Ledger) -> None:
+        self.answered = dict.fromkeys(CLIENTS, 0)
+        self.ended: dict[str, str] = {}
+        self._world = world
+        self._ledger = ledger
+        world.node(HOST).start(self._serve)
+        for name in CLIENTS:
+            world.node(name).start(self._ask)
+
+    async def _serve(self, node: Node) -> None:
+        identity = Identity(role="server", node=HOST, incarnation=node.life)
+
+        async def on_link(link: Link) -> None:
+            name = link.peer.node
+            async with asyncio.TaskGroup() as group:
+                tasks: dict[asyncio.Task[None], None] = {}
+
+                def begin(request: Request) -> None:
+                    _check_question(request)
+                    tasks[group.create_task(_answer(request), name=f"answer-{name}")] = None
+
+                link.observe(self._count)
+                if name in SERVED_FOREVER:
+                    tasks[group.create_task(link.serve_forever(_answer), name=f"serve-{name}")] = None
+                else:
+                    link.serve(begin)
+                try:
+                    while True:
+                        note = await link.receive()
+                        await link.send(note)
+                        await asyncio.sleep(0.01)
+                except ProtocolError as error:
+                    self._lost(name, error.rule)
+                except TransportError:
+                    self.ended[name] = ""
+                for task in tasks:
+                    task.cancel()
+
+        async with network_of(node).listen(ADDRESS, identity, on_link):
+            await asyncio.Event().wait()
+
+    def _count(self, out: bool, message_type: str, payload_bytes: int, frame_bytes: int) -> None:
+        self._ledger.counts["said" if out else "heard"] += 1
+
+    def _lost(self, name: str, rule: str) -> None:
+        if name in CLIENTS:
+            raise Violation("the honest stay", f"{name} lost its link for the rule {rule!r}")
+        self.ended[name] = rule
+
+    async def _ask(self, node: Node) -> None:
+        identity = Identity(role="client", node=node.name, incarnation=node.life)
+        network, dice = network_of(node), self._world.dice.fork(node.name)
+        while True:
+            try:
+                async with network.connect(ADDRESS, identity, timeout_s=10.0) as link:
+                    while True:
+                        await self._one(link, dice)
+                        self.answered[node.name] += 1
+                        self._ledger.operations += 1
+                        await asyncio.sleep(dice.around(PAUSE_S))
+            except RemoteError as error:
+                if error.code != "busy":
+                    raise
+                self._ledger.counts["busy"] += 1
+            except ProtocolError as error:
+                raise Violation("the honest stay", f"{node.name}: {error}") from None
+            except (TransportError, DialFailed):
+                await asyncio.sleep(0.1)
+
+    async def _one(self, link: Link, dice: Dice) -> None:
+        """Ask one thing, in one of the ways there are, and look at the answer."""
+        numbers = tuple(np.arange(dice.choose(SIZES), dtype=np.float32) for _ in range(1 + dice.below(2)))
+        question = Message(type="echo", meta={"n": dice.below(1000)}, tensors=numbers)
+        match dice.below(9):
+            case 6:
+                await _say_what_cannot_be_said(link, question)
+            case 0:
+                into = [np.empty_like(one) for one in numbers]
+                _check(question, await link.call(question, timeout_s=4.0, into=into))
+            case 2:
+                few = dice.chance(0.3)
+                carried = numbers[:1] if few else ()
+                count = 1 + dice.below(6 if few else 20)
+                notes = [Message(type="note", meta={"n": n}, tensors=carried) for n in range(count)]
+                for note in notes:
+                    await _with_room(link.send(note))
+                for note in notes:
+                    _check(note, await link.receive())
+            case 3:
+                await self._at_once(link, numbers)
+            case 4:
+                await self._ask_and_listen(link, question)
+            case 5:
+                await _ask_what_nobody_answers(link)
+            case _:
+                try:
+                    _check(question, await link.call(question, timeout_s=dice.choose([0.01, 4.0])))
+                except CallTimeout:
+                    self._ledger.counts["too late"] += 1
+
+    async def _at_once(self, link: Link, numbers: tuple[NDArray[Any], ...]) -> None:
+        """Ask one thing after the other, until the link takes no more."""
+        questions = [Message(type="echo", meta={"n": n}, tensors=numbers) for n in range(AT_ONCE)]
+        calls: list[asyncio.Future[Message]] = []
+        try:
+            for question in questions:
+                calls.append(link.call_nowait(question, timeout_s=4.0))  # noqa: PERF401 - what was asked counts
+        except WouldBlock:
+            self._ledger.counts["full"] += 1
+            await _with_room(link.wait_writable())
+            try:
+                _check(questions[0], await link.call(questions[0], timeout_s=4.0))
+            except CallTimeout:
+                self._ledger.counts["too late"] += 1
+        for question, call in zip(questions, calls, strict=False):
+            _check(question, await call)
+
+    async def _ask_and_listen(self, link: Link, question: Message) -> None:
+        """Ask with a callback, and be told when nobody looks at the arrays of the question any more."""
+        answer: asyncio.Future[Message | TransportError] = asyncio.get_running_loop().create_future()
+
+        fails = (
+            question.meta["n"] % 5 == 0 and sum(one.nbytes for one in question.tensors) > LINKS.chunk_bytes
+        )
+
+        def let_go() -> None:
+            self._ledger.counts["let go"] += 1
+            if fails:
+                raise RuntimeError(
+                    "who was told that arrays are free has failed: that is no matter of the link"
+                )
+
+        await _with_room(link.wait_writable())
+        link.ask(question, answer.set_result, timeout_s=4.0, release=let_go)
+        came = await answer
+        if isinstance(came, TransportError):
+            raise came
+        _check(question, came)
+
+
+async def _with_room(wait: Awaitable[None]) -> None:
+    """Wait for room on a link.
+
+    Raises:
+        Violation: Neither room nor the end of the link came within `ROOM_S`.
+    """
+    try:
+        async with asyncio.timeout(ROOM_S):
+            await wait
+    except TimeoutError:
+        raise Violation("all are answered", f"a link gave no room for {ROOM_S:g} s") from None
+
+
+async def _answer(request: Request) -> None:
+    """Send the message back; refuse a `count` after a while."""
+    _check_question(request)
+    message = request.message
+    if message.type == "echo":
+        request.reply(Message(type="echoed", meta=message.meta, tensors=message.tensors))
+        return
+    await asyncio.sleep(0.2)
+    request.fail("late", "nothing is counted here")
+
+
+def _check_question(request: Request) -> None:
+    """Raise ValueError where less than nothing is asked for: an error of who serves is told to who asks."""
+    if request.message.meta.get("items", 0) < 0:
+        raise ValueError("there are no fewer items than none")
+
+
+async def _say_what_cannot_be_said(link: Link, question: Message) -> None:
+    """Be refused by our own side, or told that who serves has failed; the link lives on."""
+    for rule, tensor in CANNOT_TRAVEL:
+        try:
+            await link.call(Message(type="echo", tensors=(tensor,)), timeout_s=4.0)
+        except LocalProtocolError as error:
+            if error.rule != rule:
+                raise
+        else:
+            raise Violation("answers fit", f"what breaks the rule {rule!r} has travelled")
+    try:
+        await link.call(question, timeout_s=4.0, into=[np.empty(3, np.float16)])
+    except LocalProtocolError as error:
+        if error.rule != "into":
+            raise
+    nonsense = Message(type="count", meta={"items": -1})
+    try:
+        await link.call(nonsense, timeout_s=4.0)
+    except RemoteError as error:
+        if error.code != "internal":
+            raise
+
+
+async def _ask_what_nobody_answers(link: Link) -> None:
+    """Say what nobody may say here, and ask in a way in which it is not answered."""
+    try:
+        await link.call(Message(type="item"), timeout_s=4.0)
+    except LocalProtocolError as error:
+        if error.rule != "role":
+            raise
+    try:
+        await link.call(Message(type="count", meta={"items": 1}), timeout_s=4.0)
+    except RemoteError as error:
+        if error.code != "late":
+            raise
+    else:
+        raise Violation("answers fit", "a question was answered that nobody answers")
+
+
+def _check(question: Message, reply: Message) -> None:
+    same = reply.meta == question.meta and all(map(np.array_equal, question.tensors, reply.tensors))
+    if not same or len(question.tensors) != len(reply.tensors):
+        raise Violation("answers fit", f"{question!r} was answered with {reply!r}")

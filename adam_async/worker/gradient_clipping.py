@@ -1,0 +1,117 @@
+"""Pure: limits of a step's gradient, as factors on it before it leaves: clipping, layer-wise rate control.
+
+Clipping bounds the norm over all tensors; layer-wise rate control bounds each tensor's rate: at most
+`layer_rate` times the tensor's norm over that of its gradient, as clipped, and never more than the rate in
+force (CL-07). A tensor that is all zeros, as a bias is at the start, has no size to go by and keeps the
+rate. What is not finite is left as it is: the server refuses it and counts it.
+
+A gradient that travels as factors is the product E X^T of error gradients E (rows, K) and activations X
+(inputs, K) of K images. Its norm needs no product: |E X^T|^2 is the sum over all entries of
+(E^T E) * (X^T X), two Gram matrices of K by K; those of the rows of several servers add up. Its factor goes
+on E.
+
+All of it is about the gradient that the rule would see from this push alone: the sum over the groups of the
+step, or where servers average over all images of a step, the mean over the images of this push.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adam_async.run.config import Config
+from adam_async.worker.push_plan import PushBuffer
+
+
+class Scaling:
+    """The limits that a run sets.
+
+    Args:
+        clip: Largest norm over all tensors; 0 for none.
+        layer_rate: Largest change of a tensor, as a share of its norm; 0 for none.
+    """
+
+    def __init__(self, *, clip: float, layer_rate: float) -> None:
+        self._clip = clip
+        self._layer_rate = layer_rate
+
+    @classmethod
+    def of(cls, config: Config) -> Self | None:
+        """The limits that a run's options set; None if they set none."""
+        if not config.clip and not config.layer_rate:
+            return None
+        return cls(clip=config.clip, layer_rate=config.layer_rate)
+
+    def factors(
+        self, buffer: PushBuffer, weights: Mapping[str, NDArray[Any]], *, rate: float, unit: float = 1.0
+    ) -> dict[str, float]:
+        """Give the factor of each tensor that needs one other than 1.
+
+        Args:
+            buffer: A group's or step's gradients.
+            weights: The values at which they were computed.
+            rate: Learning rate that they will be applied with.
+            unit: What the rule sees is the buffer's gradient times this.
+        """
+        norms = {name: unit * norm for name, norm in gradient_norms(buffer).items()}
+        clip = 1.0
+        if self._clip:
+            total = math.hypot(*norms.values())
+            if self._clip < total < math.inf:
+                clip = self._clip / total
+        found = dict.fromkeys(norms, clip)
+        if self._layer_rate:
+            for name, norm in norms.items():
+                change, size = rate * clip * norm, norm_of(weights[name])
+                if size and self._layer_rate * size < change < math.inf:
+                    found[name] *= self._layer_rate * size / change
+        return {name: factor for name, factor in found.items() if factor != 1.0}
+
+    def apply(
+        self, buffer: PushBuffer, weights: Mapping[str, NDArray[Any]], *, rate: float, unit: float = 1.0
+    ) -> dict[str, float]:
+        """Scale a buffer to keep the limits; returns what `factors` does."""
+        factors = self.factors(buffer, weights, rate=rate, unit=unit)
+        buffer.scale(factors)
+        return factors
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def gradient_norms(buffer: PushBuffer) -> dict[str, float]:
+    """Euclidean norm of each tensor's gradient, however it travels; not finite if a value is not."""
+    squares: dict[str, float] = {}
+    for name, delta in buffer.deltas():
+        squares[name] = squares.get(name, 0.0) + _square(delta)
+    for name, inputs, errors in buffer.factors():
+        squares[name] = _square_of_product(inputs, errors)
+    return {name: math.sqrt(square) for name, square in squares.items()}
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def norm_of(values: NDArray[Any]) -> float:
+    """Euclidean norm of an array."""
+    return math.sqrt(_square(values.reshape(-1)))
+
+
+def _square(flat: NDArray[Any]) -> float:
+    found = float(np.dot(flat, flat))
+    if found < math.inf:
+        return found
+    # What overflows in float32 may be finite; what is not stays so.
+    wide = flat.astype(np.float64)
+    return float(np.dot(wide, wide))
+
+
+def _square_of_product(inputs: NDArray[Any], errors: list[NDArray[Any]]) -> float:
+    images = inputs.shape[1]
+    gram = np.zeros((images, images))
+    for rows in errors:
+        gram += rows.T @ rows
+    found = float(np.vdot(gram, (inputs.T @ inputs).astype(np.float64)))
+    if found < math.inf:
+        return max(found, 0.0)
+    wide = inputs.astype(np.float64)
+    gram = sum((rows.astype(np.float64).T @ rows.astype(np.float64) for rows in errors), np.zeros_like(gram))
+    return max(float(np.vdot(gram, wide.T @ wide)), 0.0)

@@ -1,0 +1,124 @@
+"""Pure: what a compute thread does with one image group when the weights are the servers' own memory.
+
+Aliased mode, the zero-copy path of one process (AD-11, AD-14): forward and backward read the shards where
+they lie, and each gradient is applied there by the run's own rule, without locks, if it is finite. What is
+left to push is a record that it happened.
+
+Staleness is measured at the memory itself: the steps that others applied between the moment at which the
+group began to read and the moment at which its own step was in.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from adam_async.data_server.client import ImageGroup
+from adam_async.messages import Lease
+from adam_async.model import InPlaceStep, StepBuffers
+from adam_async.model.context import Context
+from adam_async.model.keyed_random import Dice
+from adam_async.model.network import Network
+from adam_async.model.rules import Rule
+from adam_async.model.step import StepInput
+from adam_async.parameter_server.storage import ShardStorage
+from adam_async.run.rate_schedule import Schedule
+from dataflow import Firing
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TrainedInPlace:
+    """What became of one group."""
+
+    lease: Lease
+    loss: float
+    """Mean over the group's images."""
+    staleness: int
+    refused: tuple[str, ...]
+    """Tensors whose gradient was not finite."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ThreadMemory:
+    """What one compute thread trains in. Groups of one thread follow one another, so they can share it."""
+
+    context: Context
+    buffers: StepBuffers
+
+
+class InPlaceTrainer:
+    """Trains groups on the storage of a run; `train` runs on compute threads, several at once.
+
+    Args:
+        network: The model.
+        rule: The run's update rule.
+        storage: The memory of the run's servers.
+        schedule: Learning rate of a group.
+        group_images: Most images of a group.
+        dice: What layers that draw, such as dropout, draw with.
+        clock: What times of groups are taken from, in seconds; None takes none.
+    """
+
+    def __init__(
+        self,
+        *,
+        network: Network,
+        rule: Rule,
+        storage: ShardStorage,
+        schedule: Schedule,
+        group_images: int,
+        dice: Dice,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        self._network = network
+        self._step = InPlaceStep(network, rule)
+        self._storage = storage
+        self._schedule = schedule
+        self._rate = schedule.fixed
+        self._group_images = group_images
+        self._dice = dice
+        self._clock = clock
+
+    def new_memory(self) -> "ThreadMemory":
+        """What one compute thread trains in."""
+        return ThreadMemory(self._network.context(self._group_images), self._step.new_scratch())
+
+    # A run that diverges is told by its loss and its refused steps; a warning per group says nothing more.
+    @np.errstate(over="ignore", invalid="ignore", divide="ignore")
+    def train(self, firings: Sequence[Firing], groups: Sequence[ImageGroup]) -> list[TrainedInPlace]:
+        """Forward, backward and rule, in place, one group after the other."""
+        memory: ThreadMemory = firings[0].scratch
+        clock = self._clock
+        if clock is None:
+            return self._train_groups(memory, groups)
+        trained = []
+        for firing, group in zip(firings, groups, strict=True):
+            firing.started = clock()
+            trained += self._train_groups(memory, (group,))
+            firing.finished = clock()
+        return trained
+
+    def _train_groups(self, memory: "ThreadMemory", groups: Sequence[ImageGroup]) -> list[TrainedInPlace]:
+        storage = self._storage
+        outcomes = self._step.train_groups(
+            storage.weights,
+            storage.states,
+            memory.context,
+            memory.buffers,
+            [self._input(group) for group in groups],
+            steps=storage.steps,
+            dice=self._dice,
+        )
+        return [
+            TrainedInPlace(group.lease, outcome.loss, outcome.staleness, outcome.refused)
+            for group, outcome in zip(groups, outcomes, strict=True)
+        ]
+
+    def _input(self, group: ImageGroup) -> StepInput:
+        lease = group.lease
+        return StepInput(
+            images=group.images,
+            labels=group.labels,
+            keys=(lease.epoch, lease.number),
+            rate=self._schedule.rate(lease.progress) if self._rate is None else self._rate,
+        )

@@ -1,0 +1,484 @@
+"""Pure: how a step's gradients travel: protocol per tensor, messages per server, push buffers.
+
+Everything that does not change from step to step is decided once (AD-17): which tensors go as deltas
+and which as factors, which shards form one message to which server, and where in a push buffer each
+piece lies. Filling a buffer is then a series of copies into prepared views, and sending it needs only
+numbers and versions.
+
+The protocol of a dense layer of M inputs and N outputs, held on S servers, for K images: factors are
+K (S M + N) values, for the activations go to each server once; the delta is M N. Fewer bytes win.
+
+Letters: K images of one step, I inputs, R rows of one server, O all outputs. Factors travel image-last,
+(I, K) and (R, K), as they lie in a context.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adam_async.messages import Part
+from adam_async.model.network import Network
+from adam_async.model.trainable import Trainable
+from adam_async.run.ids import ShardId
+from adam_async.run.shard_table import ShardSpec, ShardTable
+
+MESSAGE_BYTES = 2 << 20
+"""Values after which the shards of a server continue in the next message, so that receiving one
+overlaps with applying the one before."""
+
+ALIGNED_VALUES = 16
+"""float32 values of a 64-byte cache line."""
+
+MESSAGE_SHARDS = 256
+"""Shards of one message at most; their numbers must fit into a frame's meta."""
+
+Protocol = Literal["delta", "factors"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProtocolChoice:
+    """How one tensor's gradient travels, and what either way costs per step, in payload bytes."""
+
+    tensor: str
+    delta_bytes: int
+    factor_bytes: int | None
+    """None where the gradient has no factors."""
+    chosen: Protocol
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushPart:
+    """Some shards that travel together: any with their deltas, or those of one tensor as factors."""
+
+    factors: bool
+    shards: tuple[ShardSpec, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushMessage:
+    """What one message of every step holds."""
+
+    server: str
+    parts: tuple[PushPart, ...]
+    wire_parts: tuple[Part, ...]
+    shards: tuple[ShardId, ...]
+    specs: tuple[ShardSpec, ...]
+    pulls: bool
+    """Whether the values of these shards fit into the answer; otherwise they are pulled by themselves."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushPlan:
+    """Every message of a step, and how each tensor travels."""
+
+    messages: tuple[PushMessage, ...]
+    protocols: Mapping[str, ProtocolChoice]
+    images: int
+    """Most images of a step: the K of the factors."""
+    silent: tuple[tuple[str, tuple[ShardId, ...]], ...] = ()
+    """Shards that are never pushed, for they are of frozen layers: server, and those that one tick names."""
+    read_only: tuple[ShardSpec, ...] = ()
+    """Shards that change, but whose gradient another worker of the replica pushes."""
+
+
+def choose_protocol(
+    table: ShardTable,
+    buckets: Sequence[str],
+    tensor: str,
+    shape: Sequence[int],
+    *,
+    images: int,
+    factorable: bool,
+    wanted: Literal["auto", "delta", "factors"] = "auto",
+) -> ProtocolChoice:
+    """Decide how the gradient of one tensor travels, by the bytes that a step of `images` needs."""
+    shards = table.by_tensor[tensor]
+    delta = prod(shape) * table.item_bytes
+    if not factorable or not all(shard.whole_rows for shard in shards):
+        return ProtocolChoice(tensor=tensor, delta_bytes=delta, factor_bytes=None, chosen="delta")
+    servers = len({buckets[shard.bucket] for shard in shards})
+    factors = images * (servers * shape[1] + shape[0]) * table.item_bytes
+    fewer: Protocol = "factors" if factors < delta else "delta"
+    return ProtocolChoice(
+        tensor=tensor,
+        delta_bytes=delta,
+        factor_bytes=factors,
+        chosen=fewer if wanted == "auto" else wanted,
+    )
+
+
+def factorable_tensors(network: Trainable) -> frozenset[str]:
+    """Tensors whose gradient comes as two factors; asked of a context for one image."""
+    context = network.context(1)
+    return frozenset(p.name for p in network.trained if network.factors(context, p.name) is not None)
+
+
+def plan_pushes(
+    network: Trainable,
+    table: ShardTable,
+    buckets: Sequence[str],
+    *,
+    images: int,
+    wanted: Literal["auto", "delta", "factors"] = "auto",
+    owned: Collection[str] | None = None,
+) -> PushPlan:
+    """Lay out the messages of every step.
+
+    Args:
+        buckets: Primary of each bucket.
+        images: Most images of a step (images per group times groups per push).
+        wanted: ``auto`` chooses by bytes; the others force one protocol where it is possible.
+        owned: Tensors that this worker of the replica answers for; None: all.
+    """
+    factorable = factorable_tensors(network)
+    ours = frozenset(p.name for p in network.parameters) if owned is None else frozenset(owned)
+    protocols = {
+        p.name: choose_protocol(
+            table, buckets, p.name, p.shape, images=images, factorable=p.name in factorable, wanted=wanted
+        )
+        for p in network.trained
+        if p.name in ours
+    }
+    by_server: dict[str, list[ShardSpec]] = {}
+    frozen: dict[str, list[ShardId]] = {}
+    read_only: list[ShardSpec] = []
+    for spec in table.shards:
+        if spec.tensor in protocols:
+            by_server.setdefault(buckets[spec.bucket], []).append(spec)
+        elif spec.tensor in ours:
+            frozen.setdefault(buckets[spec.bucket], []).append(spec.id)
+        elif spec.tensor not in network.frozen:
+            read_only.append(spec)
+    messages = [
+        _message(server, group, protocols, table.item_bytes)
+        for server in sorted(by_server)
+        for group in _split(by_server[server], protocols, table)
+    ]
+    return PushPlan(
+        messages=tuple(messages),
+        protocols=protocols,
+        images=images,
+        silent=cut_shards(frozen),
+        read_only=tuple(read_only),
+    )
+
+
+def cut_shards(by_server: Mapping[str, Sequence[ShardId]]) -> tuple[tuple[str, tuple[ShardId, ...]], ...]:
+    """Cut the shards of each server into the lists of messages that only name them, server by server."""
+    return tuple(
+        (server, tuple(shards[at : at + MESSAGE_SHARDS]))
+        for server, shards in sorted(by_server.items())
+        for at in range(0, len(shards), MESSAGE_SHARDS)
+    )
+
+
+def travels_apart(table: ShardTable, tensor: str) -> bool:
+    """Whether the shards of a tensor share their messages with no other tensor.
+
+    So it is where they are too many for one message: apart, their values land in their place.
+    """
+    shards = table.by_tensor[tensor]  # one behind the other: asked for each shard, they are not all looked at
+    return (shards[-1].stop - shards[0].start) * table.item_bytes > MESSAGE_BYTES
+
+
+def _split(
+    specs: Sequence[ShardSpec], protocols: Mapping[str, ProtocolChoice], table: ShardTable
+) -> list[list[ShardSpec]]:
+    """Cut one server's shards into messages: by their values, which a pull brings back.
+
+    Large tensors of several shards are kept in messages of their own, so that values can land in their
+    place. Shards that go as factors stay together, however many, so that the activations go once.
+    """
+    groups: list[list[ShardSpec]] = []
+    kept: tuple[object, ...] = ()
+    room = 0
+    for spec in specs:
+        key = (spec.tensor,) if travels_apart(table, spec.tensor) else ()
+        whole = len(table.by_tensor[spec.tensor]) > 1 and protocols[spec.tensor].chosen == "factors"
+        size = spec.size * table.item_bytes
+        full = (size > room and not whole) or (groups and len(groups[-1]) >= MESSAGE_SHARDS)
+        if not groups or key != kept or full:
+            groups.append([])
+            kept, room = key, MESSAGE_BYTES
+        groups[-1].append(spec)
+        room -= size
+    return groups
+
+
+def _message(
+    server: str, specs: Sequence[ShardSpec], protocols: Mapping[str, ProtocolChoice], item_bytes: int
+) -> PushMessage:
+    # Sizes that are whole cache lines first: what follows them in flat memory then starts on one.
+    sizes = Counter[str]()
+    for spec in specs:
+        sizes[spec.tensor] += spec.size
+    ordered = sorted(specs, key=lambda spec: (sizes[spec.tensor] % ALIGNED_VALUES != 0, spec.id))
+    parts: list[PushPart] = []
+    deltas = tuple(spec for spec in ordered if protocols[spec.tensor].chosen == "delta")
+    if deltas:
+        parts.append(PushPart(factors=False, shards=deltas))
+    for tensor in dict.fromkeys(spec.tensor for spec in ordered):
+        if protocols[tensor].chosen == "factors":
+            shards = tuple(spec for spec in ordered if spec.tensor == tensor)
+            parts.append(PushPart(factors=True, shards=shards))
+    flat = tuple(shard for part in parts for shard in part.shards)
+    return PushMessage(
+        server=server,
+        parts=tuple(parts),
+        wire_parts=tuple(Part(part.factors, len(part.shards)) for part in parts),
+        shards=tuple(shard.id for shard in flat),
+        specs=flat,
+        pulls=sum(shard.size for shard in flat) * item_bytes <= MESSAGE_BYTES,
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Fill:
+    """What one message of a push buffer is filled with."""
+
+    deltas: list[tuple[str, NDArray[Any]]]
+    pieces: list[tuple[NDArray[Any], NDArray[Any]]]
+    inputs: list[tuple[str, NDArray[Any]]]
+    errors: list[tuple[str, NDArray[Any], list[slice]]]
+
+
+EARLY_BYTES = 256 << 10
+"""Gradients from which on a message leaves by itself, as soon as they are complete. Smaller ones save less
+time on their way than it takes to tell the loop of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A stretch of the way back, and the messages of the plan that are complete at its end."""
+
+    layers: range
+    messages: tuple[int, ...]
+
+
+def plan_stages(network: Network, plan: PushPlan) -> tuple[Stage, ...]:
+    """Cut the way back where large messages are complete; one stage if there is nothing to gain.
+
+    While one stage is computed what the stages before it completed may travel (GP-10, DS-05).
+    """
+    layer_of = {p.name: number for number, layer in enumerate(network.layers) for p in layer.parameters}
+    complete = [min(layer_of[shard.tensor] for shard in message.specs) for message in plan.messages]
+    item_bytes = network.dtype.itemsize
+    large = [_gradient_bytes(message, plan.images, item_bytes) >= EARLY_BYTES for message in plan.messages]
+    last = min(complete, default=0)
+    cuts = sorted(
+        {at for at, early in zip(complete, large, strict=True) if early and at > last}, reverse=True
+    )
+    stages, stop, left = [], len(network.layers), set(range(len(complete)))
+    for cut in (*cuts, 0):
+        ready = tuple(sorted(index for index in left if complete[index] >= cut))
+        stages.append(Stage(range(cut, stop), ready))
+        stop, left = cut, left.difference(ready)
+    return tuple(stages)
+
+
+def _gradient_bytes(message: PushMessage, images: int, item_bytes: int) -> int:
+    """What a full step sends in one message."""
+    values = 0
+    for part in message.parts:
+        if part.factors:
+            row = part.shards[0].row_size
+            values += images * (row + sum(shard.size for shard in part.shards) // row)
+        else:
+            values += sum(shard.size for shard in part.shards)
+    return values * item_bytes
+
+
+class PushBuffer:
+    """Memory for the gradients of one group or step, laid out for the messages of a plan.
+
+    A compute thread fills it, the messages carry views of it, and it is free again when all of them
+    are settled and released. A tensor whose delta travels whole in one message is written in place;
+    one whose shards travel apart is written to memory of its own and copied piece by piece.
+
+    Args:
+        network: The model.
+        plan: What goes where.
+        capacity: Most images that it shall hold.
+    """
+
+    def __init__(self, network: Trainable, plan: PushPlan, capacity: int) -> None:
+        self._network = network
+        self._capacity = capacity
+        self.images = 0
+        self._shapes = {p.name: p.shape for p in network.parameters}
+        self._dtype = network.dtype
+        self._flat: list[NDArray[Any]] = []
+        """The deltas of each message, one after the other."""
+        self._deltas: list[tuple[str, NDArray[Any]]] = []
+        self._pieces: list[tuple[NDArray[Any], NDArray[Any]]] = []
+        self._inputs: dict[str, NDArray[Any]] = {}
+        self._errors: list[tuple[str, NDArray[Any], list[slice]]] = []
+        self._tensors: list[list[NDArray[Any]]] = []
+        self._shares: list[tuple[str, NDArray[Any]]] = []
+        """Tensor and memory of each shard that goes as a delta."""
+        self._apart: dict[str, NDArray[Any]] = {}
+        """Whole deltas of tensors whose shards travel apart."""
+        self._fills: list[_Fill] = []
+        """What each message adds to it, in the order of the plan."""
+        for message in plan.messages:
+            self._tensors.append([])
+            before = len(self._deltas), len(self._pieces), len(self._inputs), len(self._errors)
+            for part in message.parts:
+                if part.factors:
+                    self._add_factors(part)
+                else:
+                    self._add_deltas(part)
+            deltas, pieces, inputs, errors = before
+            self._fills.append(
+                _Fill(
+                    self._deltas[deltas:],
+                    self._pieces[pieces:],
+                    list(self._inputs.items())[inputs:],
+                    self._errors[errors:],
+                )
+            )
+
+    def _add_deltas(self, part: PushPart) -> None:
+        apart = self._apart
+        flat = np.zeros(sum(shard.size for shard in part.shards), self._dtype)
+        self._flat.append(flat)
+        self._tensors[-1].append(flat)
+        at = 0
+        sizes = Counter[str]()
+        for shard in part.shards:
+            sizes[shard.tensor] += shard.size
+        for shard in part.shards:
+            piece = flat[at : at + shard.size]
+            shape, size = self._shapes[shard.tensor], prod(self._shapes[shard.tensor])
+            self._shares.append((shard.tensor, piece))
+            if sizes[shard.tensor] == size:  # all of its shards are here, one after the other
+                if not shard.start:
+                    self._deltas.append((shard.tensor, flat[at : at + size].reshape(shape)))
+                at += shard.size
+                continue
+            at += shard.size
+            if shard.tensor not in apart:
+                apart[shard.tensor] = np.zeros(shape, self._dtype)
+                self._deltas.append((shard.tensor, apart[shard.tensor]))
+            self._pieces.append((piece, apart[shard.tensor].reshape(-1)[shard.start : shard.stop]))
+
+    def _add_factors(self, part: PushPart) -> None:
+        tensor = part.shards[0].tensor
+        row = part.shards[0].row_size
+        if tensor not in self._inputs:
+            self._inputs[tensor] = np.zeros((row, self._capacity), self._dtype)
+        rows = sum(shard.size for shard in part.shards) // row
+        errors = np.zeros((rows, self._capacity), self._dtype)
+        self._errors.append((tensor, errors, [shard.rows for shard in part.shards]))
+        self._tensors[-1] += [self._inputs[tensor], errors]
+
+    def fill(self, context: Any) -> None:
+        """Write the gradients of the group in `context`. On a compute thread."""
+        self.images = context.images
+        self.fill_messages(context, range(len(self._fills)))
+
+    def fill_messages(self, context: Any, messages: Iterable[int]) -> None:
+        """Write what these messages of the plan carry, once their gradients are complete; `images` is set.
+
+        A tensor that several messages share is complete for all of them at once: name them in their order.
+        """
+        count = self.images
+        for message in messages:
+            fill = self._fills[message]
+            for name, delta in fill.deltas:
+                self._network.delta(context, name, out=delta)
+            for piece, source in fill.pieces:
+                piece[:] = source
+            for name, inputs in fill.inputs:
+                inputs[:, :count] = self._factors_of(context, name)[0].T
+            for name, errors, rows in fill.errors:
+                columns = self._factors_of(context, name)[1].T
+                at = 0
+                for piece_rows in rows:
+                    end = at + piece_rows.stop - piece_rows.start
+                    errors[at:end, :count] = columns[piece_rows]
+                    at = end
+
+    def _factors_of(self, context: Any, name: str) -> tuple[NDArray[Any], NDArray[Any]]:
+        pair = self._network.factors(context, name)
+        assert pair is not None, f"{name} was planned as factors and has none"
+        return pair
+
+    def add_partial(self, tensor: str, part: NDArray[Any]) -> None:
+        """Add what another worker computed of a tensor's gradient, flat; the tensor goes as a delta."""
+        delta = self.delta(tensor)
+        assert delta is not None, f"{tensor} goes as factors"
+        flat = delta.reshape(-1)
+        np.add(flat, part, out=flat)
+
+    def spread(self) -> None:
+        """Copy deltas whose shards travel apart to their messages, after something was added to them."""
+        for fill in self._fills:
+            for piece, source in fill.pieces:
+                piece[:] = source
+
+    def clear(self) -> None:
+        """Forget what is in it, before adding up the groups of a step."""
+        self.images = 0
+        for flat in self._flat:
+            flat.fill(0.0)
+
+    def add(self, group: "PushBuffer") -> None:
+        """Add the gradients of one more group of the step: deltas are summed, factors are stacked."""
+        start, stop = self.images, self.images + group.images
+        for flat, other in zip(self._flat, group._flat, strict=True):
+            np.add(flat, other, out=flat)
+        for name, inputs in self._inputs.items():
+            inputs[:, start:stop] = group._inputs[name][:, : group.images]
+        for (_, errors, _), (_, others, _) in zip(self._errors, group._errors, strict=True):
+            errors[:, start:stop] = others[:, : group.images]
+        self.images = stop
+
+    def scale(self, factors: Mapping[str, float]) -> None:
+        """Multiply the gradients of these tensors."""
+        for name, share in (*self._shares, *self._apart.items()):
+            if name in factors:
+                np.multiply(share, factors[name], out=share)
+        for name, errors, _ in self._errors:
+            if name in factors:
+                used = errors[:, : self.images]
+                np.multiply(used, factors[name], out=used)
+
+    def scale_all(self, factor: float) -> None:
+        """Multiply all gradients."""
+        for flat in self._flat:
+            np.multiply(flat, factor, out=flat)
+        for _, errors, _ in self._errors:
+            used = errors[:, : self.images]
+            np.multiply(used, factor, out=used)
+
+    def deltas(self) -> Iterator[tuple[str, NDArray[Any]]]:
+        """What goes as deltas: each shard's tensor and its gradient, flat."""
+        yield from self._shares
+
+    def factors(self) -> Iterator[tuple[str, NDArray[Any], list[NDArray[Any]]]]:
+        """What goes as factors: tensor, activations (I, K), and the error gradients (R, K) of each server."""
+        for name, inputs in self._inputs.items():
+            rows = [errors[:, : self.images] for tensor, errors, _ in self._errors if tensor == name]
+            yield name, inputs[:, : self.images], rows
+
+    def tensors(self, message: int) -> list[NDArray[Any]]:
+        """What rides beside one message of the plan. A short step's factors are copied together."""
+        if self.images == self._capacity:
+            return self._tensors[message]
+        return [
+            np.ascontiguousarray(tensor[:, : self.images]) if tensor.ndim == 2 else tensor
+            for tensor in self._tensors[message]
+        ]
+
+    def delta(self, tensor: str) -> NDArray[Any] | None:
+        """The delta of a whole tensor as `fill` left it; None for one that goes as factors."""
+        for name, delta in self._deltas:
+            if name == tensor:
+                return delta
+        return None

@@ -1,0 +1,186 @@
+"""Pure: what each group of a worker read, noted in a few bytes, for a replay.
+
+A log is one run of bytes, all numbers little-endian:
+
+    b"adamrea1"
+    int32 replica, uint32 zero, uint64 session, uint64 incarnation
+    uint32 tensors
+    tensors times  uint16 shards, uint16 length, and the tensor's name, so many bytes of UTF-8
+    for each group that was pushed, in the order in which the worker's one thread trained them:
+                   uint8 flags
+      FULL         uint32 epoch, uint32 number; without it the group is the next one of the same epoch
+      STEP         uint32 clock that its push carries; without it the group belongs to the step before
+      RATED        float64 progress, where rates go by it; without it that of the group before
+      CHANGED      uint16 changes, and for each
+                   uint16 tensor, uint8 local steps, uint32 version of each of its shards
+
+A group reads the tensors as the one before it did, but for the *changes*: a pull had replaced them. Where the
+worker makes local steps there is one more of them in every tensor that was not replaced, that of the group
+before: it is not noted. A tensor that was replaced while a group was in training may hold that group's local
+step when the next one reads it: `local steps` says whether; they are those of the groups right before.
+
+The entry of a push takes at most 22 bytes where it is of one group and one shard, 30 with a schedule; each
+further shard takes at most 7 more.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from struct import Struct, error
+
+from adam_async.messages import Lease
+from adam_async.worker.weights import Snapshot, TensorCopy
+
+MAGIC = b"adamrea1"
+FULL, STEP, RATED, CHANGED = 1, 2, 4, 8
+
+_HEAD = Struct("<iIQQI")
+_TENSOR = Struct("<HH")
+_FULL = Struct("<II")
+_STEP = Struct("<I")
+_RATED = Struct("<d")
+_CHANGES = Struct("<H")
+_CHANGE = Struct("<HB")
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """The pushing client whose groups these are."""
+
+    replica: int
+    session: int
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRead:
+    """One group, and what it read."""
+
+    epoch: int
+    number: int
+    clock: int
+    """Clock that its push carries; groups with the same one are one step, in this order."""
+    progress: float
+    """0 where no rate goes by it."""
+    versions: Mapping[str, tuple[int, ...]]
+    """Version of each shard of each tensor."""
+    local: Mapping[str, int]
+    """Local steps on top of them: of so many groups right before this one, which is the last; 0 for none."""
+
+
+class ReadLog:
+    """What one worker notes of its groups.
+
+    Args:
+        reader: Its pushing client.
+        shards: Number of shards of each tensor.
+        local: Whether groups make local steps.
+        rated: Whether rates go by progress.
+    """
+
+    def __init__(self, reader: Reader, shards: Mapping[str, int], *, local: bool, rated: bool) -> None:
+        self._tensors = {name: index for index, name in enumerate(shards)}
+        self._local = local
+        self._rated = rated
+        self._last: Lease | None = None
+        self._clock = -1
+        self._copies: Mapping[str, TensorCopy] = {}
+        head = _HEAD.pack(reader.replica, 0, reader.session, reader.incarnation, len(shards))
+        self.data = bytearray(MAGIC + head)
+        for name, count in shards.items():
+            text = name.encode()
+            self.data += _TENSOR.pack(count, len(text)) + text
+
+    def note(self, lease: Lease, clock: int, read: Snapshot) -> None:
+        """Note a group that leaves with the step of this clock; groups come in the order of training."""
+        flags, parts = 0, [b""]
+        last, self._last = self._last, lease
+        if last is None or (last.epoch, last.number + 1) != (lease.epoch, lease.number):
+            flags |= FULL
+            parts.append(_FULL.pack(lease.epoch, lease.number))
+        if clock != self._clock:
+            self._clock = clock
+            flags |= STEP
+            parts.append(_STEP.pack(clock))
+        if self._rated and (last is None or last.progress != lease.progress):
+            flags |= RATED
+            parts.append(_RATED.pack(lease.progress))
+        changed = [
+            self._change(name, copy, read)
+            for name, copy in read.copies.items()
+            if self._copies.get(name) is not copy
+        ]
+        self._copies = read.copies
+        if changed:
+            flags |= CHANGED
+            parts += [_CHANGES.pack(len(changed)), *changed]
+        parts[0] = bytes((flags,))
+        self.data += b"".join(parts)
+
+    def _change(self, name: str, copy: TensorCopy, read: Snapshot) -> bytes:
+        local = read.local[name] if self._local and read.local is not None else 0
+        versions = copy.versions
+        return _CHANGE.pack(self._tensors[name], local) + Struct(f"<{len(versions)}I").pack(*versions)
+
+
+def read_read_log(data: bytes, *, frozen: frozenset[str], local: bool) -> tuple[Reader, Iterator[GroupRead]]:
+    """Read a log: whose it is, and its groups one after the other.
+
+    Args:
+        frozen: Tensors that make no local steps.
+        local: Whether groups make local steps.
+
+    Raises:
+        ValueError: It is no log, is of another version, or ends in the middle; at once or while it is read.
+    """
+    if data[: len(MAGIC)] != MAGIC:
+        raise ValueError(f"a log of reads begins with {MAGIC!r}, not {bytes(data[: len(MAGIC)])!r}")
+    at = len(MAGIC)
+    tensors: list[tuple[str, int]] = []
+    try:
+        replica, _, session, incarnation, count = _HEAD.unpack_from(data, at)
+        at += _HEAD.size
+        for _ in range(count):
+            shards, length = _TENSOR.unpack_from(data, at)
+            at += _TENSOR.size + length
+            tensors.append((bytes(data[at - length : at]).decode(), shards))
+    except (error, UnicodeDecodeError) as broken:
+        raise ValueError(f"a log of reads of {len(data)} bytes ends in its table: {broken}") from None
+    return Reader(replica, session, incarnation), _groups(data, at, tensors, frozen if local else None)
+
+
+def _groups(
+    data: bytes, at: int, tensors: Sequence[tuple[str, int]], frozen: frozenset[str] | None
+) -> Iterator[GroupRead]:
+    epoch, number, clock, progress = 0, -1, 0, 0.0
+    versions: dict[str, tuple[int, ...]] = {}
+    local: dict[str, int] = {}
+    while at < len(data):
+        flags = data[at]
+        at += 1
+        number += 1
+        if frozen is not None:
+            local = {name: steps + (name not in frozen) for name, steps in local.items()}
+        try:
+            if flags & FULL:
+                epoch, number = _FULL.unpack_from(data, at)
+                at += _FULL.size
+            if flags & STEP:
+                (clock,) = _STEP.unpack_from(data, at)
+                at += _STEP.size
+            if flags & RATED:
+                (progress,) = _RATED.unpack_from(data, at)
+                at += _RATED.size
+            if flags & CHANGED:
+                (changes,) = _CHANGES.unpack_from(data, at)
+                at += _CHANGES.size
+                for _ in range(changes):
+                    index, steps = _CHANGE.unpack_from(data, at)
+                    at += _CHANGE.size
+                    name, shards = tensors[index]
+                    read = Struct(f"<{shards}I")
+                    versions[name] = read.unpack_from(data, at)
+                    at += read.size
+                    local[name] = steps
+        except (error, IndexError) as broken:
+            raise ValueError(f"a log of reads is broken at byte {at} of {len(data)}: {broken}") from None
+        yield GroupRead(epoch, number, clock, progress, dict(versions), dict(local))

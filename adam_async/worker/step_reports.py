@@ -1,0 +1,121 @@
+"""From groups trained in place to records of them: the loop's side of aliased training.
+
+Each group is a step; each server is told of all steps, for it counts and clocks them, and a group is
+finished when all servers have. A few steps travel in one record, for a record costs as much as a push does
+without its payload; those that are left when no group waits any more travel at once.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from adam_async.messages import Finished, StepRecord
+from adam_async.parameter_server.client import ParameterClient
+from adam_async.run.ids import ShardId
+from adam_async.run.shard_table import ShardTable
+from adam_async.worker.in_place_step import TrainedInPlace
+from adam_async.worker.push_plan import cut_shards
+from adam_async.worker.training_mode import OnStep
+
+STEPS = 8
+"""Steps of one record, unless fewer are left."""
+
+
+@dataclass(slots=True, eq=False)
+class _Open:
+    """A record on its way to all servers."""
+
+    groups: list[TrainedInPlace]
+    unanswered: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What one message of every record names."""
+
+    server: str
+    shards: tuple[ShardId, ...]
+    tensors: tuple[str, ...]
+    """Tensor of each of them."""
+
+    def places(self, tensors: Sequence[str]) -> tuple[int, ...]:
+        """Positions of the shards of these tensors."""
+        if not tensors:
+            return ()
+        return tuple([place for place, tensor in enumerate(self.tensors) if tensor in tensors])
+
+
+class Recorder:
+    """Tells the servers of steps that were applied in place.
+
+    Args:
+        table: Shards of the model.
+        buckets: Primary of each bucket.
+        client: How to reach them.
+        clock: Steps that the replica has behind it.
+        on_finished: Called for each group that all servers have counted.
+        on_step: Called with each step, before the record that it is in leaves.
+        frozen: Tensors that steps leave as they are: servers hear nothing of them.
+    """
+
+    def __init__(
+        self,
+        *,
+        table: ShardTable,
+        buckets: Sequence[str],
+        client: ParameterClient,
+        clock: int,
+        on_finished: Callable[[Finished], None],
+        on_step: OnStep | None = None,
+        frozen: frozenset[str] = frozenset(),
+    ) -> None:
+        self._client = client
+        self._on_finished = on_finished
+        self._on_step = on_step
+        self.clock = clock
+        self._groups: list[TrainedInPlace] = []
+        tensors = [spec.tensor for spec in table.shards]
+        by_server: dict[str, list[ShardId]] = {}
+        for spec in table.shards:
+            if spec.tensor not in frozen:
+                by_server.setdefault(buckets[spec.bucket], []).append(ShardId(spec.id))
+        self._parts = [
+            _Part(server, shards, tuple(tensors[shard] for shard in shards))
+            for server, shards in cut_shards(by_server)
+        ]
+
+    def add(self, trained: TrainedInPlace) -> None:
+        """Take a trained group. Never waits."""
+        self._groups.append(trained)
+        if len(self._groups) >= STEPS:
+            self.close()
+
+    def close(self) -> None:
+        """Send what has been collected: nobody waits for more of it."""
+        groups, self._groups = self._groups, []
+        if not groups:
+            return
+        begin = self.clock + 1
+        self.clock += len(groups)
+        if self._on_step is not None:
+            for clock, group in enumerate(groups, start=begin):
+                self._on_step(clock, (group.lease,))
+        open_ = _Open(groups, len(self._parts))
+
+        def answered() -> None:
+            open_.unanswered -= 1
+            if not open_.unanswered:
+                self._settled(open_.groups, begin)
+
+        for part in self._parts:
+            steps = [
+                StepRecord(clock, group.lease.images, group.staleness, part.places(group.refused))
+                for clock, group in enumerate(groups, start=begin)
+            ]
+            self._client.record(part.server, part.shards, tuple(steps), on_answer=answered)
+
+    def _settled(self, groups: Sequence[TrainedInPlace], begin: int) -> None:
+        for clock, group in enumerate(groups, start=begin):
+            lease = group.lease
+            self._on_finished(
+                Finished(lease.epoch, lease.number, lease.attempt, lease.images, group.loss, clock)
+            )

@@ -1,0 +1,297 @@
+"""From trained groups to pushes and pulls: the loop's side of training.
+
+A step is `push_every` consecutive groups, as they finish. Its gradients are added up here, on the loop,
+in that order; with one group per step the group's own push buffer is what travels. The push of a step
+names, for each shard, the oldest version that its groups read, and how many of our own pushes a local
+step had already put into the copy they read; that is what staleness is counted from.
+
+Where replicas keep within a bound of one another groups have their places in steps before they are trained
+(`clocked.py`); how a step leaves is the same.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from adam_async.messages import Finished
+from adam_async.parameter_server.client import ParameterClient, StepPush
+from adam_async.run.rate_schedule import Schedule
+from adam_async.run.shard_table import ShardTable
+from adam_async.worker.gradient_clipping import Scaling
+from adam_async.worker.puller import Landing, Puller
+from adam_async.worker.push_plan import PushBuffer, PushMessage, PushPlan
+from adam_async.worker.replay_log import ReadLog
+from adam_async.worker.training import GroupTrainer, Trained
+from adam_async.worker.training_mode import OnStep
+from adam_async.worker.weights import TensorCopy, WorkerWeights
+
+
+@dataclass(slots=True, eq=False)
+class Step:
+    """A step that is being collected, or is on its way."""
+
+    buffer: PushBuffer
+    groups: list[Trained] = field(default_factory=list)
+    clock: int = 0
+    """Clock that its push carries."""
+    epoch: int = 0
+    """Its groups' epoch where servers wait to hear of it; 0 in asp."""
+    unsettled: int = 0
+    rate: float = 0.0
+    landing: Landing | None = None
+    """Of the values that follow it."""
+    gone: set[int] = field(default_factory=set)
+    """Messages that left while the others were computed."""
+
+
+class Pusher:
+    """Sends steps that are complete, and pulls what follows them.
+
+    Args:
+        table: Shards of the model.
+        plan: How gradients travel.
+        client: Where they go.
+        puller: How values come back.
+        trainer: Whose push buffers they travel in.
+        weights: The worker's copy, whose local steps are counted.
+        schedule: Learning rate that the pushes carry, that of the step's first group.
+        on_finished: Called for each group whose push is acknowledged.
+        on_step: Called with each step, before its pushes leave.
+        scaling: Limits of the gradient, for steps of several groups; those of one have kept them.
+        unit: What the rule sees is the step's gradient times this over its images; None: it sees the sum.
+        log: Where the reads of groups are noted.
+    """
+
+    def __init__(
+        self,
+        *,
+        table: ShardTable,
+        plan: PushPlan,
+        client: ParameterClient,
+        puller: Puller,
+        trainer: GroupTrainer,
+        weights: WorkerWeights,
+        schedule: Schedule,
+        on_finished: Callable[[Finished], None],
+        on_step: OnStep | None = None,
+        scaling: Scaling | None = None,
+        unit: int | None = None,
+        log: ReadLog | None = None,
+    ) -> None:
+        self._plan = plan
+        self._client = client
+        self._puller = puller
+        rest = [spec for message in plan.messages if not message.pulls for spec in message.specs]
+        self._rest = puller.questions((*rest, *plan.read_only))
+        self._answers = len(self._rest) + sum(message.pulls for message in plan.messages)
+        self._trainer = trainer
+        self._weights = weights
+        self._schedule = schedule
+        self._rate = schedule.fixed
+        self._on_finished = on_finished
+        self._on_step = on_step
+        self._scaling = scaling
+        self._unit = unit
+        self._log = log
+        self.left_ahead = 0
+        """Messages that left while the rest of their step was computed."""
+        places = {spec.id: place for shards in table.by_tensor.values() for place, spec in enumerate(shards)}
+        self._places = [[places[spec.id] for spec in message.specs] for message in plan.messages]
+
+    def send(self, step: Step, on_landed: Callable[[], None] | None) -> None:
+        """Push a step. Never waits.
+
+        Args:
+            on_landed: Called when the values that follow it are installed; None: nothing is pulled.
+        """
+        self.begin(step, on_landed)
+        self.finish(step)
+
+    def begin(self, step: Step, on_landed: Callable[[], None] | None) -> None:
+        """Make a step ready to leave, message by message; see `send`."""
+        if self._on_step is not None:
+            self._on_step(step.clock, [group.lease for group in step.groups])
+        if self._log is not None:
+            for group in step.groups:
+                self._log.note(group.lease, step.clock, group.read)
+        self._weights.count_local_steps(_stepped_by_all(step.groups))
+        first = step.groups[0]
+        step.rate = self._schedule.rate(first.lease.progress) if self._rate is None else self._rate
+        if self._scaling is not None:
+            unit = 1.0 if self._unit is None else self._unit / step.buffer.images
+            self._scaling.apply(step.buffer, first.read.arrays, rate=step.rate, unit=unit)
+        step.unsettled = len(self._plan.messages)
+        if on_landed is not None:
+            step.landing = Landing(self._puller, self._answers, on_landed)
+
+    def push_ahead(self, step: Step, messages: Sequence[int]) -> None:
+        """Send messages of a step that has begun to leave, before the others are complete."""
+        self.left_ahead += len(messages)
+        for index in messages:
+            step.gone.add(index)
+            self._push_message(step, index, self._plan.messages[index])
+
+    def finish(self, step: Step) -> None:
+        """Send what is left of a step, and pull what its pushes bring no answer with."""
+        for index, message in enumerate(self._plan.messages):
+            if index not in step.gone:
+                self._push_message(step, index, message)
+        if step.landing is not None:
+            for server, specs in self._rest:
+                self._puller.ask(step.landing, server, specs)
+            if not self._answers:
+                self._client.answer_nothing(step.landing.over)
+        if not self._plan.messages:  # other workers of the replica push all that this one has a part in
+            self._settled(step)
+
+    def _push_message(self, step: Step, index: int, message: PushMessage) -> None:
+        landing = step.landing
+        versions, own = self._read_versions(step.groups, message, self._places[index])
+        pulls = landing is not None and message.pulls
+        push = StepPush(
+            parts=message.wire_parts,
+            shards=message.shards,
+            tensors=step.buffer.tensors(index),
+            versions=versions,
+            own=own,
+            clock=step.clock,
+            images=step.buffer.images,
+            rate=step.rate,
+            pull=pulls,
+            epoch=step.epoch,
+        )
+        self._client.push(
+            message.server,
+            push,
+            on_free=partial(self._free, step),
+            on_values=partial(landing.arrived, message.specs) if landing is not None and pulls else None,
+            into=landing.into(message.specs) if landing is not None and pulls else None,
+        )
+
+    def _free(self, step: Step) -> None:
+        step.unsettled -= 1
+        if not step.unsettled:
+            self._settled(step)
+
+    @staticmethod
+    def _read_versions(
+        groups: Sequence[Trained], message: PushMessage, places: Sequence[int]
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Oldest version of each shard that the groups read, and what of our own was in that copy."""
+        if len(groups) == 1:
+            read = groups[0].read
+            copies, counts = read.copies, read.own
+            versions = [copies[s.tensor].versions[p] for s, p in zip(message.specs, places, strict=True)]
+            return tuple(versions), tuple([counts[spec.tensor] for spec in message.specs])
+        oldest = [
+            min((group.read.copies[s.tensor].versions[p], group.read.own[s.tensor]) for group in groups)
+            for s, p in zip(message.specs, places, strict=True)
+        ]
+        return tuple([version for version, _ in oldest]), tuple([own for _, own in oldest])
+
+    def _settled(self, step: Step) -> None:
+        self._trainer.step_buffers.give_back(step.buffer)
+        for group in step.groups:
+            lease = group.lease
+            self._on_finished(
+                Finished(lease.epoch, lease.number, lease.attempt, lease.images, group.loss, step.clock)
+            )
+
+
+class Stepper:
+    """Collects groups into steps as they finish, and says when a pull is due.
+
+    Args:
+        pusher: What sends them.
+        trainer: Whose push buffers they are added up in.
+        push_every: Groups per step.
+        pull_every: Steps per pull.
+        clock: Steps that the replica has behind it.
+    """
+
+    def __init__(
+        self, *, pusher: Pusher, trainer: GroupTrainer, push_every: int, pull_every: int, clock: int
+    ) -> None:
+        self._pusher = pusher
+        self._trainer = trainer
+        self._push_every = push_every
+        self._pull_every = pull_every
+        self._open: Step | None = None
+        self.clock = clock
+
+    def add(self, trained: Trained, on_landed: Callable[[], None]) -> None:
+        """Take a trained group. Never waits.
+
+        `on_landed` is called when the values that follow the group's step are installed; at once, if
+        the group ends no step or no pull is due with it.
+        """
+        if self._push_every == 1:
+            self._push_one(trained, on_landed)
+            return
+        step = self._open
+        if step is None:
+            step = self._open = Step(self._trainer.step_buffers.take())
+            step.buffer.clear()
+        step.groups.append(trained)
+        step.buffer.add(trained.buffer)
+        self._trainer.group_buffers.give_back(trained.buffer)
+        if len(step.groups) < self._push_every:
+            on_landed()
+            return
+        self._open = None
+        self._push(step, on_landed)
+
+    def ahead(self, trained: Trained, messages: Sequence[int], on_landed: Callable[[], None]) -> None:
+        """Let messages of a group's step leave that are complete, while the rest is computed. Never waits."""
+        ahead = trained.ahead
+        assert ahead is not None
+        if not ahead.over:
+            if ahead.step is None:
+                ahead.step = self._begin(Step(trained.buffer, [trained]), on_landed)
+            self._pusher.push_ahead(ahead.step, messages)
+
+    def _push_one(self, trained: Trained, on_landed: Callable[[], None]) -> None:
+        """Push a group that is a step, or what of it has not left ahead."""
+        ahead = trained.ahead
+        if ahead is None or ahead.step is None:
+            step = self._begin(Step(trained.buffer, [trained]), on_landed)
+        else:
+            step = ahead.step
+        if ahead is not None:
+            # The step knows its group: both would be kept until a garbage collector finds the circle.
+            ahead.over, ahead.step = True, None
+        self._finish(step, on_landed)
+
+    def close(self) -> None:
+        """Push the step that is being collected, short as it is: there are no more groups for us."""
+        step, self._open = self._open, None
+        if step is not None:
+            self._push(step, _nothing)
+
+    def _push(self, step: Step, on_landed: Callable[[], None]) -> None:
+        self._finish(self._begin(step, on_landed), on_landed)
+
+    def _begin(self, step: Step, on_landed: Callable[[], None]) -> Step:
+        self.clock += 1
+        step.clock = self.clock
+        self._pusher.begin(step, on_landed if self.clock % self._pull_every == 0 else None)
+        return step
+
+    def _finish(self, step: Step, on_landed: Callable[[], None]) -> None:
+        self._pusher.finish(step)
+        if step.landing is None:
+            on_landed()
+
+
+def _nothing() -> None:
+    """A pull has landed for which nobody waits."""
+
+
+def _stepped_by_all(groups: Sequence[Trained]) -> dict[str, TensorCopy]:
+    """The copies that hold a whole push: those that the local step of every group of it went into."""
+    first, *others = groups
+    return {
+        name: copy
+        for name, copy in first.stepped.items()
+        if all(group.stepped.get(name) is copy for group in others)
+    }

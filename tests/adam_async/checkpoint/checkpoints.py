@@ -1,0 +1,61 @@
+"""What tests of checkpoints share: small ones whose every number is known."""
+
+import msgspec
+import numpy as np
+
+from adam_async.checkpoint.manifest import Checkpoint, Manifest
+from adam_async.messages import ShardState
+from adam_async.run.cluster_map import ResumeRecord
+from adam_async.run.config import Config
+from adam_async.run.result import EpochResult
+
+DATA = {
+    "name": "tiny",
+    "source": "made by a test",
+    "shape": [1, 8, 8],
+    "classes": 10,
+    "train_images": 60,
+    "test_images": 40,
+}
+
+
+def manifest_of(groups=3, *, epoch=2, run="run-1", **fields):
+    """A manifest taken in the middle of an epoch of 15 groups."""
+    config = {"epochs": 3, "images_per_group": 4, "rate": 0.05, "momentum": 0.9, "servers": 2}
+    resume = ResumeRecord(
+        epoch=epoch, finished=((0, groups),), clock=20, results=({"images": 60, "loss": 2.0},) * (epoch - 1)
+    )
+    return Manifest(
+        **{
+            "run": run,
+            "config": msgspec.json.decode(msgspec.json.encode(Config(**config))),  # as read from a file
+            "spec": {"name": "a model"},
+            "data": DATA,
+            "epoch": epoch,
+            "groups": groups,
+            "resume": resume,
+            "arrays": ("momentum", "steps"),
+            "shards": (ShardState(0, 20, {"0": 20}, ((2**55 + 1, 2**54 + 1, 20),)),),
+            **fields,
+        }
+    )
+
+
+def checkpoint_of(groups=3, *, rows=100, **fields):
+    """A checkpoint in which every value is the number of groups."""
+    return Checkpoint(
+        manifest=manifest_of(groups, **fields),
+        weights={
+            "first/weights": np.full((rows, 30), groups, np.float32),
+            "first/biases": np.full(30, groups, np.float64),
+        },
+        state={
+            "momentum/first/weights": np.full((rows, 30), groups, np.float32),
+            "steps/first/weights": np.full(2, groups, np.int64),
+        },
+    )
+
+
+def result_of(epoch, *, loss=0.5):
+    """What an epoch came to."""
+    return EpochResult(epoch=epoch, images=60, skipped=0, train_loss=loss, test_accuracy=0.75, train_s=1.5)

@@ -1,0 +1,422 @@
+"""Runs that stop and go on: with the same bits in lockstep, and with any number of roles in every mode."""
+
+import asyncio
+import errno
+import logging
+import threading
+
+import msgspec
+import numpy as np
+import pytest
+
+from adam_async.checkpoint.files import CheckpointFolder, load_checkpoint
+from adam_async.checkpoint.manifest import CheckpointError
+from adam_async.errors import DeadlineExceeded, RunFailed
+from adam_async.model.named import mlp
+from adam_async.report.report import _totals
+from adam_async.run.config import Config, Waits
+from adam_async.runtime.disk import Disk
+from tests.adam_async.cluster.test_elastic import IMAGES, elastic, joiner
+from tests.adam_async.cluster.test_elastic import MODES as ELASTIC
+from tests.adam_async.runs import NETWORKS, SHARDED, cluster_of, tiny_dataset, turns, until
+
+pytestmark = pytest.mark.thorough
+
+
+def config_of(**options):
+    return Config(**{"epochs": 3, "threads": 1, "rate": 0.05, "images_per_group": 4, **options})
+
+
+async def trained(config, **options):
+    """Train all epochs."""
+    async with cluster_of(config, **options) as cluster:
+        return await cluster.train()
+
+
+async def newest(path):
+    async with Disk() as disk:
+        return await load_checkpoint(path, disk)
+
+
+def latest(path):
+    """Epoch and groups of the newest checkpoint; nothing before there is one."""
+    file = path / "latest"
+    return tuple(map(int, file.read_text().split("-")[1:])) if file.exists() else (0, 0)
+
+
+async def stopped_from(config, path, place, **options):
+    """Train until there is a checkpoint at this place or later, then end at once, as Ctrl-C does."""
+    async with cluster_of(config, checkpoint=path, **options) as cluster, asyncio.TaskGroup() as group:
+        training = group.create_task(cluster.train(), name="train")
+        await until(lambda: latest(path) >= place or training.done())
+        assert not training.done(), "it was over before the checkpoint was seen"
+        training.cancel()
+    return await newest(path)
+
+
+def same_bits(one, other):
+    assert one.keys() == other.keys()
+    for name, values in one.items():
+        np.testing.assert_array_equal(other[name], values, err_msg=name)
+
+
+MODES = {
+    "bsp": {"consistency": "bsp", "replicas": 2},
+    "bsp-lag": {"consistency": "bsp", "replicas": 2, "lag": 1},
+    "bsp-steps": {"consistency": "bsp", "replicas": 2, "push_every": 2, **SHARDED},
+    "bsp-momentum": {"consistency": "bsp", "replicas": 2, "momentum": 0.9, "rate": 0.01},
+    "bsp-adagrad": {"consistency": "bsp", "replicas": 3, "rule": "adagrad", "rate": 0.01, **SHARDED},
+    "bsp-adam": {"consistency": "bsp", "replicas": 2, "rule": "adam", "rate": 0.001},
+    "bsp-warm": {"consistency": "bsp", "replicas": 2, "warm_start": 5},
+    "bsp-constant": {"consistency": "bsp", "replicas": 2, "schedule": "constant"},
+    "bsp-rate-left-open": {"consistency": "bsp", "replicas": 2, "epochs": 0, "rate": 0.0},
+    "bsp-vertical": {"consistency": "bsp", "partitions": 2, **SHARDED},
+    "bsp-layers": {"consistency": "bsp", "replicas": 2, "partitions": 3, "plan": "layers"},
+    "bsp-augment": {"consistency": "bsp", "augment": True},
+    "serial": {"in_flight": 1, "weights": "copy"},
+    "serial-in-place": {"in_flight": 1, "rule": "adam", "rate": 0.001},
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_run_resumed_at_the_end_of_an_epoch_has_the_bits_of_one_that_never_stopped(mode, tmp_path):
+    config = config_of(**MODES[mode])
+    whole = await trained(config)
+    found = await stopped_from(config, tmp_path, (1, 15))
+    assert found.manifest.groups == 15
+    resumed = await trained(config, resume=tmp_path)
+    same_bits(whole.weights, resumed.weights)
+    assert resumed.epochs[0] == found.manifest.epoch_results[0]
+    for ours, theirs in zip(resumed.epochs, whole.epochs, strict=True):
+        assert ours.train_loss == pytest.approx(theirs.train_loss, rel=1e-12)
+        assert (ours.images, ours.test_accuracy) == (theirs.images, theirs.test_accuracy)
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_run_resumed_within_an_epoch_has_the_bits_of_one_that_never_stopped(mode, tmp_path):
+    config = config_of(checkpoint_every=4, **MODES[mode])
+    # With a lag a pause is a place at which values catch up, so both runs pause at the same places.
+    whole = await trained(config, checkpoint=tmp_path / "whole")
+    path = tmp_path / "stopped"
+    found = await stopped_from(config, path, (2, 4))
+    assert found.manifest.epoch == 2
+    assert 4 <= found.manifest.groups < 15
+    resumed = await trained(config, resume=path)
+    same_bits(whole.weights, resumed.weights)
+    assert [epoch.images for epoch in resumed.epochs] == [60, 60, 60]
+    assert resumed.epochs[1].train_loss == pytest.approx(whole.epochs[1].train_loss, rel=1e-9)
+
+
+async def test_a_checkpoint_keeps_the_epochs_and_the_schedule_that_its_run_decided(tmp_path):
+    await trained(config_of(epochs=0, rate=0.0), checkpoint=tmp_path)
+    options = (await newest(tmp_path)).manifest.config
+    assert (options["epochs"], options["schedule"], options["warm_up"]) == (3, "cosine", 0.1)
+    assert options["rate"] == 0.0, "that depends on how many replicas there are"
+
+
+ASYNCHRONOUS = {
+    "in-place": {"threads": 2},
+    "copy": {"weights": "copy", "replicas": 2},
+    "steps": {"weights": "copy", "replicas": 2, "push_every": 2, "pull_every": 2},
+    "ssp": {"consistency": "ssp:2", "replicas": 2},
+    "ssp-adam": {"consistency": "ssp:0", "replicas": 3, "rule": "adam", "rate": 0.001, **SHARDED},
+}
+
+
+@pytest.mark.parametrize("mode", ASYNCHRONOUS)
+async def test_a_run_resumed_within_an_epoch_trains_every_image_of_it_once(mode, tmp_path):
+    config = config_of(checkpoint_every=4, **ASYNCHRONOUS[mode])
+    found = await stopped_from(config, tmp_path, (2, 4))
+    resumed = await trained(config, resume=tmp_path)
+    assert [epoch.images for epoch in resumed.epochs] == [60, 60, 60]
+    assert resumed.epochs[0] == found.manifest.epoch_results[0]
+    # All pushes of both runs are in the values: each group made one step on each shard, alone or with others.
+    steps = {server["versions"][shard] for server in servers_of(resumed) for shard in server["versions"]}
+    assert len(steps) == 1
+    assert min(steps) > max(state.version for state in found.manifest.shards)
+
+
+def servers_of(result):
+    return [values for values in result.statistics.values() if values["role"] == "ps"]
+
+
+OTHERS = {
+    "more-replicas": {"replicas": 4, "epoch_fraction": 1.0},
+    "one-replica": {"replicas": 1},
+    "more-servers": {"servers": 5},
+    "one-server": {"servers": 1},
+    "copy-instead-of-in-place": {"weights": "copy", "servers": 2},
+}
+
+
+@pytest.mark.parametrize("consistency", ["asp", "ssp:1", "bsp"])
+@pytest.mark.parametrize("change", OTHERS)
+async def test_a_run_is_resumed_by_other_numbers_of_roles(change, consistency, tmp_path):
+    config = config_of(
+        consistency=consistency, checkpoint_every=4, replicas=2, rule="adam", rate=0.001, **SHARDED
+    )
+    found = await stopped_from(config, tmp_path, (2, 4))
+    other = msgspec.structs.replace(config, **OTHERS[change])
+    resumed = await trained(other, resume=tmp_path)
+    assert [epoch.images for epoch in resumed.epochs] == [60, 60, 60]
+    assert len(servers_of(resumed)) == other.servers
+    again = await newest(tmp_path)
+    assert (again.manifest.epoch, again.manifest.groups) == (3, 15)
+    assert again.manifest.run != found.manifest.run
+    same_bits(resumed.weights, again.weights)
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+async def test_what_is_loaded_is_what_was_read_with_rule_state_versions_and_clocks(network, tmp_path):
+    config = config_of(rule="adam", rate=0.001, weights="copy", replicas=2, **SHARDED)
+    found = await stopped_from(config, tmp_path, (1, 15))
+    async with cluster_of(config, NETWORKS[network](), resume=tmp_path) as cluster:
+        async with asyncio.TaskGroup() as group:
+            training = group.create_task(cluster.train(), name="train")
+            # At this very turn of the loop no worker can have heard that training begins.
+            await until(lambda: all(server.state is not None for server in cluster.servers))
+            shards = {n: shard for server in cluster.servers for n, shard in server.state.shards.items()}
+            for state in found.manifest.shards:
+                shard = shards[state.shard]
+                part = slice(shard.spec.start, shard.spec.stop)
+                values = found.weights[shard.spec.tensor].reshape(-1)[part]
+                np.testing.assert_array_equal(shard.values, values)
+                for name in ("mean", "square"):
+                    array = found.state[f"{name}/{shard.spec.tensor}"].reshape(-1)[part]
+                    np.testing.assert_array_equal(shard.rule_state[name], array)
+                assert shard.rule_state["steps"][0] == shard.version == state.version
+            training.cancel()
+    assert sum(state.version for state in found.manifest.shards) == 15 * len(found.manifest.shards)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["asp", "ssp", "bsp", "bsp-lag"])
+async def test_checkpoints_are_taken_while_replicas_come_and_go(mode, tmp_path):
+    cluster = elastic(epochs=4, checkpoint_every=6, replicas=2, checkpoint=tmp_path, **ELASTIC[mode])
+    places = set()
+    async with cluster, asyncio.TaskGroup() as group:
+        training = group.create_task(cluster.train(), name="train")
+        await until(lambda: latest(tmp_path) >= (1, 6))
+        async with joiner(cluster, "worker-9"):
+            while latest(tmp_path) < (2, 12):
+                places.add(latest(tmp_path))
+                await turns()
+        await until(lambda: latest(tmp_path) >= (3, 12) or training.done())
+        assert not training.done()
+        training.cancel()
+    assert len(places) > 3
+    found = await newest(tmp_path)
+    config = msgspec.structs.replace(cluster.config, replicas=3, epochs=4)
+    resumed = await trained(config, dataset=tiny_dataset(train=IMAGES), resume=tmp_path)
+    assert [epoch.images for epoch in resumed.epochs] == [IMAGES] * 4
+    assert resumed.epochs[:2] == found.manifest.epoch_results[:2]
+
+
+# --- what goes wrong -------------------------------------------------------------------------
+
+
+class PoorDisk(CheckpointFolder):
+    """A folder on a disk that takes some checkpoints and then fails, or never answers."""
+
+    def __init__(self, folder, good, *, hangs=False) -> None:
+        super().__init__(folder.path, folder._disk)
+        self.good, self.hangs = good, hangs
+
+    async def write(self, checkpoint):
+        self.good -= 1
+        if self.good >= 0:
+            return await super().write(checkpoint)
+        if self.hangs:
+            await asyncio.Event().wait()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async def note_progress(self, note):
+        if self.good > 0:
+            return await super().note_progress(note)
+        if self.hangs:
+            await asyncio.Event().wait()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def events_of(result):
+    return [event["event"] for event in result.events]
+
+
+async def test_a_full_disk_costs_checkpoints_and_not_the_run(tmp_path):
+    config = config_of()
+    async with cluster_of(config, checkpoint=tmp_path) as cluster:
+        cluster.driver._folder = PoorDisk(cluster.driver._folder, 1)
+        result = await cluster.train()
+    assert len(result.epochs) == 3
+    assert [each.name for each in result.checkpoints] == ["checkpoint-0001-000015"]
+    full = "(No space left on device); training goes on without it"
+    assert sorted(events_of(result)) == [
+        *(
+            f"checkpoint-000{epoch}-000015 could not be written: No space left on device; "
+            f"training goes on without it{often}"
+            for epoch, often in ((2, ""), (3, ", 2 failed in a row"))
+        ),
+        f"how far training is could not be noted {full}",
+    ]
+    assert (await newest(tmp_path)).manifest.epoch == 1
+
+
+async def test_checkpoints_that_fail_in_a_row_are_logged_and_end_the_run_by_name(tmp_path, caplog):
+    config = config_of(epochs=6, checkpoint_misses=2)
+    with pytest.raises(RunFailed) as failure:
+        async with cluster_of(config, checkpoint=tmp_path) as cluster:
+            cluster.driver._folder = PoorDisk(cluster.driver._folder, 1)
+            await cluster.train()
+    why = "could not be written: No space left on device"
+    assert str(failure.value) == (
+        f"2 checkpoints in a row failed, the last one thus: checkpoint-0003-000015 {why}; "
+        "the newest: checkpoint-0001-000015; with --checkpoint-misses 0 a run goes on without checkpoints"
+    )
+    news = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    assert sorted(news) == [
+        f"checkpoint-0002-000015 {why}; training goes on without it",
+        "how far training is could not be noted (No space left on device); training goes on without it",
+    ]
+
+
+async def test_a_run_may_train_on_without_checkpoints(tmp_path):
+    config = config_of(epochs=5, checkpoint_misses=0)
+    async with cluster_of(config, checkpoint=tmp_path) as cluster:
+        cluster.driver._folder = PoorDisk(cluster.driver._folder, 1)
+        result = await cluster.train()
+        assert cluster.driver.progress.checkpoint == "checkpoint-0001-000015"
+    assert len(result.epochs) == 5
+    assert _totals(result).checkpoint_age_epochs == 4
+
+
+async def test_a_disk_that_does_not_answer_is_waited_for_by_name_and_then_given_up(tmp_path):
+    config = config_of(epochs=2, waits=Waits(checkpoint_s=0.05))
+    async with cluster_of(config, checkpoint=tmp_path) as cluster:
+        cluster.driver._folder = PoorDisk(cluster.driver._folder, 0, hangs=True)
+        result = await cluster.train()
+    assert len(result.epochs) == 2
+    write = "a checkpoint was not written within 0.05 s and is given up; training goes on without it"
+    note = "how far training is could not be noted within 0.05 s; training goes on without it"
+    assert sorted(events_of(result)) == [write, f"{write}, 2 failed in a row", note]
+
+
+async def test_a_disk_that_does_not_answer_at_the_beginning_is_named(tmp_path):
+    config = config_of(waits=Waits(checkpoint_s=0.05))
+    async with cluster_of(config, checkpoint=tmp_path) as cluster:
+        answered = threading.Event()
+        disk = cluster.driver._folder._disk
+        async with asyncio.TaskGroup() as group:
+            group.create_task(disk.run(answered.wait), name="hung disk")
+            with pytest.raises(
+                DeadlineExceeded, match=rf"waited 0.05 s for the disk to make {tmp_path} ready"
+            ):
+                await cluster.driver.train()
+            answered.set()
+
+
+async def test_a_damaged_checkpoint_is_told_and_the_one_before_is_resumed(tmp_path):
+    config = config_of()
+    await stopped_from(config, tmp_path, (2, 15))
+    damaged = tmp_path / "checkpoint-0002-000015" / "model-00001-of-00001.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    resumed = await trained(config, resume=tmp_path)
+    assert [epoch.images for epoch in resumed.epochs] == [60, 60, 60]
+    first, second = events_of(resumed)[:2]
+    assert first.startswith(f"an older checkpoint is resumed: {damaged} is damaged: it has ")
+    assert second.startswith("resumed from checkpoint-0001-000015; ")
+    assert (await newest(tmp_path)).problems == ()
+
+
+async def test_other_data_and_another_model_are_refused(tmp_path):
+    config = config_of()
+    await trained(msgspec.structs.replace(config, epochs=1), checkpoint=tmp_path)
+    with pytest.raises(CheckpointError, match="data whose train_images is 60, but here it is 50"):
+        await trained(config, dataset=tiny_dataset(50), resume=tmp_path)
+    with pytest.raises(CheckpointError, match="leave the model out, it is in the checkpoint"):
+        await trained(config, spec=mlp(), resume=tmp_path)
+    with pytest.raises(CheckpointError, match=r"these differ: images_per_group=5 \(there 4\)"):
+        await trained(msgspec.structs.replace(config, images_per_group=5), resume=tmp_path)
+
+
+async def test_checkpoints_of_another_run_are_not_overwritten(tmp_path):
+    config = config_of(epochs=1)
+    async with cluster_of(config, checkpoint=tmp_path) as cluster:
+        await cluster.train()
+        with pytest.raises(CheckpointError, match=f"continue that one with --resume {tmp_path}"):
+            await cluster.train()
+    before = await newest(tmp_path)
+    with pytest.raises(CheckpointError, match="checkpoints of another run"):
+        await trained(config, checkpoint=tmp_path)
+    assert (await newest(tmp_path)).manifest == before.manifest
+
+
+async def test_a_resumed_run_may_write_elsewhere(tmp_path):
+    config = config_of(epochs=1)
+    await trained(config, checkpoint=tmp_path / "old")
+    before = await newest(tmp_path / "old")
+    more = msgspec.structs.replace(config, epochs=2)
+    await trained(more, checkpoint=tmp_path / "new", resume=tmp_path / "old")
+    assert (await newest(tmp_path / "old")).manifest == before.manifest
+    assert (await newest(tmp_path / "new")).manifest.epoch == 2
+
+
+async def test_a_run_that_is_over_is_not_resumed_without_more_epochs(tmp_path):
+    config = config_of(epochs=1)
+    await trained(config, checkpoint=tmp_path)
+    with pytest.raises(CheckpointError, match="to train on, give --epochs 2 or more"):
+        await trained(config, resume=tmp_path)
+
+
+async def test_evaluation_beside_training_leaves_no_pause_for_a_checkpoint(tmp_path):
+    with pytest.raises(CheckpointError, match="evaluation=concurrent does not pause"):
+        await trained(config_of(evaluation="concurrent"), checkpoint=tmp_path)
+
+
+async def test_without_a_folder_nothing_pauses(tmp_path):
+    result = await trained(config_of(checkpoint_every=4))
+    assert (len(result.epochs), result.checkpoints) == (3, ())
+
+
+async def test_a_state_without_a_finite_loss_does_not_replace_one_that_has(tmp_path):
+    config = config_of(epochs=2, rate=1e30, checkpoint_every=4, keep_going=True)
+    async with cluster_of(config, checkpoint=tmp_path) as cluster:
+        result = await cluster.train()
+    assert not np.isfinite(result.epochs[-1].train_loss)
+    assert not any(each.name == "checkpoint-0002-000015" for each in result.checkpoints)
+    assert any("is not finite" in event for event in events_of(result))
+
+
+async def test_groups_trained_after_the_checkpoint_are_counted_as_trained_again(tmp_path):
+    config = config_of(epochs=2)
+    await trained(msgspec.structs.replace(config, epochs=1), checkpoint=tmp_path)
+    (tmp_path / "progress.json").write_text('{"epoch": 2, "groups": 7, "trained_again": 0}')
+    resumed = await trained(config, resume=tmp_path)
+    assert events_of(resumed) == [
+        "resumed from checkpoint-0001-000015; 7 groups or a few more are trained again"
+    ]
+    assert (await newest(tmp_path)).manifest.trained_again == 7
+
+
+async def test_how_far_training_is_is_noted_at_every_look(tmp_path):
+    async with cluster_of(config_of(epochs=1), checkpoint=tmp_path) as cluster:
+        await cluster.train()
+    async with Disk() as disk:
+        note = msgspec.json.decode(await disk.read_bytes(tmp_path / "progress.json"))
+    assert note == {"epoch": 1, "groups": 15, "trained_again": 0}
+
+
+async def test_a_cluster_that_cannot_resume_says_so_before_it_starts(tmp_path):
+    with pytest.raises(CheckpointError, match=f"no checkpoint in {tmp_path} can be read: train --checkpoint"):
+        async with cluster_of(config_of(), resume=tmp_path):
+            raise AssertionError("entered")
+
+
+async def test_a_run_is_not_resumed_twice_and_the_next_one_needs_another_folder(
+    tmp_path,
+):
+    config = config_of(epochs=1)
+    await trained(config, checkpoint=tmp_path)
+    async with cluster_of(msgspec.structs.replace(config, epochs=2), resume=tmp_path) as cluster:
+        await cluster.train()
+        with pytest.raises(CheckpointError, match="checkpoints of another run"):
+            await cluster.train()

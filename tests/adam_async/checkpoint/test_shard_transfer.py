@@ -1,0 +1,101 @@
+"""Copies of all shards over real links: of one moment, bound to a clock, in messages of any size."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from adam_async.checkpoint import shard_transfer
+from adam_async.checkpoint.shard_transfer import ShardCopies
+from adam_async.checkpoint.writer import make_tensors
+from adam_async.errors import DeadlineExceeded
+from adam_async.parameter_server.events import ReplicasChanged
+from adam_async.run.config import Waits
+from adam_async.runtime.traffic import Traffic
+from tests.adam_async.runs import NETWORKS, PATIENT, SHARDED, servers_of, until
+
+
+def copies_of(servers, waits=PATIENT):
+    identity = servers.identity("driver", 1)
+    return ShardCopies(
+        network=servers.network, identity=identity, waits=waits, traffic=Traffic(identity.node)
+    )
+
+
+async def read(servers, *, clock=0, waits=PATIENT):
+    """Read all shards of the servers."""
+    tensors = make_tensors(servers.model, servers.config, None)
+    clocks = dict.fromkeys(servers.shards(), clock) if clock else {}
+    states = await copies_of(servers, waits).read(servers.map, servers.table, tensors, clocks=clocks)
+    return tensors, states
+
+
+def all_live(servers, *clients):
+    """Have the servers know these replicas, and wait for them."""
+    live = {number: client.client._session.incarnation for number, client in enumerate(clients)}
+    for server in servers.servers:
+        server.state.handle(ReplicasChanged(live))
+
+
+@pytest.mark.parametrize("size", [1, 20_000, 8 << 20])
+@pytest.mark.parametrize("network", NETWORKS)
+async def test_a_copy_is_what_the_servers_have_whatever_the_size_of_a_message(network, size, monkeypatch):
+    monkeypatch.setattr(shard_transfer, "MESSAGE_BYTES", size)
+    options = {"rule": "adam", "waits": PATIENT, **SHARDED}
+    async with servers_of(NETWORKS[network](), **options) as servers:
+        client = servers.client()
+        client.push(0.25)
+        await client.pull()
+        tensors, states = await read(servers)
+        shards = servers.shards()
+        assert [state.shard for state in states] == list(shards)
+        for state in states:
+            shard = shards[state.shard]
+            values, mean, square, steps = tensors.cut(state.shard)
+            np.testing.assert_array_equal(values, shard.values)
+            np.testing.assert_array_equal(mean, shard.rule_state["mean"])
+            np.testing.assert_array_equal(square, shard.rule_state["square"])
+            assert int(steps[0]) == state.version == 1
+
+
+@pytest.mark.parametrize("consistency", ["ssp:3", "bsp"])
+@pytest.mark.parametrize("network", NETWORKS)
+async def test_a_copy_bound_to_a_clock_waits_for_the_last_replica(network, consistency):
+    options = {"consistency": consistency, "images_per_group": 1, "waits": PATIENT, **SHARDED}
+    async with servers_of(NETWORKS[network](), **options) as servers, asyncio.TaskGroup() as group:
+        one, other = servers.client(0), servers.client(1)
+        all_live(servers, one, other)
+        before = {number: shard.values.copy() for number, shard in servers.shards().items()}
+        one.push(1.0)
+        reading = group.create_task(read(servers, clock=1), name="read")
+        await until(lambda: all(server.state.statistics()["parked"] for server in servers.servers))
+        assert not reading.done()
+        other.push(3.0)
+        tensors, states = await reading
+        for state in states:
+            assert set(state.clocks.values()) == {1}
+            moved = before[state.shard] - tensors.cut(state.shard)[0]
+            np.testing.assert_allclose(moved, 2.0 if consistency == "bsp" else 4.0, rtol=1e-5)
+
+
+async def test_a_clock_that_does_not_come_is_given_up_with_the_name_of_who_is_behind():
+    waits = Waits(clock_s=0.05, answer_s=0.04)
+    async with servers_of(NETWORKS["local"](), consistency="ssp:1", waits=waits) as servers:
+        one, other = servers.client(0), servers.client(1)
+        all_live(servers, one, other)
+        one.push(1.0)
+        with pytest.raises(DeadlineExceeded, match=r"waited 0.05 s for replica 1 to reach clock 1"):
+            await read(servers, clock=1, waits=waits)
+
+
+async def test_sums_that_are_never_complete_are_given_up_with_the_names_of_server_and_replica():
+    waits = Waits(clock_s=0.05, answer_s=0.04)
+    async with servers_of(NETWORKS["local"](), consistency="bsp", images_per_group=1, waits=waits) as servers:
+        one, other = servers.client(0), servers.client(1)
+        all_live(servers, one, other)
+        one.push(1.0)
+        await until(lambda: any(server.state.statistics()["held"] for server in servers.servers))
+        with pytest.raises(
+            DeadlineExceeded, match=r"waited 0.05 s for ps-\d to show its shards: .* behind: 1"
+        ):
+            await read(servers, waits=waits)

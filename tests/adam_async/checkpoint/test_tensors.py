@@ -1,0 +1,96 @@
+"""Whole tensors from shards, and shards from whole tensors, for every rule."""
+
+import numpy as np
+import pytest
+
+from adam_async.checkpoint.manifest import Checkpoint, CheckpointError
+from adam_async.checkpoint.tensors import RunTensors
+from adam_async.model.named import digits
+from adam_async.model.network import Network as Model
+from adam_async.model.rules import make_rule
+from adam_async.run.shard_table import shard_table
+from tests.adam_async.checkpoint.checkpoints import manifest_of
+from transport import RemoteProtocolError
+
+MODEL = Model(digits())
+TABLE = shard_table(MODEL.parameters, shard_bytes=4 << 10)
+RULES = {
+    "sgd": make_rule("sgd"),
+    "momentum": make_rule("sgd", momentum=0.9),
+    "adagrad": make_rule("adagrad"),
+    "adam": make_rule("adam"),
+}
+
+
+def filled(rule):
+    """Tensors in which no two numbers are equal."""
+    tensors = RunTensors(MODEL, TABLE, RULES[rule])
+    at = 0
+    for array in (*tensors.weights.values(), *tensors.state.values()):
+        array[...] = np.arange(at, at + array.size).reshape(array.shape)
+        at += array.size
+    return tensors
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_shards_put_together_in_any_order_are_the_whole(rule):
+    whole, copy = filled(rule), RunTensors(MODEL, TABLE, RULES[rule])
+    numbers = [shard.id for shard in TABLE.shards][::-1]
+    for start in range(0, len(numbers), 3):
+        some = numbers[start : start + 3]
+        copy.put(some, whole.arrays, [tensor for number in some for tensor in whole.cut(number)])
+    for ours, theirs in ((copy.weights, whole.weights), (copy.state, whole.state)):
+        assert ours.keys() == theirs.keys()
+        for name, array in theirs.items():
+            np.testing.assert_array_equal(ours[name], array)
+
+
+def test_a_count_of_the_rule_has_one_entry_per_shard():
+    tensors = filled("adam")
+    for name, shards in TABLE.by_tensor.items():
+        steps = tensors.state[f"steps/{name}"]
+        assert steps.dtype == np.int64
+        assert [int(tensors.cut(shard.id)[3][0]) for shard in shards] == steps.tolist()
+    assert tensors.arrays == ("mean", "square", "steps")
+
+
+def test_sizes_are_those_of_everything_that_is_kept():
+    values = MODEL.num_parameters * 4
+    assert RunTensors(MODEL, TABLE, RULES["sgd"]).num_bytes == values
+    assert filled("adagrad").num_bytes == 2 * values
+    assert filled("adam").num_bytes == 3 * values + 8 * len(TABLE.shards)
+    assert sum(filled("adagrad").bytes_of(shard) for shard in TABLE.shards) == 2 * values
+
+
+def test_shards_of_another_kind_are_refused_by_what_differs():
+    tensors = filled("momentum")
+    cut = tensors.cut(0)
+    for arrays, given, words in (
+        (("mean",), cut, "the rule has arrays"),
+        (("momentum",), cut[:1], "1 shards need 2 tensors, not 1"),
+        (("momentum",), [cut[0][1:], cut[1]], "shard 0: expected"),
+        (("momentum",), [cut[0], cut[1].astype(np.float64)], "shard 0: expected"),
+    ):
+        with pytest.raises(RemoteProtocolError, match=words):
+            tensors.put([0], arrays, given)
+
+
+def checkpoint_with(weights, state):
+    return Checkpoint(manifest=manifest_of(3), weights=weights, state=state)
+
+
+def test_a_checkpoint_fills_everything_and_one_of_another_model_is_refused():
+    whole, copy = filled("momentum"), RunTensors(MODEL, TABLE, RULES["momentum"])
+    copy.fill(checkpoint_with(whole.weights, whole.state))
+    for name, array in whole.weights.items():
+        np.testing.assert_array_equal(copy.weights[name], array)
+    first = next(iter(whole.weights))
+    fewer = {name: array for name, array in whole.weights.items() if name != first}
+    for weights, state, words in (
+        (fewer, whole.state, f"checkpoint-0002-000003 lacks parameter {first}"),
+        ({**whole.weights, "x": np.zeros(1)}, whole.state, "has a superfluous parameter x"),
+        (whole.weights, {}, "lacks rule state momentum/"),
+        ({**whole.weights, first: np.zeros(3)}, whole.state, "is float64 of .3., but the run has float32"),
+    ):
+        with pytest.raises(CheckpointError, match=words):
+            copy.fill(checkpoint_with(weights, state))

@@ -1,0 +1,71 @@
+"""Lines of a role's log have time, level and node; as JSON each is one object."""
+
+import json
+import logging
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from adam_async.cli.log import JsonLine, RoleLine, name_node
+from adam_async.cli.terminal import log_to_stderr
+
+HOSTILE = "ps-0\x1b]0;owned\x07\nadam-async: forged"
+TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
+
+
+@pytest.fixture(autouse=True)
+def no_handlers() -> Iterator[None]:
+    """Restore the state that `log_to_stderr` sets."""
+    root = logging.getLogger()
+    handlers, level, quiet = root.handlers[:], root.level, logging.getLogger("asyncio").level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    logging.getLogger("asyncio").setLevel(quiet)
+
+
+def test_a_line_of_a_role_has_time_level_and_node(capsys: pytest.CaptureFixture[str]) -> None:
+    log_to_stderr(verbose=False, lines=RoleLine())
+    logging.getLogger("adam_async.test").warning("before it has a name")
+    name_node("ps-0")
+    logging.getLogger("adam_async.test").error("lost %s", HOSTILE)
+
+    first, second = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(f"{TIME} WARNING - before it has a name", first)
+    assert second.endswith(r"Z ERROR   ps-0 lost ps-0\x1b]0;owned\x07\nadam-async: forged")
+
+
+def test_a_line_of_json_is_one_object_with_its_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    log_to_stderr(verbose=False, lines=JsonLine())
+    name_node("worker-3")
+    try:
+        raise ValueError(HOSTILE)
+    except ValueError:
+        logging.getLogger("adam_async.test").exception("it failed")
+
+    (line,) = capsys.readouterr().err.splitlines()
+    said = json.loads(line)
+    assert "\x1b" not in line
+    assert said["time"].endswith("Z")
+    assert (said["level"], said["node"], said["logger"]) == ("error", "worker-3", "adam_async.test")
+    assert (said["message"], said["traceback"].endswith(HOSTILE)) == ("it failed", True)
+
+
+@pytest.mark.parametrize(
+    ("level", "verbose", "shown"),
+    [
+        (None, False, ["warning"]),
+        (None, True, ["info", "warning"]),
+        ("debug", False, ["debug", "info", "warning"]),
+        ("error", True, []),
+    ],
+)
+def test_the_level_decides_what_is_written(
+    level: str | None, verbose: bool, shown: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    log_to_stderr(verbose=verbose, level=level)
+    logger = logging.getLogger("adam_async.test")
+    for name in ("debug", "info", "warning"):
+        logger.log(logging.getLevelNamesMapping()[name.upper()], name)
+    assert capsys.readouterr().err.splitlines() == shown

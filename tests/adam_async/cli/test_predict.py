@@ -1,0 +1,198 @@
+"""The command `predict` names what is in files, folders and arrays, and draws them with their names."""
+
+import json
+from contextlib import aclosing
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from adam_async.checkpoint.model_file import FILE_NAME, dump_model
+from adam_async.cli.commands import app, run_command
+from adam_async.cli.predict import ACROSS, run_prediction
+from adam_async.cli.predict_options import PredictOptions
+from adam_async.cli.terminal import Terminal
+from adam_async.data_server.sources.damage import Damage
+from adam_async.data_server.sources.unlabelled import Unlabelled
+from adam_async.errors import ConfigError, DataError
+from adam_async.model import Network, mlp
+from adam_async.runtime.disk import Disk
+
+SPEC = mlp((4, 3), input_shape=(1, 2, 2), name="quarters")
+WEIGHTS = {"fc1.weight": np.eye(3, 4, dtype=np.float32) * 50, "fc1.bias": np.zeros(3, np.float32)}
+NAMES = ("north", "east", "south")
+QUIET = Terminal()
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / FILE_NAME
+    path.write_bytes(dump_model(Network(SPEC), WEIGHTS, NAMES))
+    return path
+
+
+def picture(shown: int, size: int = 2) -> np.ndarray:
+    image = np.zeros((2, 2), np.uint8)
+    image.reshape(-1)[shown] = 255
+    return image.repeat(size // 2, axis=0).repeat(size // 2, axis=1)
+
+
+def save(path: Path, shown: int, size: int = 2) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(picture(shown, size)).save(path)
+    return path
+
+
+async def found(capsys: pytest.CaptureFixture[str], model: Path, *images: Path) -> list[tuple[str, str]]:
+    """File and class of each image."""
+    assert await run_prediction(model, images, PredictOptions(json=True), QUIET) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["model"] == "quarters"
+    return [(Path(row["file"]).name, row["class"]) for row in told["images"]]
+
+
+async def test_files_folders_and_arrays_are_named_in_their_order(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save(tmp_path / "many" / "deep" / "b.png", 2)
+    save(tmp_path / "many" / "a.png", 1)
+    save(tmp_path / "many" / ".hidden.png", 0)
+    (tmp_path / "many" / "notes.txt").write_text("none")
+    np.save(tmp_path / "array.npy", np.stack([picture(0), picture(2)]))
+    np.save(tmp_path / "floats.npy", np.stack([picture(1)]) / np.float32(255))
+
+    names = await found(
+        capsys,
+        model,
+        save(tmp_path / "c.png", 0),
+        tmp_path / "many",
+        tmp_path / "array.npy",
+        tmp_path / "floats.npy",
+    )
+
+    assert names == [
+        ("c.png", "north"),
+        ("a.png", "east"),
+        ("b.png", "south"),
+        ("array.npy[0]", "north"),
+        ("array.npy[1]", "south"),
+        ("floats.npy[0]", "east"),
+    ]
+
+
+async def test_encoded_images_are_scaled_to_the_model(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert await found(capsys, model, save(tmp_path / "large.png", 1, size=40)) == [("large.png", "east")]
+
+
+async def test_the_table_has_the_likeliest_classes_with_their_probabilities(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    image = save(tmp_path / "c.png", 1)
+
+    await run_prediction(model, [image], PredictOptions(top=2), QUIET)
+
+    head, row = capsys.readouterr().out.splitlines()
+    assert head.split() == ["image", "class", "probability", "then"]
+    assert row.split() == [str(image), "east", "100.0%", "north", "0.0%"]
+
+
+async def test_a_contact_sheet_has_each_image_above_its_class(model: Path, tmp_path: Path) -> None:
+    files = [save(tmp_path / f"{number}.png", number % 3) for number in range(ACROSS + 1)]
+
+    await run_prediction(model, files, PredictOptions(png=tmp_path / "out" / "sheet.png"), QUIET)
+
+    sheet = np.asarray(Image.open(tmp_path / "out" / "sheet.png"))
+    height, width = (112 + 2 * 14 + 2), (112 + 2)
+    assert sheet.shape == (2 * height + 2, ACROSS * width + 2)
+    first = sheet[2 : 2 + 140, 2 : 2 + 112]
+    np.testing.assert_array_equal(first[:112], picture(0, 112))
+    assert 0 < np.count_nonzero(first[112:] == 255) < 400  # letters
+
+
+async def test_damaged_images_are_an_error_or_left_out_by_name(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "torn.png").write_bytes(b"no picture")
+    images = [tmp_path / "torn.png", save(tmp_path / "whole.png", 2)]
+
+    with pytest.raises(DataError, match=r"torn\.png is no PNG"):
+        await run_prediction(model, images, PredictOptions(), QUIET)
+    await run_prediction(model, images, PredictOptions(damaged="skip"), QUIET)
+
+    told = capsys.readouterr()
+    assert "left out" in told.err
+    assert "torn.png" in told.err
+    assert len(told.out.splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "claim"),
+    [
+        ("flat.npy", np.zeros(4, np.uint8), r"flat\.npy has shape \(4,\), expected images"),
+        ("wide.npy", np.zeros((1, 2, 3), np.uint8), r"wide\.npy\[0\]: images must have shape"),
+        ("words.npy", np.array([["a", "b"], ["c", "d"]]), r"words\.npy\[0\]: images must be uint8"),
+    ],
+)
+async def test_an_array_that_does_not_fit_is_named(
+    model: Path, tmp_path: Path, name: str, array: np.ndarray, claim: str
+) -> None:
+    np.save(tmp_path / name, array)
+
+    with pytest.raises((ConfigError, DataError), match=claim):
+        await run_prediction(model, [tmp_path / name], PredictOptions(), QUIET)
+
+
+async def test_what_cannot_be_asked_is_refused_before_the_model_is_read(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+
+    with pytest.raises(ConfigError, match="predict needs images"):
+        await run_prediction(gone, [], PredictOptions(), QUIET)
+    with pytest.raises(ConfigError, match="--top must be at least 1, not 0"):
+        await run_prediction(gone, [gone], PredictOptions(top=0), QUIET)
+    with pytest.raises(ConfigError, match=r"--png a\.svg: name a file that ends in \.png"):
+        await run_prediction(gone, [gone], PredictOptions(png=Path("a.svg")), QUIET)
+
+
+async def test_a_missing_image_and_an_empty_folder_are_named(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+
+    with pytest.raises(DataError, match="gone cannot be read: No such file"):
+        await run_prediction(model, [tmp_path / "gone"], PredictOptions(), QUIET)
+    with pytest.raises(DataError, match="empty: there are no images"):
+        await run_prediction(model, [tmp_path / "empty"], PredictOptions(), QUIET)
+
+
+def test_the_command_takes_a_model_and_then_images(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    image = save(tmp_path / "c.png", 2)
+
+    assert "predict" in app
+    assert run_command(["predict", str(model), str(image), "--top", "1", "--loop", "asyncio"]) == 0
+    assert "south" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("shape", [(20, 24, 3), (3, 20, 24), (1, 20, 24, 3), (1, 3, 20, 24)])
+async def test_an_array_of_the_shape_of_one_image_is_one_image(
+    tmp_path: Path, shape: tuple[int, ...]
+) -> None:
+    pixels = np.arange(20 * 24 * 3, dtype=np.int64).astype(np.uint8).reshape(3, 20, 24)
+    array = pixels.transpose(1, 2, 0) if shape[-1] == 3 else pixels
+    np.save(tmp_path / "one.npy", array.reshape(shape))
+
+    async with Disk() as disk:
+        source = Unlabelled([tmp_path / "one.npy"], (3, 20, 24), disk, Damage("error"))
+        async with aclosing(source.pieces()) as pieces:
+            (piece,) = [piece async for piece in pieces]
+
+    assert [Path(name).name for name in piece.names] == ["one.npy[0]"]
+    np.testing.assert_array_equal(piece.images, pixels[np.newaxis])
+
+
+async def test_an_archive_of_arrays_is_refused_by_name(model: Path, tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", images=picture(0))
+    with pytest.raises(DataError, match=r"x\.npz: predict reads images, \.npy files .* not \.npz"):
+        await run_prediction(model, [tmp_path / "x.npz"], PredictOptions(), QUIET)

@@ -1,0 +1,107 @@
+"""The command `report` reads what `train --report` wrote, and says what is wrong with anything else."""
+
+import io
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from adam_async.cli.report import name_runs, read_report, run_report
+from adam_async.cli.terminal import Terminal
+from adam_async.errors import ConfigError
+from adam_async.report.report import to_json
+from adam_async.runtime.disk import Disk
+from tests.adam_async.reports import read_fonts, real_report
+
+
+@pytest.fixture(scope="module")
+def fonts() -> None:
+    pytest.importorskip("matplotlib", reason="pictures need matplotlib")
+    read_fonts()
+
+
+async def written(folder: Path, *names: str) -> tuple[Path, ...]:
+    """Files with the reports of runs of 1, 2, ... epochs."""
+    files = tuple(folder / name for name in names)
+    for epochs, file in enumerate(files, 1):
+        file.write_bytes(to_json(await real_report(epochs=epochs)))
+    return files
+
+
+def terminal_into(stream: io.StringIO) -> Terminal:
+    terminal = Terminal()
+    terminal.out = Console(file=stream, soft_wrap=True, highlight=False, markup=False)
+    return terminal
+
+
+async def test_reports_are_shown_side_by_side_whole_where_no_terminal_is_too_narrow(tmp_path: Path) -> None:
+    names = [f"a-run-with-a-rather-long-name-{number}.json" for number in range(4)]
+    files = await written(tmp_path, *names)
+    stream = io.StringIO()
+
+    code = await run_report(files, None, terminal_into(stream))
+
+    lines = stream.getvalue().splitlines()
+    assert code == 0
+    assert lines[0].split() == [Path(name).stem for name in names]
+    assert next(line for line in lines if line.startswith("epochs")).split() == ["epochs", *"1234"]
+
+
+@pytest.mark.slow
+async def test_a_picture_is_written_where_it_is_asked_for(tmp_path: Path, fonts: None) -> None:
+    files = await written(tmp_path, "one.json", "two.json")
+    picture = tmp_path / "pictures" / "runs.png"
+
+    await run_report(files, picture, terminal_into(io.StringIO()))
+
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+async def test_without_matplotlib_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = await written(tmp_path, "one.json")
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+
+    with pytest.raises(ConfigError, match=r"the extra `plot`: pip install 'adam-async\[plot\]'"):
+        await run_report(files, tmp_path / "runs.png", terminal_into(io.StringIO()))
+    assert not (tmp_path / "runs.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b"{", "is no report of this version"),
+        (b"\xff", "is no report of this version"),
+        (b'{"command": []}', "missing required field"),
+    ],
+)
+async def test_what_is_no_report_is_named(tmp_path: Path, text: bytes, said: str) -> None:
+    file = tmp_path / "report.json"
+    file.write_bytes(text)
+
+    async with Disk() as disk:
+        with pytest.raises(ConfigError, match=said):
+            await read_report(file, disk)
+        with pytest.raises(ConfigError, match=r"gone\.json cannot be read: No such file"):
+            await read_report(tmp_path / "gone.json", disk)
+
+
+async def test_a_report_of_another_schema_is_refused(tmp_path: Path) -> None:
+    (file,) = await written(tmp_path, "one.json")
+    file.write_bytes(file.read_bytes().replace(b"adam-async/report/1", b"adam-async/report/9"))
+
+    async with Disk() as disk:
+        with pytest.raises(ConfigError, match="of schema 'adam-async/report/9'; this version reads"):
+            await read_report(file, disk)
+
+
+def test_runs_are_named_by_their_files_as_shortly_as_they_differ() -> None:
+    short = (Path("a/one.json"), Path("b/two.json"))
+    same = (Path("a/one.json"), Path("b/one.json"))
+
+    assert list(name_runs(short)) == ["one", "two"]
+    assert list(name_runs(same)) == ["a/one.json", "b/one.json"]
+    with pytest.raises(ConfigError, match=r"a/one\.json is named twice"):
+        name_runs((short[0], short[0]))
+    with pytest.raises(ConfigError, match="name one report or several"):
+        name_runs(())

@@ -1,0 +1,91 @@
+"""Text of a peer or a file cannot control the terminal, on any path to it."""
+
+import io
+import logging
+from collections.abc import Iterator
+
+import pytest
+from rich.table import Table
+
+from adam_async.cli.escaping_console import EscapingConsole
+from adam_async.cli.live_table import LiveTable
+from adam_async.cli.terminal import Terminal, log_to_stderr
+from adam_async.run.progress import Progress
+
+HOSTILE = "ps-0\x1b]0;owned\x07\x9b31m\u202e[red]:bug:\nadam-async: forged"
+SHOWN = "ps-0\\x1b]0;owned\\x07\\x9b31m\\u202e[red]:bug:\\nadam-async: forged"
+
+
+@pytest.fixture
+def no_handlers() -> Iterator[None]:
+    """Restore the state that `log_to_stderr` sets."""
+    root = logging.getLogger()
+    handlers, level, quiet = root.handlers[:], root.level, logging.getLogger("asyncio").level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    logging.getLogger("asyncio").setLevel(quiet)
+
+
+def test_lines_news_and_errors_are_one_line_each(capsys: pytest.CaptureFixture[str]) -> None:
+    terminal = Terminal()
+
+    terminal.say(HOSTILE)
+    terminal.news(HOSTILE)
+    terminal.error(HOSTILE)
+
+    said = capsys.readouterr()
+    assert said.out == f"{SHOWN}\n"
+    error = SHOWN.replace("\\n", " ")
+    assert said.err == f"{SHOWN}\nadam-async: {error}\n"
+
+
+def test_a_logged_line_is_one_line_and_a_traceback_keeps_its_own(
+    capsys: pytest.CaptureFixture[str], no_handlers: None
+) -> None:
+    log_to_stderr(verbose=False)
+    logger = logging.getLogger("adam_async.test")
+
+    logger.warning("%s is lost", HOSTILE)
+    try:
+        raise ValueError(HOSTILE)
+    except ValueError:
+        logger.exception("it failed")
+
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == f"{SHOWN} is lost"
+    assert said[1:3] == ["it failed", "Traceback (most recent call last):"]
+    assert "\x1b" not in "".join(said)
+
+
+def test_cells_of_tables_are_escaped_and_our_own_styles_stay() -> None:
+    stream = io.StringIO()
+    console = EscapingConsole(file=stream, width=200, force_terminal=True)
+    table = Table("name", title="workers", title_style="bold")
+    table.add_row(HOSTILE)
+
+    console.print(table)
+
+    written = stream.getvalue()
+    assert "\x1b[1m" in written
+    assert "\\x1b]0;owned" in written
+    assert "\\u202e[red]:bug:" in written
+    assert not {"\x07", "\x9b", "\u202e"} & set(written)
+    assert "\x1b]" not in written
+
+
+@pytest.mark.parametrize("drawn", [False, True])
+async def test_the_table_of_a_run_escapes_phases_lines_and_names(drawn: bool) -> None:
+    stream = io.StringIO()
+    progress = Progress(last_epoch=1)
+    progress.phase = progress.missing = HOSTILE
+    progress.consistency, progress.waiting_for = "bsp", [HOSTILE]
+
+    async with LiveTable(progress, stream=stream, terminal=drawn) as table:
+        table.refresh()
+        table.say(HOSTILE)
+
+    written = stream.getvalue()
+    assert SHOWN in written
+    assert not {"\x07", "\x9b", "\u202e"} & set(written)
+    assert "\x1b]" not in written

@@ -1,0 +1,46 @@
+"""A run over images that stay stored: the same values to the last bit, however few of them fit in memory."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from adam_async.data_server.lazy_images import StoredImages
+from adam_async.run.config import Config
+from tests.adam_async.runs import cluster_of, local_network, tcp_network, tiny_dataset
+
+THOROUGH = pytest.mark.thorough
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("network", [local_network, pytest.param(tcp_network, marks=THOROUGH)])
+@pytest.mark.parametrize("augment", [pytest.param(False, marks=THOROUGH), True])
+@pytest.mark.parametrize("cache", ["64", "1K", pytest.param("1G", marks=THOROUGH)])
+async def test_a_lockstep_run_ends_with_the_same_values_whatever_fits(
+    network, augment: bool, cache: str, tmp_path
+) -> None:
+    config = Config(
+        epochs=2,
+        images_per_group=4,
+        consistency="bsp",
+        threads=1,
+        augment=augment,
+        cache=cache,
+        spill=str(tmp_path),
+    )
+    whole = tiny_dataset()
+    images = whole.train_images
+    stored = StoredImages(
+        lambda number: images[number],
+        image_shape=whole.image_shape,
+        labels=whole.train_labels,
+        origin="shelf",
+    )
+    weights = []
+    for dataset in (whole, replace(whole, train_images=stored)):
+        async with cluster_of(config, network(), dataset=dataset) as cluster:
+            result = await cluster.train()
+            weights.append(result.weights)
+    assert result.statistics["data-0"]["cache"]["decoded"] == len(whole.train_labels)
+    for name, array in weights[0].items():
+        assert np.array_equal(array, weights[1][name])

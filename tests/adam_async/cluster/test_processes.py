@@ -1,0 +1,31 @@
+"""A cluster of processes gives each child the keys of its own role only."""
+
+import msgspec
+import pytest
+
+from adam_async.cluster.parent_pipe import Orders
+from adam_async.cluster.processes import CHILDREN, orders_for
+from adam_async.errors import ConfigError
+from adam_async.run.config import Waits
+from adam_async.run.token_file import derived_text, read_token_text
+from transport import RoleKeys
+
+TOKEN = "a token that nobody guesses"
+
+
+def test_a_child_is_given_the_keys_of_its_own_role_alone() -> None:
+    lines = orders_for(TOKEN, Waits(), profile_events=3)
+    assert set(lines) == set(CHILDREN)
+    for role, line in lines.items():
+        orders = msgspec.json.decode(line, type=Orders)
+        keys = read_token_text(orders.token)
+        assert isinstance(keys, RoleKeys)
+        assert (keys.role, orders.waits, orders.profile_events) == (role, Waits(), 3)
+        assert TOKEN.encode() not in line
+
+
+def test_a_cluster_without_a_token_gives_none_and_keys_of_a_role_are_no_token() -> None:
+    lines = orders_for("", Waits(), profile_events=0)
+    assert {msgspec.json.decode(line, type=Orders).token for line in lines.values()} == {""}
+    with pytest.raises(ConfigError, match="keys of role driver alone"):
+        orders_for(derived_text(TOKEN, "driver"), Waits(), profile_events=0)

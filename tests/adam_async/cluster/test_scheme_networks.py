@@ -1,0 +1,46 @@
+"""Several networks in one: each address goes to the one that knows it, and no other is asked."""
+
+import pytest
+
+from adam_async.cluster.scheme_networks import SchemeNetworks
+from tests.adam_async.runs import local_network, tcp_network
+from transport import DialFailed
+from transport.conformance import check_link
+from transport.testing import link_pair, open_rules
+
+
+@pytest.fixture
+def network():
+    local, tcp = local_network(), tcp_network()
+    local.rules = tcp.rules = open_rules()
+    return SchemeNetworks(local=local, tcp=tcp)
+
+
+@pytest.mark.parametrize(
+    ("address", "kind"), [("local://", "LocalLink"), ("tcp://127.0.0.1:0", "TcpLink")], ids=["local", "tcp"]
+)
+async def test_each_scheme_has_the_links_of_its_network(network, address, kind):
+    async with link_pair(network, address=address) as (near, far):
+        assert type(near).__name__ == type(far).__name__ == kind
+
+
+@pytest.mark.parametrize("address", ["local://", "tcp://127.0.0.1:0"], ids=["local", "tcp"])
+async def test_its_links_keep_the_promises_of_links(network, address):
+    await check_link(lambda: link_pair(network, address=address))
+
+
+async def test_what_one_network_does_not_reach_is_not_sought_in_another(network):
+    async with link_pair(network, address="tcp://127.0.0.1:0") as (near, _):
+        with pytest.raises(DialFailed, match="nobody listens on local://far"):
+            await network.dial("local://far", near.identity, timeout_s=0.001)
+
+
+@pytest.mark.parametrize("address", ["udp://127.0.0.1:7", "127.0.0.1:7", ""])
+async def test_an_address_of_no_network_is_refused_with_the_schemes_there_are(network, address):
+    async with link_pair(network, address="local://") as (near, _):
+        for use in (
+            lambda: network.dial(address, near.identity),
+            lambda: network.listen(address, near.identity, lambda link: link.wait_closed()),
+        ):
+            with pytest.raises(ValueError, match="is of none of these networks: local://, tcp://"):
+                await use()

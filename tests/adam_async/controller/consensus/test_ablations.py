@@ -1,0 +1,21 @@
+"""The worlds and the stories can fail: each safeguard that is removed is missed by one of them."""
+
+import pytest
+
+from tests.adam_async.controller.consensus.ablations import ABLATIONS, seeds_until_found, without
+from tests.adam_async.controller.consensus.fuzzed_group import run_seed
+
+LIMIT = 300
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("ablation", [a for a in ABLATIONS if a.story is None], ids=lambda a: a.name)
+def test_a_world_without_a_safeguard_is_found_out(ablation):
+    taken, found = seeds_until_found(ablation, run_seed, LIMIT)
+    assert taken, found
+
+
+@pytest.mark.parametrize("ablation", [a for a in ABLATIONS if a.story is not None], ids=lambda a: a.name)
+def test_a_story_without_its_safeguard_ends_badly(ablation):
+    with without(ablation) as code, pytest.raises((AssertionError, code.violations.Violation)):
+        ablation.story(code)

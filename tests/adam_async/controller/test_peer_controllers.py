@@ -1,0 +1,240 @@
+"""Who the other controllers are: names that were told, links that are dialled, and the steps in which one is
+taken in."""
+
+import asyncio
+import logging
+from contextlib import asynccontextmanager
+
+import pytest
+
+from adam_async.controller.consensus.membership import Members
+from adam_async.controller.consensus.messages import Chunk, TakeOver
+from adam_async.controller.peer_controllers import Peers, hear, say
+from adam_async.messages import Agree, Introduce, Introduced, pack, unpack
+from adam_async.runtime.traffic import Traffic
+from tests.adam_async.controller.consensus.small_group import SmallGroup
+from tests.adam_async.runs import NETWORKS, address_of, local_network, until
+from transport import Identity, RemoteProtocolError, TransportError
+
+A, B, C = "controller-1/a", "controller-2/b", "controller-3/c"
+NEW_B = "controller-2/bb"
+SILENT_S = 1.0
+
+
+def controller(number):
+    return Identity(role="controller", node=f"controller-{number}", incarnation=1)
+
+
+def peers_of(network, *, settled=True):
+    return Peers(
+        identity=controller(1), network=network, traffic=Traffic("controller-1"), is_settled=lambda: settled
+    )
+
+
+def told(*addresses):
+    return {f"controller-{number}": address for number, address in enumerate(addresses, start=1)}
+
+
+def met(network=None):
+    peers = peers_of(network or local_network())
+    peers.meet(told("local://one", "local://two", "local://three"))
+    return peers
+
+
+class Door:
+    """Another controller, as far as it is heard: answers who it is, and keeps what its core is told."""
+
+    def __init__(self, answers):
+        self.answers = list(answers)
+        self.asked = []
+        self.heard = []
+        self.links = []
+
+    async def on_link(self, link):
+        self.links.append(link)
+        link.serve(self._answer)
+        try:
+            while True:
+                message = await link.receive()
+                self.heard.append(hear(message))
+        except TransportError:
+            pass
+        finally:
+            link.abort()
+
+    def _answer(self, request):
+        self.asked.append(unpack(request.message, Introduce).identity)
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if answer is None:
+            request.fail("starting", "ask again")
+        else:
+            request.reply(pack(answer))
+
+
+@asynccontextmanager
+async def linked(network, *answers, settled=True, node=2):
+    """Peers that dial one door, and the door."""
+    door = Door(answers)
+    async with network.listen(address_of(network), controller(node), door.on_link) as listener:
+        peers = peers_of(network, settled=settled)
+        peers.meet(told("local://nobody-dials-us", listener.address))
+        async with asyncio.TaskGroup() as group:
+            talking = group.create_task(_talk(peers), name="talking")
+            yield peers, door
+            talking.cancel()
+
+
+async def _talk(peers):
+    async with asyncio.TaskGroup() as group:
+        peers.begin(group, A)
+
+
+# --- names and identities ------------------------------------------------------------------------
+
+
+def test_who_is_not_among_the_founders_is_told_so():
+    with pytest.raises(ValueError, match="controller-1 is not one of the controllers controller-2"):
+        peers_of(local_network()).meet({"controller-2": "local://two"})
+
+
+def test_an_address_is_known_of_names_that_were_told_whatever_the_disk():
+    peers = met()
+    assert peers.address(B) == peers.address(NEW_B) == "local://two"
+    assert peers.address("stranger/b") == ""
+
+
+def test_only_those_are_listened_to_who_were_told_and_speak_for_themselves():
+    peers = met()
+
+    def says(name, sender):
+        return peers.listens_to(name, TakeOver(sender=sender, to=A, term=1))
+
+    assert says("controller-2", B)
+    assert not says("controller-2", C)
+    assert not says("stranger", "stranger/b")
+    assert not peers_of(local_network()).listens_to("controller-2", TakeOver(sender=B, to=A, term=1))
+
+
+# --- who is taken in -----------------------------------------------------------------------------
+
+
+def leading(voters, *, joiners=()):
+    """A group led by the first of its voters, whom the others have just heard."""
+    group = SmallGroup(voters, joiners=joiners)
+    group.elect(voters[0])
+    return group
+
+
+def next_step(peers, group, *, silent_s=SILENT_S):
+    return peers.next_step(group[A], silent_s=silent_s, now=group.now)
+
+
+def test_nobody_is_taken_in_who_belongs_or_is_a_stranger_or_is_us():
+    peers, group = met(), leading((A, B, C))
+    for name, identity in (
+        ("controller-2", B),
+        ("controller-3", C),
+        ("stranger", "stranger/f"),
+        ("controller-2", "controller-3/f"),
+        ("controller-1", "controller-1/f"),
+    ):
+        peers.introduced(name, identity)
+        assert next_step(peers, group) is None
+
+
+def test_one_with_a_new_disk_is_added_then_takes_the_old_place_then_counts():
+    peers, group = met(), leading((A, B, C), joiners=(NEW_B,))
+    peers.introduced("controller-2", NEW_B)
+    for _ in range(10):
+        group.beat(A, among={A, C})
+    done = []
+    while (step := next_step(peers, group)) is not None:
+        done.append((step.kind, step.node))
+        group.change(A, step.kind, step.node)
+        group.deliver(among={A, C, NEW_B})
+        group.beat(A, among={A, C, NEW_B})
+    assert done == [("add", NEW_B), ("remove", B), ("promote", NEW_B)]
+    assert set(group[A].members.voters) == {A, C, NEW_B}
+
+
+def test_a_name_stays_with_the_identity_that_was_heard_lately():
+    peers, group = met(), leading((A, B, C))
+    peers.introduced("controller-2", NEW_B)
+    group.now += SILENT_S
+    assert next_step(peers, group, silent_s=SILENT_S + 1.0) is None
+    assert next_step(peers, group, silent_s=SILENT_S - 0.1).node == NEW_B
+
+
+def test_the_latest_identity_of_a_name_is_the_one_to_take_in():
+    peers, group = met(), leading((A, C))
+    for identity in (B, NEW_B):
+        peers.introduced("controller-2", identity)
+    assert next_step(peers, group).node == NEW_B
+
+
+# --- links ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+async def test_both_say_who_they_are_and_then_the_core_is_heard(network):
+    async with linked(NETWORKS[network](), Introduced(identity=B, members=(B,))) as (peers, door):
+        word = TakeOver(sender=A, to=B, term=3)
+        peers.send(word, group="g")  # there is no link yet: it is dropped
+        await until(lambda: peers.linked and door.asked)
+        peers.send(word, group="g")
+        await until(lambda: door.heard)
+        assert (peers.linked, door.asked, door.heard) == ({"controller-2"}, [A], [("g", word)])
+        peers.send(TakeOver(sender=A, to=C, term=3), group="g")  # nobody dialled that one
+
+
+async def test_the_founder_asks_again_until_all_have_said_who_they_are(monkeypatch):
+    monkeypatch.setattr("adam_async.controller.peer_controllers.ASK_S", 0.01)
+    answers = (None, None, Introduced(identity=B, members=()))
+    async with linked(local_network(), *answers, settled=False) as (peers, door):
+        await until(lambda: door.asked)
+        assert await peers.founders() == (A, B)
+        assert len(door.asked) == 3
+
+
+async def test_who_finds_that_there_is_a_group_founds_none():
+    async with linked(local_network(), Introduced(identity=B, members=(B,))) as (peers, door):
+        await until(lambda: peers.linked and door.asked)
+        assert await peers.founders() == ()
+
+
+async def test_a_link_that_breaks_is_dialled_again():
+    async with linked(local_network(), Introduced(identity=B, members=(B,))) as (peers, door):
+        await until(lambda: peers.linked and door.asked)
+        door.links[0].abort()
+        await until(lambda: len(door.asked) == 2)
+        assert peers.linked == {"controller-2"}
+
+
+async def test_another_one_at_that_address_is_told_nothing_and_named_once(monkeypatch, caplog):
+    monkeypatch.setattr("adam_async.controller.peer_controllers.REFUSED_S", 0.01)
+    with caplog.at_level(logging.WARNING):
+        async with linked(local_network(), Introduced(identity=C, members=(C,)), node=3) as (peers, door):
+            await until(lambda: "instead of" in caplog.text)
+            peers.send(TakeOver(sender=A, to=B, term=3), group="g")
+            assert (peers.linked, door.asked, door.heard) == (set(), [], [])
+            await until(lambda: len(door.links) > 3)
+    assert caplog.text.count("is controller-3 instead of controller-2") == 1
+
+
+@pytest.mark.parametrize("size", [10, 100_000])
+def test_what_a_core_says_is_heard_as_it_was_said_whatever_its_size(size):
+    snapshot = Chunk(
+        sender="a-1", to="b-2", term=3, index=4, index_term=2, members=Members(("a-1",)),
+        size=size, crc=5, offset=0, data=bytes(size), round=6,
+    )  # fmt: skip
+    message = say(snapshot, group="g")
+    assert bool(message.tensors) == (size > 4096)
+    assert hear(message) == ("g", snapshot)
+
+
+@pytest.mark.parametrize("said", [b"\xc1", b"\x91\x01"])
+def test_what_is_no_word_of_a_core_is_refused(said):
+    with pytest.raises(RemoteProtocolError, match="malformed bytes beside Agree"):
+        hear(pack(Agree(group="g", said=said)))
+    with pytest.raises(RemoteProtocolError, match="must carry one packed tensor"):
+        hear(pack(Agree(group="g")))

@@ -1,0 +1,398 @@
+"""The replicated state machine: the same commands give the same bytes, and each question is done once."""
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from adam_async.controller import replicated_state as machine_module
+from adam_async.controller.map_history import changed
+from adam_async.controller.records import cut, nests_too_deep
+from adam_async.controller.replicated_state import (
+    Lost,
+    Machine,
+    Open,
+    Outcome,
+    Set,
+    command_bytes,
+    first_state,
+)
+from adam_async.messages import SESSION_OVER
+from adam_async.messages.sizes import MOST_MAP_BYTES, MOST_MAP_TEXT_BYTES, MOST_VALUE_BYTES
+from adam_async.model.network import Network
+from adam_async.model.partition.planner import vertical_plan
+from adam_async.model.spec import LayerSpec, ModelSpec
+from adam_async.run.cluster_map import NodeRecord, RunInPieces, RunRecord
+from tests.adam_async.controller.test_state import run_record
+
+GROUP = "a-group"
+
+
+def node(incarnation=1, **fields):
+    """A node's record as it comes over a link."""
+    return msgspec.json.encode(
+        NodeRecord(role="worker", address="local://a", incarnation=incarnation, **fields)
+    )
+
+
+class Log:
+    """A machine and the log that it applies, command by command."""
+
+    def __init__(self, **options):
+        self.machine = Machine(**options)
+        self.machine.restore(first_state(GROUP))
+        self.commands = []
+
+    def apply(self, command):
+        self.commands.append(command_bytes(command))
+        return self.machine.apply(len(self.commands), self.commands[-1])
+
+    def open(self):
+        return self.apply(Open()).at
+
+    def set(self, session, number, key="nodes/a", expected=0, value=None):
+        value = node() if value is None else value
+        return self.apply(Set(session=session, number=number, key=key, expected=expected, value=value))
+
+
+def deep_run():
+    """The record of a run whose model of 200 layers is cut over 16 workers."""
+    layers = []
+    for number in range(98):
+        layers += [
+            LayerSpec.of(
+                f"stage_{number}_of_the_network_convolution", "conv2d", filters=4, kernel=3, padding=1
+            ),
+            LayerSpec.of(f"stage_{number}_rectifier", "relu"),
+        ]
+    layers += [LayerSpec.of("flat", "flatten"), LayerSpec.of("hidden", "dense", outputs=64)]
+    layers += [LayerSpec.of("out", "dense", outputs=10), LayerSpec.of("loss", "softmax_cross_entropy")]
+    spec = ModelSpec(name="deep", input_shape=(3, 32, 32), layers=tuple(layers))
+    plan = vertical_plan(Network(spec, dtype="float32"), 16, halo="exchange")
+    record = run_record(partitions=16)
+    return msgspec.structs.replace(record, spec=spec.to_dict(), plan=plan.to_dict())
+
+
+sessions = st.integers(1, 12)  # those that are open, others' places in the log, and none
+sets = st.builds(
+    Set,
+    session=sessions,
+    number=st.integers(0, 4),
+    key=st.sampled_from(["nodes/a", "nodes/b", "run", "lending", "no/key"]),
+    expected=st.integers(0, 3),
+    value=st.sampled_from(
+        [node(), node(2, ready="x"), msgspec.json.encode(run_record(epochs=1)), b"{}", b"{", b"[]"]
+    ),
+)
+commands = st.lists(
+    st.one_of(st.just(Open()), sets, sets, sets, st.builds(Lost, st.sampled_from("ab"), st.integers(1, 2))),
+    max_size=40,
+)
+
+
+@settings(max_examples=150)
+@given(commands, st.integers(0, 40))
+def test_who_takes_the_same_commands_or_a_snapshot_and_the_rest_has_the_same_bytes_and_answers(commands, cut):
+    one, other, late = Log().machine, Log().machine, Machine()
+    late.restore(one.snapshot())
+    for index, command in enumerate(commands, 1):
+        answer = one.apply(index, command_bytes(command))
+        assert other.apply(index, command_bytes(command)) == answer
+        if index == cut:
+            late.restore(one.snapshot())
+        elif index > cut:
+            late.apply(index, command_bytes(command))
+    if cut <= len(commands):
+        assert late.snapshot() == one.snapshot()
+        assert late.map == one.map
+        assert late.size.total == one.size.total
+    assert other.snapshot() == one.snapshot()
+    one.state.check_invariants()
+
+
+@settings(max_examples=100)
+@given(commands)
+def test_the_changes_since_any_version_make_the_newest_map(commands):
+    machine = Log().machine
+    maps = [machine.map]
+    for index, command in enumerate(commands, 1):
+        machine.apply(index, command_bytes(command))
+        if machine.map is not maps[-1]:
+            maps.append(machine.map)
+    for known in maps:
+        newest = known
+        for change in machine.since(known.version, GROUP):
+            newest = changed(newest, change)
+        assert newest == machine.map
+
+
+def test_a_question_that_comes_again_is_not_done_again_and_gets_the_same_answer():
+    log = Log()
+    session = log.open()
+    first = log.set(session, 1)
+    assert first == Outcome(done=True, at=1)
+    before = log.machine.map
+    log.set(log.open(), 1, "nodes/b")
+    assert log.set(session, 1) == first
+    assert log.machine.map.nodes["a"] == before.nodes["a"]
+    assert log.machine.map.version == 2
+
+
+@pytest.mark.parametrize(
+    ("again", "outcome"),
+    [
+        ({"expected": 7}, Outcome(done=False, at=0)),
+        ({"key": "colour"}, "no key 'colour'"),
+    ],
+)
+def test_a_refusal_is_an_answer_that_stays_too(again, outcome):
+    log = Log()
+    session = log.open()
+    first = log.set(session, 1, **again)
+    log.set(log.open(), 1)  # what was refused would now be done, or refused in another way
+    assert log.set(session, 1, **again) == first
+    assert first == outcome or (first.problem == "invalid" and outcome in first.text)
+
+
+def test_a_conflict_says_which_version_the_record_has():
+    log = Log()
+    session = log.open()
+    log.set(session, 1)
+    log.set(session, 2, "nodes/b")
+    assert log.set(session, 3, expected=0) == Outcome(done=False, at=1)
+    assert log.set(session, 4, expected=1, value=node(ready="x")) == Outcome(done=True, at=3)
+
+
+def test_a_question_that_comes_late_is_not_done():
+    log = Log()
+    session = log.open()
+    log.set(session, 2)
+    late = log.set(session, 1, "nodes/b")
+    assert (late.done, late.problem) == (False, "late")
+    assert "b" not in log.machine.map.nodes
+    assert log.set(session, 2) == Outcome(done=True, at=1)
+
+
+def test_numbers_of_one_session_mean_nothing_in_another():
+    log = Log()
+    one, other = log.open(), log.open()
+    assert one != other
+    log.set(one, 5)
+    assert log.set(other, 1, "nodes/b").done
+    assert log.set(one, 6, "nodes/c").done
+
+
+def test_a_session_that_nobody_opened_is_over_and_does_nothing():
+    log = Log()
+    outcome = log.set(77, 1)
+    assert (outcome.done, outcome.problem) == (False, SESSION_OVER)
+    assert outcome.text == "there is no session 77"
+    assert not log.machine.map.nodes
+
+
+def test_sessions_that_were_not_used_for_longest_are_forgotten_and_never_come_again():
+    log = Log(most_sessions=3)
+    first, second, third = log.open(), log.open(), log.open()
+    log.set(first, 1)
+    log.set(third, 1, "nodes/c")
+    fourth = log.open()
+    assert fourth not in (first, second, third)
+    assert log.set(second, 1, "nodes/b").problem == SESSION_OVER
+    assert log.set(first, 2, "nodes/d").done
+    assert log.open() not in (first, second, third, fourth)
+    assert log.set(third, 1, "nodes/c").problem == SESSION_OVER
+    assert log.set(first, 2, "nodes/d").done
+
+
+def test_asking_the_same_again_keeps_a_session_from_being_forgotten():
+    log = Log(most_sessions=2)
+    one, other = log.open(), log.open()
+    log.set(one, 1)
+    log.set(other, 1, "nodes/b")
+    log.set(one, 1)
+    log.open()
+    assert log.set(one, 1).done
+    assert log.set(other, 1, "nodes/b").problem == SESSION_OVER
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (b"{", "nodes/a: Input data was truncated"),
+        (b"[]", "nodes/a: Expected `object`, got `array`"),
+        (b"\xff", "nodes/a: "),
+        (b'{"role":"worker"}', "missing required field `address`"),
+        (
+            b'{"role":"worker","address":"local://a","incarnation":1,"info":{"x":123456789012345678901234567890}}',
+            "can't serialize ints",
+        ),
+        (
+            b'{"role":"worker","address":"local://a","incarnation":18446744073709551616}',
+            "can't serialize ints",
+        ),
+    ],
+)
+def test_a_value_that_cannot_be_read_or_written_down_is_refused_and_uses_its_number(value, said):
+    log = Log()
+    session = log.open()
+    outcome = log.set(session, 1, value=value)
+    assert (outcome.done, outcome.problem) == (False, "invalid")
+    assert said in outcome.text
+    assert log.machine.map.version == 0
+    assert log.set(session, 1) == outcome
+    log.machine.snapshot()
+
+
+def test_the_loss_of_a_node_is_a_change_like_any_other_and_that_of_an_earlier_life_is_none():
+    log = Log()
+    log.set(log.open(), 1, value=node(incarnation=5))
+    assert log.apply(Lost("a", 4)) == Outcome()
+    assert log.machine.map.nodes["a"].live
+    log.apply(Lost("a", 5))
+    assert not log.machine.map.nodes["a"].live
+    (change,) = log.machine.since(1, GROUP)
+    assert list(change.nodes) == ["a"]
+
+
+def test_changes_of_another_group_or_from_the_beginning_are_the_whole_map():
+    log = Log()
+    log.set(log.open(), 1)
+    assert log.machine.since(1, GROUP) == []
+    assert log.machine.since(1, "another") is None
+    assert log.machine.since(-1, GROUP) is None
+    assert log.machine.since(2, GROUP) is None
+
+
+def test_who_took_a_whole_state_has_no_history_from_before():
+    log = Log()
+    session = log.open()
+    log.set(session, 1)
+    log.set(session, 2, "nodes/b")
+    other = Machine()
+    other.restore(log.machine.snapshot())
+    assert other.group == GROUP
+    assert other.since(2, GROUP) == []
+    assert other.since(1, GROUP) is None
+
+
+def test_a_machine_that_was_given_no_state_belongs_to_no_group():
+    assert Machine().group == ""
+    assert Machine().map.version == 0
+
+
+def test_a_record_that_the_rules_cannot_work_with_is_refused_and_leaves_the_map_as_it_was(monkeypatch):
+    """It is in the log for good: what it raised it would raise again at every restart."""
+    log = Log()
+    session = log.open()
+    log.set(session, 1)
+    before, changes_before = log.machine.map, log.machine.since(0, GROUP)
+
+    def fails(self):
+        self._set(generation=99)
+        raise KeyError("servers")
+
+    monkeypatch.setattr(machine_module.ControllerState, "_run_rules", fails)
+    answer = log.set(session, 2, key="nodes/b")
+    assert answer == Outcome(
+        done=False, problem="invalid", text="the map's rules cannot work with it: KeyError"
+    )
+    assert log.apply(Lost("a", 1)) == Outcome()
+    assert log.machine.map is before
+    assert log.machine.since(0, GROUP) == changes_before
+
+
+def large(log, session, number, *, expected=0, text="x"):
+    """Set a record of some 8 KiB; returns what came of it."""
+    value = node(info={"text": text * 8000})
+    return log.set(session, number, f"nodes/w{number}", expected, value)
+
+
+def test_two_and_twenty_large_records_lock_nobody_out_also_after_a_restart():
+    log = Log()
+    session = log.open()
+    far_too_large = log.set(session, 1, value=node(info={"text": "x" * (3 << 20)})).text
+    assert far_too_large.endswith("bytes is above the limit of 65536: say less in it")
+    assert all(large(log, session, number).done for number in range(2, 24))
+    again = Machine()
+    again.restore(log.machine.snapshot())
+    assert again.apply(99, command_bytes(Set(session, 24, "nodes/joins", 0, node()))).done
+    assert len(msgspec.json.encode(again.map)) < MOST_MAP_TEXT_BYTES / 8
+
+
+def test_a_full_map_takes_no_new_record_from_any_controller_and_its_members_go_on():
+    log = Log()
+    session, number = log.open(), 1
+    while large(log, session, number).done:
+        number += 1
+        assert number < MOST_MAP_BYTES >> 12, "the map takes records beyond its limit"
+    total = log.machine.size.total
+    assert MOST_MAP_BYTES - (9 << 10) < total <= MOST_MAP_BYTES
+    restored = Machine()
+    restored.restore(log.machine.snapshot())
+    assert restored.size.total == total
+    refused = log.set(session, number + 1, "nodes/new", 0, node(info={"text": "x" * 8000}))
+    question = Set(session, number + 1, "nodes/new", 0, node(info={"text": "x" * 8000}))
+    restored.apply(98, log.commands[-2])
+    assert restored.apply(99, command_bytes(question)) == refused
+    more = len(node(info={"text": "x" * 8000}))
+    said = f"the map holds {total} bytes; a record of {more} more would exceed 8 MiB"
+    assert refused.text.startswith(said)
+    at = log.machine.map.nodes["w1"].changed
+    assert log.set(session, number + 2, "nodes/w1", at, node(ready="run", info={"text": "x" * 8000})).done
+    for gone in range(2, 100):
+        log.apply(Lost(f"w{gone}", 1))
+    assert log.set(session, number + 3, "nodes/new", 0, node()).done
+
+
+def test_a_run_of_two_hundred_layers_cut_over_sixteen_workers_is_set_in_pieces():
+    record = deep_run()
+    log = Log()
+    session = log.open()
+    pieces = cut(record)
+    assert len(msgspec.json.encode(record)) > MOST_VALUE_BYTES
+    for number, piece in enumerate(pieces):
+        value = msgspec.json.encode(piece)
+        assert len(value) <= MOST_VALUE_BYTES
+        assert log.set(session, number + 1, f"run/{number}", 0, value).done
+    whole = msgspec.json.encode(RunInPieces(id=record.id, pieces=len(pieces)))
+    assert log.set(session, 90, "run", 0, msgspec.json.encode({"id": "another", "pieces": 2})).text == (
+        "run: of run another piece 0 of 2 is not there: submit it again"
+    )
+    assert log.set(session, 91, "run", 0, whole).done
+    run = log.machine.map.run
+    assert run.has_fixed_of(msgspec.json.decode(msgspec.json.encode(record), type=RunRecord))
+    assert log.machine.map.pieces == {}
+    advanced = msgspec.structs.replace(run, reason="no reason").without_fixed()
+    assert log.set(session, 92, "run", run.changed, msgspec.json.encode(advanced)).done
+    assert log.machine.map.run.spec == run.spec
+    (change,) = log.machine.since(log.machine.map.version - 1, GROUP)
+    assert len(msgspec.json.encode(change)) < 500
+
+
+def test_a_run_that_is_too_long_for_all_its_pieces_is_refused_with_what_makes_it_long():
+    record = msgspec.structs.replace(run_record(), carried=bytes(1 << 20))
+    with pytest.raises(ValueError, match=r"bytes, 1105920 are the most: its model has \d+ of them"):
+        cut(record)
+
+
+json_values = st.recursive(
+    st.one_of(st.none(), st.integers(), st.text('a"[]{}\\\n')),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3), st.dictionaries(st.text('[}"\\'), inner, max_size=3)
+    ),
+)
+
+
+def depth_of(value):
+    """Containers that lie in each other."""
+    if not isinstance(value, dict | list):
+        return 0
+    inner = value.values() if isinstance(value, dict) else value
+    return 1 + max(map(depth_of, inner), default=0)
+
+
+@given(json_values)
+def test_how_deep_a_record_nests_is_counted_in_its_text(value):
+    text, depth = msgspec.json.encode(value), depth_of(value)
+    assert not nests_too_deep(text, depth)
+    assert depth == 0 or nests_too_deep(text, depth - 1)

@@ -1,0 +1,318 @@
+"""What controllers say of their group: each change in one line, told apart from what is none."""
+
+import asyncio
+import logging
+
+import pytest
+
+from adam_async.controller import status_log as heralds
+from adam_async.controller.bootstrap import name_of
+from adam_async.controller.status_log import GROUPLESS_S, LEADERLESS_S, LOST_S, Herald
+from tests.adam_async.controller.consensus.small_group import SmallGroup
+from tests.adam_async.controller.simulated_group import simulated
+
+A, B, C = "controller-1/a", "controller-2/b", "controller-3/c"
+THREE = (A, B, C)
+NAMES = [name_of(each) for each in THREE]
+
+seeds = pytest.mark.parametrize("seed", range(4))
+
+
+@pytest.fixture
+def said(caplog):
+    """What heralds have said since this was asked last; warnings begin with a "!"."""
+    caplog.set_level(logging.INFO, logger=heralds.logger.name)
+
+    def take():
+        lines = [
+            ("!" if record.levelno == logging.WARNING else "") + record.getMessage()
+            for record in caplog.records
+            if record.name == heralds.logger.name
+        ]
+        caplog.clear()
+        return lines
+
+    return take
+
+
+class Hall:
+    """Three cores whose words are delivered by hand, and a herald that looks at one of them."""
+
+    def __init__(self, me=A, *, linked=(), kept=True, **options):
+        self.group, self.me = SmallGroup(THREE), me
+        self.herald = Herald(
+            name_of(me),
+            names=NAMES,
+            linked=lambda: {name_of(each) for each in linked},
+            kept=kept,
+            now=self.group.now,
+            **options,
+        )
+
+    def look(self):
+        self.herald.look(self.group[self.me], now=self.group.now)
+
+    def beat(self, leader, among, seconds):
+        """Let the leader speak and be answered for a while, and look each time."""
+        until = self.group.now + seconds
+        while self.group.now < until:
+            self.group.beat(leader, among)
+            self.look()
+
+    def silence(self, seconds):
+        """Let a node without a leader go on alone."""
+        until = self.group.now + seconds
+        while self.group.now < until:
+            self.group.tick(self.me, 0.5)
+            self.group.wire.clear()
+            self.look()
+
+
+# --- who belongs, who leads ----------------------------------------------------------------------
+
+
+def test_a_founded_group_is_said_once_with_all_and_then_who_leads(said):
+    hall = Hall(kept=False)
+    hall.look()
+    assert said() == []
+    hall.group.elect(A)
+    hall.look()
+    assert said() == [
+        "controller-1: the group is founded, with 3 of 3 controllers",
+        "controller-1 leads now (term 2)",
+    ]
+    hall.beat(A, THREE, 10.0)
+    assert said() == []
+
+
+@pytest.mark.parametrize(("linked", "heard", "count"), [([A], [], 2), ([A], [C], 3), ([A, C], [], 3)])
+def test_a_group_that_is_there_again_is_said_with_those_who_are_linked_or_heard(said, linked, heard, count):
+    hall = Hall(B, linked=linked)
+    for each in heard:
+        hall.herald.heard(name_of(each))
+    hall.group.elect(A)
+    hall.look()
+    assert said() == [
+        f"controller-2: the group is there again, with {count} of 3 controllers",
+        "controller-2: controller-1 leads now (term 2)",
+    ]
+
+
+def test_who_asks_for_votes_is_no_news_and_each_new_leader_is_one_line(said):
+    hall = Hall(B, linked=THREE)
+    hall.group.elect(A)
+    hall.look()
+    said()
+    hall.group.now += 10.0
+    hall.group.tick(B)  # asks whether the others would vote for it
+    hall.look()
+    assert said() == []
+    hall.group.elect(B)
+    hall.look()
+    hall.look()
+    assert said() == ["controller-2 leads now (term 3)"]
+
+
+def test_a_group_of_one_has_nothing_to_say(said):
+    group = SmallGroup([A])
+    herald = Herald(name_of(A), names=NAMES[:1], linked=set, kept=False, now=0.0)
+    group.elect(A)
+    herald.look(group[A], now=group.now)
+    assert said() == []
+
+
+# --- who is there --------------------------------------------------------------------------------
+
+
+def test_a_voter_that_is_not_heard_is_lost_once_and_back_once(said):
+    hall = Hall(linked=THREE)
+    hall.group.elect(A)
+    hall.look()
+    said()
+    hall.beat(A, THREE, LOST_S + 1)
+    hall.beat(A, (A, B), LOST_S - 0.5)
+    assert said() == []
+    hall.beat(A, (A, B), 10.0)
+    assert said() == ["controller-3 is lost: nothing was heard of it for 2 s; 2 of 3 are there"]
+    hall.beat(A, THREE, 10.0)
+    assert said() == ["controller-3 is back; 3 of 3 are there"]
+
+
+def test_a_new_term_of_the_same_leader_brings_nobody_back_who_is_not_heard(said):
+    hall = Hall(linked=THREE)
+    hall.group.elect(A)
+    hall.look()
+    hall.beat(A, (A, B), 2 * LOST_S)
+    said()
+    hall.group.tick(A)  # it has heard nobody for long, and gives up
+    hall.look()
+    assert hall.group[A].leader is None
+    hall.group.elect(A, among=(A, B))
+    hall.look()
+    hall.beat(A, (A, B), 3 * LOST_S)
+    assert said() == ["controller-1 leads now (term 3)"]
+
+
+def test_one_that_was_missing_from_the_beginning_is_not_lost_again_but_is_back(said):
+    hall = Hall(linked=[B])
+    hall.group.elect(A, among=(A, B))
+    hall.look()
+    assert "with 2 of 3 controllers" in said()[0]
+    hall.beat(A, (A, B), 3 * LOST_S)
+    assert said() == []
+    hall.beat(A, THREE, 1.0)
+    assert said() == ["controller-3 is back; 3 of 3 are there"]
+
+
+def test_who_came_back_while_another_one_led_is_no_news_of_a_later_leader(said):
+    hall = Hall(B, linked=[A])
+    hall.group.elect(A)
+    hall.look()
+    assert "with 2 of 3 controllers" in said()[0]
+    hall.group.elect(B)
+    hall.look()
+    hall.beat(B, THREE, 3 * LOST_S)
+    assert said() == ["controller-2 leads now (term 3)"]
+
+
+# --- nobody leads --------------------------------------------------------------------------------
+
+
+def test_a_lost_majority_is_said_once_with_names_until_there_is_a_leader_again(said):
+    hall = Hall(linked=THREE)
+    hall.group.elect(A)
+    hall.look()
+    said()
+    hall.silence(LEADERLESS_S / 2)
+    assert said() == []
+    hall.silence(20.0)
+    (line,) = said()
+    assert line.startswith(
+        "!controller-1 has no majority: nothing was heard of controller-2, controller-3 for "
+    )
+    assert line.endswith(" s; questions wait until 2 of 3 are there")
+    hall.group.elect(A, among=(A, B))
+    hall.look()
+    hall.beat(A, (A, B), 2 * LOST_S)
+    assert said() == [
+        f"controller-1 leads now (term {hall.group[A].term})",
+        "controller-2 is back; 2 of 3 are there",
+    ]
+
+
+def test_a_follower_that_finds_the_same_leader_again_says_so_only_after_it_missed_it(said):
+    hall = Hall(B, linked=THREE)
+    hall.group.elect(A)
+    hall.look()
+    said()
+    for looks, lines in ((10, 0), (40, 2)):
+        for _ in range(looks):
+            hall.group.beat(A, (A, C))
+            hall.group.tick(B, 0.0)
+            hall.group.wire.clear()
+            hall.look()
+        assert hall.group[B].leader is None
+        hall.group.beat(A)
+        hall.look()
+        heard = said()
+        assert len(heard) == lines, heard
+    assert heard[1] == "controller-2: controller-1 leads again (term 2)"
+
+
+def test_a_majority_that_elects_nobody_is_not_said_to_be_lacking(said):
+    hall = Hall(linked=THREE)
+    hall.look()
+    hall.herald.heard("controller-2")
+    hall.silence(LEADERLESS_S + 1)
+    assert said() == ["!controller-1 knows of no leader: questions wait until there is one"]
+
+
+def test_who_was_said_to_be_cut_off_does_not_say_it_in_other_words(said):
+    hall = Hall(is_cut_off=True)
+    hall.silence(20.0)
+    assert said() == []
+
+
+@pytest.mark.parametrize(
+    ("linked", "whom"), [([], "for controller-1, controller-3"), ([A, C], "to be taken in")]
+)
+def test_one_that_belongs_to_no_group_says_once_for_whom_it_waits(said, linked, whom):
+    group = SmallGroup([A], joiners=[B])
+    herald = Herald(
+        name_of(B), names=NAMES, linked=lambda: {name_of(each) for each in linked}, kept=False, now=0.0
+    )
+    for now in (0.0, GROUPLESS_S - 0.1, GROUPLESS_S, 3 * GROUPLESS_S):
+        herald.look(group[B], now=now)
+    assert said() == [f"!controller-2 belongs to no group yet, and waits {whom}"]
+
+
+def test_another_group_is_said_once_for_each_that_speaks_for_it(said):
+    hall = Hall()
+    for _ in range(5):
+        hall.herald.of_another_group("controller-2", theirs="bb", ours="aa")
+    (line,) = said()
+    assert line == (
+        "!controller-1 belongs to group aa, controller-2 to group bb: "
+        "one of them has to begin anew, with an empty folder"
+    )
+
+
+# --- three of them -------------------------------------------------------------------------------
+
+
+@seeds
+def test_the_story_of_three_controllers_is_a_line_for_each_change(seed, said):
+    async def scenario(trio):
+        leader = await trio.settled()
+        await asyncio.sleep(10.0)
+        lines = said()
+        founded = [f"{name}: the group is founded, with 3 of 3 controllers" for name in trio.peers]
+        leads = [f"{name}: {leader} leads now" for name in trio.others(leader)] + [f"{leader} leads now"]
+        assert sorted(line.partition(" (term")[0] for line in lines) == sorted(founded + leads)
+
+        trio.crash(leader)
+        successor = await trio.led()
+        (third,) = set(trio.others(leader)) - {successor}
+        await asyncio.sleep(10.0)
+        lines = [line.partition(" (term")[0] for line in said()]
+        lost = f"{leader} is lost: nothing was heard of it for 2 s; 2 of 3 are there"
+        assert sorted(lines) == sorted([f"{successor} leads now", f"{third}: {successor} leads now", lost])
+
+        await trio.restart(leader)
+        await asyncio.sleep(10.0)
+        assert sorted(line.partition(" (term")[0] for line in said()) == sorted(
+            [
+                f"{leader}: the group is there again, with 3 of 3 controllers",
+                f"{leader}: {successor} leads now",
+                f"{leader} is back; 3 of 3 are there",
+            ]
+        )
+
+        trio.crash(leader, successor)
+        await asyncio.sleep(30.0)
+        (line,) = said()
+        both = ", ".join(sorted((leader, successor)))
+        assert line.startswith(f"!{third} has no majority: nothing was heard of {both} for ")
+
+    simulated(scenario, seed=seed)
+
+
+def test_one_that_lost_its_disk_is_taken_in_and_back(said):
+    async def scenario(trio):
+        leader = await trio.settled()
+        stranger = trio.others(leader)[0]
+        trio.crash(stranger)
+        await asyncio.sleep(5.0)
+        said()
+        await trio.restart(stranger, empty_disk=True)
+        await trio.settled()
+        await asyncio.sleep(3.0)
+        assert sorted(line.partition(" (term")[0] for line in said()) == sorted(
+            [
+                f"{stranger} is back; 3 of 3 are there",
+                f"{stranger}: it is taken into the group, with 3 of 3 controllers",
+                f"{stranger}: {leader} leads now",
+            ]
+        )
+
+    simulated(scenario)

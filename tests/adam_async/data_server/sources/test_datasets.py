@@ -1,0 +1,315 @@
+"""Every source of training data, from real files and a real web server."""
+
+import asyncio
+import functools
+import gzip
+import http.server
+import io
+import logging
+import socket
+import struct
+import threading
+import zipfile
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from adam_async.data_server.dataset import make_dataset
+from adam_async.data_server.sources.datasets import NO_MNIST, load
+from adam_async.data_server.sources.mnist import SHA256, STEMS, download_mnist
+from adam_async.errors import DataError
+from adam_async.runtime.disk import Disk, fetch_url
+
+TRAIN = np.arange(12 * 5 * 5, dtype=np.uint8).reshape(12, 5, 5)
+ARRAYS = (TRAIN, np.arange(12, dtype=np.uint8) % 3, TRAIN[:4], np.arange(4, dtype=np.uint8) % 3)
+
+
+def idx(array: np.ndarray) -> bytes:
+    return struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.tobytes()
+
+
+CONTENTS = dict(zip(STEMS, map(idx, ARRAYS), strict=True))
+CHECKSUMS = {stem: sha256(content).hexdigest() for stem, content in CONTENTS.items()}
+
+
+def write_mnist(folder: Path, *, packed: bool = True) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for stem, content in CONTENTS.items():
+        if packed:
+            (folder / f"{stem}.gz").write_bytes(gzip.compress(content))
+        else:
+            (folder / stem.replace("-idx", ".idx")).write_bytes(content)
+    return folder
+
+
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:
+        """Keep quiet."""
+
+
+@pytest.fixture
+def web(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Serve `tmp_path`/web; yield its address."""
+    monkeypatch.setenv("no_proxy", "*")
+    handler = functools.partial(_Quiet, directory=str(tmp_path / "web"))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def refused(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return an address where nobody listens."""
+    monkeypatch.setenv("no_proxy", "*")
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+async def test_the_digits_are_inside_the_package() -> None:
+    async with Disk() as disk:
+        digits = await load("digits", disk)
+
+    assert repr(digits) == "<Dataset digits 1437 train 360 test (1, 8, 8) 10 classes>"
+    assert digits.train_images.dtype == np.uint8
+    assert (int(digits.train_images.min()), int(digits.train_images.max())) == (0, 255)
+    assert np.bincount(digits.train_labels).min() > 100
+    assert np.bincount(digits.test_labels).min() > 20
+
+
+@pytest.mark.thorough
+async def test_digits_can_be_told_apart_by_their_nearest_neighbour() -> None:
+    async with Disk() as disk:
+        digits = await load("digits", disk)
+    train, test = (
+        images.reshape(len(images), -1).astype(np.float64)
+        for images in (digits.train_images, digits.test_images)
+    )
+    nearest = ((test[:, np.newaxis] - train) ** 2).sum(axis=2).argmin(axis=1)
+
+    assert (digits.train_labels[nearest] == digits.test_labels).mean() > 0.97
+
+
+@pytest.mark.parametrize("packed", [True, False])
+async def test_a_folder_of_mnist_files_is_read(tmp_path: Path, packed: bool) -> None:
+    async with Disk() as disk:
+        dataset = await load(str(write_mnist(tmp_path, packed=packed)), disk)
+
+    np.testing.assert_array_equal(dataset.train_images[:, 0], TRAIN)
+    assert dataset.test_labels.tolist() == [0, 1, 2, 0]
+    assert dataset.source == f"{tmp_path}, as asked for"
+
+
+async def test_an_archive_is_read_by_its_name_or_its_folders(tmp_path: Path) -> None:
+    path = tmp_path / "shapes.npz"
+    np.savez(path, x_train=ARRAYS[0], y_train=ARRAYS[1], x_test=ARRAYS[2], y_test=ARRAYS[3])
+    async with Disk() as disk:
+        for source in (path, tmp_path):
+            dataset = await load(str(source), disk)
+            assert repr(dataset) == "<Dataset shapes 12 train 4 test (1, 5, 5) 3 classes>"
+
+
+async def test_a_source_that_cannot_be_read_says_what_to_do(tmp_path: Path) -> None:
+    mixed = write_mnist(tmp_path / "mixed")
+    (mixed / f"{STEMS[1]}.gz").write_bytes(idx(np.zeros(11, np.uint8)))
+    partial = write_mnist(tmp_path / "partial")
+    (partial / f"{STEMS[2]}.gz").unlink()
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "two").mkdir()
+    (tmp_path / "two" / "a.npz").touch()
+    (tmp_path / "two" / "b.npz").touch()
+    (tmp_path / "file").touch()
+    (tmp_path / "folder.csv").mkdir()
+    (tmp_path / "wide.npz").write_bytes(b"PK\x03\x04" + bytes(40))
+    (tmp_path / "broken.npz").write_bytes(b"PK nothing")
+    (tmp_path / "folder.npz").mkdir()
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "data.npz").mkdir()
+
+    cases = {
+        "absent": "does not exist; name a folder",
+        "absent.npz": "does not exist; name a folder",
+        "empty": "holds no data set: expected train-images.* found nothing",
+        "two": "holds 2 archives .*name one of them",
+        "file": "neither a folder nor an .npz",
+        "broken.npz": "not an .npz archive",
+        "folder.npz": "folder.npz is a folder, expected a file",
+        "folder.csv": "folder.csv holds no data set",
+        "absent.tar": "does not exist; name a folder",
+        "wide.npz": "wide.npz is not an .npz archive, or damaged",
+        "inner": "inner/data.npz is a folder, expected a file",
+        "mixed": "train-images-idx3-ubyte.gz has 12 images but .*train-labels-idx1-ubyte.gz has 11 labels",
+        "partial": "lacks t10k-images-idx3-ubyte",
+    }
+    async with Disk() as disk:
+        for name, claim in cases.items():
+            with pytest.raises(DataError, match=claim):
+                await load(str(tmp_path / name), disk)
+
+
+async def test_an_archive_that_asks_for_more_than_all_memory_is_damaged(tmp_path: Path) -> None:
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        header, {"descr": "|u1", "fortran_order": False, "shape": (1 << 50, 4, 4)}
+    )
+    with zipfile.ZipFile(tmp_path / "bomb.npz", "w") as archive:
+        for key in ("x_train", "y_train", "x_test", "y_test"):
+            archive.writestr(f"{key}.npy", header.getvalue())
+    async with Disk() as disk:
+        with pytest.raises(
+            DataError, match=r"bomb.npz:x_train says that it is uint8 of .* was cut short or is damaged"
+        ):
+            await load(str(tmp_path / "bomb.npz"), disk)
+
+
+async def test_the_data_folder_comes_before_the_cache_and_its_damage_is_an_error(tmp_path: Path) -> None:
+    cache = write_mnist(tmp_path / "cache")
+    chosen = write_mnist(tmp_path / "chosen")
+    async with Disk() as disk:
+        assert "ADAM_DATA_DIR" in (await load("auto", disk, data_dir=chosen, cache_dir=cache)).source
+        assert (await load("auto", disk, cache_dir=cache)).source == f"MNIST, from the cache in {cache}"
+        (chosen / f"{STEMS[0]}.gz").write_bytes(b"?")
+        with pytest.raises(DataError, match="too few for an IDX header"):
+            await load("auto", disk, data_dir=chosen, cache_dir=cache)
+
+
+async def test_mnist_is_downloaded_once_and_then_cached(
+    tmp_path: Path, web: str, refused: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_mnist(tmp_path / "web" / "mnist")
+    for stem, checksum in CHECKSUMS.items():
+        monkeypatch.setitem(SHA256, stem, checksum)
+    cache = tmp_path / "cache" / "mnist"
+    mirrors = (refused, f"{web}/nothing", f"{web}/mnist")
+    async with Disk() as disk:
+        first = await load("auto", disk, fetch=fetch_url, cache_dir=cache, mirrors=mirrors)
+        again = await load("mnist", disk, cache_dir=cache)
+
+    assert first.source == f"MNIST, downloaded from {web}/mnist into {cache}"
+    assert again.source == f"MNIST, from the cache in {cache}"
+    np.testing.assert_array_equal(first.train_images, again.train_images)
+    assert sorted(path.name for path in cache.iterdir()) == sorted(f"{stem}.gz" for stem in STEMS)
+
+
+async def test_without_network_auto_takes_the_digits_at_once_and_mnist_fails(
+    tmp_path: Path, refused: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "adam_async.data_server.sources.datasets")
+    async with asyncio.timeout(6), Disk() as disk:
+        options = {"fetch": fetch_url, "cache_dir": tmp_path / "cache", "mirrors": (refused, f"{refused}/b")}
+        digits = await load("auto", disk, **options)
+        with pytest.raises(
+            DataError, match=r"no MNIST: .* has no MNIST yet, and the download failed .*digits"
+        ):
+            await load("mnist", disk, **options)
+
+    assert digits.name == "digits"
+    assert digits.source == NO_MNIST
+    assert "refused" in caplog.text
+    assert not (tmp_path / "cache").exists()
+
+
+async def test_a_mirror_that_never_answers_is_left_at_the_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "adam_async.data_server.sources.datasets")
+    monkeypatch.setenv("no_proxy", "*")
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        mirror = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        async with Disk() as disk:
+            digits = await load(
+                "auto",
+                disk,
+                fetch=fetch_url,
+                cache_dir=tmp_path,
+                mirrors=(mirror, mirror),
+                connect_timeout_s=0.05,
+            )
+
+    assert digits.source == NO_MNIST
+    assert "no answer in time" in caplog.text
+
+
+async def test_a_download_with_a_wrong_checksum_is_refused(tmp_path: Path, web: str) -> None:
+    write_mnist(tmp_path / "web")
+    async with Disk() as disk:
+        with pytest.raises(DataError, match="does not contain t10k-labels-idx1-ubyte of MNIST"):
+            await download_mnist(tmp_path / "cache", disk=disk, fetch=fetch_url, mirrors=(web,))
+        with pytest.raises(DataError, match="does not contain t10k-images-idx3-ubyte of MNIST"):
+            await download_mnist(
+                tmp_path / "cache",
+                disk=disk,
+                fetch=fetch_url,
+                mirrors=(web,),
+                checksums=CHECKSUMS | {STEMS[2]: "0" * 64},
+            )
+
+
+async def test_a_mirror_that_breaks_off_is_named(tmp_path: Path, web: str) -> None:
+    (write_mnist(tmp_path / "web") / f"{STEMS[0]}.gz").unlink()
+    async with Disk() as disk:
+        with pytest.raises(DataError, match=r"broke off at train-images-idx3-ubyte .*404"):
+            await download_mnist(
+                tmp_path / "cache", disk=disk, fetch=fetch_url, mirrors=(web,), checksums=CHECKSUMS
+            )
+
+
+async def test_a_damaged_cache_is_passed_over_and_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "adam_async.data_server.sources.datasets")
+    (write_mnist(tmp_path) / f"{STEMS[3]}.gz").write_bytes(b"\x1f\x8bdamage")
+    async with Disk() as disk:
+        digits = await load("auto", disk, cache_dir=tmp_path)
+
+    assert digits.source == NO_MNIST
+    assert "the cache is unusable" in caplog.text
+    assert "downloading is switched off" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"), [("mnsit", "mnist"), ("digit", "digits"), ("cifar10", "cifar-10")]
+)
+async def test_a_name_that_is_nearly_right_gets_a_suggestion(said: str, meant: str) -> None:
+    async with Disk() as disk:
+        with pytest.raises(DataError, match=rf"{said} does not exist \(did you mean {meant}\?\)"):
+            await load(said, disk)
+
+
+def test_the_squared_norm_is_that_of_pixels_from_0_to_1() -> None:
+    bright = np.full((300, 2, 3), 255, np.uint8)
+    bright[:, 0, 0] = 0
+    labels = np.zeros(300, np.int64)
+    origins = ("a", "b", "c", "d")
+
+    found = make_dataset(name="x", source="y", train=(bright, labels), test=(bright, labels), origins=origins)
+
+    assert found.squared_norm == 5.0
+    assert found.info()["squared_norm"] == 5.0
+
+
+PAIR = (np.zeros((2, 4, 4), np.uint8), np.arange(2))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "claim"),
+    [
+        ({"test": None}, r"test must be a pair of two arrays, \(images, labels\), not None; .* both needed"),
+        ({"train": PAIR[0]}, r"train must be a pair of two arrays, .*, not ndarray of 2"),
+        ({"test": (*PAIR, None)}, "test must be a pair of two arrays, .*, not tuple of 3"),
+        ({"origins": ("images", "labels")}, r"must name four arrays \(train images, .*, not tuple of 2;"),
+        ({"train": ([], PAIR[1])}, "^train images is a list, expected a NumPy array"),
+        ({"test": (PAIR[0], PAIR[1][:1])}, "^test images has 2 images but test labels has 1 labels"),
+    ],
+)
+def test_what_makes_no_data_set_is_said(wrong, claim):
+    with pytest.raises(DataError, match=claim):
+        make_dataset(**{"name": "x", "source": "here", "train": PAIR, "test": PAIR, **wrong})

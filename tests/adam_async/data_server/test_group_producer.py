@@ -1,0 +1,237 @@
+"""What a data server hands out: the same pixels within any memory, and what is waited for first."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from adam_async.data_server.dataset import Dataset
+from adam_async.data_server.group_cache import BLOCK_BYTES
+from adam_async.data_server.group_producer import Supply
+from adam_async.data_server.lazy_images import StoredImages
+from adam_async.data_server.order import epoch_order
+from adam_async.data_server.transforms.recipe import Recipe
+from adam_async.errors import DataError
+from adam_async.model.keyed_random import Dice
+from adam_async.run.cache_size import CacheLimits
+from adam_async.run.cluster_map import RunRecord
+from adam_async.run.config import Config
+from tests.adam_async.runs import until
+
+IMAGES, GROUP = 60, 3
+SHAPE = (1, 64, 128)
+IMAGE_BYTES = 64 * 128
+"""So a block is two groups."""
+GROUPS = range(IMAGES // GROUP)
+STEPS = [{"kind": "shift", "pixels": 2}]
+SMALL_CACHE = 1 << 10
+
+
+def picture(number: int) -> np.ndarray:
+    return (np.arange(IMAGE_BYTES) % 251 + number).astype(np.uint8).reshape(SHAPE)
+
+
+def dataset_of(read=picture, *, cache: CacheLimits | None) -> Dataset:
+    labels = np.arange(IMAGES) % 5
+    test = np.stack([picture(0)])
+    return Dataset(
+        name="numbers",
+        source="here",
+        num_classes=5,
+        train_images=StoredImages(read, image_shape=SHAPE, labels=labels, origin="shelf"),
+        train_labels=labels,
+        test_images=test,
+        test_labels=labels[:1],
+        cache=cache,
+    )
+
+
+def order_of(epoch: int):
+    return epoch_order(Dice(1), epoch=epoch, num_images=IMAGES, images_per_group=GROUP)
+
+
+@asynccontextmanager
+async def supply_of(
+    dataset: Dataset, *, transforms=(), kernels="numpy", takers=1, **options
+) -> AsyncIterator[tuple[Supply, list[BaseException]]]:
+    """A supply at work, in its first epoch, and what failed in it."""
+    failures: list[BaseException] = []
+    supply = Supply(dataset, name="images", on_failure=failures.append)
+    config = Config(seed=3, kernels=kernels, **options)
+    built = msgspec.to_builtins(config)
+    run = RunRecord(id="run", driver="driver", config=built, spec={}, transforms=tuple(transforms))
+    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+        work = group.create_task(supply.run())
+        await supply.take_up(run, config)
+        supply.begin_epoch(order_of(1), takers=takers)
+        yield supply, failures
+        work.cancel()
+
+
+async def taken(supply: Supply, *numbers: int):
+    ready = asyncio.get_running_loop().create_future()
+    supply.when_ready(numbers, lambda: ready.set_result(supply.take(numbers)))
+    images, labels = await ready
+    return np.concatenate(images), labels
+
+
+def expected(number: int, epoch: int, transforms=(), kernels="numpy"):
+    chosen = order_of(epoch).group(number)
+    images = np.stack([picture(int(number)) for number in chosen])
+    if transforms:
+        recipe = Recipe.of(transforms, SHAPE, kernels=kernels)
+        images = recipe.apply(images, chosen, dice=Dice(3), epoch=epoch)
+    return images
+
+
+@pytest.mark.parametrize(("transforms", "kernels"), [((), "numpy"), (STEPS, "numba")])
+@pytest.mark.parametrize("budget", [IMAGE_BYTES, 20 * IMAGE_BYTES, 200 * IMAGE_BYTES])
+async def test_pixels_are_the_same_within_any_memory(
+    budget: int, transforms, kernels: str, tmp_path: Path
+) -> None:
+    dataset = dataset_of(cache=CacheLimits(budget, spill=tmp_path))
+    async with supply_of(dataset, transforms=transforms, kernels=kernels) as (supply, failures):
+        for epoch in (1, 2, 3):
+            supply.begin_epoch(order_of(epoch), takers=1)
+            for number in GROUPS:
+                supply.prepare(range(number, number + 4))
+                images, labels = await taken(supply, number)
+                assert np.array_equal(images, expected(number, epoch, transforms, kernels))
+                assert np.array_equal(labels, order_of(epoch).group(number) % 5)
+        told = supply.cache_statistics()
+        assert told is not None
+        assert told["budget_bytes"] == budget
+        assert told["decoded"] == IMAGES
+        assert told["hits"] + told["read_back"] + told["decoded"] >= 3 * IMAGES
+        assert not failures
+
+
+async def test_groups_that_are_taken_again_are_made_again_off_the_loop() -> None:
+    async with supply_of(dataset_of(cache=CacheLimits(IMAGE_BYTES)), takers=2) as (supply, _):
+        first = await asyncio.gather(*(taken(supply, 0, 5) for _ in range(4)))
+        for images, _ in first:
+            assert np.array_equal(images, np.concatenate([expected(0, 1), expected(5, 1)]))
+
+
+async def test_what_is_waited_for_goes_before_what_is_made_ahead() -> None:
+    made: list[int] = []
+
+    def noting(number: int):
+        made.append(number)
+        return picture(number)
+
+    async with supply_of(dataset_of(noting, cache=CacheLimits(1 << 30))) as (supply, _):
+        supply.prepare(GROUPS)
+        await taken(supply, 19)
+        before = made[: made.index(int(order_of(1).group(19)[-1])) + 1]
+        assert len(before) <= 3 * 2 * GROUP  # two blocks that the thread had, and its own
+
+
+async def test_what_is_made_ahead_keeps_to_the_memory_and_what_is_wanted_is_never_refused() -> None:
+    limit = 8 * BLOCK_BYTES
+    async with supply_of(dataset_of(cache=CacheLimits(limit))) as (supply, _):
+        held = []
+        for number in GROUPS:
+            supply.prepare(range(20))
+            images, _ = await taken(supply, number)
+            assert np.array_equal(images, expected(number, 1))
+            held.append(images)  # as a link does whose worker does not read
+            told = supply.cache_statistics()
+            assert told is not None
+            waiting = len({id(images.base) for images in held}) * 2 * GROUP * IMAGE_BYTES
+            assert told["block_bytes"] <= max(limit // 4, waiting + 2 * BLOCK_BYTES)
+        held.clear()
+        del images
+        told = supply.cache_statistics()
+        assert told is not None
+        assert told["block_bytes"] <= limit // 4
+
+
+async def test_blocks_of_somebody_who_has_gone_make_room_for_those_who_take() -> None:
+    async with supply_of(dataset_of(cache=CacheLimits(8 * BLOCK_BYTES))) as (supply, _):
+        supply.prepare(range(10, 20))
+        for number in range(10):
+            await taken(supply, number)
+        for _ in range(6):
+            await taken(supply, 0)
+        told = supply.cache_statistics()
+        assert told is not None
+        assert told["evicted_blocks"] > 0
+        images, _ = await taken(supply, 12)
+        assert np.array_equal(images, expected(12, 1))
+
+
+async def test_an_image_that_cannot_be_read_fails_with_its_name() -> None:
+    def damaged(number: int):
+        raise DataError(f"image {number} is damaged")
+
+    async with supply_of(dataset_of(damaged, cache=CacheLimits(1 << 20))) as (supply, failures):
+        supply.prepare([0])
+        await until(lambda: bool(failures))
+        assert isinstance(failures[0], DataError)
+
+
+async def test_once_all_images_are_in_memory_groups_are_gathered_in_the_call() -> None:
+    async with supply_of(dataset_of(cache=CacheLimits(1 << 30))) as (supply, _):
+        for number in GROUPS:
+            await taken(supply, number)
+        supply.begin_epoch(order_of(2), takers=1)
+        called = []
+        supply.when_ready([7], lambda: called.append(supply.take([7])))
+        assert np.array_equal(called[0][0][0], expected(7, 2))
+
+
+async def test_the_options_of_the_run_hold_where_the_data_set_has_none() -> None:
+    async with supply_of(dataset_of(cache=None), cache="64K") as (supply, _):
+        told = supply.cache_statistics()
+        assert told is not None
+        assert told["budget_bytes"] == 1 << 16
+        assert supply.answer_bytes == 1 << 10
+
+
+async def test_images_that_the_data_set_holds_itself_count_as_they_are() -> None:
+    stored = dataset_of(cache=CacheLimits(1 << 30))
+    dataset = replace(stored, train_images=stored.train_images[:])
+    async with supply_of(dataset) as (supply, _):
+        told = supply.cache_statistics()
+        assert told is not None
+        assert (told["resident_images"], told["resident_bytes"]) == (IMAGES, IMAGES * IMAGE_BYTES)
+
+
+async def test_copies_of_rows_count_as_long_as_somebody_holds_them_and_slices_count_once() -> None:
+    async with supply_of(dataset_of(cache=CacheLimits(IMAGES * IMAGE_BYTES))) as (supply, _):
+
+        def held_bytes() -> int:
+            told = supply.cache_statistics()
+            assert told is not None
+            return told["block_bytes"]
+
+        await taken(supply, 0)  # and group 1 lies in the same block
+        (images,), _ = supply.take([1])
+        before = held_bytes()
+        copies = [np.concatenate([images[:, :, 8:40]])]
+        supply.watch([*copies, images[:1]])
+
+        assert before == 2 * GROUP * IMAGE_BYTES
+        assert held_bytes() == before + GROUP * IMAGE_BYTES // 2
+        copies.clear()
+        assert held_bytes() == before
+
+
+@pytest.mark.parametrize(("size", "warned"), [(SMALL_CACHE, True), (1 << 30, False)])
+async def test_a_cache_without_room_for_a_block_says_what_it_costs(
+    size: int, warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with supply_of(dataset_of(cache=CacheLimits(size))) as (supply, _):
+        supply.begin_epoch(order_of(2), takers=1)
+
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == warned
+    if warned:
+        assert told[0].startswith(f"a cache of {size} bytes leaves ")
+        assert "decoded again in each epoch; a larger --cache is faster" in told[0]

@@ -1,0 +1,540 @@
+"""Several data servers lease one epoch: any may be asked, join, fall silent or be lost in the middle."""
+
+import asyncio
+import re
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from itertools import pairwise
+
+import msgspec
+import numpy as np
+import pytest
+
+from adam_async.controller.client import Membership
+from adam_async.controller.service import Controller
+from adam_async.data_server import client as client_module
+from adam_async.data_server.client import DataClient
+from adam_async.data_server.ledger_replication import Part
+from adam_async.data_server.service import DataServer, first_question
+from adam_async.data_server.state import Opening
+from adam_async.errors import DataError, first_cause
+from adam_async.messages import (
+    CopyLedger,
+    Enter,
+    Finished,
+    Groups,
+    LeaseGroups,
+    LedgerCopied,
+    ReportGroups,
+    pack,
+    packed_tensor,
+    unpack,
+)
+from adam_async.model.named import digits
+from adam_async.run.cluster_map import NodeRecord, RunRecord, ready_word
+from adam_async.run.config import Config
+from adam_async.run.group_limits import GroupLimits
+from adam_async.runtime.traffic import Traffic
+from tests.adam_async.cluster.test_elastic import IMAGES, elastic
+from tests.adam_async.cluster.test_local import QUICK as CLUSTER_WAITS
+from tests.adam_async.runs import NETWORKS, PATIENT, Rough, address_of, entropy_of, tiny_dataset, turns, until
+from transport import Identity, RemoteError
+from transport.testing import Faults
+
+pytestmark = pytest.mark.thorough
+
+RUN = "run"
+GROUPS = 20
+DATA = tiny_dataset(train=4 * GROUPS)
+QUICK = msgspec.structs.replace(PATIENT, grace_s=0.1)
+"""Who is silent is soon struck out."""
+
+
+@pytest.fixture(autouse=True)
+def soon_another_is_looked_for(monkeypatch):
+    """Who asked a data server that is lost need not dial it for a second."""
+    monkeypatch.setattr(client_module, "DIAL_S", 0.05)
+
+
+class Worker:
+    """A replica of one worker, which trains nothing; each group's loss is another power of two."""
+
+    def __init__(self, party, number):
+        self.party, self.number = party, number
+        self.asked: list[str] = []
+        """Whom it went to, one after the other."""
+        self.trained: list[tuple[int, int, int]] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def run(self, group):
+        member = self.party.member("worker", self.number, group)
+        self.member = member
+        cluster = await member.wait_for(lambda m: m.life(self.number) > 0, "a place", 30.0)
+        life = cluster.life(self.number)
+        self.traffic = Traffic(member.node)
+        self.client = DataClient(
+            network=self.party.network,
+            address=self._address,
+            identity=member._identity,
+            run=RUN,
+            replica=self.number,
+            life=life,
+            partition=0,
+            ahead=4,
+            limits=GroupLimits(images=4, pixels=64, classes=10, epochs=9, train_images=4 * GROUPS),
+            waits=self.party.waits,
+            traffic=self.traffic,
+        )
+        await member.set_node(ready=ready_word(RUN, life))
+        self.party.tasks += [
+            group.create_task(self.client.run(), name="client"),
+            group.create_task(self._look(), name="look"),
+            group.create_task(self._train(), name="train"),
+        ]
+
+    def _address(self, attempt):
+        address = self.member.map.lender_for(self.number, attempt)
+        if address and self.asked[-1:] != [address]:
+            self.asked.append(address)
+        return address
+
+    @property
+    def settled(self):
+        """Whether there is a link to the data server that is asked now."""
+        address = self.member.map.lender_for(self.number, self.client._silent)
+        wanted = [name for name, node in self.member.map.nodes.items() if node.address == address]
+        links = [link.peer.node for link in self.traffic.links]
+        return self.member.map.lenders == self.party.map.lenders and links == wanted
+
+    async def _look(self):
+        async for _ in self.member.changes():
+            self.client.look()
+
+    async def _train(self):
+        client = self.client
+        while True:
+            while not client.has_group:
+                await client.wait_group()
+            await self.gate.wait()
+            await turns(3)
+            group = client.take()
+            lease = group.lease
+            assert len(group.images) == len(group.labels) == lease.images
+            self.trained.append((lease.epoch, lease.number, lease.attempt))
+            loss = float(2**lease.number) / lease.images
+            client.finished(Finished(lease.epoch, lease.number, lease.attempt, lease.images, loss))
+
+
+class Party:
+    """A controller, data servers and workers of a run of one epoch; others are in the map only."""
+
+    def __init__(self, network, waits, stack, group):
+        self.network, self.waits = network, waits
+        self.tasks = []
+        self.servers: dict[str, DataServer] = {}
+        self._stack, self._group = stack, group
+        self._entropy = entropy_of("party")
+
+    def identity(self, role, node):
+        return Identity(role=role, node=node, incarnation=int.from_bytes(self._entropy(7), "little"))
+
+    async def start(self, servers, **options):
+        self.controller = Controller(
+            network=self.network,
+            address=address_of(self.network),
+            identity=self.identity("controller", "controller"),
+            waits=self.waits,
+        )
+        await self._stack.enter_async_context(self.controller)
+        for number in range(servers):
+            await self.join(f"data-{number}")
+        driver, ps = (self.member(role, 0, self._group) for role in ("driver", "ps"))
+        self.driver = driver
+        for member in (driver, ps):
+            await member.wait_for(lambda _, member=member: member.seated, "a seat", 30.0)
+        config = Config(
+            images_per_group=4, epochs=1, replicas=2, threads=1, waits=self.waits, read_ahead=4, **options
+        )
+        await driver.submit_run(
+            RunRecord(id=RUN, driver="driver-0", config=msgspec.to_builtins(config), spec=digits().to_dict())
+        )
+        await ps.set_node(ready=RUN)
+        await until(lambda: len(self.map.lenders) == servers)
+
+    async def train(self, *, waiting=False):
+        """Let two workers take part; waiting ones take no group before their gates open."""
+        self.workers = [Worker(self, number) for number in range(2)]
+        for worker in self.workers:
+            if waiting:
+                worker.gate.clear()
+            await worker.run(self._group)
+
+    def member(self, role, number, group):
+        identity = self.identity(role, f"{role}-{number}")
+        member = Membership(
+            network=self.network,
+            controller=self.controller.address,
+            identity=identity,
+            record=NodeRecord(
+                role=role, address=f"local://{identity.node}", incarnation=identity.incarnation
+            ),
+            waits=self.waits,
+            traffic=Traffic(identity.node),
+        )
+        self.tasks.append(group.create_task(member.run(), name=identity.node))
+        return member
+
+    def data_server(self, node, dataset=DATA):
+        return DataServer(
+            network=self.network,
+            address=address_of(self.network),
+            controller=self.controller.address,
+            identity=self.identity("data", node),
+            waits=self.waits,
+            dataset=dataset,
+        )
+
+    async def join(self, node):
+        self.servers[node] = await self._stack.enter_async_context(self.data_server(node))
+
+    async def end(self, node):
+        await self.servers.pop(node).__aexit__(None, None, None)
+
+    @property
+    def map(self):
+        return self.controller.map
+
+    @property
+    def lender(self):
+        return self.map.lenders[0]
+
+    @property
+    def finished(self):
+        """Groups that are finished, as far as the lender knows."""
+        server = self.servers.get(self.lender) if self.map.lenders else None
+        return server.state.statistics()["finished"] if server is not None else 0
+
+    async def result(self):
+        """What came of the epoch; every image and every group's loss was counted once."""
+        await until(lambda: self.map.epoch is not None and self.map.epoch.ended)
+        result = self.map.epoch.result
+        assert result["images"] == 4 * GROUPS
+        assert result["loss"] * result["images"] == pytest.approx(2**GROUPS - 1, rel=1e-12)
+        return result
+
+
+@asynccontextmanager
+async def party_of(network, servers=2, *, waits=QUICK, **options):
+    async with AsyncExitStack() as stack:
+        group = await stack.enter_async_context(asyncio.TaskGroup())
+        party = Party(network, waits, stack, group)
+        stack.callback(lambda: [task.cancel() for task in party.tasks])
+        await party.start(servers, **options)
+        yield party
+
+
+@pytest.fixture(params=NETWORKS)
+def network(request):
+    return NETWORKS[request.param]()
+
+
+async def ask(party, node, **more):
+    """Ask a data server for the first groups of a replica."""
+    body = LeaseGroups(
+        run=RUN, replica=0, partition=0, position=0, count=3, wait_s=1.0, heard=-1, rows=None, **more
+    )
+    address = party.map.nodes[node].address
+    (worker,) = party.map.members(0)
+    identity = Identity(role="worker", node=worker, incarnation=party.map.nodes[worker].incarnation)
+    async with party.network.connect(address, identity) as link:
+        reply = await link.call(pack(body), timeout_s=20.0)
+        return unpack(reply, Groups).leases, [np.array(tensor) for tensor in reply.tensors]
+
+
+async def test_every_data_server_answers_the_same_question_with_the_same_groups_and_images(network):
+    async with party_of(network, 3) as party:
+        await party.train()
+        for worker in party.workers:
+            worker.gate.clear()
+        await until(lambda: all(worker.client.has_group for worker in party.workers))
+        life = party.map.life(0)
+        (leases, first), *others = [await ask(party, node, life=life) for node in party.map.lenders]
+        assert len(leases) > 0
+        assert len(others) == 2
+        for told, tensors in others:
+            assert told == leases
+            for one, other in zip(first, tensors, strict=True):
+                np.testing.assert_array_equal(one, other)
+
+
+async def test_workers_are_spread_over_the_data_servers(network):
+    async with party_of(network, 2) as party:
+        await party.train()
+        result = await party.result()
+        assert {worker.asked[0] for worker in party.workers} == {
+            server.address for server in party.servers.values()
+        }
+        assert all(len(worker.asked) == 1 for worker in party.workers)
+        assert result["trained_again"] == 0
+        assert party.map.lending.term == 1
+
+
+@pytest.mark.parametrize("servers", [2, 3])
+async def test_when_the_lender_is_lost_another_goes_on_and_every_group_is_counted_once(network, servers):
+    async with party_of(network, servers) as party:
+        await party.train()
+        await until(lambda: party.finished >= GROUPS // 4)
+        lost = party.lender
+        address = party.servers[lost].address
+        await party.end(lost)
+        result = await party.result()
+        assert party.map.lending.term == 2
+        assert lost not in party.map.lenders
+        told = [each for worker in party.workers for each in worker.trained]
+        assert len(told) == len(set(told)) == GROUPS, "no group was leased again by the loss"
+        assert result["trained_again"] == 0
+        assert all(worker.asked[-1] != address for worker in party.workers)
+
+
+async def test_one_lender_after_the_other_may_be_lost(network):
+    async with party_of(network, 3) as party:
+        await party.train()
+        for term in (1, 2):
+            await until(lambda term=term: party.finished >= term * GROUPS // 4)
+            await party.end(party.lender)
+        await party.result()
+        assert party.map.lending.term == 3
+
+
+async def test_who_is_lost_and_does_not_lend_changes_no_term(network):
+    async with party_of(network, 2) as party:
+        await party.train()
+        await until(lambda: party.finished >= GROUPS // 4)
+        await party.end(party.map.lenders[1])
+        await party.result()
+        assert party.map.lending.term == 1
+        assert len(party.map.lenders) == 1
+
+
+async def test_who_joins_in_the_middle_has_the_leases_soon_and_can_lend(network):
+    async with party_of(network, 1) as party:
+        await party.train()
+        await until(lambda: party.finished >= GROUPS // 4)
+        for worker in party.workers:
+            worker.gate.clear()
+        await party.join("data-7")
+        await until(lambda: party.map.lenders == ("data-0", "data-7"))
+        await party.end("data-0")
+        await until(lambda: party.map.lenders == ("data-7",))
+        for worker in party.workers:
+            worker.gate.set()
+        result = await party.result()
+        assert result["trained_again"] == 0
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (tiny_dataset(train=60), "train_images is 60, not 80"),
+        (tiny_dataset(train=4 * GROUPS, shape=(1, 9, 9)), "shape is"),
+        (tiny_dataset(train=4 * GROUPS, classes=9), "classes is|labels is"),
+    ],
+)
+async def test_who_has_other_data_is_refused_and_the_others_go_on(network, other, said):
+    async with party_of(network, 2) as party:
+        await party.train()
+        with pytest.raises(ExceptionGroup) as failure:
+            async with party.data_server("data-9", other):
+                await asyncio.Event().wait()
+        cause = first_cause(failure.value)
+        assert isinstance(cause, DataError)
+        assert re.search(said, str(cause))
+        assert f"data-9 has other data than {party.lender}" in str(cause)
+        await party.result()
+
+
+@pytest.mark.parametrize("inner", NETWORKS)
+async def test_a_keeper_that_answers_nothing_is_struck_out_and_leasing_goes_on(inner):
+    rough = Rough(NETWORKS[inner](), Faults(), dialler="data", towards="data")
+    async with party_of(rough, 2) as party:
+        await party.train()
+        await until(lambda: party.finished >= GROUPS // 4)
+        lender = party.lender
+        begin = asyncio.get_running_loop().time()
+        rough.faults = Faults(drop=1.0)
+        await party.result()
+        assert asyncio.get_running_loop().time() - begin < 20 * QUICK.grace_s
+        assert party.map.lenders == (lender,)
+        assert party.map.lending.term == 1
+        rough.faults = Faults()
+        await until(lambda: len(party.map.lenders) == 2)
+
+
+@pytest.mark.parametrize("inner", NETWORKS)
+async def test_a_question_that_was_on_its_way_to_a_lost_lender_is_answered_by_the_next(inner):
+    rough = Rough(NETWORKS[inner](), Faults(), dialler="data", towards="data")
+    waits = msgspec.structs.replace(QUICK, grace_s=5.0)
+    async with party_of(rough, 2, waits=waits) as party, asyncio.TaskGroup() as group:
+        await party.train()
+        for worker in party.workers:
+            worker.gate.clear()
+        await until(lambda: all(worker.client.has_group for worker in party.workers))
+        lender, other = party.map.lenders
+        rough.faults = Faults(drop=1.0)
+        asking = group.create_task(ask(party, other, life=party.map.life(0)), name="ask")
+        await until(lambda: len(party.servers[other]._questions) > 0)
+        await turns(20)
+        await party.driver.report_death(lender)
+        await asking
+        assert party.map.lenders == (other,)
+
+
+async def test_a_lender_that_lives_and_was_taken_for_lost_settles_nothing_more_and_comes_back(network):
+    async with party_of(network, 2) as party:
+        await party.train()
+        await until(lambda: party.finished >= GROUPS // 4)
+        name, other = party.map.lenders
+        old, record = party.servers[name], party.map.nodes[name]
+        await party.driver.report_death(name)
+        await until(lambda: party.map.lending.term == 2)
+        result = await party.result()
+        await until(lambda: party.map.lenders == (other, name))
+        assert party.map.nodes[name].incarnation == record.incarnation
+        await until(lambda: old.statistics()["lending"]["term"] == 2)
+        assert not old.statistics()["lending"]["leads"]
+        assert result["trained_again"] == 0
+        # Whoever they go to from here on: a link that is being made must not outlive the test.
+        await until(lambda: all(worker.settled for worker in party.workers))
+
+
+async def refused(party, server, body, tensors=(), role="data"):
+    async with party.network.connect(server.address, party.identity(role, f"{role}-8")) as link:
+        with pytest.raises(RemoteError) as failure:
+            await link.call(pack(body, tensors), timeout_s=20.0)
+    return failure.value.code
+
+
+async def test_only_the_lender_enters_and_only_for_keepers_of_its_term(network):
+    async with party_of(network, 2) as party:
+        lender, other = (party.servers[name] for name in party.map.lenders)
+        nothing = [packed_tensor([])]
+        assert await refused(party, other, Enter(run=RUN, term=1), nothing) == "not-lender"
+        assert await refused(party, lender, Enter(run=RUN, term=2), nothing) == "not-lender"
+        assert await refused(party, lender, Enter(run=RUN, term=1), nothing) == "not-keeper"
+        assert await refused(party, lender, Enter(run="old", term=1), nothing) == "wrong-run"
+        assert await refused(party, other, CopyLedger(run="old", term=1), nothing) == "wrong-run"
+        assert await refused(party, other, CopyLedger(run=RUN, term=1), nothing) == "not-member"
+        async with party.network.connect(other.address, lender._identity) as link:
+            with pytest.raises(RemoteError, match="malformed"):
+                await link.call(pack(CopyLedger(run=RUN, term=1), nothing), timeout_s=20.0)
+
+
+async def test_a_ledger_of_a_stranger_in_a_later_term_is_not_taken(network):
+    async with party_of(network, 2) as party:
+        lender, other = (party.servers[name] for name in party.map.lenders)
+        foreign = [packed_tensor(Part(first=0, settled=0, opening=Opening()))]
+        for server in (lender, other):
+            assert await refused(party, server, CopyLedger(run=RUN, term=9), foreign) == "not-member"
+            assert server.statistics()["lending"]["term"] == 1
+        assert lender.statistics()["lending"]["leads"]
+
+
+async def test_a_later_term_is_taken_when_the_map_names_its_lender_and_not_before(network):
+    async with party_of(network, 2) as party:
+        lender, other = (party.servers[name] for name in party.map.lenders)
+        opening = [packed_tensor(Part(first=0, settled=0, opening=Opening()))]
+        async with party.network.connect(lender.address, other._identity) as link:
+            with pytest.raises(RemoteError, match="not-lender"):
+                await link.call(pack(CopyLedger(run=RUN, term=1), opening), timeout_s=20.0)
+            copy = pack(CopyLedger(run=RUN, term=2), opening)
+            first, second = (link.call_nowait(copy, timeout_s=20.0) for _ in range(2))
+            with pytest.raises(RemoteError, match="not-lender"):
+                await first
+            assert lender.statistics()["lending"]["leads"]
+            await party.driver.report_death(lender._identity.node)
+            unpack(await second, LedgerCopied)
+        assert not lender.statistics()["lending"]["leads"]
+
+
+async def test_only_the_worker_that_has_a_part_asks_for_its_groups_and_reports_them(network):
+    async with party_of(network, 2) as party:
+        await party.train()
+        await until(lambda: all(0 in server.state.lives for server in party.servers.values()))
+        part = {"run": RUN, "replica": 0, "life": party.map.life(0), "partition": 0}
+        questions = (
+            LeaseGroups(**part, position=0, count=1, wait_s=0.0),
+            ReportGroups(**part, finished=(Finished(1, 0, 1, 1, 0.5),)),
+        )
+        for server in party.servers.values():
+            for question in questions:
+                assert await refused(party, server, question, role="worker") == "not-yours"
+
+
+# --- whole clusters -----------------------------------------------------------------------------
+
+MODES = {
+    "asp": {},
+    "ssp": {"consistency": "ssp:2", "push_every": 2},
+    "bsp": {"consistency": "bsp"},
+    "bsp-cut": {"consistency": "bsp", "partitions": 2},
+    "pool": {"epoch_rule": "images", "epoch_fraction": 1.0},
+}
+
+
+async def kill(server):
+    """End a data server without letting it finish what it waits for."""
+    with suppress(ExceptionGroup):
+        await server.__aexit__(RuntimeError, RuntimeError("killed"), None)
+
+
+async def end_lender(cluster, *, after, epoch=1):
+    """End the lender when so many groups of an epoch are finished."""
+    servers = {server._identity.node: server for server in cluster.data_servers}
+
+    def told():
+        lenders = cluster.controller.map.lenders
+        return servers[lenders[0]].state.statistics() if lenders else {"epoch": 0, "finished": 0}
+
+    await until(lambda: (told()["epoch"], told()["finished"]) >= (epoch, after))
+    await kill(servers[cluster.controller.map.lenders[0]])
+
+
+@pytest.mark.parametrize(("mode", "network"), [*((mode, "local") for mode in MODES), ("bsp", "tcp")])
+async def test_in_every_mode_another_data_server_goes_on_where_the_lender_was(mode, network):
+    async with (
+        elastic(network, data_servers=2, replicas=2, **MODES[mode]) as cluster,
+        asyncio.TaskGroup() as group,
+    ):
+        training = group.create_task(cluster.train(), name="train")
+        await end_lender(cluster, after=10)
+        result = await training
+        assert cluster.controller.map.lending.term == 2
+        for server in cluster.data_servers:
+            server.state.check_invariants()
+    assert [epoch.images for epoch in result.epochs] == [IMAGES] * 2
+    assert all(np.isfinite(values).all() for values in result.weights.values())
+
+
+@pytest.mark.parametrize("mode", ["asp", "bsp"])
+async def test_a_pause_for_a_checkpoint_goes_on_when_the_lender_is_lost_in_it(mode, tmp_path):
+    waits = msgspec.structs.replace(CLUSTER_WAITS, dial_s=0.5, call_s=5.0)  # the lost one is asked, in vain
+    options = {"checkpoint_every": 15, "data_servers": 2, "replicas": 2, "waits": waits, **MODES[mode]}
+    async with elastic(checkpoint=tmp_path, **options) as cluster, asyncio.TaskGroup() as group:
+        training = group.create_task(cluster.train(), name="train")
+
+        def paused():
+            epoch = cluster.controller.map.epoch
+            return epoch is not None and epoch.paused > 0
+
+        await until(paused)
+        await end_lender(cluster, after=0)
+        result = await training
+        assert cluster.controller.map.lending.term == 2
+    assert [epoch.images for epoch in result.epochs] == [IMAGES] * 2
+
+
+def test_an_answer_to_an_earlier_incarnation_is_never_taken_for_an_answer_to_this_one() -> None:
+    firsts = [first_question(incarnation) for incarnation in (0, 1, 2, 2000, 2001, (1 << 28) - 1)]
+
+    assert all(later - first >= 1 << 24 for first, later in pairwise(firsts))
+    assert firsts[-1] + (1 << 24) <= 1 << 53

@@ -1,0 +1,311 @@
+"""An asynchronous run in which dice decide who is next: real workers' and servers' code, no loop, no threads.
+
+Every link keeps its order, and that is all that is sure: any worker trains its next group, any message or
+answer arrives, any server applies a batch, in any order. Values may land while a group is being computed.
+"""
+
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from adam_async.data_server.client import ImageGroup
+from adam_async.data_server.dataset import Dataset
+from adam_async.data_server.order import epoch_order
+from adam_async.driver.replay.record_file import Log
+from adam_async.driver.replay.recording import Header
+from adam_async.driver.replay.run import digest
+from adam_async.messages import Lease, Pull, Push
+from adam_async.model.keyed_random import Dice
+from adam_async.model.network import Network
+from adam_async.model.rules import make_rule
+from adam_async.model.spec import ModelSpec
+from adam_async.parameter_server.apply import Applier
+from adam_async.parameter_server.decode_push import read_gradients
+from adam_async.parameter_server.events import Acknowledge, Applied, PullArrived, PushArrived, SendValues
+from adam_async.parameter_server.replay_log import OrderLog
+from adam_async.parameter_server.shard import Shard
+from adam_async.parameter_server.state import ServerState
+from adam_async.parameter_server.storage import ShardStorage, initial_values
+from adam_async.run.config import Config
+from adam_async.run.rate_schedule import Schedule
+from adam_async.run.shard_table import assign_buckets, shard_table
+from adam_async.worker.gradient_clipping import Scaling
+from adam_async.worker.puller import Puller
+from adam_async.worker.push_plan import plan_pushes
+from adam_async.worker.replay_log import Reader, ReadLog
+from adam_async.worker.stepper import Pusher, Stepper
+from adam_async.worker.training import GroupTrainer, ThreadScratch
+from adam_async.worker.weights import Snapshot, WorkerWeights
+from transport import BufferPool
+
+LATE = 0.6
+"""How often something arrives while a group is being computed."""
+
+
+@dataclass
+class Lane:
+    """What is on its way from one worker to one server, and back."""
+
+    there: deque[tuple[Any, Callable[..., None]]] = field(default_factory=deque)
+    back: deque[Callable[[], None]] = field(default_factory=deque)
+    numbers: dict[int, int] = field(default_factory=dict)
+
+
+class SimulatedServer:
+    def __init__(self, run: "SimulatedRun", name: str) -> None:
+        specs = [spec for spec in run.table.shards if run.buckets[spec.bucket] == name]
+        self.name, self.run = name, run
+        shards = [
+            Shard(spec=spec, values=run.storage.values(spec), rule_state=run.storage.rule_state(spec))
+            for spec in specs
+        ]
+        for shard in shards:
+            shard.values[:] = initial_values(run.network, Dice(run.config.seed), shard.spec)
+        self.log = OrderLog([int(spec.id) for spec in specs])
+        self.applier = Applier(run.rule, specs, run.network.dtype)
+        self.state = ServerState(
+            run="run",
+            generation=1,
+            shards=shards,
+            scale_by_staleness=run.config.scale_by_staleness,
+            log=self.log,
+        )
+
+    def take(self, lane: Lane) -> None:
+        body, answered = lane.there.popleft()
+        request = partial(lane.back.append), answered
+        if isinstance(body, tuple):
+            push, tensors = body
+            gradients = read_gradients(push, tensors, self.run.table.shards, self.run.network.dtype)
+            self.perform(self.state.handle(PushArrived(request, push, gradients)))
+        else:
+            self.perform(self.state.handle(PullArrived(request, body)))
+
+    def apply(self) -> None:
+        batch, effects = self.state.take_batch()
+        self.perform(effects)
+        if batch is not None:
+            gradients = [queued.gradients for queued in batch.pushes]
+            finite = self.applier.apply_pushes(batch.shards(), gradients, batch.rates)
+            self.perform(self.state.handle(Applied(batch, finite)))
+
+    def perform(self, effects: list[Any]) -> None:
+        for effect in effects:
+            assert isinstance(effect, Acknowledge | SendValues), effect
+            send, answered = effect.request
+            versions = tuple(shard.version for shard in effect.shards)
+            flat = np.concatenate([shard.values for shard in effect.shards]) if effect.shards else None
+            send(partial(answered, versions, flat))
+
+
+class SimulatedWeights(WorkerWeights):
+    """A copy that may change right after a group has read it."""
+
+    def __init__(self, meanwhile: Callable[[], None]) -> None:
+        super().__init__(recorded=True)
+        self._meanwhile = meanwhile
+
+    def snapshot(self) -> Snapshot:
+        read = super().snapshot()
+        self._meanwhile()
+        return read
+
+
+class SimulatedWorker:
+    """Stands for the client of the servers, too."""
+
+    def __init__(self, run: "SimulatedRun", replica: int) -> None:
+        config, network = run.config, run.network
+        self.run, self.replica = run, replica
+        self.lanes = {name: Lane() for name in run.names}
+        self.weights = SimulatedWeights(self.meanwhile)
+        plan = plan_pushes(
+            network,
+            run.table,
+            run.buckets,
+            images=config.images_per_group * config.push_every,
+            wanted=config.protocol,
+        )
+        client: Any = self
+        puller = Puller(
+            network=network,
+            table=run.table,
+            buckets=run.buckets,
+            client=client,
+            weights=self.weights,
+            buffers=BufferPool(),
+        )
+        scaling = Scaling.of(config)
+        trainer = self.trainer = GroupTrainer(
+            network=network,
+            weights=self.weights,
+            plan=plan,
+            schedule=Schedule.of(config),
+            local=config.local_steps,
+            group_images=config.images_per_group,
+            push_every=config.push_every,
+            buffers=2,
+            dice=Dice(config.seed),
+            scaling=scaling,
+        )
+        shards = {name: len(specs) for name, specs in run.table.by_tensor.items()}
+        self.log = ReadLog(Reader(replica, replica + 50, 7), shards, local=config.local_steps, rated=True)
+        self.stepper = Stepper(
+            pusher=Pusher(
+                table=run.table,
+                plan=plan,
+                client=client,
+                puller=puller,
+                trainer=trainer,
+                weights=self.weights,
+                schedule=Schedule.of(config),
+                on_finished=lambda _: None,
+                scaling=scaling if config.push_every > 1 else None,
+                log=self.log,
+            ),
+            trainer=trainer,
+            push_every=config.push_every,
+            pull_every=config.pull_every,
+            clock=0,
+        )
+        self.bench: Any = SimpleNamespace(
+            context=network.context(config.images_per_group), scratch=ThreadScratch(network)
+        )
+        puller.pull(lambda: None)
+
+    def push(self, server: str, step: Any, *, on_free: Any, on_values: Any = None, into: Any = None) -> None:
+        lane = self.lanes[server]
+        for shard in step.shards:
+            lane.numbers[shard] = lane.numbers.get(shard, 0) + 1
+        push = Push(
+            run="run",
+            session=self.replica + 50,
+            incarnation=7,
+            replica=self.replica,
+            clock=step.clock,
+            images=step.images,
+            rate=step.rate,
+            generation=1,
+            parts=step.parts,
+            shards=step.shards,
+            numbers=tuple(lane.numbers[shard] for shard in step.shards),
+            versions=step.versions,
+            own=step.own,
+            pull=step.pull,
+        )
+
+        def answered(versions: tuple[int, ...], flat: Any) -> None:
+            if on_values is not None:
+                on_values(versions, flat, 0)
+            on_free()
+
+        lane.there.append(((push, step.tensors), answered))
+
+    def pull(self, server: str, shards: Any, on_values: Any, *, clock: int = 0, **_: Any) -> None:
+        def answered(versions: tuple[int, ...], flat: Any) -> None:
+            on_values(SimpleNamespace(versions=versions, clock=0), flat)
+
+        self.lanes[server].there.append((Pull(run="run", generation=1, shards=tuple(shards)), answered))
+
+    def meanwhile(self) -> None:
+        """Something may arrive while a group is being computed."""
+        for lane in self.lanes.values():
+            while lane.back and self.run.dice.random() < LATE:
+                lane.back.popleft()()
+
+    def train(self, epoch: int, number: int) -> None:
+        images, labels = self.run.group(epoch, number)
+        progress = epoch - 1 + number / self.run.groups
+        lease = Lease(epoch, number, 0, len(labels), progress)
+        self.stepper.add(self.trainer.train(self.bench, ImageGroup(lease, images, labels)), lambda: None)
+
+
+class SimulatedRun:
+    """Runs when it is made; `header` and `logs` are its record, `weights` what it came to."""
+
+    def __init__(self, seed: int, config: Config, spec: ModelSpec, dataset: Dataset) -> None:
+        self.dice = random.Random(seed)
+        self.config = config
+        self.dataset = dataset
+        self.network = Network(spec, dtype=config.dtype, kernels="numpy")
+        self.table = shard_table(
+            self.network.parameters,
+            shard_bytes=config.shard_bytes,
+            item_bytes=self.network.dtype.itemsize,
+        )
+        self.names = [f"ps-{number}" for number in range(config.servers)]
+        self.buckets = assign_buckets(self.table, self.names)
+        self.rule = make_rule(config.rule, momentum=config.momentum, weight_decay=config.weight_decay)
+        self.storage = ShardStorage(self.network.parameters, self.rule, self.network.dtype)
+        self.servers = {name: SimulatedServer(self, name) for name in self.names}
+        self.workers = [SimulatedWorker(self, replica) for replica in range(config.replicas)]
+        self.orders = {
+            epoch: epoch_order(
+                Dice(config.seed),
+                epoch=epoch,
+                num_images=len(dataset.train_labels),
+                images_per_group=config.images_per_group,
+            )
+            for epoch in range(1, config.epochs + 1)
+        }
+        self.groups = self.orders[1].num_groups
+        self._settle()
+        for epoch in self.orders:
+            self._run_epoch(epoch)
+        self.weights = {name: array.copy() for name, array in self.storage.weights.items()}
+        self.header = Header(
+            config=msgspec.to_builtins(config),
+            spec=spec.to_dict(),
+            data=dataset.info(),
+            buckets=tuple(self.buckets),
+            kernels="numpy",
+            machine={},
+            epochs=(),
+            weights=digest(self.network, self.weights),
+        )
+        self.logs = [
+            *(Log(node=name, role="ps", data=server.log.packed()) for name, server in self.servers.items()),
+            *(Log(node=f"w{w.replica}", role="worker", data=bytes(w.log.data)) for w in self.workers),
+        ]
+
+    def group(self, epoch: int, number: int) -> tuple[Any, Any]:
+        chosen = self.orders[epoch].group(number)
+        return self.dataset.train_images[chosen], self.dataset.train_labels[chosen]
+
+    def _run_epoch(self, epoch: int) -> None:
+        shares = [list(range(n, self.groups, len(self.workers))) for n in range(len(self.workers))]
+        while any(shares):
+            number = self.dice.randrange(len(self.workers))
+            if shares[number] and self.dice.random() < 0.5:
+                self.workers[number].train(epoch, shares[number].pop(0))
+            self._turn()
+        for worker in self.workers:
+            worker.stepper.close()
+        self._settle()
+
+    def _turn(self) -> None:
+        """One thing happens somewhere."""
+        name = self.dice.choice(self.names)
+        lane = self.dice.choice(self.workers).lanes[name]
+        match self.dice.randrange(3):
+            case 0 if lane.there:
+                self.servers[name].take(lane)
+            case 1 if lane.back:
+                lane.back.popleft()()
+            case 2:
+                self.servers[name].apply()
+
+    def _settle(self) -> None:
+        """Everything arrives."""
+        lanes = [(name, lane) for worker in self.workers for name, lane in worker.lanes.items()]
+        while any(lane.there or lane.back for _, lane in lanes) or any(
+            not server.state.idle for server in self.servers.values()
+        ):
+            self._turn()

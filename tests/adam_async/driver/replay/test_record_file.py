@@ -1,0 +1,78 @@
+"""The file of a record comes back as it was written, and says what is wrong with it otherwise."""
+
+import struct
+from zlib import crc32
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from adam_async.driver.replay.record_file import MAGIC, Log, dump_record, load_record
+from adam_async.driver.replay.recording import Header, RecordedEpoch
+from adam_async.errors import RecordError
+
+HEADER = Header(
+    config={"epochs": 1, "rate": 0.25, "waits": {"dial_s": 1.0}},
+    spec={"name": "m"},
+    data={"name": "digits", "shape": [1, 8, 8]},
+    buckets=("ps-0", "ps-1"),
+    kernels="numba",
+    machine={"numpy": "2.0"},
+    epochs=(RecordedEpoch(epoch=1, images=60, train_loss=None, test_accuracy=0.5, versions=(4, 4)),),
+    weights="0123",
+)
+LOGS = [Log(node="ps-0", role="ps", data=b"orders"), Log(node="worker-0", role="worker", data=b"read" * 9)]
+
+
+def written() -> bytes:
+    return b"".join(dump_record(HEADER, LOGS))
+
+
+def with_header(data: bytes, old: bytes, new: bytes) -> bytes:
+    """Another header under a right checksum."""
+    begin = len(MAGIC) + 8
+    size = int.from_bytes(data[len(MAGIC) : len(MAGIC) + 4], "little")
+    text = data[begin : begin + size].replace(old, new)
+    return MAGIC + struct.pack("<II", len(text), crc32(text)) + text + data[begin + size :]
+
+
+def test_a_record_is_read_as_it_was_written() -> None:
+    assert load_record(written(), origin="run.record") == (HEADER, LOGS)
+
+
+def test_the_same_record_is_the_same_bytes() -> None:
+    assert written() == written()
+
+
+@settings(max_examples=300)
+@given(at=st.integers(0, len(written()) - 1), bit=st.integers(0, 7))
+def test_no_bit_can_change_unnoticed_in_what_is_played(at: int, bit: int) -> None:
+    data = bytearray(written())
+    data[at] ^= 1 << bit
+
+    try:
+        header, logs = load_record(bytes(data), origin="run.record")
+    except RecordError:
+        return
+    assert header == HEADER
+    assert logs == LOGS
+
+
+@pytest.mark.parametrize(
+    ("data", "claim"),
+    [
+        (b"", "run.record is not a record of a run"),
+        (b"safetensors or so", "is not a record of a run"),
+        (MAGIC.replace(b"/1", b"/9") + b"x", r"has the format 'adam-async/record/9'; this version reads"),
+        (written()[: len(MAGIC) + 3], "truncated in its header"),
+        (written()[:60], "truncated in its header"),
+        (written()[:-1], "bytes, but its header speaks of"),
+        (written() + b"x", "bytes, but its header speaks of"),
+        (written()[:-1] + b"x", "damaged in what worker-0 noted"),
+        (written().replace(b'"numba"', b'"numpy"'), "damaged header: its checksum"),
+        (with_header(written(), b'"spec":{"name":"m"}', b'"spec":7'), "a header that this version does not"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_said(data: bytes, claim: str) -> None:
+    with pytest.raises(RecordError, match=claim):
+        load_record(data, origin="run.record")

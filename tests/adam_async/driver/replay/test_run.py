@@ -1,0 +1,300 @@
+"""A replay comes to the weights of its run, to the last bit, whatever happened in which order."""
+
+import asyncio
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from adam_async.driver.replay.decode import make_recording, read_recording
+from adam_async.driver.replay.recording import Recording
+from adam_async.driver.replay.run import Replay, ReplayDiffers
+from adam_async.errors import RecordError
+from adam_async.model.named import digits
+from adam_async.model.spec import LayerSpec, ModelSpec
+from adam_async.run.config import Config
+from tests.adam_async.cluster.test_elastic import elastic, in_the_middle, joiner
+from tests.adam_async.driver.replay.simulated_run import SimulatedRun
+from tests.adam_async.runs import (
+    IMPATIENT,
+    NETWORKS,
+    SHARDED,
+    Rough,
+    cluster_of,
+    tiny_dataset,
+    until,
+    with_frozen,
+)
+from transport.testing import Faults
+
+pytestmark = pytest.mark.thorough
+
+DATA = tiny_dataset(52)
+"""The last of its groups is short."""
+
+layer = LayerSpec.of
+
+DRAWING = ModelSpec(
+    name="drawing",
+    input_shape=(1, 8, 8),
+    layers=(
+        layer("flat", "flatten"),
+        layer("fc1", "dense", outputs=20),
+        layer("relu", "relu"),
+        layer("drop", "dropout", rate=0.3),
+        layer("fc2", "dense", outputs=10),
+        layer("loss", "softmax_cross_entropy"),
+    ),
+)
+"""Draws masks, so that a group has to be trained under its own name."""
+
+
+def replayed(recording: Recording, dataset=DATA) -> Replay:
+    replay = Replay(recording, dataset)
+    for _ in replay.steps():
+        pass
+    return replay
+
+
+def assert_same(replay: Replay, weights) -> None:
+    for name, values in replay.weights().items():
+        np.testing.assert_array_equal(values.view(np.uint8), weights[name].view(np.uint8), err_msg=name)
+
+
+def simulated(seed: int, **options) -> tuple[SimulatedRun, Recording]:
+    config = Config(
+        **{"rate": 0.05, "images_per_group": 4, "record": True, "weights": "copy", "epochs": 2, **options}
+    )
+    run = SimulatedRun(seed, config, DRAWING, DATA)
+    return run, make_recording(run.header, run.logs, run.network)
+
+
+RULES = {
+    "sgd": {},
+    "momentum": {"momentum": 0.5},
+    "decay": {"weight_decay": 0.01},
+    "adagrad": {"rule": "adagrad", "rate": 0.01},
+    "adam": {"rule": "adam", "rate": 0.002},
+    "scaled": {"scale_by_staleness": True},
+    "limited": {"clip": 0.5, "layer_rate": 0.1},
+    "scheduled": {"schedule": "cosine", "warm_up": 0.5},
+    "diverged": {"rate": 1e25},  # soon nothing is finite any more, and pushes are refused
+}
+
+
+@pytest.mark.parametrize("rules", RULES.values(), ids=RULES)
+@settings(max_examples=8)
+@given(
+    seed=st.integers(0, 10**6),
+    replicas=st.integers(1, 3),
+    servers=st.integers(1, 3),
+    push_every=st.integers(1, 3),
+    shard_bytes=st.sampled_from([1 << 20, 1024, 200]),
+    protocol=st.sampled_from(["delta", "factors"]),
+)
+def test_a_replay_of_any_asynchronous_run_is_bit_equal(
+    rules, seed, replicas, servers, push_every, shard_bytes, protocol
+):
+    run, recording = simulated(
+        seed,
+        replicas=replicas,
+        servers=servers,
+        push_every=push_every,
+        shard_bytes=shard_bytes,
+        protocol=protocol,
+        **rules,
+    )
+
+    replay = replayed(recording)
+
+    assert_same(replay, run.weights)
+    replay.check()
+
+
+@settings(max_examples=15)
+@given(
+    seed=st.integers(0, 10**6),
+    push_every=st.integers(1, 2),
+    pull_every=st.integers(2, 4),
+    protocol=st.sampled_from(["delta", "factors"]),
+    clip=st.sampled_from([0.0, 0.5]),
+    rate=st.sampled_from([0.05, 1e25]),
+)
+def test_local_steps_go_into_the_copies_that_they_went_into(
+    seed, push_every, pull_every, protocol, clip, rate
+):
+    run, recording = simulated(
+        seed,
+        replicas=2,
+        servers=2,
+        shard_bytes=1024,
+        push_every=push_every,
+        pull_every=pull_every,
+        protocol=protocol,
+        clip=clip,
+        rate=rate,
+    )
+
+    assert_same(replayed(recording), run.weights)
+
+
+def test_the_simulated_runs_have_what_makes_a_replay_hard() -> None:
+    joined = refused = moved = stale = 0
+    for seed in range(8):
+        options = {"replicas": 3, "protocol": "factors", "pull_every": 2}
+        _, recording = simulated(seed, **options)
+        _, diverged = simulated(seed, **options, rate=1e25)
+        joined += sum(int((np.diff(order.bounds) > 1).sum()) for order in recording.orders)
+        refused += sum(int(order.refused.sum()) for order in diverged.orders)
+        for reads in recording.reads.values():
+            replaced = np.diff(reads.versions, axis=0) > 0  # each tensor is one shard
+            moved += int((replaced & (reads.steps[1:] == 1)).sum())
+            stale += int((reads.steps > 1).sum())
+
+    assert joined > 20
+    assert refused > 20
+    assert moved > 20, "few local steps went into copies that came while their groups were computed"
+    assert stale > 20
+
+
+CLUSTERS = [
+    {},
+    {"push_every": 2, "servers": 3, "shard_bytes": 16 << 10, "kernels": "numpy"},
+    {"pull_every": 3, "protocol": "factors"},
+    {"consistency": "ssp:2", "push_every": 2},
+    {"consistency": "bsp", "push_every": 2, "servers": 2, "momentum": 0.5},
+    {"consistency": "bsp", "lag": 1, "protocol": "factors", "kernels": "numpy"},
+    {"evaluation": "concurrent", "rule": "adam", "rate": 0.002},
+    {"augment": True},
+]
+
+
+@pytest.mark.parametrize("options", CLUSTERS, ids=lambda each: "-".join(map(str, each.values())) or "plain")
+@pytest.mark.parametrize("network", NETWORKS)
+async def test_a_run_of_a_cluster_is_repeated_with_its_weights_and_accuracies(network, options):
+    config = Config(**{"replicas": 2, "epochs": 2, "record": True, "images_per_group": 4, **options})
+    async with cluster_of(config, NETWORKS[network](), dataset=DATA) as cluster:
+        result = await cluster.train()
+    assert isinstance(result.record, bytes)
+    recording = read_recording(result.record, origin="it")
+    replay = Replay(recording, DATA)
+
+    for epoch, was in zip(recording.header.epochs, result.epochs, strict=True):
+        for _ in replay.steps(epoch):
+            pass
+        assert replay.accuracy(epoch) == epoch.test_accuracy == was.test_accuracy
+    for _ in replay.steps():
+        pass
+
+    assert_same(replay, result.weights)
+    replay.check()
+
+
+@pytest.mark.parametrize("options", [{}, {"consistency": "bsp", "protocol": "factors"}], ids=["asp", "bsp"])
+@pytest.mark.parametrize("network", NETWORKS)
+async def test_links_that_fail_leave_nothing_twice_in_a_record(network, options) -> None:
+    rough = Rough(NETWORKS[network](), Faults(cut=0.03, drop_reply=0.03))
+    config = Config(
+        replicas=2, record=True, epochs=1, images_per_group=2, waits=IMPATIENT, **SHARDED, **options
+    )
+    async with cluster_of(config, rough, dataset=DATA) as cluster:
+        result = await cluster.train()
+    assert isinstance(result.record, bytes)
+    assert sum(node.get("duplicates", 0) for node in result.statistics.values()) > 0
+
+    assert_same(replayed(read_recording(result.record, origin="it")), result.weights)
+
+
+async def test_a_record_takes_at_most_64_bytes_for_each_push_and_shard() -> None:
+    config = Config(replicas=2, servers=2, epochs=2, record=True, images_per_group=4)
+    async with cluster_of(config, dataset=tiny_dataset(200)) as cluster:
+        result = await cluster.train()
+    assert isinstance(result.record, bytes)
+    recording = read_recording(result.record, origin="it")
+    pushes = sum(len(order.clocks) for order in recording.orders)
+
+    assert pushes == 100 * len(recording.orders)
+    assert len(result.record) <= 64 * pushes
+
+
+async def test_a_worker_that_joins_is_in_the_record() -> None:
+    cluster = elastic(epochs=3, record=True)
+    async with cluster, asyncio.TaskGroup() as group:
+        training = group.create_task(cluster.train(), name="train")
+        await until(in_the_middle(cluster))
+        async with joiner(cluster, "worker-9"):
+            result = await training
+    assert isinstance(result.record, bytes)
+    recording = read_recording(result.record, origin="it")
+
+    assert sorted(recording.reads) == [0, 1]
+    replayed(recording, cluster.dataset).check()
+
+
+async def test_a_run_that_lost_a_worker_has_no_record_and_says_why() -> None:
+    cluster = elastic(epochs=2, replicas=2, record=True)
+    async with cluster, asyncio.TaskGroup() as group:
+        training = group.create_task(cluster.train(), name="train")
+        await until(in_the_middle(cluster))
+        await cluster.workers[1].__aexit__(None, None, None)
+        result = await training
+
+    assert isinstance(result.record, RecordError)
+    assert "applied pushes of a worker of replica 1 that left before the run ended" in str(result.record)
+    assert len(result.epochs) == 2
+
+
+async def test_a_frozen_layer_is_replayed_as_it_was() -> None:
+    config = Config(replicas=2, servers=2, epochs=2, record=True, images_per_group=4, consistency="ssp:1")
+    async with cluster_of(config, dataset=DATA, spec=with_frozen(digits(), "conv2d")) as cluster:
+        result = await cluster.train()
+    assert isinstance(result.record, bytes)
+
+    assert_same(replayed(read_recording(result.record, origin="it")), result.weights)
+
+
+# --- what a replay does not take -------------------------------------------------------------------
+
+
+def test_other_data_than_those_of_the_run_are_refused() -> None:
+    _, recording = simulated(1)
+
+    with pytest.raises(RecordError, match="train_images 52 there, 56 here; name its data by --data"):
+        Replay(recording, tiny_dataset(56))
+
+
+def test_a_record_of_another_version_is_refused() -> None:
+    _, recording = simulated(1)
+    header = msgspec.structs.replace(recording.header, config={**recording.header.config, "colour": "red"})
+
+    with pytest.raises(RecordError, match=r"has other options than this version: .*colour"):
+        Replay(Recording(header=header, reads=recording.reads, orders=recording.orders), DATA)
+
+
+def test_a_replay_that_comes_to_other_weights_says_so() -> None:
+    _, recording = simulated(1)
+    header = msgspec.structs.replace(recording.header, config={**recording.header.config, "seed": 9})
+    other = Recording(header=header, reads=recording.reads, orders=recording.orders)
+
+    with pytest.raises(ReplayDiffers, match="came to other weights than the run"):
+        replayed(other).check()
+
+
+def test_a_push_that_is_finite_here_and_was_refused_there_is_named() -> None:
+    _, recording = simulated(1)
+    recording.orders[2].refused[3] = True
+    push = f"replica {recording.orders[2].replicas[3]} with clock {recording.orders[2].clocks[3]}"
+
+    with pytest.raises(ReplayDiffers, match=f"shard 2 refused the push of {push} in the run, and here"):
+        replayed(recording)
+
+
+def test_local_steps_that_cannot_have_been_are_named() -> None:
+    _, recording = simulated(1, pull_every=3)
+    reads = recording.reads[0]
+    reads.steps[2, 0] += 7
+
+    with pytest.raises(RecordError, match=r"the record is damaged: group \d+ .* with [789] steps, where"):
+        replayed(recording)

@@ -1,0 +1,109 @@
+"""While roles are waited for it is said which are missing, or how far they are; then how the model is cut."""
+
+import asyncio
+import threading
+
+import msgspec
+import pytest
+
+from adam_async.cluster.local import LocalCluster
+from adam_async.driver import readiness as module
+from adam_async.driver.readiness import Muster
+from adam_async.errors import DeadlineExceeded
+from adam_async.model.network import Network
+from adam_async.run.config import Config, Waits
+from adam_async.run.progress import Progress
+from tests.adam_async.cluster.test_elastic import joiner
+from tests.adam_async.runs import cluster_of, tiny_dataset, until
+
+WAITS = Waits(dial_s=20.0, call_s=20.0, patience_s=20.0, prepare_s=60.0, drain_s=20.0)
+
+
+def muster_of(cluster, **options) -> tuple[Muster, Progress]:
+    """Who waits in this cluster, of one server, one data server and one worker, for the roles of a run."""
+    progress = Progress()
+    muster = Muster(
+        config=Config(threads=1, waits=WAITS, **options),
+        membership=cluster.driver._membership,
+        inquiries=cluster.driver._inquiries,
+        progress=progress,
+    )
+    return muster, progress
+
+
+@pytest.mark.parametrize(
+    ("options", "phase", "missing"),
+    [
+        ({"replicas": 2}, "1 of 2 workers", "1 of 2 workers"),
+        (
+            {"replicas": 2, "partitions": 2},
+            "3 of 4 workers",
+            "3 of 4 workers (2 for each of 2 replica(s))",
+        ),
+        (
+            {"replicas": 3, "servers": 2},
+            "1 of 2 parameter servers",
+            "1 of 2 parameter servers, 2 of 3 workers",
+        ),
+        ({"data_servers": 3}, "2 of 3 data servers", "2 of 3 data servers"),
+    ],
+)
+async def test_who_is_missing_is_shown_while_workers_are_waited_for(options, phase, missing) -> None:
+    async with cluster_of(Config(epochs=1, threads=1)) as cluster, asyncio.TaskGroup() as group:
+        muster, progress = muster_of(cluster, **options)
+        waiting = group.create_task(muster.wait_for_workers(), name="waiting")
+        await until(lambda: progress.missing == missing)
+        assert progress.phase == f"waiting for {phase}"
+        waiting.cancel()
+
+
+async def test_nobody_is_missing_any_more_when_the_wait_is_over() -> None:
+    async with cluster_of(Config(epochs=1, threads=1)) as cluster:
+        muster, progress = muster_of(cluster, replicas=2)
+        await muster.wait_for_data()
+        assert (progress.phase, progress.missing) == ("preparing", "")
+        progress.phase = "loading 0001"
+        waiting = asyncio.create_task(muster.wait_for_workers(), name="waiting")
+        await until(lambda: progress.missing == "1 of 2 workers")
+        async with joiner(cluster, "worker-9"):
+            await waiting
+        assert (progress.phase, progress.missing) == ("loading 0001", "")
+
+
+@pytest.mark.thorough
+async def test_kernels_that_take_too_long_are_named_with_what_gives_them_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    over = threading.Event()
+
+    def compile_without_end(_: Network, progress) -> None:
+        progress(3, 35)
+        over.wait()
+
+    monkeypatch.setattr(Network, "warm_up", compile_without_end)
+    monkeypatch.setattr(module, "LOOK_S", 0.05)
+    waits = msgspec.structs.replace(WAITS, prepare_s=1.5)
+    async with cluster_of(Config(epochs=1, threads=1, waits=waits)) as cluster:
+        try:
+            with pytest.raises(DeadlineExceeded) as caught:
+                await cluster.train()
+        finally:
+            over.set()
+    said = "worker-0 (not ready); the run was preparing kernels 3/35; where roles only need longer, raise "
+    assert said + "prepare_s under [waits] in the file of --config" in str(caught.value)
+
+
+async def test_how_the_model_is_cut_is_known_when_training_begins() -> None:
+    config = Config(model="digits", epochs=1, threads=1, partitions=2)
+    async with LocalCluster(config, dataset=tiny_dataset()) as cluster:
+        await cluster.train()
+        run, progress = cluster.driver.map.run, cluster.driver.progress
+        assert run is not None
+        assert progress.plan == run.plan is not None
+        assert progress.together is run.together is True
+
+
+async def test_a_model_that_is_not_cut_has_no_plan() -> None:
+    async with cluster_of(Config(epochs=1, threads=1)) as cluster:
+        await cluster.train()
+        assert cluster.driver.progress.plan is None

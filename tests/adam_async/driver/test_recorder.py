@@ -1,0 +1,90 @@
+"""The record of a run is made of what all its servers and workers noted, or there is none and it says why."""
+
+import msgspec
+import pytest
+
+from adam_async.driver.readiness import Muster
+from adam_async.driver.recorder import Recorder
+from adam_async.driver.role_queries import Inquiries
+from adam_async.errors import ConfigError, RecordError
+from adam_async.model.keyed_random import Dice
+from adam_async.model.named import digits
+from adam_async.model.network import Network
+from adam_async.run.cluster_map import ClusterMap, NodeRecord, ResumeRecord, RunRecord
+from adam_async.run.config import Config, Waits
+from adam_async.runtime.traffic import Traffic
+from dataflow import ComputePool
+from tests.adam_async.runs import cluster_of, local_network
+from transport import Identity
+
+MODEL = Network(digits())
+RUN = RunRecord(
+    id="run", driver="driver", config=msgspec.to_builtins(Config(record=True)), spec=digits().to_dict()
+)
+IDENTITY = Identity(role="driver", node="driver", incarnation=1)
+
+
+def recorder(pool: ComputePool, run: RunRecord = RUN) -> Recorder:
+    traffic = Traffic("driver")
+    inquiries = Inquiries(
+        network=local_network(), identity=IDENTITY, waits=Waits(dial_s=0.05), traffic=traffic
+    )
+    return Recorder(run=run, model=MODEL, data={}, inquiries=inquiries, pool=pool)
+
+
+async def test_a_resumed_run_is_not_recorded() -> None:
+    resumed = msgspec.structs.replace(RUN, resumed=ResumeRecord(epoch=2, finished=(), clock=7))
+
+    async with ComputePool(threads=1) as pool:
+        with pytest.raises(ConfigError, match="this one is resumed: leave out record"):
+            recorder(pool, resumed)
+
+
+async def test_a_role_that_cannot_be_asked_is_named() -> None:
+    server = NodeRecord(role="ps", address="local://nobody", incarnation=1)
+
+    async with ComputePool(threads=1) as pool:
+        record = await recorder(pool).gather(ClusterMap(nodes={"ps-0": server}), {}, {})
+
+    assert isinstance(record, RecordError)
+    assert str(record).startswith("the run was not recorded: ps-0 did not say what it noted")
+
+
+async def test_workers_with_different_kernels_make_no_record() -> None:
+    statistics = {
+        f"worker-{n}": {"kernels": {"set": kernels}} for n, kernels in enumerate(("numpy", "numba"))
+    }
+
+    async with ComputePool(threads=1) as pool:
+        record = await recorder(pool).gather(ClusterMap(), MODEL.initial_weights(Dice(0)), statistics)
+
+    assert isinstance(record, RecordError)
+    assert "workers ran different kernels (numba, numpy); name one by kernels" in str(record)
+
+
+@pytest.mark.parametrize("kernels", ["numpy", {}, [], None])
+async def test_a_worker_that_does_not_name_its_kernels_makes_no_record(kernels: object) -> None:
+    async with ComputePool(threads=1) as pool:
+        record = await recorder(pool).gather(ClusterMap(), {}, {"worker-0": {"kernels": kernels}})
+
+    assert isinstance(record, RecordError)
+    assert "which kernels" in str(record)
+
+
+async def test_a_run_that_is_not_recorded_has_no_record() -> None:
+    async with cluster_of(Config(epochs=1)) as cluster:
+        result = await cluster.train()
+
+    assert result.record is None
+
+
+async def test_workers_with_several_threads_are_named_before_a_recorded_run_is_submitted() -> None:
+    async with cluster_of(Config(threads=2, weights="copy")) as cluster:
+        muster = Muster(
+            config=Config(threads=1, weights="copy", record=True),
+            membership=cluster.driver._membership,
+            inquiries=cluster.driver._inquiries,
+            progress=cluster.driver.progress,
+        )
+        with pytest.raises(ConfigError, match="worker-0 have more: start them with --threads 1"):
+            await muster.wait_for_workers()

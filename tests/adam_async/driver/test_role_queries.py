@@ -1,0 +1,126 @@
+"""A driver reads of the notes of a role only as much as a correct role can have noted."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from adam_async.controller.role import reply_when_room
+from adam_async.driver.role_queries import (
+    MOST_PROFILE_EVENTS,
+    MOST_RECORD_BYTES,
+    PROFILE_CHUNK,
+    RECORD_CHUNK,
+    Inquiries,
+)
+from adam_async.messages import (
+    GetProfile,
+    GetRecord,
+    Profile,
+    RecordPart,
+    Statistics,
+    pack,
+    text_tensor,
+    unpack_any,
+)
+from adam_async.runtime.trace_events import Fired, Part
+from adam_async.runtime.traffic import Traffic
+from tests.adam_async.runs import PATIENT, local_network
+from transport import Identity, Link, Message, RemoteProtocolError, Request
+
+ADDRESS = "local://worker-0"
+EVENT = Fired("worker-0", "run", "train", "thread", 1, 0, 1, 0.0, 0.0, 0.0)
+
+
+@asynccontextmanager
+async def answering(answer: Callable[[Any], Message]) -> AsyncIterator[Inquiries]:
+    """Questions to a worker that gives these answers."""
+    network = local_network()
+
+    async def on_link(link: Link) -> None:
+        def on_request(request: Request) -> None:
+            reply_when_room(request, 20 << 20, lambda: answer(unpack_any(request.message)))
+
+        link.serve(on_request)
+        await link.wait_closed()
+
+    worker = Identity(role="worker", node="worker-0", incarnation=1)
+    async with network.listen(ADDRESS, worker, on_link):
+        identity = Identity(role="driver", node="driver", incarnation=1)
+        yield Inquiries(network=network, identity=identity, waits=PATIENT, traffic=Traffic("driver"))
+
+
+def profile(total: int, events: int) -> Message:
+    return pack(Profile(total=total), [text_tensor(Part("worker-0", 0, [EVENT] * events))])
+
+
+@pytest.mark.parametrize(
+    ("total", "events"), [(1 << 50, 1), (MOST_PROFILE_EVENTS + 1, PROFILE_CHUNK), (PROFILE_CHUNK, 0), (0, 1)]
+)
+async def test_a_profile_without_an_end_is_refused(total: int, events: int) -> None:
+    answer = profile(total, events)
+    async with answering(lambda asked: answer) as inquiries:
+        with pytest.raises(RemoteProtocolError, match="profile"):
+            await inquiries.profile(ADDRESS)
+
+
+async def test_a_profile_that_grows_as_it_is_read_is_read_once() -> None:
+    asked: list[GetProfile] = []
+
+    def answer(question: GetProfile) -> Message:
+        asked.append(question)
+        return profile(total=2 + len(asked), events=2 + len(asked))
+
+    async with answering(answer) as inquiries:
+        (part,) = await inquiries.profile(ADDRESS)
+    assert len(part.events) == 3
+
+
+@pytest.mark.parametrize(
+    ("total", "size"), [(1 << 50, 1), (MOST_RECORD_BYTES + 1, RECORD_CHUNK), (9, 0), (9, 10), (0, 1)]
+)
+async def test_a_record_without_an_end_is_refused(total: int, size: int) -> None:
+    answer = pack(RecordPart(total=total), [np.zeros(size, np.uint8)])
+    async with answering(lambda asked: answer) as inquiries:
+        with pytest.raises(RemoteProtocolError, match="record"):
+            await inquiries.record(ADDRESS, "run")
+
+
+async def test_a_record_is_read_part_by_part() -> None:
+    data = bytes(RECORD_CHUNK) + b"end"
+
+    def answer(asked: GetRecord) -> Message:
+        return pack(RecordPart(total=len(data)), [np.frombuffer(data[asked.start : asked.stop], np.uint8)])
+
+    async with answering(answer) as inquiries:
+        assert await inquiries.record(ADDRESS, "run") == data
+
+
+async def test_a_role_that_does_not_answer_keeps_no_other_answer_back() -> None:
+    network = local_network()
+    asked: list[str] = []
+    counts = {"process": {"host": "a", "pid": 1, "peak_rss_mb": 2.0}, "traffic": []}
+
+    def node(name: str, *, answers: bool) -> AbstractAsyncContextManager[object]:
+        async def on_link(link: Link) -> None:
+            def on_request(request: Request) -> None:
+                asked.append(name)
+                if answers:
+                    counted = Statistics(node=name, role="worker"), [text_tensor(counts)]
+                    reply_when_room(request, 20 << 20, lambda: pack(*counted))
+
+            link.serve(on_request)
+            await link.wait_closed()
+
+        return network.listen(f"local://{name}", Identity(role="worker", node=name, incarnation=1), on_link)
+
+    async with node("worker-0", answers=False), node("worker-1", answers=True):
+        driver = Identity(role="driver", node="driver", incarnation=1)
+        inquiries = Inquiries(network=network, identity=driver, waits=PATIENT, traffic=Traffic("driver"))
+        addresses = {name: f"local://{name}" for name in ("worker-0", "worker-1", "worker-2")}
+        found = await inquiries.answers(addresses, "run", within_s=0.2)
+
+    assert sorted(asked) == ["worker-0", "worker-1"]
+    assert found == {"worker-1": {**counts, "role": "worker"}}

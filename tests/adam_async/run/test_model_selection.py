@@ -1,0 +1,116 @@
+"""The model that was asked for, or the one that fits; and what is said when none does."""
+
+import pytest
+
+from adam_async.errors import ConfigError
+from adam_async.model.named import NAMED_MODELS, digits, mlp
+from adam_async.model.network import Network
+from adam_async.run.model_selection import HIDDEN, check_fits, check_size, choose_model, image_size
+
+DIGITS = {"name": "digits", "shape": [1, 8, 8], "classes": 10}
+MNIST = {"name": "mnist", "shape": [1, 28, 28], "classes": 10}
+CIFAR = {"name": "cifar-10", "shape": [3, 32, 32], "classes": 10}
+LETTERS = {"name": "letters", "shape": [1, 28, 28], "classes": 26}
+
+TOML = """
+name = "tiny"
+input = [1, 8, 8]
+layers = [
+    { name = "flat", kind = "flatten" },
+    { name = "fc", kind = "dense", outputs = 10 },
+    { name = "loss", kind = "softmax_cross_entropy" },
+]
+"""
+
+
+@pytest.mark.parametrize(("data", "name"), [(DIGITS, "digits"), (MNIST, "mnist-adam"), (CIFAR, "cifar-conv")])
+def test_auto_takes_the_named_model_that_fits(data, name):
+    assert choose_model("auto", data) == NAMED_MODELS[name]()
+
+
+@pytest.mark.parametrize(
+    "data", [LETTERS, {"name": "colour", "shape": [3, 5, 7], "classes": 4}], ids=lambda data: data["name"]
+)
+def test_auto_makes_one_for_data_that_no_named_model_fits(data):
+    spec = choose_model("auto", data)
+    check_fits(spec, data)
+    assert dict(spec.layers[1].options)["outputs"] == HIDDEN
+    assert dict(spec.layers[-2].options)["outputs"] == data["classes"]
+
+
+def test_a_named_model_is_taken_when_it_fits():
+    assert choose_model("digits", DIGITS) == digits()
+
+
+@pytest.mark.parametrize("classes", [3, 26])
+def test_a_named_model_gets_an_output_for_each_class(classes):
+    spec = choose_model("mnist-adam", {**LETTERS, "classes": classes})
+    assert Network(spec).layers[-1].input_shapes[0] == (classes,)
+
+
+def test_a_file_is_read_as_a_spec():
+    assert choose_model("mine.toml", DIGITS, text=TOML).name == "tiny"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "data", "said"),
+    [
+        ("mnist-adam", DIGITS, r"takes images of \(1, 28, 28\).* but digits has \(1, 8, 8\); choose"),
+        ("resnet", DIGITS, "unknown model 'resnet'; known: auto, mnist-adam, mlp, digits"),
+        ("mine.toml", DIGITS, r"unknown model 'mine.toml' \(the file was not read\)"),
+    ],
+)
+def test_what_does_not_fit_is_told_with_both_sides_and_what_to_do(wanted, data, said):
+    with pytest.raises(ConfigError, match=said):
+        choose_model(wanted, data)
+
+
+@pytest.mark.parametrize("text", ["name = ", 'name = "x"', TOML.replace("dense", "dance")])
+def test_a_bad_file_is_a_configuration_error(text):
+    with pytest.raises(ConfigError):
+        choose_model("mine.toml", DIGITS, text=text)
+
+
+def test_a_spec_that_a_caller_brings_is_held_against_the_data():
+    check_fits(digits(), {**DIGITS, "classes": 3})
+    with pytest.raises(ConfigError, match="takes images of"):
+        check_fits(mlp(), DIGITS)
+    with pytest.raises(ConfigError, match=r"digits has 10; choose .* give its last dense layer 10 outputs"):
+        check_fits(mlp((64, 4), input_shape=(1, 8, 8)), DIGITS)
+
+
+def test_a_model_with_nothing_to_train_is_refused():
+    empty = "\n".join(line for line in TOML.splitlines() if "dense" not in line)
+    with pytest.raises(ConfigError, match="has nothing to train"):
+        choose_model("mine.toml", DIGITS, text=empty)
+
+
+def test_the_model_mlp_is_made_for_any_image():
+    spec = choose_model("mlp", LETTERS)
+
+    check_fits(spec, LETTERS)
+    assert spec.name == "mlp"
+    assert choose_model("mlp", MNIST) == mlp()
+
+
+def test_images_get_the_size_asked_for_or_that_of_the_model():
+    assert image_size("48x64", "mnist-adam") == (64, 48)
+    assert image_size("", "mnist-adam") == (28, 28)
+    assert image_size("", "mine.toml", text=TOML.replace("[1, 8, 8]", "[1, 6, 9]")) == (9, 6)
+    assert image_size("", "auto", spec=digits()) == (8, 8)
+    assert image_size("", "auto") is image_size("", "mlp") is None
+
+
+def test_a_size_that_the_data_do_not_have_is_refused():
+    check_size("", DIGITS)
+    check_size("8x8", DIGITS)
+    with pytest.raises(ConfigError, match="size=8x9 does not fit digits, whose images are 8x8"):
+        check_size("8x9", DIGITS)
+
+
+def test_a_saved_model_for_other_images_is_refused_with_both_shapes():
+    with pytest.raises(
+        ConfigError, match=r"saved model 'digits' takes images of \(1, 8, 8\).* mnist has \(1, 28, 28\)"
+    ):
+        choose_model("auto", MNIST, init=digits())
+    assert choose_model("auto", DIGITS, init=digits()) == digits()

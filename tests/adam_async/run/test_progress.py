@@ -1,0 +1,125 @@
+"""The progress of a run follows what its roles counted."""
+
+from typing import Any
+
+import pytest
+
+from adam_async.run.config import Config
+from adam_async.run.progress import Progress
+from adam_async.run.rate_schedule import Schedule
+from adam_async.run.result import EpochResult
+from adam_async.run.series import Series
+
+EPOCH = EpochResult(epoch=1, images=100, skipped=0, train_loss=0.5, test_accuracy=0.9, train_s=4.0)
+
+
+def roles(*, images: int, loss: float | None = 0.5) -> dict[str, dict[str, Any]]:
+    return {
+        "data-0": {"images": images, "loss": loss, "lending": {"leads": True}},
+        "ps-0": {"role": "ps", "shards": 2, "staleness": {"1": 3, "5": 1}, "clock": 4, "waiting_for": [1]},
+        "ps-1": {"role": "ps", "shards": 1, "staleness": {}, "clock": 5, "waiting_for": []},
+        "ps-2": {"role": "ps", "shards": 0, "clock": 0},
+        "worker-0": {
+            "role": "worker",
+            "clock": 9,
+            "parameters": {"admission_waits": 1, "admission_wait_s": 1.0},
+            "data": {"blocked_fetches": 1, "blocked_s": 0.5},
+            "clock_wait_s": 2.0,
+            "waiting_for": "replica 1 at clock 4",
+        },
+        "worker-1": {"role": "worker", "waiting_for": ""},
+    }
+
+
+def begun() -> Progress:
+    progress = Progress()
+    progress.begin(Series(Schedule.of(Config()), epoch_images=100))
+    progress.begin_epoch(1, now=100.0)
+    return progress
+
+
+def test_a_look_takes_in_rate_staleness_clocks_and_waits() -> None:
+    progress = begun()
+
+    progress.look(roles(images=50), now=102.0)
+
+    assert (progress.images, progress.images_per_s, progress.loss) == (50, 25.0, 0.5)
+    assert (progress.staleness_mean, progress.staleness_max) == (2.0, 5)
+    assert (progress.clock, progress.waited_s) == (4, 3.5)
+    assert progress.waiting_for == ("worker-0 for replica 1 at clock 4",)
+    assert [sample.s for sample in progress.series] == [2.0]
+
+
+def test_the_time_of_a_sample_is_training_only() -> None:
+    progress = begun()
+    ended = {"images": 100, "loss": 0.25, "train_s": 4.0}
+    progress.look(roles(images=7), now=104.5, ended=ended)  # the data server is at the next one
+    progress.epochs.append(EPOCH)
+    progress.begin_epoch(2, now=200.0)
+
+    progress.look(roles(images=10), now=201.0)
+
+    assert [(sample.s, sample.images) for sample in progress.series] == [(4.0, 100), (5.0, 110)]
+    assert [sample.loss for sample in progress.series] == [0.25, 0.5]
+
+
+def test_a_diverged_loss_is_shown_and_left_out_of_the_series() -> None:
+    progress = begun()
+
+    progress.look(roles(images=10, loss=None), now=101.0)
+
+    assert progress.loss != progress.loss
+    assert progress.series[0].loss is None
+
+
+def test_a_run_forgets_the_one_before_it() -> None:
+    progress = begun()
+    progress.look(roles(images=10), now=101.0)
+    progress.epochs.append(EPOCH)
+
+    progress.begin(Series(Schedule.of(Config()), epoch_images=100))
+
+    assert (progress.epochs, progress.roles, list(progress.series), progress.clock) == ([], {}, [], 0)
+
+
+def test_what_no_role_said_is_nothing() -> None:
+    progress = begun()
+
+    progress.look({}, now=101.0)
+
+    assert (progress.images, progress.loss, progress.clock, progress.waited_s) == (0, 0.0, 0, 0)
+    assert progress.staleness_mean == pytest.approx(0.0)
+
+
+def test_what_an_epoch_skips_is_seen_from_when_it_is_known_until_the_next_one_begins() -> None:
+    progress = begun()
+    progress.look(
+        {"data-0": {"images": 80, "loss": 0.5, "skipped": 20, "lending": {"leads": True}}}, now=101.0
+    )
+    assert progress.skipped == 20
+
+    progress.begin_epoch(2, now=102.0)
+
+    assert progress.skipped == 0
+
+
+def test_the_rate_is_that_of_the_last_seconds_and_falls_to_nothing() -> None:
+    progress = begun()
+    for second in range(1, 11):
+        progress.look(roles(images=10 * second), now=100.0 + second)
+    assert progress.images_per_s == 10.0
+
+    rates = []
+    for second in range(1, 5):
+        progress.look(roles(images=100), now=110.0 + second)
+        rates.append(round(progress.images_per_s, 2))
+    assert rates == [6.67, 3.33, 0.0, 0.0]
+
+
+def test_images_held_back_for_validation_are_no_part_of_an_epoch() -> None:
+    progress = begun()
+    assert progress.images_of_epoch == 0, "nothing is known of the data"
+
+    progress.data, progress.validation = {"train_images": 60_000}, 5_000
+
+    assert progress.images_of_epoch == 55_000

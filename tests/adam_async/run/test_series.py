@@ -1,0 +1,106 @@
+"""Samples of a run over time: totals so far, and the staleness of what is new."""
+
+from typing import Any
+
+from adam_async.run.config import Config
+from adam_async.run.rate_schedule import Schedule
+from adam_async.run.series import SAMPLES_KEPT, Series
+
+
+def roles(*, staleness: dict[str, int], payload: int, waited_s: float) -> dict[str, dict[str, Any]]:
+    """What a server and a worker counted."""
+    return {
+        "ps-0": {
+            "staleness": staleness,
+            "traffic": [
+                {"payload_bytes": payload, "frame_bytes": 10},
+                {"payload_bytes": 0, "frame_bytes": 5},
+            ],
+        },
+        "worker-0": {
+            "parameters": {"admission_waits": 1, "admission_wait_s": waited_s},
+            "data": {"blocked_fetches": 1, "blocked_s": 0.25},
+            "clock_waits": 2,
+            "clock_wait_s": 0.5,
+            "traffic": [],
+        },
+    }
+
+
+def series(**options: Any) -> Series:
+    return Series(Schedule.of(Config(rate=0.5, **options)), epoch_images=100)
+
+
+def test_a_sample_holds_totals_of_the_whole_run() -> None:
+    samples = series()
+    samples.take(
+        roles(staleness={"1": 4}, payload=100, waited_s=1.0),
+        s=2.5,
+        epoch=2,
+        images=40,
+        images_before=100,
+        loss=0.5,
+    )
+    (sample,) = samples.samples
+
+    assert (sample.s, sample.epoch, sample.images, sample.loss, sample.rate) == (2.5, 2, 140, 0.5, 0.5)
+    assert (sample.bytes, sample.waited_s) == (115, 1.75)
+
+
+def test_staleness_is_that_of_the_pushes_since_the_sample_before() -> None:
+    samples = series()
+    seen = ({"0": 4}, {"0": 4, "3": 1, "5": 1}, {"0": 4, "3": 1, "5": 1}, {})
+    for second, histogram in enumerate(seen):
+        samples.take(
+            roles(staleness=histogram, payload=0, waited_s=0.0),
+            s=float(second),
+            epoch=1,
+            images=1,
+            images_before=0,
+            loss=1.0,
+        )
+
+    assert [sample.staleness_mean for sample in samples.samples] == [0.0, 4.0, None, None]
+
+
+def test_the_last_pushes_of_an_epoch_are_counted_with_those_after_it() -> None:
+    samples = series()
+    for s, histogram in ((1.0, {"4": 10}), (1.02, {"4": 10, "0": 2}), (2.0, {"4": 18, "0": 2})):
+        samples.take(
+            roles(staleness=histogram, payload=0, waited_s=0.0),
+            s=s,
+            epoch=1,
+            images=1,
+            images_before=0,
+            loss=1.0,
+        )
+
+    assert [sample.staleness_mean for sample in samples.samples] == [4.0, None, 3.2]
+
+
+def test_the_rate_is_that_of_the_schedule_at_the_images_trained() -> None:
+    samples = series(epochs=2, schedule="cosine")
+    for epoch, images in ((1, 0), (2, 0), (2, 100)):
+        samples.take({}, s=1.0, epoch=epoch, images=images, images_before=0, loss=1.0)
+
+    assert [round(sample.rate, 12) for sample in samples.samples] == [0.5, 0.25, 0.0]
+
+
+def test_a_loss_of_no_images_or_no_number_is_none_and_time_never_goes_back() -> None:
+    samples = series()
+    for s, images, loss in ((2.0, 0, 0.0), (1.5, 10, float("nan")), (3.0, 10, 0.5)):
+        samples.take({}, s=s, epoch=1, images=images, images_before=0, loss=loss)
+
+    assert [sample.loss for sample in samples.samples] == [None, None, 0.5]
+    assert [sample.s for sample in samples.samples] == [2.0, 2.0, 3.0]
+
+
+def test_a_long_run_keeps_a_bounded_number_of_samples_in_their_order() -> None:
+    samples = series()
+    for at in range(3 * SAMPLES_KEPT):
+        samples.take({}, s=float(at), epoch=1, images=1, images_before=0, loss=1.0)
+
+    times = [sample.s for sample in samples.samples]
+    assert SAMPLES_KEPT // 2 < len(times) <= SAMPLES_KEPT
+    assert times == sorted(times)
+    assert (times[0], times[-1]) == (0.0, 3.0 * SAMPLES_KEPT - 1)

@@ -1,0 +1,421 @@
+"""The disk, the clock, the dice and downloads, against the real system."""
+
+import asyncio
+import contextlib
+import http.server
+import os
+import socket
+import stat
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from adam_async.runtime.disk import FETCH_CHUNK_BYTES, Disk, Piece, fetch_url, system_clock, system_entropy
+
+
+async def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "folder" / "file"
+    async with Disk() as disk:
+        await disk.write_atomic(path, [b"head", bytearray(b"er "), memoryview(b"body")])
+
+        assert await disk.read_bytes(path) == b"header body"
+        assert await disk.names(path.parent) == ["file"]
+        statistics = disk.statistics()
+        assert (statistics.writes, statistics.written_bytes, statistics.reads) == (1, 11, 1)
+
+
+async def test_a_failed_write_leaves_the_old_file_and_nothing_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+
+    def parts() -> Iterator[bytes]:
+        yield b"half of the new"
+        raise RuntimeError("source broke")
+
+    async with Disk() as disk:
+        await disk.write_atomic(path, [b"old"])
+        with pytest.raises(RuntimeError, match="source broke"):
+            await disk.write_atomic(path, parts())
+
+        assert await disk.names(tmp_path) == ["file"]
+        assert await disk.read_bytes(path) == b"old"
+
+
+async def test_concurrent_writes_of_one_path_leave_one_of_them_whole(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    contents = [bytes([65 + number]) * 1000 for number in range(8)]
+    async with Disk() as disk:
+        async with asyncio.TaskGroup() as group:
+            for number, content in enumerate(contents):
+                group.create_task(disk.write_atomic(path, [content[:500], content[500:]]), name=f"{number}")
+
+        assert await disk.read_bytes(path) == contents[-1]
+
+
+async def test_a_cancelled_write_leaves_the_old_file_or_the_new_one(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    async with Disk() as disk:
+        await disk.write_atomic(path, [b"old"])
+        for turns in range(12):
+            async with asyncio.TaskGroup() as group:
+                task = group.create_task(disk.write_atomic(path, [b"new"] * 3), name="write")
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                task.cancel()
+            assert await disk.read_bytes(path) in {b"old", b"newnewnew"}
+        assert await disk.names(tmp_path) == ["file"]
+
+
+async def test_a_folder_written_aside_takes_its_name_as_a_whole(tmp_path: Path) -> None:
+    aside, target = tmp_path / "in" / ".aside", tmp_path / "in" / "target"
+    async with Disk() as disk:
+        await disk.make_folder(aside)
+        assert await disk.write_down(aside / "a", [b"one ", memoryview(b"file")]) == 8
+        assert await disk.write_down(aside / "b", []) == 0
+        await disk.sync_folder(aside)
+        await disk.rename(aside, target)
+
+        assert await disk.names(tmp_path / "in") == ["target"]
+        assert await disk.read_bytes(target / "a") == b"one file"
+        assert disk.statistics().written_bytes == 8
+
+
+async def test_a_folder_that_holds_something_is_not_replaced_but_can_be_removed(tmp_path: Path) -> None:
+    async with Disk() as disk:
+        for name in ("new", "old"):
+            await disk.make_folder(tmp_path / name)
+            await disk.write_down(tmp_path / name / "file", [name.encode()])
+        with pytest.raises(OSError, match="old"):
+            await disk.rename(tmp_path / "new", tmp_path / "old")
+        assert await disk.read_bytes(tmp_path / "old" / "file") == b"old"
+        await disk.remove_folder(tmp_path / "old")
+        await disk.remove_folder(tmp_path / "old")  # gone already
+        await disk.rename(tmp_path / "new", tmp_path / "old")
+        assert await disk.read_bytes(tmp_path / "old" / "file") == b"new"
+
+
+async def test_a_file_is_continued_where_it_ends_and_nowhere_else(tmp_path: Path) -> None:
+    path = tmp_path / "part"
+    async with Disk() as disk:
+        await disk.write_from(path, 0, b"one ")
+        await disk.write_from(path, 4, memoryview(b"two"))
+        assert await disk.read_bytes(path) == b"one two"
+        for offset in (4, 8):
+            with pytest.raises(OSError, match=f"part holds 7 bytes instead of {offset}; does another"):
+                await disk.write_from(path, offset, b"!")
+        await disk.write_from(path, 0, b"anew")
+        assert await disk.read_bytes(path) == b"anew"
+        assert disk.statistics().written_bytes == 11
+
+
+async def test_new_folders_are_forced_down_and_those_that_are_there_are_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forced: list[int] = []
+    fsync = os.fsync
+
+    def forcing(descriptor: int) -> None:
+        forced.append(os.fstat(descriptor).st_ino)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", forcing)
+    monkeypatch.delattr(os, "fdatasync", raising=False)
+    deep = tmp_path / "a" / "b"
+    (tmp_path / "file").touch()
+
+    def inodes(*paths: Path) -> list[int]:
+        return [path.stat().st_ino for path in paths]
+
+    async with Disk() as disk:
+        await disk.make_folder(deep)
+        assert forced == inodes(tmp_path, deep.parent)
+        await disk.make_folder(deep)
+        assert len(forced) == 2
+        await disk.write_atomic(deep / "c" / "file", [b"x"])
+        assert forced[2:] == inodes(deep, deep / "c" / "file", deep / "c")
+        for path in (tmp_path / "file", tmp_path / "file" / "under"):
+            with pytest.raises((FileExistsError, NotADirectoryError)):
+                await disk.make_folder(path)
+
+
+async def test_a_log_is_appended_to_durably_and_cut_off_where_it_was_torn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "log"
+    forced: list[str] = []
+    for name in ("fdatasync", "fsync"):
+        force = getattr(os, name)
+
+        def forcing(descriptor: int, name: str = name, force: Callable[[int], None] = force) -> None:
+            forced.append(name)
+            force(descriptor)
+
+        monkeypatch.setattr(os, name, forcing)
+    async with Disk() as disk:
+        with pytest.raises(FileNotFoundError):
+            await disk.append_durably(path, 3, b"nobody began it")
+        assert await disk.names(tmp_path) == []
+        await disk.append_durably(path, 0, b"one ")
+        assert forced == ["fdatasync", "fsync"]
+        await disk.append_durably(path, 4, memoryview(b"two"))
+        assert forced == ["fdatasync", "fsync", "fdatasync"]
+        for offset in (3, 8):
+            with pytest.raises(OSError, match=f"holds 7 bytes instead of {offset}"):
+                await disk.append_durably(path, offset, b"!")
+        assert await disk.read_bytes(path) == b"one two"
+        await disk.truncate_durably(path, 4)
+        assert len(forced) == 4
+        with pytest.raises(OSError, match="holds 4 bytes and cannot be cut off behind 5"):
+            await disk.truncate_durably(path, 5)
+        await disk.append_durably(path, 4, b"2")
+        assert await disk.read_bytes(path) == b"one 2"
+        await disk.append_durably(path, 0, b"anew")
+        assert await disk.read_bytes(path) == b"anew"
+
+
+async def test_a_file_is_read_in_pieces_and_from_anywhere_and_what_was_appended_is_forced_down(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "file"
+    async with Disk() as disk:
+        await disk.write_from(path, 0, b"one two three")
+        await disk.sync_file(path)
+        async with contextlib.aclosing(disk.read_pieces(path, 5)) as pieces:
+            assert [piece async for piece in pieces] == [b"one t", b"wo th", b"ree"]
+        assert await disk.read_part(path, 4, 7) == b"two"
+        assert await disk.read_part(path, 8, 99) == b"three"
+        assert await disk.read_part(path, 99, 100) == b""
+        assert (disk.statistics().reads, disk.statistics().read_bytes) == (4, 21)
+        with pytest.raises(FileNotFoundError):
+            await disk.sync_file(tmp_path / "absent")
+
+
+async def test_a_lock_is_held_by_one_block_and_free_again_after_it_however_it_ends(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    async with Disk() as disk, Disk() as other:
+        with pytest.raises(RuntimeError, match="in the block"):
+            async with disk.hold(path):
+                with pytest.raises(BlockingIOError):
+                    async with other.hold(path):
+                        pass
+                raise RuntimeError("in the block")
+        await disk.names(tmp_path)  # takes its turn behind the lock
+        async with other.hold(path):
+            assert await other.names(tmp_path) == ["lock"]
+
+
+async def test_a_missing_file_is_the_systems_own_error(tmp_path: Path) -> None:
+    async with Disk() as disk:
+        with pytest.raises(FileNotFoundError):
+            await disk.read_bytes(tmp_path / "absent")
+
+
+def mode_of(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+async def test_what_a_private_disk_makes_is_for_its_owner_alone(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    before = os.umask(0)
+    try:
+        async with Disk(private=True) as disk:
+            await disk.write_atomic(home / "deeper" / "log", [b"1"])
+            await disk.append_durably(home / "appended", 0, b"1")
+            await disk.write_from(home / "part", 0, b"1")
+            async with disk.hold(home / "lock"):
+                pass
+        async with Disk() as disk:
+            await disk.write_atomic(home / "shared", [b"1"])
+    finally:
+        os.umask(before)
+
+    assert [mode_of(home / name) for name in ("deeper/log", "appended", "part", "lock")] == [0o600] * 4
+    assert [mode_of(home), mode_of(home / "deeper")] == [0o700] * 2
+    assert mode_of(home / "shared") == 0o666
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o602])
+async def test_a_secret_that_others_can_read_or_change_is_refused(mode: int, tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_bytes(b"secret")
+    file.chmod(mode)
+
+    async with Disk() as disk:
+        with pytest.raises(PermissionError, match=f"its mode is {mode:04o}: run chmod 600 .*token"):
+            await disk.read_secret(file)
+        assert await disk.keep_private(file) == f"{mode:04o}"
+        assert await disk.read_secret(file) == b"secret"
+        assert await disk.keep_private(file) == ""
+
+
+async def test_a_secret_of_another_user_is_refused_unless_that_is_root(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "token"
+    file.write_bytes(b"secret")
+    file.chmod(0o600)
+    owner = file.stat().st_uid
+    fstat = os.fstat
+
+    def owned_by(user: int) -> None:
+        monkeypatch.setattr(os, "fstat", lambda fd: os.stat_result((*fstat(fd)[:4], user, *fstat(fd)[5:10])))
+
+    async with Disk() as disk:
+        owned_by(owner + 1)
+        with pytest.raises(PermissionError, match=f"belongs to user {owner + 1}"):
+            await disk.read_secret(file)
+        owned_by(0)
+        assert await disk.read_secret(file) == b"secret"
+
+
+async def test_a_secret_may_come_through_a_pipe(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.write(writing, b"secret")
+    os.close(writing)
+    try:
+        async with Disk() as disk:
+            assert await disk.read_secret(Path(f"/dev/fd/{reading}")) == b"secret"
+    finally:
+        os.close(reading)
+
+
+async def test_a_secret_is_small(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_bytes(bytes(65537))
+    file.chmod(0o600)
+    async with Disk() as disk:
+        with pytest.raises(OSError, match="holds more than 65536 bytes"):
+            await disk.read_secret(file)
+
+
+async def test_the_loop_goes_on_while_the_disk_is_busy() -> None:
+    async with Disk(name="slow") as disk, asyncio.TaskGroup() as group:
+        released = threading.Event()
+        waiting = group.create_task(disk.run(released.wait, 5.0), name="busy disk")
+        await asyncio.sleep(0)
+        released.set()
+        assert await waiting
+
+
+async def test_closing_twice_is_allowed_and_work_asked_for_before_is_done() -> None:
+    disk = Disk()
+    done: list[int] = []
+    async with asyncio.TaskGroup() as group:
+        group.create_task(disk.run(done.append, 1), name="work")
+        await asyncio.sleep(0)
+        await disk.aclose()
+    await disk.aclose()
+
+    assert done == [1]
+    assert repr(disk) == "<Disk disk 0 reads 0 writes>"
+
+
+async def test_closing_a_disk_that_hangs_ends_in_time_without_an_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    released = threading.Event()
+    async with asyncio.timeout(5), asyncio.TaskGroup() as group:
+        async with Disk(name="hung", close_timeout_s=0.05) as disk:
+            group.create_task(disk.run(released.wait), name="hangs")
+            await asyncio.sleep(0)
+        assert "hung: not done after 0.05 s" in caplog.text
+        released.set()
+
+
+async def test_the_clock_is_the_loops() -> None:
+    before = asyncio.get_running_loop().time()
+    assert system_clock()() >= before
+
+
+def test_entropy_has_the_length_asked_for_and_does_not_repeat() -> None:
+    assert len(system_entropy(16)) == 16
+    assert system_entropy(16) != system_entropy(16)
+
+
+PAGE = bytes(range(256)) * 4096
+
+
+class _Pages(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        start = int(self.headers.get("Range", "bytes=0-").removeprefix("bytes=").removesuffix("-"))
+        if self.path == "/absent":
+            self.send_error(404)
+        elif start > len(PAGE):
+            self.send_error(416)
+        elif start and self.path == "/ranges":
+            self.send_response(206)
+            self.send_header("Content-Range", f"bytes {start}-{len(PAGE) - 1}/{len(PAGE)}")
+            self.send_header("Content-Length", str(len(PAGE) - start))
+            self.end_headers()
+            self.wfile.write(PAGE[start:])
+        else:
+            self.send_response(200)
+            if self.path == "/ranges":
+                self.send_header("Content-Length", str(len(PAGE)))
+            self.end_headers()
+            with contextlib.suppress(OSError):  # the other side may have left
+                self.wfile.write(PAGE)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Keep quiet."""
+
+
+@pytest.fixture
+def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setenv("no_proxy", "*")
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Pages) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+async def pieces_of(url: str, *, timeout_s: float = 50.0, start: int = 0) -> list[Piece]:
+    async with contextlib.aclosing(fetch_url(url, timeout_s=timeout_s, start=start)) as pieces:
+        return [piece async for piece in pieces]
+
+
+@pytest.mark.parametrize(
+    ("path", "start", "begins", "total"),
+    [
+        ("ranges", 0, 0, len(PAGE)),
+        ("ranges", 1000, 1000, len(PAGE)),
+        ("ranges", len(PAGE) + 1, 0, len(PAGE)),  # there is no such byte
+        ("page", 0, 0, None),
+        ("page", 1000, 0, None),  # it knows no ranges
+    ],
+)
+async def test_a_page_is_fetched_in_pieces_that_say_where_they_belong(
+    address: str, path: str, start: int, begins: int, total: int | None
+) -> None:
+    pieces = await pieces_of(f"{address}/{path}", start=start)
+
+    assert b"".join(piece.data for piece in pieces) == PAGE[begins:]
+    for piece in pieces:
+        assert piece.offset == begins
+        assert piece.total == total
+        assert 0 < len(piece.data) <= FETCH_CHUNK_BYTES
+        begins += len(piece.data)
+
+
+async def test_what_cannot_be_fetched_says_why(address: str) -> None:
+    with pytest.raises(OSError, match="404"):
+        await pieces_of(f"{address}/absent")
+    with pytest.raises(OSError, match="neither http nor https"):
+        await pieces_of("file:///etc/hostname")
+
+
+async def test_a_fetch_that_is_closed_early_ends_its_thread(address: str) -> None:
+    async with contextlib.aclosing(fetch_url(f"{address}/ranges", timeout_s=50)) as pieces:
+        assert (await anext(pieces)).offset == 0
+
+
+async def test_a_server_that_never_answers_is_left_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("no_proxy", "*")
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        with pytest.raises(TimeoutError):
+            await pieces_of(f"http://127.0.0.1:{listener.getsockname()[1]}/", timeout_s=0.05)

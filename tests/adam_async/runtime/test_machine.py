@@ -1,0 +1,122 @@
+"""What is said of the machine and the process is true of them."""
+
+import mmap
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+
+from adam_async.runtime.machine import (
+    blas_threads,
+    cache_kb,
+    count_listed,
+    describe_machine,
+    installed_version,
+    memory_mb,
+    memory_nodes,
+    peak_rss_mb,
+    pinned_cpus,
+    process_memory,
+    usable_cores,
+)
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="reads what the Linux kernel says")
+
+
+@linux
+@pytest.mark.thorough
+def test_the_peak_grows_with_memory_that_was_touched_and_stays() -> None:
+    before = peak_rss_mb()
+    size = int(before + 64) << 20
+    with mmap.mmap(-1, size) as memory:
+        memory[:: mmap.PAGESIZE] = bytes(-(-size // mmap.PAGESIZE))  # a byte of every page
+    after = peak_rss_mb()
+
+    assert after > before + 60
+
+
+@linux
+@pytest.mark.slow
+def test_a_child_does_not_report_its_parents_peak() -> None:
+    with mmap.mmap(-1, 400 << 20) as memory:
+        memory[:] = bytes(400 << 20)
+    program = "from adam_async.runtime.machine import peak_rss_mb; print(peak_rss_mb())"
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+
+    assert peak_rss_mb() > 400
+    assert 5 < float(told) < 200
+
+
+def test_a_process_says_which_one_it_is() -> None:
+    memory = process_memory()
+
+    assert (memory.host, memory.pid) == (platform.node(), os.getpid())
+    assert memory.peak_rss_mb > 5
+
+
+@linux
+def test_cores_memory_and_caches_are_plausible() -> None:
+    assert 1 <= usable_cores() <= (os.cpu_count() or 1)
+    assert (memory_mb() or 0) > 100
+    level_2 = cache_kb(2)
+    assert level_2 is None or 64 <= level_2 <= 1 << 20
+    assert cache_kb(9) is None
+
+
+def test_fewer_cores_for_the_process_are_noticed() -> None:
+    if not hasattr(os, "sched_setaffinity"):
+        pytest.skip("no affinity here")
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(allowed)})
+    try:
+        assert usable_cores() == 1
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no affinity here")
+def test_threads_of_workers_go_round_the_cores_of_the_process() -> None:
+    usable = sorted(os.sched_getaffinity(0))
+    workers = [pinned_cpus(threads=3, first=3 * number) for number in range(len(usable))]
+
+    assert [cpu for cpus in workers for cpu in cpus or ()] == usable * 3
+    assert pinned_cpus(threads=1, first=len(usable) - 1) == (usable[-1],)
+
+
+def test_without_affinity_nothing_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "sched_setaffinity", raising=False)
+
+    assert pinned_cpus(threads=2, first=0) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "count"), [("0\n", 1), ("0-1\n", 2), ("0-3,8,10-11\n", 7), ("", 0), ("\n", 0)]
+)
+def test_lists_of_the_kernel_are_counted(text: str, count: int) -> None:
+    assert count_listed(text) == count
+
+
+def test_there_is_a_memory_node_everywhere() -> None:
+    assert 1 <= memory_nodes() <= 1024
+
+
+def test_installed_packages_have_a_version_and_others_none() -> None:
+    assert installed_version("numpy") == describe_machine(loop="asyncio.unix_events").numpy
+    assert installed_version("no-such-package-here") is None
+
+
+def test_several_blas_threads_are_warned_of() -> None:
+    threadpoolctl = pytest.importorskip("threadpoolctl")
+    if usable_cores() < 2:
+        pytest.skip("BLAS has one thread on one core")
+    with threadpoolctl.threadpool_limits(2, user_api="blas"):
+        assert blas_threads() == 2
+        assert "OPENBLAS_NUM_THREADS=1" in describe_machine(loop="uvloop").warnings[0]
+    with threadpoolctl.threadpool_limits(1, user_api="blas"):
+        assert describe_machine(loop="uvloop").warnings == []
+
+
+def test_the_loop_is_named_by_its_package() -> None:
+    assert describe_machine(loop="asyncio.unix_events").loop == "asyncio"

@@ -1,0 +1,93 @@
+"""Strangers on the wire: what every seed has, and what the scenario would not miss."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from adam_async.simulation.runner import draw_case, run_seed
+from adam_async.simulation.scenarios import SCENARIOS
+from adam_async.simulation.scenarios.unauthenticated_clients import STRANGE
+from tests.adam_async.simulation.test_ablations import rewrite
+from transport.calls import CallTable
+from transport.entrance import Entrance
+from transport.frames import FrameDecoder
+from transport.handshake import Handshake
+from transport.tcp import TcpLink
+
+pytestmark = pytest.mark.thorough
+
+ROOT = Path(__file__).resolve().parents[4]
+
+
+def test_seeds_count() -> None:
+    for seed in range(1, 4):
+        result = run_seed(SCENARIOS["strangers"], seed)
+        assert result.seed_counts, result
+
+
+def test_every_plan_has_each_kind_and_plans_differ() -> None:
+    plans = [draw_case(STRANGE, seed).plan for seed in range(100)]
+
+    for plan in plans:
+        assert {fault.kind for fault in plan.faults} == set(STRANGE.kinds)
+    assert len({plan.faults for plan in plans}) == 100
+
+
+IN_A_PROCESS = """
+from adam_async.simulation.runner import run_seed
+from adam_async.simulation.scenarios.unauthenticated_clients import STRANGE
+print(run_seed(STRANGE, 2).replay_hash)
+"""
+
+
+def test_a_seed_is_the_same_run_in_every_process() -> None:
+    environment = {**os.environ, "PYTHONHASHSEED": "4242", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", IN_A_PROCESS]
+    told = subprocess.run(command, env=environment, capture_output=True, check=True, text=True).stdout
+
+    assert told.strip() == run_seed(STRANGE, 2).replay_hash
+
+
+ABLATIONS = {
+    "a token is looked at": (
+        Handshake, "_check_proof", "not hmac.compare_digest(body[: len(expected)], expected)", "False",
+        "strangers are turned away", 1,
+    ),
+    "a record of another kind is not answered": (
+        Handshake, "_open", "if kind != expected", "if kind < 0", "strangers are turned away", 1,
+    ),
+    "connections above the limit are closed": (
+        Entrance, "connected", "self._admission.over_limit", "False", "strangers are turned away", 1,
+    ),
+    "a checksum is looked at": (
+        FrameDecoder, "_parse", "start + _CHECKED_BYTES])) != crc", "start + _CHECKED_BYTES])) < 0",
+        "who breaks a rule is shown out", 1,
+    ),
+    "senders that wait for room are woken when the whole queue leaves at once": (
+        TcpLink, "resume_writing", "(self._writing or unsent <=", "(unsent <=", "all are answered", 1,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("safeguard", ABLATIONS)
+def test_a_safeguard_that_is_taken_out_is_missed(safeguard: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner, method, old, new, invariant, seed = ABLATIONS[safeguard]
+    rewrite(monkeypatch, owner, method, old, new)
+
+    assert run_seed(STRANGE, seed).invariant == invariant
+
+
+def test_answers_that_are_mixed_up_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    shipped = CallTable.pop
+
+    def mixed(calls: CallTable[Any], request_id: int) -> object:
+        other = next((one for one in calls.waiting if one != request_id), request_id)
+        return shipped(calls, other if request_id % 5 == 0 else request_id)
+
+    monkeypatch.setattr(CallTable, "pop", mixed)
+
+    assert run_seed(STRANGE, 1).invariant == "answers fit"

@@ -1,0 +1,249 @@
+"""Training within a bound of the others: limits of gradients, who is waited for, where all clocks meet."""
+
+import asyncio
+import threading
+from contextlib import asynccontextmanager
+
+import msgspec
+import numpy as np
+import pytest
+
+from adam_async.errors import DeadlineExceeded
+from adam_async.model.keyed_random import Dice
+from adam_async.model.named import digits
+from adam_async.model.network import Network as Model
+from adam_async.run.config import Config
+from adam_async.run.rate_schedule import Schedule
+from adam_async.worker.copy_mode import Copied
+from tests.adam_async.exactness.serial import assert_close, lockstep_sgd, order_of
+from tests.adam_async.runs import NETWORKS, PATIENT, SHARDED, cluster_of, tiny_dataset, until, with_frozen
+
+pytestmark = pytest.mark.thorough
+
+WAITS = msgspec.structs.replace(PATIENT, clock_s=20.0)
+BSP = {
+    "consistency": "bsp",
+    "replicas": 2,
+    "threads": 2,
+    "images_per_group": 4,
+    "epochs": 2,
+    "rate": 0.1,
+    "waits": WAITS,
+}
+
+
+def limited_sgd(config, dataset):
+    """Serial SGD of one replica on the mean over a step's images, clipped and controlled layer by layer."""
+    model = Model(digits(), dtype=config.dtype)
+    weights = model.initial_weights(Dice(config.seed))
+    context = model.context(config.push_every * config.images_per_group)
+    for epoch in range(1, config.epochs + 1):
+        groups = order_of(config, dataset, epoch)
+        for first in range(0, len(groups), config.push_every):
+            chosen = np.concatenate(groups[first : first + config.push_every])
+            context.load(dataset.train_images[chosen], dataset.train_labels[chosen])
+            model.forward(weights, context)
+            model.backward(weights, context)
+            gradients = {p.name: np.empty(p.shape, model.dtype) for p in model.parameters}
+            for name, gradient in gradients.items():
+                model.delta(context, name, out=gradient)
+            total = np.sqrt(sum(np.sum(gradient**2) for gradient in gradients.values()))
+            for name, gradient in gradients.items():
+                if config.clip:
+                    gradient *= min(1.0, config.clip / total)
+                rate = config.rate
+                if config.layer_rate and weights[name].any():
+                    size = np.linalg.norm(weights[name]) / np.linalg.norm(gradient)
+                    rate = min(rate, config.layer_rate * size)
+                weights[name] = weights[name] - rate * gradient
+    return weights
+
+
+async def train(config, network="local", **options):
+    async with cluster_of(config, NETWORKS[network](), **options) as cluster:
+        return await cluster.train()
+
+
+@pytest.mark.parametrize("push_every", [1, 3])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"clip": 1.0},
+        {"layer_rate": 0.01},
+        {"clip": 0.5, "layer_rate": 0.02, "protocol": "factors"},
+    ],
+    ids=str,
+)
+async def test_limits_are_those_of_serial_sgd_on_the_mean_over_all_images(options, push_every):
+    alone = {**BSP, "replicas": 1, "schedule": "constant"}
+    config = Config(dtype="float64", push_every=push_every, **options, **alone, **SHARDED)
+    result = await train(config)
+    expected = limited_sgd(config, tiny_dataset())
+    assert_close(result.weights, expected, 1e-9)
+    free = msgspec.structs.replace(config, clip=0.0, layer_rate=0.0)
+    unlimited, _ = lockstep_sgd(free, tiny_dataset())
+    assert any(not np.allclose(expected[name], values) for name, values in unlimited.items())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"weights": "aliased"},
+        {"weights": "copy", "pull_every": 2},
+        {"consistency": "ssp:0"},
+        {"consistency": "bsp"},
+        {"consistency": "bsp", "lag": 1},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("frozen", ["conv2d", "dense"])
+async def test_frozen_layers_stay_as_they_are_and_hold_nobody_up(frozen, options):
+    spec = with_frozen(digits(), frozen)
+    config = Config(**{**BSP, "consistency": "asp", **options}, **SHARDED)
+    async with cluster_of(config, spec=spec) as cluster:
+        result = await cluster.train()
+        shards = [shard for server in cluster.servers for shard in server.state.shards.values()]
+    model = result.model
+    initial = model.initial_weights(Dice(config.seed))
+    assert model.frozen
+    for name, values in result.weights.items():
+        assert np.array_equal(values, initial[name]) == (name in model.frozen)
+    still = [shard for shard in shards if shard.spec.tensor in model.frozen]
+    assert {int(shard.version) for shard in still} == {0}
+    if config.slack is not None:
+        clocks = {shard.applied_clock() for shard in shards}
+        assert clocks == {cluster.workers[0].statistics()["clock"]}
+
+
+class Brake:
+    """Holds up the compute threads of one worker until it is released."""
+
+    def __init__(self, trainer):
+        self._train, self._released = trainer.train_admitted, threading.Event()
+
+    def train(self, firing, admitted):
+        self._released.wait(10.0)
+        return self._train(firing, admitted)
+
+    def release(self):
+        self._released.set()
+
+
+@asynccontextmanager
+async def braked(monkeypatch, **options):
+    """A cluster in training of which replica 1 is held up."""
+    brakes = []
+    new_graph = Copied.graph
+
+    def graph(self, landed, deliver):
+        if self._session.replica == 1:
+            brake = Brake(self._trainer)
+            brakes.append(brake)
+            monkeypatch.setattr(self._trainer, "train_admitted", brake.train)
+        return new_graph(self, landed, deliver)
+
+    monkeypatch.setattr(Copied, "graph", graph)
+    config = Config(**{**BSP, "threads": 1, **options})
+    async with cluster_of(config) as cluster:
+        try:
+            yield cluster, lambda: [brake.release() for brake in brakes]
+        finally:
+            for brake in brakes:
+                brake.release()
+
+
+def waiting(cluster):
+    told = [worker.statistics() for worker in cluster.workers]
+    return {each["waiting_for"] for each in told if "waiting_for" in each}
+
+
+@pytest.mark.parametrize(
+    ("options", "clock"),
+    [({"consistency": "bsp"}, 1), ({"consistency": "bsp", "lag": 1}, 1), ({"consistency": "ssp:3"}, 4)],
+    ids=str,
+)
+async def test_who_is_waited_for_is_named_and_the_run_goes_on(options, clock, monkeypatch):
+    waits = msgspec.structs.replace(WAITS, answer_s=0.1)
+    async with braked(monkeypatch, **options, waits=waits) as (cluster, release):
+        training = asyncio.create_task(cluster.train(), name="training")
+        await until(lambda: "replica 1 at clock 0" in waiting(cluster))
+        told = cluster.workers[0].statistics()
+        assert told["clock"] == clock
+        assert told["clock_waits"] == 1
+        release()
+        result = await training
+        assert [epoch.images for epoch in result.epochs] == [60, 60]
+        assert sum(worker.statistics()["clock_wait_s"] for worker in cluster.workers) > 0
+        assert waiting(cluster) == {""}
+
+
+async def test_a_replica_that_never_advances_is_named_when_patience_ends(monkeypatch):
+    waits = msgspec.structs.replace(WAITS, answer_s=0.1, clock_s=0.5)
+    claim = "waited 0.5 s for replica 1 at clock 0: step 1 needs the values of clock 1"
+    with pytest.raises(DeadlineExceeded, match=claim):
+        async with braked(monkeypatch, waits=waits) as (cluster, _):
+            await cluster.train()
+
+
+@pytest.mark.parametrize("slack", [0, 2])
+@pytest.mark.parametrize("network", NETWORKS)
+async def test_bounded_training_of_one_replica_without_slack_is_serial_sgd(network, slack):
+    config = Config(
+        dtype="float64",
+        momentum=0.9,
+        **{**BSP, "replicas": 1, "threads": 1, "in_flight": 1, "consistency": f"ssp:{slack}"},
+        schedule="constant",
+    )
+    result = await train(config, network)
+    expected, _ = lockstep_sgd(config, tiny_dataset())
+    assert_close(result.weights, expected, 1e-9)
+
+
+@pytest.mark.parametrize("pull_every", [1, 3])
+@pytest.mark.parametrize("push_every", [1, 2])
+async def test_bounded_training_ends_with_all_clocks_where_all_meet(push_every, pull_every):
+    config = Config(
+        push_every=push_every,
+        pull_every=pull_every,
+        **{**BSP, "consistency": "ssp:1", "replicas": 3, "in_flight": 5},
+        **SHARDED,
+    )
+    async with cluster_of(config) as cluster:
+        result = await cluster.train()
+        shards = [shard for server in cluster.servers for shard in server.state.shards.values()]
+        clocks = {clock for shard in shards for clock in shard.clocks.values()}
+    assert clocks == {2 * -(-15 // (3 * push_every))}
+    assert [epoch.images for epoch in result.epochs] == [60, 60]
+
+
+ALONE = {"replicas": 1, "threads": 1, "in_flight": 1}
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        {"consistency": "bsp", "push_every": 2},
+        {"consistency": "asp", "weights": "copy", **ALONE},
+        {"consistency": "asp", "weights": "copy", "push_every": 2, **ALONE},
+        {"consistency": "asp", "weights": "aliased", **ALONE},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        {"schedule": "cosine", "warm_up": 0.5},
+        {"schedule": "step", "decay": 0.5, "decay_every": 0.5},
+        {"schedule": "constant", "warm_up": 1.5},
+    ],
+    ids=str,
+)
+async def test_rates_follow_the_schedule_in_every_way_of_training(schedule, way):
+    dataset = tiny_dataset(train=64)
+    config = Config(dtype="float64", **schedule, **{**BSP, **way})
+    result = await train(config, dataset=dataset)
+    # A step's gradient is the mean over its images in lockstep, otherwise the sum of its groups' means.
+    factor = 1 if config.synchronous else config.push_every
+    rate_at = Schedule.of(msgspec.structs.replace(config, rate=factor * config.rate)).rate
+    expected, _ = lockstep_sgd(config, dataset, rate_at=rate_at)
+    assert_close(result.weights, expected, 1e-9)

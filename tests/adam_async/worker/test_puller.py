@@ -1,0 +1,176 @@
+"""Values come back whole: asked per server, assembled per tensor, installed when the last shard is there."""
+
+import asyncio
+
+import msgspec
+import numpy as np
+import pytest
+
+from adam_async.run.ids import ShardId
+from adam_async.worker import puller as pulls
+from adam_async.worker import push_plan as updates
+from adam_async.worker.puller import Landing, Puller
+from adam_async.worker.push_plan import travels_apart
+from tests.adam_async.runs import NETWORKS, PATIENT, SHARDED, servers_of, until
+from transport import BufferPool
+
+
+def flat_of(servers, specs):
+    shards = servers.shards()
+    return np.concatenate([shards[spec.id].values for spec in specs])
+
+
+def landing_of(puller, answers):
+    landed = []
+    return Landing(puller, answers, lambda: landed.append(1)), landed
+
+
+@pytest.mark.parametrize("sharding", [{}, SHARDED, {"shard_bytes": 256}], ids=["whole", "sharded", "pieces"])
+@pytest.mark.parametrize("network", NETWORKS)
+async def test_a_pull_brings_every_tensor_as_the_servers_have_it(network, sharding):
+    async with servers_of(NETWORKS[network](), **sharding) as servers:
+        client = servers.client()
+        for _ in range(2):
+            arrays = await client.pull()
+            assert arrays.keys() == {p.name for p in servers.model.parameters}
+            for name, specs in servers.table.by_tensor.items():
+                np.testing.assert_array_equal(arrays[name].reshape(-1), flat_of(servers, specs))
+            client.push(1.0)
+        assert client.weights.installed == 2 * len(arrays)
+
+
+async def test_questions_name_every_shard_once_and_keep_tensors_too_large_for_a_message_apart(monkeypatch):
+    for module in (pulls, updates):
+        monkeypatch.setattr(module, "MESSAGE_BYTES", 8 << 10)
+    monkeypatch.setattr(pulls, "MESSAGE_SHARDS", 3)
+    async with servers_of(NETWORKS["local"](), servers=2, shard_bytes=2 << 10) as servers:
+        puller = servers.client().puller
+        questions = puller.questions(servers.table.shards)
+        assert sorted(s.id for _, specs in questions for s in specs) == [s.id for s in servers.table.shards]
+        for server, specs in questions:
+            assert {servers.map.buckets[spec.bucket] for spec in specs} == {server}
+            assert len(specs) <= 3
+            assert sum(spec.size for spec in specs) * 4 <= 8 << 10
+            tensors = {spec.tensor for spec in specs}
+            assert len(tensors) == 1 or not any(travels_apart(servers.table, name) for name in tensors)
+
+
+async def test_a_tensor_of_several_shards_is_installed_when_the_last_of_them_is_there():
+    async with servers_of(NETWORKS["local"](), **SHARDED) as servers:
+        client = servers.client()
+        specs = servers.table.by_tensor["fc1.weight"]
+        landing, landed = landing_of(client.puller, len(specs))
+        for spec in reversed(specs):
+            assert "fc1.weight" not in client.weights.snapshot().arrays
+            assert landed == []
+            landing.arrived([spec], [spec.id + 10], flat_of(servers, [spec]), 0)
+        copy = client.weights.current("fc1.weight")
+        assert copy.versions == tuple(spec.id + 10 for spec in specs)
+        np.testing.assert_array_equal(copy.array.reshape(-1), flat_of(servers, specs))
+        assert landed == [1]
+
+
+async def test_pulls_that_overtake_one_another_set_no_shard_back():
+    async with servers_of(NETWORKS["local"](), **SHARDED) as servers:
+        client = servers.client()
+        first, *others = specs = servers.table.by_tensor["fc1.weight"]
+        slow, quick, later = (landing_of(client.puller, 2)[0] for _ in range(3))
+        for landing, shards, version in (
+            (slow, [first], 1),
+            (quick, [first], 2),
+            (quick, others, 1),  # complete: the first shard is newer than in the slow one, the others are not
+            (slow, others, 2),
+        ):
+            landing.arrived(shards, [version] * len(shards), flat_of(servers, shards), 0)
+        assert client.weights.current("fc1.weight").versions == (2, *(1 for _ in others))
+        later.arrived(specs[:1], [3], flat_of(servers, specs[:1]), 0)
+        later.arrived(others, [3] * len(others), flat_of(servers, others), 0)
+        assert client.weights.current("fc1.weight").versions == tuple(3 for _ in specs)
+
+
+async def test_a_range_of_a_tensor_lands_in_its_place_without_a_copy():
+    async with servers_of(NETWORKS["local"](), **SHARDED) as servers:
+        client = servers.client()
+        first, second, *others = servers.table.by_tensor["fc1.weight"]
+        landing, _ = landing_of(client.puller, 2)
+        place = landing.into([first, second])
+        assert place is not None
+        assert place.size == first.size + second.size
+        place[:] = flat_of(servers, [first, second])
+        landing.arrived([first, second], [1, 1], place, 0)
+        landing.arrived(others, [1] * len(others), flat_of(servers, others), 0)
+        copy = client.weights.current("fc1.weight")
+        assert np.shares_memory(copy.array, place)
+        np.testing.assert_array_equal(
+            copy.array.reshape(-1), flat_of(servers, servers.table.by_tensor["fc1.weight"])
+        )
+
+
+async def test_what_is_no_range_of_one_tensor_lands_in_memory_of_its_own():
+    async with servers_of(NETWORKS["local"](), **SHARDED) as servers:
+        landing, _ = landing_of(servers.client().puller, 1)
+        first, second, third, *_ = servers.table.by_tensor["fc1.weight"]
+        (bias,) = servers.table.by_tensor["fc1.bias"]
+        for specs in ([first, third], [second, first], [first, bias], [bias]):
+            assert landing.into(specs) is None
+
+
+async def test_a_tensor_of_one_shard_is_the_answers_own_memory():
+    async with servers_of(NETWORKS["local"]()) as servers:
+        client = servers.client()
+        (bias,) = servers.table.by_tensor["fc2.bias"]
+        landing, landed = landing_of(client.puller, 1)
+        answer = np.arange(bias.size, dtype=np.float32)
+        landing.arrived([bias], [3], answer, 0)
+        assert np.shares_memory(client.weights.current("fc2.bias").array, answer)
+        assert landed == [1]
+
+
+async def test_a_puller_tells_where_a_replica_that_joins_begins():
+    async with servers_of(NETWORKS["local"]()) as servers:
+        client = servers.client()
+        client.client.tick("ps-0", tuple(ShardId(spec.id) for spec in servers.table.shards), 6)
+        landed = asyncio.Event()
+        client.puller.pull(landed.set)
+        await client.client.flush()
+        assert landed.is_set()
+        assert client.puller.clock == 6
+
+
+async def test_the_clock_of_a_pull_is_the_lowest_of_its_answers_and_counts_when_all_are_there():
+    async with servers_of(NETWORKS["local"](), consistency="ssp:0", **SHARDED) as servers:
+        client = servers.client()
+        puller = Puller(
+            network=servers.model,
+            table=servers.table,
+            buckets=servers.map.buckets,
+            client=client.client,
+            weights=client.weights,
+            buffers=BufferPool(),
+            clocked=True,
+        )
+        specs = servers.table.by_tensor["fc1.weight"]
+        landing, landed = landing_of(puller, len(specs))
+        for clock, spec in enumerate(specs, start=6):
+            assert client.weights.clock == 0
+            landing.arrived([spec], [1], flat_of(servers, [spec]), clock)
+        assert landed == [1]
+        assert client.weights.clock == client.weights.current("fc1.weight").clock == 6
+        assert client.weights.newest == 5 + len(specs)
+
+
+async def test_a_pull_of_a_later_clock_waits_for_who_is_behind_and_names_them():
+    waits = msgspec.structs.replace(PATIENT, answer_s=0.1)
+    async with servers_of(NETWORKS["local"](), consistency="ssp:0", waits=waits) as servers:
+        client, behind = servers.client(), []
+        landed = asyncio.Event()
+
+        def on_behind(place, values):
+            behind.append((place, values.clock))
+
+        client.puller.pull(landed.set, clock=2, on_behind=on_behind)
+        await until(lambda: len(behind) >= 2)
+        assert not landed.is_set()
+        assert set(behind) == {(0, 0)}
+        client.client.tick("ps-0", tuple(ShardId(spec.id) for spec in servers.table.shards), 2)
+        await landed.wait()

@@ -1,0 +1,221 @@
+"""Blocks between two workers: none is lost, none is taken twice; their memory comes back once, not early."""
+
+from collections import deque
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adam_async.messages import Block
+from adam_async.worker.reliable_stream import Parcel, ReceivingStream, SendingStream
+from transport import RemoteProtocolError
+
+PLENTY = 1 << 30
+
+
+def parcel_of(number, given_back, *, values=1):
+    """A block whose tensor holds its number, and where its memory goes back to."""
+    return Parcel(Block(0, 1, number, 1), np.full(values, float(number)), given_back.append)
+
+
+class Way:
+    """One way between two workers, over links that break; what is said is on its way until it is taken."""
+
+    def __init__(self):
+        self.sending, self.receiving = SendingStream(), ReceivingStream()
+        self.made = []
+        self.given_back = []
+        self.under_way = deque()
+        """First number and parcels of each message, each held by the link."""
+        self.late = deque()
+        """The same of a link that is over for the sender: it may still be read, or lost."""
+        self.taken = []
+
+    def add(self, values):
+        parcel = parcel_of(len(self.made), self.given_back, values=values)
+        self.made.append(parcel)
+        self.sending.add(parcel)
+
+    def say(self, blocks, num_bytes):
+        first, parcels = self.sending.take(blocks, num_bytes)
+        for parcel in parcels:
+            parcel.hold()
+        if parcels:
+            self.under_way.append((first, parcels))
+
+    def refuse(self, blocks, num_bytes):
+        """The link takes nothing now."""
+        _, parcels = self.sending.take(blocks, num_bytes)
+        for parcel in parcels:
+            parcel.hold()
+            parcel.let_go()
+        self.sending.put_back(parcels)
+
+    def arrive(self):
+        if self.under_way:
+            self._read(*self.under_way.popleft())
+
+    def arrive_late(self):
+        if self.late:
+            self._read(*self.late.popleft())
+
+    def _read(self, first, parcels):
+        known = self.receiving.accept(first, len(parcels))
+        for parcel in parcels:
+            self.check_held(parcel)
+        self.taken += [int(parcel.tensor[0]) for parcel in parcels[known:]]
+        self._lose(parcels)
+
+    def confirm(self):
+        self.sending.confirm(self.receiving.received)
+
+    def reconnect(self):
+        """What was under way may yet be read, by who has greeted before; what was late by now is lost."""
+        for _, parcels in self.late:
+            self._lose(parcels)
+        self.late, self.under_way = self.under_way, deque()
+        self.sending.resume(self.receiving.received)
+
+    def _lose(self, parcels):
+        for parcel in parcels:
+            parcel.let_go()
+
+    def check_held(self, parcel):
+        assert not any(tensor is parcel.tensor for tensor in self.given_back)
+
+    def check(self):
+        assert self.taken == list(range(len(self.taken)))
+        assert self.receiving.received == len(self.taken)
+        assert self.sending.unconfirmed <= len(self.made)
+        for parcel in self.made[len(self.made) - self.sending.unconfirmed :]:
+            self.check_held(parcel)
+        assert len({id(tensor) for tensor in self.given_back}) == len(self.given_back)
+
+
+AMOUNT = st.integers(1, 5)
+BYTES = st.sampled_from([0, 8, 24, PLENTY])
+STEPS = st.one_of(
+    st.tuples(st.just("add"), AMOUNT),
+    st.tuples(st.sampled_from(["say", "refuse"]), AMOUNT, BYTES),
+    st.tuples(st.sampled_from(["arrive", "arrive", "arrive_late", "confirm", "reconnect"])),
+)
+
+
+@given(steps=st.lists(STEPS, max_size=60))
+def test_whatever_happens_to_links_each_block_is_taken_once_and_its_memory_comes_back_once(steps):
+    way = Way()
+    for name, *options in steps:
+        getattr(way, name)(*options)
+        way.check()
+    for _ in range(2):
+        way.reconnect()
+    while way.sending.waiting:
+        way.say(3, PLENTY)
+        way.arrive()
+        way.check()
+    way.confirm()
+    assert way.taken == list(range(len(way.made)))
+    assert way.sending.unconfirmed == 0
+    assert {id(tensor) for tensor in way.given_back} == {id(parcel.tensor) for parcel in way.made}
+
+
+def said(sending, blocks=64, num_bytes=PLENTY):
+    first, parcels = sending.take(blocks, num_bytes)
+    return first, [parcel.block.number for parcel in parcels]
+
+
+def stream_of(count, *, values=1):
+    sending, given_back = SendingStream(), []
+    for number in range(count):
+        sending.add(parcel_of(number, given_back, values=values))
+    return sending, given_back
+
+
+def test_a_message_holds_no_more_than_so_many_blocks_and_bytes_but_always_one():
+    sending, _ = stream_of(6, values=4)
+    assert said(sending, 2) == (1, [0, 1])
+    assert said(sending, num_bytes=2 * 32) == (3, [2, 3])
+    assert said(sending, num_bytes=2 * 32 - 1) == (5, [4])
+    assert said(sending, num_bytes=1) == (6, [5])
+    assert not sending.waiting
+    assert said(sending) == (7, [])
+
+
+def test_what_a_link_did_not_take_is_said_next():
+    sending, _ = stream_of(3)
+    _, parcels = sending.take(2, PLENTY)
+    sending.put_back(parcels)
+    assert sending.said_again == 0
+    assert said(sending) == (1, [0, 1, 2])
+
+
+def test_on_a_new_link_sending_goes_on_behind_what_the_other_side_has():
+    sending, given_back = stream_of(5)
+    said(sending, 4)
+    sending.resume(1)
+    assert [values[0] for values in given_back] == [0]
+    assert (sending.said_again, sending.unconfirmed) == (3, 4)
+    assert said(sending) == (2, [1, 2, 3, 4])
+
+
+def test_what_came_by_the_old_link_after_the_greeting_is_not_said_again():
+    sending, _ = stream_of(5)
+    said(sending, 4)
+    sending.resume(1)
+    sending.confirm(3)  # the other side has read on meanwhile
+    assert said(sending) == (4, [3, 4])
+
+
+def test_who_confirms_what_was_never_sent_breaks_a_rule():
+    sending, _ = stream_of(5)
+    said(sending, 2)
+    with pytest.raises(RemoteProtocolError, match="3 blocks confirmed, and only 2 sent"):
+        sending.confirm(3)
+    with pytest.raises(RemoteProtocolError, match="3 blocks confirmed, and only 2 sent"):
+        sending.resume(3)
+
+
+def test_who_forgets_what_it_has_confirmed_breaks_a_rule():
+    sending, _ = stream_of(5)
+    said(sending)
+    sending.confirm(4)
+    with pytest.raises(RemoteProtocolError, match="a worker has 3 blocks, and has confirmed 4"):
+        sending.resume(3)
+
+
+def test_what_was_put_back_was_not_sent():
+    sending, _ = stream_of(2)
+    _, parcels = sending.take(2, PLENTY)
+    sending.put_back(parcels)
+    with pytest.raises(RemoteProtocolError, match="1 blocks confirmed, and only 0 sent"):
+        sending.resume(1)
+
+
+def test_a_gap_breaks_a_rule():
+    receiving = ReceivingStream()
+    assert receiving.accept(1, 2) == 0
+    with pytest.raises(RemoteProtocolError, match="block 4 came when 3 was next"):
+        receiving.accept(4, 1)
+    assert receiving.received == 2
+
+
+def test_blocks_that_come_again_are_counted_and_left_out():
+    receiving = ReceivingStream()
+    receiving.accept(1, 4)
+    assert receiving.accept(3, 4) == 2
+    assert receiving.accept(1, 2) == 2
+    assert (receiving.received, receiving.duplicates) == (6, 4)
+
+
+@given(order=st.permutations(["stream", "link", "reader"]))
+def test_memory_is_given_back_by_the_last_of_all_who_hold_it(order):
+    given_back = []
+    parcel = parcel_of(1, given_back)
+    for _ in order[1:]:
+        parcel.hold()
+    for _ in order:
+        assert not given_back
+        parcel.let_go()
+    assert len(given_back) == 1
+    assert given_back[0] is parcel.tensor

@@ -1,0 +1,210 @@
+"""In whatever order things happen: replicas stay within their bound, read what they may, never wait in vain.
+
+The world of these tests is a model: some replicas with a real `ReplicaClock` each, and one shard whose
+server is a table of their clocks. What is enabled in a moment is listed, and the test draws what happens
+next: groups end in any order, pushes arrive in any order, an answer is written at any time after it was due.
+"""
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from adam_async.worker.replica_clock import Place, ReplicaClock
+
+
+@dataclass
+class Step:
+    needed: int
+    groups: int = 0
+    trained: int = 0
+    closed: bool = False
+
+
+@dataclass
+class Replica:
+    clock: ReplicaClock
+    epochs: list[int]
+    """Groups left, epoch by epoch."""
+    values: int = 0
+    """Clock of the newest values."""
+    landed: set[int] = field(default_factory=lambda: {0})
+    """All clocks of which it has had the values; it keeps those that it still needs."""
+    said: int = 0
+    steps: dict[int, Step] = field(default_factory=dict)
+    running: list[Place] = field(default_factory=list)
+    asked: int | None = None
+    met: bool = False
+
+
+class World:
+    def __init__(self, *, slack, synchronous, push_every, shares):
+        self.slack, self.synchronous = slack, synchronous
+        self.push_every = push_every
+        self.replicas = [
+            Replica(
+                ReplicaClock(start=0, push_every=push_every, slack=slack, synchronous=synchronous),
+                list(epochs),
+            )
+            for epochs in shares
+        ]
+        self.ends = []
+        for epoch in zip(*shares, strict=True):
+            rounds = max(-(-groups // push_every) for groups in epoch)
+            self.ends.append((self.ends[-1] if self.ends else 0) + rounds)
+        self.epoch = 0
+        self.reads: list[tuple[int, int]] = []
+
+    @property
+    def slowest(self):
+        return min(replica.said for replica in self.replicas)
+
+    def enabled(self):
+        """What may happen now."""
+        for replica in self.replicas:
+            clock, left = replica.clock, replica.epochs[self.epoch]
+            if left and (clock.groups or self.may_read(replica)):
+                yield self.admit, replica
+            for place in replica.running:
+                yield self.train, replica, place
+            if not left and not replica.met:
+                yield self.meet, replica
+            head = replica.steps.get(replica.said)
+            if head is not None and head.closed and head.trained == head.groups:
+                if clock.leaves(replica.said, replica.values):
+                    yield self.push, replica
+            if head is None and replica.met and replica.said < clock.base:
+                yield self.jump, replica
+            if replica.asked is not None and self.slowest >= replica.asked:
+                yield self.land, replica
+            if (
+                not self.synchronous
+                and replica.asked is None
+                and replica.values < clock.needs <= self.slowest
+            ):
+                yield self.ask, replica, clock.needs
+
+    def may_read(self, replica):
+        needed = replica.clock.needs
+        return needed in replica.landed if self.synchronous else replica.values >= needed
+
+    def admit(self, replica):
+        needed, place = replica.clock.needs, replica.clock.join()
+        if not place.index:
+            assert place.step - self.slowest <= self.slack or self.synchronous
+            replica.steps[place.step] = Step(needed)
+        step = replica.steps[place.step]
+        step.groups += 1
+        step.closed = not replica.clock.groups
+        replica.running.append(place)
+        replica.epochs[self.epoch] -= 1
+        self.reads.append((place.step, needed if self.synchronous else replica.values))
+
+    def train(self, replica, place):
+        replica.running.remove(place)
+        replica.steps[place.step].trained += 1
+
+    def meet(self, replica):
+        replica.met = True
+        number = replica.clock.step
+        if replica.clock.meet(self.ends[self.epoch]):
+            replica.steps[number].closed = True
+
+    def push(self, replica):
+        del replica.steps[replica.said]
+        replica.said += 1
+        assert replica.said - self.slowest <= self.slack + 1
+        if self.synchronous:
+            self.ask(replica, replica.said)
+
+    def jump(self, replica):
+        replica.said = replica.clock.base
+        if self.synchronous:
+            self.ask(replica, replica.said)
+
+    def ask(self, replica, needed):
+        replica.asked = needed
+
+    def land(self, replica):
+        if self.synchronous:
+            # The newest there is, however late the answer was written: and it is the one that was asked for.
+            assert self.slowest == replica.asked
+        replica.values = max(replica.values, self.slowest)
+        replica.landed.add(replica.values)
+        replica.asked = None
+
+    def next_epoch(self):
+        end = self.ends[self.epoch]
+        if all(r.met and r.said == end and not r.running and not r.steps for r in self.replicas):
+            self.epoch += 1
+            for replica in self.replicas:
+                replica.met = False
+
+    def run(self, data):
+        while self.epoch < len(self.ends):
+            moves = list(self.enabled())
+            assert moves, "everybody waits for somebody"
+            act, *what = data.draw(st.sampled_from(moves))
+            act(*what)
+            self.next_epoch()
+
+
+SHARES = st.integers(1, 4).flatmap(
+    lambda replicas: st.lists(
+        st.lists(st.integers(0, 5), min_size=2, max_size=2), min_size=replicas, max_size=replicas
+    )
+)
+
+
+@given(data=st.data(), shares=SHARES, slack=st.integers(0, 3), push_every=st.integers(1, 3))
+@settings(max_examples=60, deadline=None)
+def test_replicas_stay_within_their_bound_and_read_what_it_asks_for(data, shares, slack, push_every):
+    world = World(slack=slack, synchronous=False, push_every=push_every, shares=shares)
+    world.run(data)
+    assert all(clock >= step - slack for step, clock in world.reads)
+    assert len(world.reads) == sum(map(sum, shares))
+
+
+@given(data=st.data(), shares=SHARES, lag=st.integers(0, 1), push_every=st.integers(1, 3))
+@settings(max_examples=60, deadline=None)
+def test_in_lockstep_each_step_reads_one_clock_that_follows_from_its_number(data, shares, lag, push_every):
+    world = World(slack=lag, synchronous=True, push_every=push_every, shares=shares)
+    world.run(data)
+    bases = [0, *world.ends]
+    for step, clock in world.reads:
+        base = max(base for base in bases if base <= step)
+        assert clock == max(base, step - lag)
+
+
+def clock_of(**options):
+    return ReplicaClock(**{"start": 0, "push_every": 3, "slack": 0, "synchronous": True, **options})
+
+
+def test_groups_fill_steps_in_the_order_in_which_they_come():
+    clock = clock_of(start=7, push_every=2)
+    places = [clock.join() for _ in range(5)]
+    assert [(place.step, place.index) for place in places] == [(7, 0), (7, 1), (8, 0), (8, 1), (9, 0)]
+
+
+def test_a_step_ends_short_where_replicas_meet():
+    clock = clock_of()
+    assert clock.join() == Place(0, 0)
+    assert clock.meet(4)
+    assert clock.join() == Place(4, 0)
+    assert clock_of().meet(2) is False, "no step was being filled"
+
+
+def test_to_have_met_before_changes_nothing():
+    clock = clock_of(start=5, slack=1)
+    clock.meet(5)
+    clock.meet(3)
+    assert (clock.step, clock.needs) == (5, 5)
+
+
+@pytest.mark.parametrize(("slack", "synchronous", "needs"), [(2, False, 8), (0, True, 10), (1, True, 9)])
+def test_what_a_step_needs_follows_from_its_number(slack, synchronous, needs):
+    clock = clock_of(push_every=1, slack=slack, synchronous=synchronous)
+    for _ in range(10):
+        clock.join()
+    assert clock.needs == needs
