@@ -66,7 +66,7 @@ class Killer:
         if cluster.run is None or cluster.run.phase not in ("training", "between"):
             return
         victim = self._dice.choice(VICTIMS)
-        names = cluster.live("worker") if victim == "worker" else list(cluster.lenders)
+        names = cluster.live("worker") if victim == "worker" else list(cluster.ledger_leaders)
         if not names or (victim != "worker" and len(names) < 2):
             return
         name = names[0] if victim == "lender" else self._dice.choice(names)
@@ -112,7 +112,7 @@ async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             if asyncio.get_running_loop().time() > deadline:
                 break
             await asyncio.sleep(LOOK_S)
-        images = int(cluster.driver.map.nodes[cluster.driver.map.lenders[0]].info["train_images"])
+        images = int(cluster.driver.map.nodes[cluster.driver.map.ledger_leaders[0]].info["train_images"])
         for task in (training, watch):
             task.cancel()
         ended = await asyncio.gather(training, watch, return_exceptions=True)

@@ -89,24 +89,24 @@ async def serve(channel: Any, shape: tuple[int, int, int], images: int, ahead: i
         server = await stack.enter_async_context(
             DataServer(address=LOOPBACK, identity=who("data"), dataset=dataset, **reach)
         )
-        seats = {}
+        memberships = {}
         for identity in (who("driver"), WORKER):
-            seat = seats[identity.role] = Membership(
+            membership = memberships[identity.role] = Membership(
                 identity=identity,
                 record=NodeRecord(role=identity.role, address="", incarnation=identity.incarnation),
                 traffic=Traffic(identity.node),
                 **reach,
             )
-            group.create_task(seat.run())
-            await seat.wait_for(lambda _, seat=seat: seat.seated, "a seat", 10)
-        driver, worker = seats["driver"], seats["worker"]
+            group.create_task(membership.run())
+            await membership.wait_for(lambda _, membership=membership: membership.joined, "a seat", 10)
+        driver, worker = memberships["driver"], memberships["worker"]
         spec = choose_model("auto", dataset.info())
         built = msgspec.to_builtins(config.decided(1))
         await driver.submit_run(
             RunRecord(id=RUN, driver=who("driver").node, config=built, spec=spec.to_dict())
         )
         cluster = await worker.wait_for(lambda m: m.run is not None and m.life(0) != 0, "a place", 10)
-        life = cluster.life(0)
+        life = cluster.replica_generation(0)
         await worker.set_node(ready=ready_word(RUN, life))
         await worker.wait_for(lambda m: m.epoch is not None, "the epoch", 30)
 

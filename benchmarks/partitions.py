@@ -56,7 +56,7 @@ from adam_async.run.config import default_in_flight
 from adam_async.run.result import RunResult
 from adam_async.runtime.disk import system_entropy
 from adam_async.runtime.kernel_cache import use_kernel_cache
-from adam_async.worker.partition_trainer import PartTrainer, Passage, WireShelf, part_graph
+from adam_async.worker.partition_trainer import PartTrainer, Passage, WirePool, part_graph
 from adam_async.worker.peer_workers import Neighbour
 from adam_async.worker.reliable_stream import Parcel
 from benchmarks.consistency import save
@@ -179,16 +179,16 @@ def cut_parts() -> list[Partition]:
 class End:
     """One of two workers on a TCP link: a `Neighbour`, which gives what comes to `take`."""
 
-    def __init__(self, own: Partition) -> None:
-        other = 1 - own.worker
-        self.partition = own
+    def __init__(self, own_applied: Partition) -> None:
+        other = 1 - own_applied.worker
+        self.partition = own_applied
         self.take: Any = None
         self.neighbour = Neighbour(
             part=other,
             node=f"worker-{other}",
             address="",
-            expects={c.number: partial(own.wire_shape, c) for c in own.incoming},
-            dtype=own.network.dtype,
+            expects={c.number: partial(own_applied.wire_shape, c) for c in own_applied.incoming},
+            dtype=own_applied.network.dtype,
             lead=1 << 30,
             heeded=False,
             on_blocks=self._on_blocks,
@@ -261,7 +261,7 @@ class Idle(PartTrainer):
 
     def __init__(self, partition: Partition) -> None:
         self._partition = partition
-        self._shelves = {c.number: WireShelf(partition, c, PLANS["layers"]) for c in partition.outgoing}
+        self._buffer_pools = {c.number: WirePool(partition, c, PLANS["layers"]) for c in partition.outgoing}
         self._target = {c.number: c.target for c in partition.outgoing}
 
     def begin(self, context: Context, group: Any) -> Passage:

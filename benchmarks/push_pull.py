@@ -113,7 +113,7 @@ class Vector:
                 shards=(ShardId(shard.id),),
                 tensors=(self.gradient[part],),
                 versions=(self._clock - 1,),
-                own=(0,),
+                own_applied=(0,),
                 clock=self._clock,
                 images=1,
                 rate=RATE,

@@ -213,7 +213,7 @@ def _push(message: PushMessage) -> Push:
         shards=message.shards,
         numbers=(1,) * count,
         versions=(0,) * count,
-        own=(0,) * count,
+        own_applied=(0,) * count,
     )
 
 

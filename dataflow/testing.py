@@ -21,7 +21,7 @@ def first(calls: Sequence[Call]) -> int:
     return 0
 
 
-def drive(scheduler: Scheduler, *, choose: Callable[[Sequence[Call]], int] = first) -> Iterator[Effect]:
+def disk_model(scheduler: Scheduler, *, choose: Callable[[Sequence[Call]], int] = first) -> Iterator[Effect]:
     """Execute calls one by one until none is ready, and yield every effect.
 
     A call is yielded when it is about to be executed; what it causes is seen from the next step on. Between

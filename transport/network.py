@@ -109,7 +109,7 @@ class Listener:
 
 
 @asynccontextmanager
-async def _door(address: str, identity: Identity, on_link: OnLink) -> AsyncIterator[Listener]:
+async def _listener(address: str, identity: Identity, on_link: OnLink) -> AsyncIterator[Listener]:
     """Run a listener's task group. What the block itself raises leaves as it is, not as a group."""
     raised: Exception | None = None
     links: tuple[Link, ...] = ()
@@ -265,7 +265,7 @@ class TcpNetwork(Network):
                 "set the cluster's token, or listen on tcp://127.0.0.1:0"
             )
         check_role(self._token, identity.role)
-        async with _door(address, identity, on_link) as listener:
+        async with _listener(address, identity, on_link) as listener:
 
             def greet() -> Greeter:
                 def done(outcome: TcpLink | TransportError) -> None:
@@ -385,7 +385,7 @@ class LocalNetwork(Network):
             address = f"local://{identity.node}-{self._numbered}"
         if address in self._listeners:
             raise OSError(f"address {address} is taken by {self._listeners[address].identity}")
-        async with _door(address, identity, on_link) as listener:
+        async with _listener(address, identity, on_link) as listener:
             self._listeners[address] = listener
             try:
                 yield listener

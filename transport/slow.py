@@ -78,16 +78,16 @@ class SlowNetwork(Network):
         self.conditions = PathConditions(delay_s=delay_s, jitter_s=jitter_s, bytes_per_s=bytes_per_s)
         self._dice = dice
         self._between = between
-        self._keeper = Timekeeper("slow-network")
+        self._ledger_replica = Timekeeper("slow-network")
 
     async def __aenter__(self) -> Self:
-        await self._keeper.__aenter__()
+        await self._ledger_replica.__aenter__()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._keeper.__aexit__(kind, error, trace)
+        await self._ledger_replica.__aexit__(kind, error, trace)
 
     def listen(
         self, address: str, identity: Identity, on_link: OnLink
@@ -123,13 +123,13 @@ class SlowNetwork(Network):
     def _slow_down(self, link: Link) -> None:
         if not self._concerns(link.identity.node, link.peer.node):
             return
-        if not self._keeper.is_open:
+        if not self._ledger_replica.is_open:
             raise RuntimeError("links of a SlowNetwork are made inside its `async with` block")
         path = Path(self.conditions, self._dice)
         if isinstance(link, TcpLink):
-            _SlowTransport(link, path, self._keeper, self.conditions)
+            _SlowTransport(link, path, self._ledger_replica, self.conditions)
         elif isinstance(link, LocalLink):
-            _SlowEnd(link, path, self._keeper, self.conditions)
+            _SlowEnd(link, path, self._ledger_replica, self.conditions)
         else:
             raise TypeError(f"{link!r} is neither a TCP nor a local link: wrap the network that makes those")
 
@@ -144,12 +144,12 @@ class _Line(Generic[T]):
     """
 
     def __init__(
-        self, path: Path, keeper: Timekeeper, hand_over: Callable[[T], None], *, together: bool
+        self, path: Path, ledger_replica: Timekeeper, hand_over: Callable[[T], None], *, together: bool
     ) -> None:
         self.held_bytes = 0
         self.is_cut = False
         self._path = path
-        self._keeper = keeper
+        self._ledger_replica = ledger_replica
         self._hand_over = hand_over
         self._together = together
         self._loop = asyncio.get_running_loop()
@@ -163,7 +163,7 @@ class _Line(Generic[T]):
         if self.is_cut:
             return
         if not self._turn:
-            self._began = self._keeper.clock()
+            self._began = self._ledger_replica.clock()
             self._loop.call_soon(self._depart)
         self._turn.append((item, nbytes))
         self.held_bytes += nbytes
@@ -174,7 +174,7 @@ class _Line(Generic[T]):
         for batch in [turn] if self._together and turn else [[sent] for sent in turn]:
             arrival = self._path.arrival(now=self._began, nbytes=sum(nbytes for _, nbytes in batch))
             self._under_way.append(batch)
-            self._keeper.call_at(arrival, partial(self._arrive, batch))
+            self._ledger_replica.call_at(arrival, partial(self._arrive, batch))
 
     def _arrive(self, batch: list[tuple[T, int]]) -> None:
         if not batch:
@@ -221,9 +221,9 @@ class _Line(Generic[T]):
 
 
 def _line(
-    path: Path, keeper: Timekeeper, conditions: PathConditions, hand_over: Callable[[T], None]
+    path: Path, ledger_replica: Timekeeper, conditions: PathConditions, hand_over: Callable[[T], None]
 ) -> _Line[T]:
-    return _Line(path, keeper, hand_over, together=conditions.bytes_per_s is None)
+    return _Line(path, ledger_replica, hand_over, together=conditions.bytes_per_s is None)
 
 
 def _window(conditions: PathConditions, config: LinkConfig) -> int:
@@ -236,11 +236,13 @@ def _window(conditions: PathConditions, config: LinkConfig) -> int:
 class _SlowTransport(asyncio.Transport, asyncio.BufferedProtocol):
     """Stands between a TCP link and its transport: for each of the two it is the other one."""
 
-    def __init__(self, link: TcpLink, path: Path, keeper: Timekeeper, conditions: PathConditions) -> None:
+    def __init__(
+        self, link: TcpLink, path: Path, ledger_replica: Timekeeper, conditions: PathConditions
+    ) -> None:
         super().__init__()
         self._link = link
         self._inner = link._transport
-        self._line: _Line[tuple[Buffer, ...] | None] = _line(path, keeper, conditions, self._pass_on)
+        self._line: _Line[tuple[Buffer, ...] | None] = _line(path, ledger_replica, conditions, self._pass_on)
         self._window = _window(conditions, link._config)
         self._closing = False
         self._full = False
@@ -335,10 +337,14 @@ class _SlowTransport(asyncio.Transport, asyncio.BufferedProtocol):
 class _SlowEnd:
     """Stands where a local link has its other end."""
 
-    def __init__(self, link: LocalLink, path: Path, keeper: Timekeeper, conditions: PathConditions) -> None:
+    def __init__(
+        self, link: LocalLink, path: Path, ledger_replica: Timekeeper, conditions: PathConditions
+    ) -> None:
         self._link = link
         self._other = link._other
-        self._line: _Line[tuple[Frame | LinkClosed, int]] = _line(path, keeper, conditions, self._pass_on)
+        self._line: _Line[tuple[Frame | LinkClosed, int]] = _line(
+            path, ledger_replica, conditions, self._pass_on
+        )
         self._window = _window(conditions, link._config)
         link._other = self
 

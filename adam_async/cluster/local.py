@@ -32,7 +32,7 @@ from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.model.spec import ModelSpec
 from adam_async.parameter_server.service import ParameterServer
-from adam_async.parameter_server.storage import StorageShelf
+from adam_async.parameter_server.storage import StoragePool
 from adam_async.run.addresses import controller_names
 from adam_async.run.cache_size import room_for_whole
 from adam_async.run.config import Config
@@ -149,7 +149,7 @@ class LocalCluster:
         self._available_bytes = available_bytes
         self._stack = AsyncExitStack()
         self._running = False
-        self._shelf = StorageShelf()
+        self._storage_pool = StoragePool()
         # What somebody else put between the workers, or slows down on purpose, is to be felt.
         self._together = config.partitions > 1 and network is None and not config.slow
         self.controllers: list[Controller] = []
@@ -197,8 +197,8 @@ class LocalCluster:
                 hosts = DataHosts(self._hosts, network=network, identity=driver, waits=waits)
                 await stack.enter_async_context(hosts)
                 reached = await address_for(self._hosts)
-                doors = [await controller.listen_also(reached) for controller in self.controllers]
-                await hosts.serve(",".join(doors))
+                listeners = [await controller.listen_also(reached) for controller in self.controllers]
+                await hosts.serve(",".join(listeners))
             else:
                 await self._open_data(stack, common)
             for number in range(config.servers):
@@ -207,7 +207,7 @@ class LocalCluster:
                     address=self._address,
                     identity=self._identity("ps", f"ps-{number}"),
                     buffers=self.buffers,
-                    shelf=self._shelf,
+                    storage_pool=self._storage_pool,
                     layers=self._layers,
                     **common,
                 )
@@ -225,7 +225,7 @@ class LocalCluster:
                     make_pool=self._make_pool,
                     in_flight=config.in_flight,
                     entropy=self._entropy,
-                    shelf=self._shelf,
+                    storage_pool=self._storage_pool,
                     layers=self._layers,
                     **common,
                 )

@@ -22,7 +22,7 @@ from adam_async.errors import AdamError, DeadlineExceeded, RunFailed
 from adam_async.run.cluster_map import (
     ClusterMap,
     EpochRecord,
-    LendingRecord,
+    LedgerRecord,
     NodeRecord,
     RunInPieces,
     RunPiece,
@@ -47,7 +47,7 @@ TAKEN_PAUSES = RetrySchedule(first_s=0.05, longest_s=1.0)
 SAID_S = 0.3
 """A node that was started again joins within less; a longer wait is for another process, and is logged."""
 
-Record = NodeRecord | RunRecord | RunInPieces | RunPiece | EpochRecord | LendingRecord
+Record = NodeRecord | RunRecord | RunInPieces | RunPiece | EpochRecord | LedgerRecord
 
 
 class Membership:
@@ -96,7 +96,7 @@ class Membership:
         return self._identity.node
 
     @property
-    def seated(self) -> bool:
+    def joined(self) -> bool:
         """Whether the map, as last heard, counts this life of our node as live."""
         node = self.map.nodes.get(self.node)
         return node is not None and node.live and node.incarnation == self._identity.incarnation
@@ -134,7 +134,7 @@ class Membership:
         async with contextlib.aclosing(self._client.changes()) as all_news:
             async for news in all_news:
                 await self._take(news)
-                if not self.seated and not self._record.left:
+                if not self.joined and not self._record.left:
                     await self._sit()
 
     async def _sit(self) -> None:
@@ -142,7 +142,7 @@ class Membership:
         key, loop = f"nodes/{self.node}", asyncio.get_running_loop()
         begin, patience_s = loop.time(), self._waits.dial_s + self._waits.call_s
         pauses, said = TAKEN_PAUSES.waits(), False
-        while not self.seated and not self._record.left:
+        while not self.joined and not self._record.left:
             try:
                 await self._try_set(key, self._record, self._waits.call_s)
             except DeadlineExceeded:
@@ -223,7 +223,7 @@ class Membership:
 
         It is not said where there is no link to say it on.
         """
-        if not self.leader or not self.seated:
+        if not self.leader or not self.joined:
             return
         self._record = msgspec.structs.replace(self._record, live=False, left=True)
         try:
@@ -285,11 +285,11 @@ class Membership:
         """Change the epoch, as its data server: like `update_run`."""
         await self._update("epoch", lambda newest: change(newest.epoch) if newest.epoch is not None else None)
 
-    async def update_lending(self, change: Callable[[LendingRecord], LendingRecord | None]) -> None:
+    async def update_ledger_record(self, change: Callable[[LedgerRecord], LedgerRecord | None]) -> None:
         """Change who has the leases, as their lender: like `update_run`."""
 
-        def changed(newest: ClusterMap) -> LendingRecord | None:
-            return change(newest.lending) if newest.lending is not None else None
+        def changed(newest: ClusterMap) -> LedgerRecord | None:
+            return change(newest.ledger_record) if newest.ledger_record is not None else None
 
         await self._update("lending", changed)
 

@@ -58,7 +58,7 @@ from adam_async.controller.log_file import LogFile
 from adam_async.controller.peer_controllers import Peers
 from adam_async.controller.replicated_state import DONE, Command, Machine, Outcome, command_bytes, first_state
 from adam_async.controller.stall_aware_clock import CoreClock
-from adam_async.controller.status_log import Herald
+from adam_async.controller.status_log import StatusLog
 from adam_async.errors import ConfigError
 from adam_async.messages import Introduced
 from adam_async.messages.sizes import MOST_MAP_BYTES, MOST_VALUE_BYTES
@@ -169,7 +169,7 @@ class Group:
         self._resigned = asyncio.Event()
         self._leading = asyncio.Event()
         self._clock: CoreClock  # made by `run`
-        self._herald: Herald  # made with the core
+        self._status_log: StatusLog  # made with the core
         self._timer = Timer(self._next_deadline, self._due)
 
     # --- what the owner asks -----------------------------------------------------------------
@@ -247,13 +247,13 @@ class Group:
         if self._core is None or not self._peers.listens_to(name, message):
             return
         if group and self._machine.group and group != self._machine.group:
-            self._herald.of_another_group(name, theirs=group, ours=self._machine.group)
+            self._status_log.of_another_group(name, theirs=group, ours=self._machine.group)
             return
         try:
             self._take(Received(message))
         except Violation as error:
             raise RemoteProtocolError(error.rule, f"{name}: {error.detail}") from None
-        self._herald.heard(name)
+        self._status_log.heard(name)
 
     def statistics(self) -> dict[str, Any]:
         """Where this controller stands in its group."""
@@ -338,7 +338,7 @@ class Group:
             saved, self._settings, draw=self._draw, now=self._clock.now(), contents=CONTENTS
         )
         self._warn_of_unknown()
-        self._herald = Herald(
+        self._status_log = StatusLog(
             self._identity.node,
             names=self._peers.names,
             linked=lambda: self._peers.linked,
@@ -403,7 +403,7 @@ class Group:
                     self._carry_out(effect)
                 if self._observe is not None:
                     self._observe(core, self._machine, event, effects)
-            self._herald.look(core, now=now)
+            self._status_log.look(core, now=now)
         finally:
             self._taking = False
         self._timer.rearm()

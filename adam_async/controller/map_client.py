@@ -36,7 +36,7 @@ from adam_async.messages import (
     unpack,
 )
 from adam_async.messages.sizes import MOST_MAP_TEXT_BYTES
-from adam_async.run.cluster_map import ClusterMap, EpochRecord, LendingRecord, NodeRecord, RunPiece, RunRecord
+from adam_async.run.cluster_map import ClusterMap, EpochRecord, LedgerRecord, NodeRecord, RunPiece, RunRecord
 from adam_async.run.config import Waits
 from adam_async.runtime.traffic import Traffic
 from transport import Identity, Link, Message, Network, RemoteError, RemoteProtocolError
@@ -76,13 +76,13 @@ class Outcome:
 
 def version_of(cluster: ClusterMap, key: str) -> int:
     """At which version of the map a key's record last changed; 0 if there is none."""
-    record: NodeRecord | RunRecord | RunPiece | EpochRecord | LendingRecord | None
+    record: NodeRecord | RunRecord | RunPiece | EpochRecord | LedgerRecord | None
     if key.startswith("nodes/"):
         record = cluster.nodes.get(key.removeprefix("nodes/"))
     elif key.startswith("run/"):
         record = cluster.pieces.get(key)
     else:
-        record = {"run": cluster.run, "epoch": cluster.epoch, "lending": cluster.lending}.get(key)
+        record = {"run": cluster.run, "epoch": cluster.epoch, "lending": cluster.ledger_record}.get(key)
     return record.changed if record is not None else 0
 
 

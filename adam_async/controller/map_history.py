@@ -17,7 +17,7 @@ from adam_async.run.cluster_map import (
     RESULTS_KEPT,
     ClusterMap,
     EpochRecord,
-    LendingRecord,
+    LedgerRecord,
     NodeRecord,
     RunPiece,
     RunRecord,
@@ -27,7 +27,9 @@ KEPT = 1024
 """Changes that a controller keeps for watchers; who was away for longer gets the whole map."""
 
 
-class Change(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Change(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename={"ledger_record": "lending"}
+):
     """What is new in one version of the map. Fields are those of `ClusterMap`; those unset are as before."""
 
     version: int
@@ -45,7 +47,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     results: tuple[dict[str, Any], ...] | UnsetType = UNSET
     """All results of the map, or with `more_results` the added ones."""
     more_results: bool = False
-    lending: LendingRecord | UnsetType | None = UNSET
+    ledger_record: LedgerRecord | UnsetType | None = UNSET
     pieces: dict[str, RunPiece] | UnsetType = UNSET
 
 

@@ -46,7 +46,11 @@ class MapSize:
         for name, node in change.nodes.items():
             self._set(f"nodes/{name}", len(name) + len(_ENCODE(node)))
         self._take_run(change)
-        for key, value in (("epoch", change.epoch), ("lending", change.lending), ("buckets", change.buckets)):
+        for key, value in (
+            ("epoch", change.epoch),
+            ("lending", change.ledger_record),
+            ("buckets", change.buckets),
+        ):
             if value is not UNSET:
                 self._set(key, len(_ENCODE(value)) if value else 0)
         if change.results is not UNSET:

@@ -14,7 +14,7 @@ from adam_async.run.cluster_map import (
     MOST_REASON,
     RUN_PIECES,
     EpochRecord,
-    LendingRecord,
+    LedgerRecord,
     NodeRecord,
     RunInPieces,
     RunPiece,
@@ -126,12 +126,12 @@ def check_epoch(record: EpochRecord, old: EpochRecord | None) -> str:
     return ""
 
 
-def check_lending(record: LendingRecord, old: LendingRecord | None) -> str:
+def check_ledger_record(record: LedgerRecord, old: LedgerRecord | None) -> str:
     """Say what is wrong with a change of the record of a run's leases; empty if there is nothing.
 
     The controllers name the first lender, and begin terms. Nodes set only the keepers.
     """
-    if not record.keepers:
+    if not record.ledger_replicas:
         return "somebody has to have the leases: there are no keepers"
     if old is None:
         return "no data server lends, and the controllers name the first one"

@@ -82,7 +82,7 @@ class Role:
             )
             self.address = listener.address
             if self._controller:
-                self._membership = self._seat()
+                self._membership = self._joined_membership()
                 stack.callback(self._spawn("membership", self._membership.run()).cancel)
             stack.callback(self._spawn("callbacks", self._callbacks.failure()).cancel)
             for name, work in self._tasks().items():
@@ -96,7 +96,7 @@ class Role:
     ) -> bool | None:
         return await self._stack.__aexit__(kind, error, trace)
 
-    def _seat(self) -> Membership:
+    def _joined_membership(self) -> Membership:
         identity = self._identity
         record = NodeRecord(
             role=identity.role, address=self.address, incarnation=identity.incarnation, info=self._info
@@ -135,9 +135,9 @@ class Role:
             DeadlineExceeded: It did not within `start_s` and `call_s`.
         """
         if self._controller:
-            seat, waits = self._membership, self._waits
+            membership, waits = self._membership, self._waits
             what = f"the controller at {self._controller} to seat {self._identity.node}"
-            await seat.wait_for(lambda _: seat.seated, what, waits.start_s + waits.call_s)
+            await membership.wait_for(lambda _: membership.joined, what, waits.start_s + waits.call_s)
 
     @property
     def info(self) -> Mapping[str, Any]:

@@ -33,7 +33,7 @@ from typing import Any, assert_never
 
 import msgspec
 
-from adam_async.controller.records import check_epoch, check_lending, check_node, is_piece, joined
+from adam_async.controller.records import check_epoch, check_ledger_record, check_node, is_piece, joined
 from adam_async.controller.worker_assignment import place_workers
 from adam_async.errors import LOST_SHARDS, AdamError
 from adam_async.model.layer import Layer
@@ -45,7 +45,7 @@ from adam_async.run.cluster_map import (
     RESULTS_KEPT,
     ClusterMap,
     EpochRecord,
-    LendingRecord,
+    LedgerRecord,
     NodeRecord,
     RunInPieces,
     RunPiece,
@@ -114,7 +114,7 @@ class Invalid:
 
 Event = Changed | Conflict | Invalid
 
-_Record = NodeRecord | RunRecord | EpochRecord | LendingRecord | RunPiece
+_Record = NodeRecord | RunRecord | EpochRecord | LedgerRecord | RunPiece
 
 
 class ControllerState:
@@ -163,7 +163,7 @@ class ControllerState:
         elif key == "epoch":
             old, wanted = self.map.epoch, EpochRecord
         elif key == "lending":
-            old, wanted = self.map.lending, LendingRecord
+            old, wanted = self.map.ledger_record, LedgerRecord
         else:
             return Invalid(f"no key {key!r}; there are nodes/<id>, run, run/<n>, epoch and lending")
         version = old.changed if old is not None else 0
@@ -186,11 +186,11 @@ class ControllerState:
                 if problem:
                     return Invalid(f"{key}: {problem}")
                 self._set(epoch=new)
-            case LendingRecord():
-                problem = check_lending(new, self.map.lending)
+            case LedgerRecord():
+                problem = check_ledger_record(new, self.map.ledger_record)
                 if problem:
                     return Invalid(f"{key}: {problem}")
-                self._set(lending=new)
+                self._set(ledger_record=new)
             case _:
                 assert_never(new)
         return None
@@ -240,7 +240,7 @@ class ControllerState:
         if old is not None and new.driver != old.driver and self._in_progress(old):
             return Invalid(f"run {old.id} of {old.driver} is in progress; it ends when {old.driver} does")
         if not goes_on:
-            self._set(buckets=(), epoch=None, results=(), ended=0, lending=None, pieces={})
+            self._set(buckets=(), epoch=None, results=(), ended=0, ledger_record=None, pieces={})
             self._forget_replicas()
         self._set(run=new)
         return None
@@ -259,18 +259,22 @@ class ControllerState:
 
     def _strike_out(self) -> None:
         """Take lost data servers out of those that have the leases; the next one lends in their place."""
-        lending, nodes = self.map.lending, self.map.nodes
-        if lending is None:
+        ledger_record, nodes = self.map.ledger_record, self.map.nodes
+        if ledger_record is None:
             return
         left = tuple(
             (name, incarnation)
-            for name, incarnation in lending.keepers
+            for name, incarnation in ledger_record.ledger_replicas
             if name in nodes and nodes[name].live and nodes[name].incarnation == incarnation
         )
-        if left != lending.keepers:
-            term = lending.term + (left[:1] != lending.keepers[:1])
+        if left != ledger_record.ledger_replicas:
+            term = ledger_record.term + (left[:1] != ledger_record.ledger_replicas[:1])
             changed = self.map.version + 1
-            self._set(lending=msgspec.structs.replace(lending, keepers=left, term=term, changed=changed))
+            self._set(
+                ledger_record=msgspec.structs.replace(
+                    ledger_record, ledger_replicas=left, term=term, changed=changed
+                )
+            )
 
     def _forget_departed(self) -> None:
         """Remove nodes that left long ago from the map, except those of its run.
@@ -327,12 +331,12 @@ class ControllerState:
         said = [
             f"{name}: {node.failed}" for name, node in nodes.items() if node.role == "data" and node.failed
         ]
-        live, lender = self.map.live("data"), "the data server"
+        live, ledger_leader = self.map.live("data"), "the data server"
         if said and all(nodes[name].failed for name in live):
-            lost, reason = lender, f"{lender} cannot serve the run: {said[0]}"
-        elif self.map.epoch is not None and not self.map.lenders:
+            lost, reason = ledger_leader, f"{ledger_leader} cannot serve the run: {said[0]}"
+        elif self.map.epoch is not None and not self.map.ledger_leaders:
             others = "no other has all its leases" if live else "no other has joined"
-            lost, reason = lender, f"{lender} died: {others}"
+            lost, reason = ledger_leader, f"{ledger_leader} died: {others}"
         if reason:
             changed = self.map.version + 1
             failed = msgspec.structs.replace(run, phase="failed", reason=reason, lost=lost, changed=changed)
@@ -366,17 +370,17 @@ class ControllerState:
 
     def _lend(self, run: RunRecord) -> None:
         """The first data server that is ready lends; while there is no epoch there is nothing to be lost."""
-        nodes, lending = self.map.nodes, self.map.lending
+        nodes, ledger_record = self.map.nodes, self.map.ledger_record
         ready = [name for name in self.map.live("data") if nodes[name].ready == run.id]
-        if self.map.lenders or not ready:
+        if self.map.ledger_leaders or not ready:
             return
-        record = LendingRecord(
+        record = LedgerRecord(
             run=run.id,
-            term=lending.term if lending is not None else 1,
-            keepers=((ready[0], nodes[ready[0]].incarnation),),
+            term=ledger_record.term if ledger_record is not None else 1,
+            ledger_replicas=((ready[0], nodes[ready[0]].incarnation),),
             changed=self.map.version + 1,
         )
-        self._set(lending=record)
+        self._set(ledger_record=record)
 
     def _begin(self, run: RunRecord) -> None:
         if run.phase != "preparing" or not self.map.buckets:
@@ -384,7 +388,7 @@ class ControllerState:
         nodes = self.map.nodes
         primaries_ready = all(nodes[name].ready == run.id for name in set(self.map.buckets))
         replicas = self.map.live_replicas()
-        if self.map.lenders and primaries_ready and len(replicas) >= int(run.config["replicas"]):
+        if self.map.ledger_leaders and primaries_ready and len(replicas) >= int(run.config["replicas"]):
             resumed = run.resumed
             number, results = (resumed.epoch, resumed.results) if resumed is not None else (1, ())
             changed = self.map.version + 1
@@ -404,21 +408,25 @@ class ControllerState:
             results = (*self.map.results, epoch.result)[-RESULTS_KEPT:]
             self._set(run=run, results=results, ended=epoch.number)
         due = run.phase == "training" and (epoch is None or epoch.number < run.epoch)
-        if due and self.map.lenders:
+        if due and self.map.ledger_leaders:
             self._set(epoch=self._share_out(run))
 
     def _share_out(self, run: RunRecord) -> EpochRecord:
-        data = self.map.nodes[self.map.lenders[0]]
+        data = self.map.nodes[self.map.ledger_leaders[0]]
         config = run.config
         images = int(data.info["train_images"]) - int(config.get("validation", 0))
         groups = -(-max(images, 1) // int(config["images_per_group"]))
         replicas = self.map.live_replicas() or tuple(range(int(config["replicas"])))
-        turn = 0 if config["consistency"] == "asp" else int(config["push_every"])
+        round_groups = 0 if config["consistency"] == "asp" else int(config["push_every"])
         resumed = run.resumed if run.resumed is not None and run.resumed.epoch == run.epoch else None
         finished = _within(resumed.finished, groups) if resumed is not None else ()
         clock = resumed.clock if resumed is not None else self._last_clock()
         warm = warm_groups(
-            int(config["warm_start"]), epoch=run.epoch, groups=groups, finished=finished, turn=turn
+            int(config["warm_start"]),
+            epoch=run.epoch,
+            groups=groups,
+            finished=finished,
+            round_groups=round_groups,
         )
         before = self.map.results[-1] if self.map.results else {}
         carried = -(-int(before.get("skipped", 0)) // int(config["images_per_group"]))
@@ -427,12 +435,17 @@ class ControllerState:
             number=run.epoch,
             groups=groups,
             shares=share_out(
-                replicas, groups=groups, turn=turn, warm=warm, finished=finished, carried=carried
+                replicas,
+                groups=groups,
+                round_groups=round_groups,
+                warm=warm,
+                finished=finished,
+                carried=carried,
             ),
-            turn=turn,
+            round_groups=round_groups,
             carried=carried,
             behind=tuple(before.get("behind", ())),
-            first_clock=clock if turn else 0,
+            first_clock=clock if round_groups else 0,
             finished=finished,
             changed=self.map.version + 1,
         )
@@ -452,7 +465,9 @@ class ControllerState:
         if run is not None and run.phase == "training":
             assert epoch is not None
             assert epoch.number == run.epoch
-            assert covers(epoch.shares.values(), groups=epoch.groups, turn=epoch.turn), epoch.shares
+            assert covers(epoch.shares.values(), groups=epoch.groups, round_groups=epoch.round_groups), (
+                epoch.shares
+            )
         if run is not None and not run.over:
             partitions = int(run.config["partitions"])
             sizes = Counter(node.replica for node in workers)

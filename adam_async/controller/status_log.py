@@ -37,7 +37,7 @@ LOOK_S = 0.1
 """Between two looks of a leader at who is there."""
 
 
-class Herald:
+class StatusLog:
     """Says what becomes of one controller's group.
 
     Args:

@@ -45,7 +45,7 @@ class ImageGroup:
     labels: NDArray[Any]
     clock: int = 0
     """It begins no earlier than this clock; 0 where that was not said."""
-    met: int = 0
+    sync_clock: int = 0
     """Where all replicas met before it; 0 where they did not."""
 
 
@@ -88,7 +88,7 @@ class DataClient:
         identity: Identity,
         run: str,
         replica: int,
-        life: int,
+        replica_generation: int,
         partition: int,
         ahead: int,
         limits: GroupLimits,
@@ -106,7 +106,7 @@ class DataClient:
         self._identity = identity
         self._run = run
         self._replica = replica
-        self._life = life
+        self._replica_generation = replica_generation
         self._partition = partition
         self._rows = rows
         self._ahead = ahead
@@ -227,7 +227,7 @@ class DataClient:
             body = LeaseGroups(
                 run=self._run,
                 replica=self._replica,
-                life=self._life,
+                replica_generation=self._replica_generation,
                 partition=self._partition,
                 position=self._position,
                 # Where nothing more waits, what comes next comes when all that we hold is trained.
@@ -248,10 +248,10 @@ class DataClient:
         images = _images_of(answer.leases, tensors, labels_only=self._rows == (0, 0))
         if not answer.leases and not answer.last:
             return
-        clock, met = answer.clock, self._end
+        clock, sync_clock = answer.clock, self._end
         for lease, (pictures, labels) in zip(answer.leases, images, strict=True):
-            self._groups.append(ImageGroup(lease, pictures, labels, clock, met))
-            clock = met = 0
+            self._groups.append(ImageGroup(lease, pictures, labels, clock, sync_clock))
+            clock = sync_clock = 0
         self._open |= tags
         self._position += len(answer.leases)
         self._heard = answer.end if answer.last else -1
@@ -271,7 +271,7 @@ class DataClient:
             body = ReportGroups(
                 run=self._run,
                 replica=self._replica,
-                life=self._life,
+                replica_generation=self._replica_generation,
                 partition=self._partition,
                 finished=reports,
             )

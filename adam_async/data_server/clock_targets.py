@@ -27,7 +27,7 @@ class _Course:
     """Groups that it was given from there on."""
 
 
-class Meeting:
+class ClockTargets:
     """Clocks of the replicas of one epoch.
 
     Args:
@@ -35,8 +35,8 @@ class Meeting:
         clock: Where all clocks stand when the epoch begins.
     """
 
-    def __init__(self, *, turn: int, clock: int) -> None:
-        self._turn = turn
+    def __init__(self, *, round_groups: int, clock: int) -> None:
+        self._round_groups = round_groups
         self.end = clock
         """Where all meet, as far as is known. Never goes back."""
         self._courses: dict[Replica, _Course] = {}
@@ -59,7 +59,7 @@ class Meeting:
         course = self._courses.get(replica)
         if course is None:
             return self.end
-        return course.clock - (-(course.given + waiting) // self._turn)
+        return course.clock - (-(course.given + waiting) // self._round_groups)
 
     def grow(self, waiting: Iterable[tuple[Replica, int]]) -> None:
         """Move the end to where everybody gets with what waits for them."""

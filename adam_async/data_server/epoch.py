@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from itertools import chain, islice
 from math import ceil
 
-from adam_async.data_server.clock_targets import Meeting
+from adam_async.data_server.clock_targets import ClockTargets
 from adam_async.run.epoch_shares import POOL, Ranges, assign, assign_pool
 from adam_async.run.ids import Replica
 
@@ -68,7 +68,7 @@ class Epoch:
         number: int,
         groups: int,
         shares: Mapping[Replica, tuple[int, int]],
-        turn: int,
+        round_groups: int,
         first_clock: int,
         finished: Ranges,
         warm: int,
@@ -80,7 +80,7 @@ class Epoch:
         pooled: bool = False,
     ) -> None:
         self.number, self.groups = number, groups
-        self._turn, self._every = turn, every
+        self._round_groups, self._every = round_groups, every
         self._carried, self._fraction, self._pooled = carried, fraction, pooled
         if pooled:
             assigned = assign_pool(groups, warm=warm, finished=finished)
@@ -88,7 +88,7 @@ class Epoch:
             assigned = assign(
                 shares,
                 groups=groups,
-                turn=turn,
+                round_groups=round_groups,
                 warm=warm,
                 finished=finished,
                 carried=carried,
@@ -113,10 +113,12 @@ class Epoch:
         }
         self._live = tuple(sorted(live))
         self._members = set(shares) & set(live)
-        self.meeting = Meeting(turn=turn, clock=first_clock) if turn else None
-        if self.meeting is not None:
+        self.clock_targets = (
+            ClockTargets(round_groups=round_groups, clock=first_clock) if round_groups else None
+        )
+        if self.clock_targets is not None:
             for replica in self._live:
-                self.meeting.join(replica)
+                self.clock_targets.join(replica)
         self._warming = warm > 0
         self._open(assigned.warm, shares)
 
@@ -167,18 +169,18 @@ class Epoch:
         size = self.groups
         if self._every:
             size = -(-self._every // takers)
-            size = -(-size // self._turn) * self._turn if self._turn else size
+            size = -(-size // self._round_groups) * self._round_groups if self._round_groups else size
         for replica, later in self._later.items():
             queue = self.queues.setdefault(replica, deque())
             queue.extend(later.popleft() for _ in range(min(size, len(later))))
-        if self.meeting is not None:
-            self.meeting.begin_stretch()
+        if self.clock_targets is not None:
+            self.clock_targets.begin_stretch()
             self._grow()
 
     def _grow(self) -> None:
-        if self.meeting is not None:
+        if self.clock_targets is not None:
             waiting = [(replica, len(queue)) for replica, queue in self.queues.items()]
-            self.meeting.grow([each for each in waiting if each[0] in self._live])
+            self.clock_targets.grow([each for each in waiting if each[0] in self._live])
 
     # --- leases ------------------------------------------------------------------------------
 
@@ -198,16 +200,16 @@ class Epoch:
     @property
     def may_close_early(self) -> bool:
         """Whether it ends with what is leased when enough is done, instead of with all that there is."""
-        return self._pooled or (self.meeting is None and self._fraction < 1)
+        return self._pooled or (self.clock_targets is None and self._fraction < 1)
 
     @property
     def end(self) -> int:
         """Where all meet, as far as is known; 0 where there are no clocks."""
-        return self.meeting.end if self.meeting is not None else 0
+        return self.clock_targets.end if self.clock_targets is not None else 0
 
     def begins_at(self, replica: Replica, groups: int) -> int:
         """Count groups that a live replica is given; returns `Groups.clock` of them."""
-        return self.meeting.give(replica, groups) if self.meeting is not None else 0
+        return self.clock_targets.give(replica, groups) if self.clock_targets is not None else 0
 
     def has_work(self, replica: Replica) -> bool:
         """Whether a group waits for the replica."""
@@ -222,7 +224,7 @@ class Epoch:
 
     def tell_end(self, replica: Replica) -> int:
         """A live replica is told that nothing more waits for it; returns `Groups.end`."""
-        return self.meeting.tell(replica) if self.meeting is not None else 0
+        return self.clock_targets.tell(replica) if self.clock_targets is not None else 0
 
     def open_lease(self, number: int, replica: Replica, attempt: int) -> GroupLease | None:
         """The lease of a group; None if it is not leased to the replica under that attempt."""
@@ -250,7 +252,7 @@ class Epoch:
 
     def _close_if_due(self) -> None:
         """Nothing more is leased once enough is done, but for what was carried."""
-        if self.closed or self._warming or self.meeting is not None or self._fraction >= 1:
+        if self.closed or self._warming or self.clock_targets is not None or self._fraction >= 1:
             return
         if self._pooled:
             done = [POOL] if self.finished >= self._pool_limit else []
@@ -301,22 +303,22 @@ class Epoch:
         again = self._return_leases(replica)
         self._members.discard(replica)
         self._given.discard(replica)
-        if self.meeting is not None:
-            self.meeting.leave(replica)
+        if self.clock_targets is not None:
+            self.clock_targets.leave(replica)
         return again
 
     def _join(self, replica: Replica) -> None:
-        if self.meeting is not None:
-            self.meeting.join(replica)
+        if self.clock_targets is not None:
+            self.clock_targets.join(replica)
         self._take_in(replica)
         self._pass_on()
 
     def _take_in(self, replica: Replica) -> None:
         """Let a live replica take part, if it may in this epoch."""
-        if replica in self._members or (self.meeting is not None and self._members):
+        if replica in self._members or (self.clock_targets is not None and self._members):
             return
         self._members.add(replica)
-        if self.meeting is None and not self._pooled:
+        if self.clock_targets is None and not self._pooled:
             for queues in (self._later,) if self._warming else (self.queues, self._later):
                 self._cut_a_part(queues, replica)
 
@@ -344,15 +346,15 @@ class Epoch:
 
     def _deal(self, queues: dict[Replica, Queue], takers: list[Replica], replica: Replica) -> None:
         groups = list(queues.pop(replica))
-        if self.meeting is None:
+        if self.clock_targets is None:
             successor = min(takers, key=lambda taker: (taker <= replica, taker))
             queues.setdefault(successor, deque()).extend(groups)
             return
-        reach = self.meeting.reach
+        reach = self.clock_targets.reach
         takers = sorted(takers, key=lambda taker: (reach(taker, len(queues.get(taker, ()))), taker))
-        for at, start in enumerate(range(0, len(groups), self._turn)):
+        for at, start in enumerate(range(0, len(groups), self._round_groups)):
             queue = queues.setdefault(takers[at % len(takers)], deque())
-            queue.extend(groups[start : start + self._turn])
+            queue.extend(groups[start : start + self._round_groups])
 
     # --- looking -----------------------------------------------------------------------------
 

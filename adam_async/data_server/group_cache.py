@@ -45,7 +45,7 @@ FORGOTTEN_AFTER = 4
 whoever it was made for has gone, or is far too slow."""
 
 
-class Stock:
+class GroupCache:
     """Groups of one epoch, ready to be handed out.
 
     Args:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.data_server.dataset import Dataset
-from adam_async.data_server.group_cache import Pieces, Stock
+from adam_async.data_server.group_cache import GroupCache, Pieces
 from adam_async.data_server.image_cache import SHARE_OF_BLOCKS, CachedImages
 from adam_async.data_server.lazy_images import StoredImages
 from adam_async.data_server.memory_in_use import Footprint
@@ -51,12 +51,12 @@ _NO_IMAGES, _NO_LABELS = np.empty((0, 1, 1, 1), np.uint8), np.empty(0, np.int64)
 class _Wanted:
     """Groups that somebody waits for."""
 
-    stock: Stock
+    group_cache: GroupCache
     numbers: Sequence[int]
     then: Callable[[], None]
 
 
-class Supply:
+class GroupProducer:
     """What one data server hands out.
 
     Args:
@@ -90,7 +90,7 @@ class Supply:
         self._warned: CacheLimits | None = None
         self._cache: CachedImages | None = None
         self._footprint = Footprint()
-        self._stock: Stock | None = None
+        self._group_cache: GroupCache | None = None
         self._recipe: Recipe | None = None
         self._dice = Dice(0)
         self._trained: NDArray[np.int64] | None = None
@@ -182,7 +182,7 @@ class Supply:
         if self._recipe is not None:
             transform = partial(self._recipe.apply, dice=self._dice, epoch=order.epoch)
         images: Images = self._dataset.train_images if self._cache is None else self._cache
-        self._stock = Stock(
+        self._group_cache = GroupCache(
             self._dataset,
             order,
             takers=takers,
@@ -192,7 +192,7 @@ class Supply:
             footprint=self._footprint,
             limit_bytes=self._limit_bytes(),
         )
-        self._warn_of_small_cache(self._stock.block_bytes)
+        self._warn_of_small_cache(self._group_cache.block_bytes)
 
     def _warn_of_small_cache(self, block_bytes: int) -> None:
         """Say what a cache costs that has no room for one block, once for each cache."""
@@ -234,9 +234,9 @@ class Supply:
         return max(self._limits.size_bytes // SHARE_OF_ANSWER, 1)
 
     def _forget_epoch(self) -> None:
-        if self._stock is not None:
-            self._evicted += self._stock.evicted
-        self._stock = None
+        if self._group_cache is not None:
+            self._evicted += self._group_cache.evicted
+        self._group_cache = None
         self._wanted.clear()
         self._urgent.clear()
         self._ahead.clear()
@@ -245,8 +245,8 @@ class Supply:
 
     def prepare(self, numbers: Iterable[int]) -> None:
         """Make these groups ready, unless they are; those behind the epoch's end are left out."""
-        if self._stock is not None:
-            self._ahead.update(dict.fromkeys(self._stock.prepare(numbers)))
+        if self._group_cache is not None:
+            self._ahead.update(dict.fromkeys(self._group_cache.prepare(numbers)))
             self._feed()
 
     def when_ready(self, numbers: Sequence[int], then: Callable[[], None]) -> None:
@@ -254,19 +254,19 @@ class Supply:
 
         It takes them before it returns: later they may have been let go.
         """
-        stock = self._stock
-        assert stock is not None, "there is no epoch"
-        if stock.instant or stock.has(numbers):
+        group_cache = self._group_cache
+        assert group_cache is not None, "there is no epoch"
+        if group_cache.instant or group_cache.has(numbers):
             then()
         else:
             self._late += 1
-            self._wanted.append(_Wanted(stock, numbers, then))
-            self._want(stock, numbers)
+            self._wanted.append(_Wanted(group_cache, numbers, then))
+            self._want(group_cache, numbers)
 
     def take(self, numbers: Sequence[int]) -> Pieces:
         """Take groups that are ready. See `Stock.take`."""
-        assert self._stock is not None, "there is no epoch"
-        return self._stock.take(numbers)
+        assert self._group_cache is not None, "there is no epoch"
+        return self._group_cache.take(numbers)
 
     def watch(self, copies: Iterable[NDArray[np.uint8]]) -> None:
         """Count copies of parts of what was taken, until they are let go."""
@@ -276,61 +276,61 @@ class Supply:
 
     def count(self, number: int) -> int:
         """Images of a group; 0 while there is no epoch."""
-        return self._stock.count(number) if self._stock is not None else 0
+        return self._group_cache.count(number) if self._group_cache is not None else 0
 
     # --- the thread --------------------------------------------------------------------------
 
-    def _want(self, stock: Stock, numbers: Sequence[int]) -> None:
+    def _want(self, group_cache: GroupCache, numbers: Sequence[int]) -> None:
         """Have these groups made before all that nobody waits for."""
-        early = [block for block in stock.blocks(numbers) if block in self._ahead]
+        early = [block for block in group_cache.blocks(numbers) if block in self._ahead]
         for block in early:
             del self._ahead[block]
-        self._urgent.update(dict.fromkeys([*early, *stock.want(numbers)]))
+        self._urgent.update(dict.fromkeys([*early, *group_cache.want(numbers)]))
         self._feed()
 
     def _feed(self) -> None:
         """Give the thread its next blocks."""
-        stock = self._stock
-        if stock is None:
+        group_cache = self._group_cache
+        if group_cache is None:
             return
         assert self._pool is not None, "the thread is there before any run"
         while self._given < AT_ONCE and (self._urgent or self._ahead):
-            if not self._urgent and not stock.has_room(self._given):
+            if not self._urgent and not group_cache.has_room(self._given):
                 for block in self._ahead:  # they are named again when their worker asks
-                    stock.forget(block)
+                    group_cache.forget(block)
                 self._ahead.clear()
                 return
             queue = self._urgent or self._ahead
             block = next(iter(queue))
             del queue[block]
-            made = partial(self._made, stock, block)
-            taken = self._pool.submit(stock.make, block, on_done=made, cost="images")
+            made = partial(self._made, group_cache, block)
+            taken = self._pool.submit(group_cache.make, block, on_done=made, cost="images")
             assert taken, "the thread has room for these few"
             self._given += 1
 
-    def _made(self, stock: Stock, block: int, job: Job) -> None:
+    def _made(self, group_cache: GroupCache, block: int, job: Job) -> None:
         self._given -= 1
-        if stock is self._stock:
+        if group_cache is self._group_cache:
             if job.error is not None:
                 self._on_failure(job.error)
                 return
-            stock.put(block, job.result)
-            self._hand_out(stock)
+            group_cache.put(block, job.result)
+            self._hand_out(group_cache)
         self._feed()
 
-    def _hand_out(self, stock: Stock) -> None:
+    def _hand_out(self, group_cache: GroupCache) -> None:
         """Tell all whose groups are ready, as long as they are: the last taker of a block takes it away."""
         waiting, self._wanted = self._wanted, []
         for wanted in waiting:
-            if stock is not self._stock:
+            if group_cache is not self._group_cache:
                 return  # somebody who was told has ended the epoch
-            if stock.has(wanted.numbers):
+            if group_cache.has(wanted.numbers):
                 wanted.then()
             else:
                 self._wanted.append(wanted)
         for wanted in self._wanted:
-            self._want(stock, wanted.numbers)
-        stock.evict({block for wanted in self._wanted for block in stock.blocks(wanted.numbers)})
+            self._want(group_cache, wanted.numbers)
+        group_cache.evict({block for wanted in self._wanted for block in group_cache.blocks(wanted.numbers)})
 
     def statistics(self) -> dict[str, Any] | None:
         """What transforming took; None without transforms. `late_answers`: answers that waited for it."""
@@ -351,11 +351,12 @@ class Supply:
             "budget_bytes": self._limits.size_bytes,
             **held,
             "block_bytes": self._footprint.bytes,
-            "evicted_blocks": self._evicted + (self._stock.evicted if self._stock is not None else 0),
+            "evicted_blocks": self._evicted
+            + (self._group_cache.evicted if self._group_cache is not None else 0),
         }
 
     def __repr__(self) -> str:
-        return f"<Supply of {self._stock!r}, {len(self._wanted)} questions wait>"
+        return f"<Supply of {self._group_cache!r}, {len(self._wanted)} questions wait>"
 
 
 def _chosen(images: NDArray[np.uint8] | StoredImages, numbers: NDArray[np.int64]) -> NDArray[np.uint8]:

@@ -28,7 +28,7 @@ from adam_async.messages.bounds import Count
 MOST_ENTRIES = 1 << 16
 """Maximum number of entries of one part; the sender sends fewer."""
 
-Keeper = tuple[str, int]
+LedgerReplica = tuple[str, int]
 """Node and incarnation of a data server."""
 
 
@@ -73,7 +73,7 @@ class _Copy:
     """Whether nothing is settled without it."""
 
 
-class Keeping:
+class LedgerReplication:
     """One data server's part in it.
 
     Args:
@@ -81,7 +81,7 @@ class Keeping:
         opening: Of an empty ledger.
     """
 
-    def __init__(self, me: Keeper, opening: Opening) -> None:
+    def __init__(self, me: LedgerReplica, opening: Opening) -> None:
         self._me = me
         self.term = 0
         self.leads = False
@@ -90,17 +90,21 @@ class Keeping:
         """A ledger that is read anew and is not whole yet."""
         self._read_in = 0
         """The term in which `ledger` was read."""
-        self._copies: dict[Keeper, _Copy] = {}
+        self._copies: dict[LedgerReplica, _Copy] = {}
         self._lag_s = 0.0
         """Seconds from our clock to the ledger's."""
 
     # --- the lender --------------------------------------------------------------------------
 
-    def lead(self, term: int, keepers: Iterable[Keeper], *, now: float) -> None:
+    def lead(self, term: int, ledger_replicas: Iterable[LedgerReplica], *, now: float) -> None:
         """We are the lender of this term, and these are the keepers. Our ledger is whole."""
         self.term, self.leads, self._incoming = term, True, None
         self._lag_s = self.ledger.last_now - now if self.ledger.stop else 0.0
-        self._copies = {keeper: _Copy(counts=True) for keeper in keepers if keeper != self._me}
+        self._copies = {
+            ledger_replica: _Copy(counts=True)
+            for ledger_replica in ledger_replicas
+            if ledger_replica != self._me
+        }
 
     def enter(self, events: Sequence[Event], *, now: float) -> list[Settled]:
         """Enter events, as the lender; returns what that settles."""
@@ -117,21 +121,21 @@ class Keeping:
             ours = max(math.nextafter(ours, math.inf), ours + math.ulp(deadline) / 4)
         return ours
 
-    def welcome(self, keeper: Keeper) -> None:
+    def welcome(self, ledger_replica: LedgerReplica) -> None:
         """Begin to copy for somebody, unless we do already."""
-        self._copies.setdefault(keeper, _Copy())
+        self._copies.setdefault(ledger_replica, _Copy())
 
-    def copies(self) -> tuple[Keeper, ...]:
+    def copies(self) -> tuple[LedgerReplica, ...]:
         """Whom we copy for."""
         return tuple(self._copies)
 
-    def counts(self, keeper: Keeper) -> bool:
+    def counts(self, ledger_replica: LedgerReplica) -> bool:
         """Whether nothing is settled without this one."""
-        return keeper in self._copies and self._copies[keeper].counts
+        return ledger_replica in self._copies and self._copies[ledger_replica].counts
 
-    def part_for(self, keeper: Keeper, count: int) -> Part | None:
+    def part_for(self, ledger_replica: LedgerReplica, count: int) -> Part | None:
         """What to send next, `count` entries at most; None while there is no news."""
-        copy, ledger = self._copies[keeper], self.ledger
+        copy, ledger = self._copies[ledger_replica], self.ledger
         entries = ledger.read(copy.has, count) if copy.has >= 0 else None
         opening = None
         if entries is None:
@@ -148,9 +152,9 @@ class Keeping:
             whole=copy.has + len(entries) == ledger.stop,
         )
 
-    def copied(self, keeper: Keeper, part: Part) -> list[Settled]:
+    def copied(self, ledger_replica: LedgerReplica, part: Part) -> list[Settled]:
         """Somebody has taken a part; from when it has all it counts. Returns what that settles."""
-        copy = self._copies.get(keeper)
+        copy = self._copies.get(ledger_replica)
         if copy is None:
             return []
         copy.has, copy.told = part.first + len(part.entries), part.settled
@@ -158,15 +162,15 @@ class Keeping:
         copy.counts = copy.counts or copy.has == self.ledger.stop
         return self._settle()
 
-    def begin_anew(self, keeper: Keeper) -> None:
+    def begin_anew(self, ledger_replica: LedgerReplica) -> None:
         """What somebody has is unknown."""
-        if keeper in self._copies:
-            copy = self._copies[keeper]
+        if ledger_replica in self._copies:
+            copy = self._copies[ledger_replica]
             copy.has, copy.told, copy.whole = -1, -1, False
 
-    def strike_out(self, keeper: Keeper) -> list[Settled]:
+    def strike_out(self, ledger_replica: LedgerReplica) -> list[Settled]:
         """Somebody is no keeper any more, in the map; returns what that settles."""
-        self._copies.pop(keeper, None)
+        self._copies.pop(ledger_replica, None)
         return self._settle()
 
     def _settle(self) -> list[Settled]:

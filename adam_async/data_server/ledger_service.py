@@ -17,7 +17,7 @@ import msgspec
 
 from adam_async.controller.client import Membership
 from adam_async.data_server.ledger import Settled
-from adam_async.data_server.ledger_replication import CopyRefused, Keeper, Keeping, Part
+from adam_async.data_server.ledger_replication import CopyRefused, LedgerReplica, LedgerReplication, Part
 from adam_async.data_server.order import EpochOrders
 from adam_async.data_server.question_checks import check_entering, check_part
 from adam_async.data_server.state import (
@@ -40,7 +40,7 @@ from adam_async.messages import (
     unpack,
 )
 from adam_async.messages.sizes import MOST_LEDGER_BYTES
-from adam_async.run.cluster_map import ClusterMap, LendingRecord
+from adam_async.run.cluster_map import ClusterMap, LedgerRecord
 from adam_async.run.config import Waits
 from adam_async.runtime.timer import Timer
 from adam_async.runtime.traffic import Traffic
@@ -61,7 +61,7 @@ Entering = LeaseAsked | GroupsReported
 """What other data servers may have entered."""
 
 
-class Lending:
+class LedgerService:
     """Enters events into the ledger of a run's leases, wherever that is led.
 
     Args:
@@ -94,13 +94,13 @@ class Lending:
         self._on_settled = on_settled
         self._on_lead = on_lead
         self._open_events = open_events
-        self._me: Keeper = (identity.node, identity.incarnation)
+        self._me: LedgerReplica = (identity.node, identity.incarnation)
         self._run = ""
         self._map = ClusterMap()
-        self._keeping = Keeping(self._me, Opening())
+        self._ledger_replication = LedgerReplication(self._me, Opening())
         self._membership: Membership
         self._group: asyncio.TaskGroup
-        self._tasks: dict[Keeper, asyncio.Task[None]] = {}
+        self._tasks: dict[LedgerReplica, asyncio.Task[None]] = {}
         """By whom they have a link to."""
         self._news = asyncio.Event()
         self._outbox: list[Event] = []
@@ -120,18 +120,22 @@ class Lending:
     @property
     def state(self) -> DataState:
         """Who has what, as far as we have heard."""
-        return self._keeping.ledger.state
+        return self._ledger_replication.ledger.state
 
     @property
     def leads(self) -> bool:
         """Whether we are the lender."""
-        return self._keeping.leads
+        return self._ledger_replication.leads
 
     @property
     def keeps(self) -> bool:
         """Whether workers may ask us."""
-        lending = self._map.lending
-        return lending is not None and lending.run == self._run and self._me in lending.keepers
+        ledger_record = self._map.ledger_record
+        return (
+            ledger_record is not None
+            and ledger_record.run == self._run
+            and self._me in ledger_record.ledger_replicas
+        )
 
     def take_up(self, run: str, *, partitions: int, orders: EpochOrders) -> None:
         """Begin a run's ledger.
@@ -145,7 +149,7 @@ class Lending:
         self._outbox.clear()
         self._run = run
         self._partitions, self._orders = partitions, orders
-        self._keeping = Keeping(self._me, Opening(partitions=partitions))
+        self._ledger_replication = LedgerReplication(self._me, Opening(partitions=partitions))
 
     def look(self, cluster: ClusterMap) -> None:
         """The cluster map has changed: see who lends, and who else is there."""
@@ -162,47 +166,51 @@ class Lending:
             request.fail("malformed", str(error))
 
     def _follow_map(self, cluster: ClusterMap) -> None:
-        lending = cluster.lending
-        if lending is None or lending.run != self._run or not lending.keepers:
+        ledger_record = cluster.ledger_record
+        if ledger_record is None or ledger_record.run != self._run or not ledger_record.ledger_replicas:
             return
-        if lending.keepers[0] == self._me:
-            self._lead(cluster, lending)
+        if ledger_record.ledger_replicas[0] == self._me:
+            self._lead(cluster, ledger_record)
             return
-        if self._keeping.leads and lending.term > self._keeping.term:
-            self._keeping.follow()
+        if self._ledger_replication.leads and ledger_record.term > self._ledger_replication.term:
+            self._ledger_replication.follow()
             self._end_tasks()
-        for keeper in [each for each in self._tasks if each != lending.keepers[0] or not self.keeps]:
-            self._end_task(keeper)
-        if self.keeps and not self._keeping.leads:
-            self._begin_task(lending.keepers[0], self._forward)
+        for ledger_replica in [
+            each for each in self._tasks if each != ledger_record.ledger_replicas[0] or not self.keeps
+        ]:
+            self._end_task(ledger_replica)
+        if self.keeps and not self._ledger_replication.leads:
+            self._begin_task(ledger_record.ledger_replicas[0], self._forward)
 
-    def _lead(self, cluster: ClusterMap, lending: LendingRecord) -> None:
-        keeping = self._keeping
-        if not keeping.leads or keeping.term < lending.term:
+    def _lead(self, cluster: ClusterMap, ledger_record: LedgerRecord) -> None:
+        ledger_replication = self._ledger_replication
+        if not ledger_replication.leads or ledger_replication.term < ledger_record.term:
             self._end_tasks()
-            keeping.lead(lending.term, lending.keepers, now=_now())
-            logger.info("%s lends in run %s, term %d", self._identity.node, self._run, lending.term)
+            ledger_replication.lead(ledger_record.term, ledger_record.ledger_replicas, now=_now())
+            logger.info("%s lends in run %s, term %d", self._identity.node, self._run, ledger_record.term)
             self._outbox.clear()
-            self._settle(keeping.enter(self._open_events(), now=_now()))
+            self._settle(ledger_replication.enter(self._open_events(), now=_now()))
             self._on_lead()
             self._timer.rearm()
         there = {
             (name, cluster.nodes[name].incarnation): cluster.nodes[name].ready == self._run
             for name in cluster.live("data")
         }
-        for keeper in [keeper for keeper in keeping.copies() if keeper not in there]:
-            self._end_task(keeper)  # and who is not live was struck out of the map
-            self._settle(keeping.strike_out(keeper))
-        for keeper, ready in there.items():
-            if keeper != self._me and (ready or keeper in lending.keepers):
-                self._begin_task(keeper, self._copy_for)
+        for ledger_replica in [
+            ledger_replica for ledger_replica in ledger_replication.copies() if ledger_replica not in there
+        ]:
+            self._end_task(ledger_replica)  # and who is not live was struck out of the map
+            self._settle(ledger_replication.strike_out(ledger_replica))
+        for ledger_replica, ready in there.items():
+            if ledger_replica != self._me and (ready or ledger_replica in ledger_record.ledger_replicas):
+                self._begin_task(ledger_replica, self._copy_for)
 
     # --- events ------------------------------------------------------------------------------
 
     def enter(self, *events: Event) -> None:
         """Have events entered: at once if we lend."""
-        if self._keeping.leads:
-            self._settle(self._keeping.enter(events, now=_now()))
+        if self._ledger_replication.leads:
+            self._settle(self._ledger_replication.enter(events, now=_now()))
             if any(isinstance(event, LeaseAsked) for event in events):
                 self._timer.rearm()
         else:
@@ -218,9 +226,9 @@ class Lending:
         peer = request.link.peer
         if not self._is_of(request, body.run):
             return
-        if not self._keeping.leads or body.term != self._keeping.term:
+        if not self._ledger_replication.leads or body.term != self._ledger_replication.term:
             request.fail("not-lender", f"{self._identity.node} does not lend in term {body.term}")
-        elif not self._keeping.counts((peer.node, peer.incarnation)):
+        elif not self._ledger_replication.counts((peer.node, peer.incarnation)):
             request.fail("not-keeper", f"{peer.node} does not have the ledger")
         else:
             events = read_packed_tensor(request.message, tuple[Entering, ...], MOST_LEDGER_BYTES)
@@ -249,16 +257,16 @@ class Lending:
                 "not-member", f"{peer.node} is no live data server of the cluster: it has to join it"
             )
             return
-        known = self._map.lending.term if self._map.lending is not None else 0
+        known = self._map.ledger_record.term if self._map.ledger_record is not None else 0
         if body.term > known + MOST_TERMS:
             request.fail("not-lender", f"term {body.term}, and term {known} is known")
             return
-        lending = self._map.lending
-        if lending is None or lending.run != body.run or lending.term < body.term:
+        ledger_record = self._map.ledger_record
+        if ledger_record is None or ledger_record.run != body.run or ledger_record.term < body.term:
             self._wait_for_map(request, body)
-        elif lending.term > body.term:
-            request.fail("old-term", f"this is term {lending.term}, not {body.term}")
-        elif lending.keepers[:1] != ((peer.node, peer.incarnation),):
+        elif ledger_record.term > body.term:
+            request.fail("old-term", f"this is term {ledger_record.term}, not {body.term}")
+        elif ledger_record.ledger_replicas[:1] != ((peer.node, peer.incarnation),):
             request.fail("not-lender", f"{peer.node} does not lend in term {body.term}")
         else:
             self._take_copy(request, body)
@@ -276,9 +284,9 @@ class Lending:
         part = read_packed_tensor(request.message, Part, MOST_LEDGER_BYTES)
         orders = self._orders
         check_part(part, partitions=self._partitions, images=orders.num_images, groups=orders.num_groups)
-        led = self._keeping.leads
+        led = self._ledger_replication.leads
         try:
-            settled = self._keeping.take(body.term, part)
+            settled = self._ledger_replication.take(body.term, part)
         except CopyRefused as refused:
             request.fail(refused.code, str(refused))
             return
@@ -307,17 +315,17 @@ class Lending:
             self._news = asyncio.Event()
 
     def _next_deadline(self) -> float | None:
-        deadline = self.state.next_deadline() if self._keeping.leads else None
-        return None if deadline is None else self._keeping.time_of(deadline)
+        deadline = self.state.next_deadline() if self._ledger_replication.leads else None
+        return None if deadline is None else self._ledger_replication.time_of(deadline)
 
     # --- links -------------------------------------------------------------------------------
 
-    def _begin_task(self, peer: Keeper, work: Callable[[Keeper], Any]) -> None:
+    def _begin_task(self, peer: LedgerReplica, work: Callable[[LedgerReplica], Any]) -> None:
         if peer not in self._tasks:
             name = f"{self._identity.node}/ledger-{peer[0]}"
             self._tasks[peer] = self._group.create_task(work(peer), name=name)
 
-    def _end_task(self, peer: Keeper) -> None:
+    def _end_task(self, peer: LedgerReplica) -> None:
         task = self._tasks.pop(peer, None)
         if task is not None:
             task.cancel()
@@ -326,13 +334,13 @@ class Lending:
         for peer in list(self._tasks):
             self._end_task(peer)
 
-    async def _forward(self, lender: Keeper) -> None:
+    async def _forward(self, ledger_leader: LedgerReplica) -> None:
         """Have our events entered by the lender, until there is another."""
         while True:
-            await self._talk(lender, self._forward_on)
+            await self._talk(ledger_leader, self._forward_on)
             await asyncio.sleep(PAUSE_S)
 
-    async def _forward_on(self, link: Link, lender: Keeper) -> None:
+    async def _forward_on(self, link: Link, ledger_leader: LedgerReplica) -> None:
         self._outbox = self._open_events()
         while True:
             news = self._news
@@ -340,40 +348,44 @@ class Lending:
                 await news.wait()
                 continue
             events, self._outbox = self._outbox, []
-            term = self._map.lending.term if self._map.lending is not None else 0
+            term = self._map.ledger_record.term if self._map.ledger_record is not None else 0
             body = Enter(run=self._run, term=term)
             reply = await link.call(pack(body, [packed_tensor(events)]), timeout_s=self._reach_s)
             unpack(reply, Entered)
 
-    async def _copy_for(self, keeper: Keeper) -> None:
+    async def _copy_for(self, ledger_replica: LedgerReplica) -> None:
         """Copy the ledger for somebody, until we do not lend or it is lost."""
-        keeping = self._keeping
+        ledger_replication = self._ledger_replication
         while True:
-            keeping.welcome(keeper)
-            keeping.begin_anew(keeper)
-            await self._talk(keeper, self._copy_on)
-            if keeping.counts(keeper):
-                await self._strike_out(keeper)
-            self._settle(keeping.strike_out(keeper))
+            ledger_replication.welcome(ledger_replica)
+            ledger_replication.begin_anew(ledger_replica)
+            await self._talk(ledger_replica, self._copy_on)
+            if ledger_replication.counts(ledger_replica):
+                await self._strike_out(ledger_replica)
+            self._settle(ledger_replication.strike_out(ledger_replica))
             await asyncio.sleep(PAUSE_S)
 
-    async def _copy_on(self, link: Link, keeper: Keeper) -> None:
-        keeping = self._keeping
+    async def _copy_on(self, link: Link, ledger_replica: LedgerReplica) -> None:
+        ledger_replication = self._ledger_replication
         while True:
             news = self._news
-            part = keeping.part_for(keeper, PART_ENTRIES)
+            part = ledger_replication.part_for(ledger_replica, PART_ENTRIES)
             if part is None:
                 await news.wait()
                 continue
-            body = CopyLedger(run=self._run, term=keeping.term)
+            body = CopyLedger(run=self._run, term=ledger_replication.term)
             reply = await link.call(pack(body, [packed_tensor(part)]), timeout_s=self._reach_s)
             unpack(reply, LedgerCopied)
-            self._settle(keeping.copied(keeper, part))
-            lending = self._map.lending
-            if keeping.counts(keeper) and lending is not None and keeper not in lending.keepers:
-                await self._write_in(keeper)
+            self._settle(ledger_replication.copied(ledger_replica, part))
+            ledger_record = self._map.ledger_record
+            if (
+                ledger_replication.counts(ledger_replica)
+                and ledger_record is not None
+                and ledger_replica not in ledger_record.ledger_replicas
+            ):
+                await self._write_in(ledger_replica)
 
-    async def _talk(self, peer: Keeper, talk: Callable[[Link, Keeper], Any]) -> None:
+    async def _talk(self, peer: LedgerReplica, talk: Callable[[Link, LedgerReplica], Any]) -> None:
         """Hold a conversation with another data server until it breaks."""
         address = self._map.nodes[peer[0]].address
         try:
@@ -392,51 +404,58 @@ class Lending:
 
     # --- the map -----------------------------------------------------------------------------
 
-    async def _write_in(self, keeper: Keeper) -> None:
+    async def _write_in(self, ledger_replica: LedgerReplica) -> None:
         await self._change(
-            lambda keepers: None if keeper in keepers else (*keepers, keeper),
-            f"{keeper[0]} to have the leases",
+            lambda ledger_replicas: (
+                None if ledger_replica in ledger_replicas else (*ledger_replicas, ledger_replica)
+            ),
+            f"{ledger_replica[0]} to have the leases",
         )
 
-    async def _strike_out(self, keeper: Keeper) -> None:
+    async def _strike_out(self, ledger_replica: LedgerReplica) -> None:
         # Also where it is not in: what we asked for before, and may still be on its way, is void then.
         await self._change(
-            lambda keepers: tuple(each for each in keepers if each != keeper), f"{keeper[0]} to be left out"
+            lambda ledger_replicas: tuple(each for each in ledger_replicas if each != ledger_replica),
+            f"{ledger_replica[0]} to be left out",
         )
 
     async def _change(
-        self, change: Callable[[tuple[Keeper, ...]], tuple[Keeper, ...] | None], what: str
+        self, change: Callable[[tuple[LedgerReplica, ...]], tuple[LedgerReplica, ...] | None], what: str
     ) -> None:
         """Change the keepers in the map; waits for the controller as long as we lend."""
-        run, term = self._run, self._keeping.term
+        run, term = self._run, self._ledger_replication.term
 
-        def changed(record: LendingRecord) -> LendingRecord | None:
-            if (record.run, record.term) != (run, term) or record.keepers[:1] != (self._me,):
+        def changed(record: LedgerRecord) -> LedgerRecord | None:
+            if (record.run, record.term) != (run, term) or record.ledger_replicas[:1] != (self._me,):
                 return None
-            keepers = change(record.keepers)
-            return None if keepers is None else msgspec.structs.replace(record, keepers=keepers)
+            ledger_replicas = change(record.ledger_replicas)
+            return (
+                None
+                if ledger_replicas is None
+                else msgspec.structs.replace(record, ledger_replicas=ledger_replicas)
+            )
 
         while True:
             try:
-                await self._membership.update_lending(changed)
+                await self._membership.update_ledger_record(changed)
                 break
             except DeadlineExceeded:
                 logger.warning("%s waits for the controller: %s", self._identity.node, what)
-        newest = self._membership.map.lending
+        newest = self._membership.map.ledger_record
         if newest is None or (newest.run, newest.term) != (run, term):
             await asyncio.get_running_loop().create_future()  # somebody else lends: `look` ends this task
 
     def statistics(self) -> dict[str, Any]:
         """Who lends, in which term, and how many have the ledger."""
-        lending = self._map.lending
+        ledger_record = self._map.ledger_record
         return {
-            "leads": self._keeping.leads,
-            "term": self._keeping.term,
-            "keepers": len(lending.keepers) if lending is not None else 0,
+            "leads": self._ledger_replication.leads,
+            "term": self._ledger_replication.term,
+            "keepers": len(ledger_record.ledger_replicas) if ledger_record is not None else 0,
         }
 
     def __repr__(self) -> str:
-        return f"<Lending of {self._identity.node}: {self._keeping!r}>"
+        return f"<Lending of {self._identity.node}: {self._ledger_replication!r}>"
 
 
 def _now() -> float:

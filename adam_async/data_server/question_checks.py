@@ -22,10 +22,10 @@ Takers = Mapping[tuple[int, int, int], tuple[str, int]]
 
 def takers(cluster: ClusterMap) -> Takers:
     """The workers that may ask for groups and report them, in the lives that the map knows."""
-    lives = cluster.lives()
+    replica_generations = cluster.replica_generations()
     return {
-        (int(replica), life, part): (name, cluster.nodes[name].incarnation)
-        for replica, life in lives.items()
+        (int(replica), replica_generation, part): (name, cluster.nodes[name].incarnation)
+        for replica, replica_generation in replica_generations.items()
         for part, name in enumerate(cluster.members(int(replica)))
     }
 
@@ -35,7 +35,7 @@ def taker_refusal(body: LeaseGroups | ReportGroups, peer: Identity, known: Taker
 
     A life that is not known may be one of which the map has not told yet: its questions wait.
     """
-    taker = known.get((body.replica, body.life, body.partition))
+    taker = known.get((body.replica, body.replica_generation, body.partition))
     if taker is None or taker == (peer.node, peer.incarnation):
         return ""
     return f"{peer.node} is not the worker with part {body.partition} of replica {body.replica}"
@@ -161,5 +161,7 @@ def _check_epoch(event: EpochBegan, *, images: int, groups: int) -> None:
         or max(event.warm, event.carried) > event.groups
     ):
         raise RemoteProtocolError("ledger", f"more groups than the {event.groups} of epoch {event.number}")
-    if not event.shares or not covers(event.shares.values(), groups=event.groups, turn=event.turn):
+    if not event.shares or not covers(
+        event.shares.values(), groups=event.groups, round_groups=event.round_groups
+    ):
         raise RemoteProtocolError("ledger", f"the shares of epoch {event.number} do not make it up")

@@ -35,8 +35,10 @@ class LeaseLog:
         positions: Groups that each worker is known to have.
     """
 
-    def __init__(self, life: int, partitions: int, *, stop: int = 0, positions: Sequence[int] = ()) -> None:
-        self.life = life
+    def __init__(
+        self, replica_generation: int, partitions: int, *, stop: int = 0, positions: Sequence[int] = ()
+    ) -> None:
+        self.replica_generation = replica_generation
         self._first = stop
         self._groups: list[Logged] = []
         self._marks: dict[int, int] = {}

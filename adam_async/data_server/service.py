@@ -26,9 +26,9 @@ from numpy.typing import NDArray
 from adam_async.controller.client import GOODBYE_S
 from adam_async.controller.role import Role, reply_or_fail, reply_when_room
 from adam_async.data_server.dataset import Dataset
-from adam_async.data_server.group_producer import Supply
+from adam_async.data_server.group_producer import GroupProducer
 from adam_async.data_server.ledger import Settled
-from adam_async.data_server.ledger_service import Lending
+from adam_async.data_server.ledger_service import LedgerService
 from adam_async.data_server.order import EpochOrders
 from adam_async.data_server.question_checks import (
     MOST_WAIT_S,
@@ -153,7 +153,7 @@ class DataServer(Role):
         self._partitions = 1
         self._takers: Takers = {}
         self._read_ahead = 1
-        self._supply = Supply(
+        self._producer = GroupProducer(
             dataset,
             name=f"{identity.node}/images",
             on_failure=lambda error: self._fail(error),
@@ -164,7 +164,7 @@ class DataServer(Role):
         self._supplied: tuple[int, bytes] = (0, b"")
         """Epoch of the supplied groups, in progress or after its end the next one, and its first images."""
         self._began: EpochBegan | None = None
-        self._first_as_lender: TimePassed | None = None
+        self._first_as_ledger_leader: TimePassed | None = None
         """What we entered when we became the lender."""
         self._pausing: tuple[str, int] | None = None
         """Run and epoch in whose pause we are, as the lender."""
@@ -176,7 +176,7 @@ class DataServer(Role):
         self._asking: WeakSet[Link] = WeakSet()
         """Links with a question for groups that is not answered."""
         self._asked_so_far = first_question(identity.incarnation)
-        self._lending = Lending(
+        self._ledger = LedgerService(
             network=network,
             identity=identity,
             waits=waits,
@@ -188,16 +188,16 @@ class DataServer(Role):
 
     def _tasks(self) -> Mapping[str, Coroutine[Any, Any, None]]:
         return {
-            "lending": self._lending.run(self._membership),
+            "lending": self._ledger.run(self._membership),
             "follow": self._follow(),
-            "images": self._supply.run(),
+            "images": self._producer.run(),
             "tell": self._tell(),
         }
 
     @property
     def state(self) -> DataState:
         """Who has which groups, as far as we have heard."""
-        return self._lending.state
+        return self._ledger.state
 
     def _fail(self, error: BaseException) -> None:
         """End the server with what making images raised."""
@@ -231,18 +231,18 @@ class DataServer(Role):
                     await self._end_with(error)
                 await self._membership.set_node(ready=run.id)
                 cluster = self._membership.map
-            if cluster.lenders:
+            if cluster.ledger_leaders:
                 self._check_data(cluster)
             self._takers = takers(cluster)
-            self._lending.look(cluster)
-            if not self._lending.keeps:
+            self._ledger.look(cluster)
+            if not self._ledger.keeps:
                 self._refuse_all("not-lending", f"{self._identity.node} has no leases of run {self._run}")
-            if self._lending.leads and cluster.run is not None and cluster.run.id == self._run:
+            if self._ledger.leads and cluster.run is not None and cluster.run.id == self._run:
                 self._enter_changes(cluster, cluster.run)
 
     def _check_data(self, cluster: ClusterMap) -> None:
         """Refuse to serve together with data servers that have other data."""
-        for name in (cluster.lenders or cluster.live("data"))[:1]:
+        for name in (cluster.ledger_leaders or cluster.live("data"))[:1]:
             theirs = cluster.nodes[name].info
             for key in ("train_images", "test_images", "shape", "classes", "digest"):
                 if theirs.get(key) != self._info[key]:
@@ -254,10 +254,10 @@ class DataServer(Role):
     async def _take_up(self, cluster: ClusterMap, run: RunRecord) -> None:
         self._refuse_all("wrong-run", f"this data server has gone on to run {run.id}")
         self._config = msgspec.convert(run.config, Config)
-        await self._supply.take_up(run, self._config)
+        await self._producer.take_up(run, self._config)
         self._run, self._supplied, self._began = run.id, (0, b""), None
         self._read_ahead = self._config.groups_ahead(prod(self._dataset.image_shape))
-        most = min(ANSWER_BYTES, self._supply.answer_bytes)
+        most = min(ANSWER_BYTES, self._producer.answer_bytes)
         group_bytes = self._config.images_per_group * prod(self._dataset.image_shape)
         self._most_groups = min(max(most // group_bytes, 1), ANSWER_GROUPS)
         self._orders = EpochOrders(
@@ -266,18 +266,21 @@ class DataServer(Role):
             images_per_group=self._config.images_per_group,
         )
         self._partitions = cluster.takers
-        self._lending.take_up(run.id, partitions=self._partitions, orders=self._orders)
+        self._ledger.take_up(run.id, partitions=self._partitions, orders=self._orders)
 
     def _enter_changes(self, cluster: ClusterMap, run: RunRecord) -> None:
         """Enter who is live, and the epoch that began, where the ledger does not have it."""
-        live = {Replica(replica): life for replica, life in cluster.lives().items()}
-        if live != self.state.lives:
-            self._lending.enter(ReplicasChanged(live))
+        live = {
+            Replica(replica): replica_generation
+            for replica, replica_generation in cluster.replica_generations().items()
+        }
+        if live != self.state.replica_generations:
+            self._ledger.enter(ReplicasChanged(live))
         self._end_pause(cluster)
         epoch = cluster.epoch
         if epoch is not None and epoch.run == run.id and epoch.number > self.state.epoch:
             carried = self._carried_images(cluster, run, epoch.number)
-            self._lending.enter(_began(run, self._config, epoch, carried))
+            self._ledger.enter(_began(run, self._config, epoch, carried))
 
     def _carried_images(self, cluster: ClusterMap, run: RunRecord, number: int) -> bytes:
         """The images with which an epoch begins because the one before has skipped them.
@@ -298,17 +301,17 @@ class DataServer(Role):
         return self._orders.order(number, skipped, first=first, carried=carried).carried_images
 
     def _begin_epoch(self, began: EpochBegan) -> None:
-        self._supply_epoch(began.number, began.carried_images)
+        self._produce_epoch(began.number, began.carried_images)
         self._began = began
         for replica in began.shares:
             if self._serves(replica):
                 self._callbacks.call_soon(self._read_on, replica)
 
-    def _supply_epoch(self, number: int, carried: bytes) -> None:
+    def _produce_epoch(self, number: int, carried: bytes) -> None:
         if (number, carried) != self._supplied:
             self._supplied = (number, carried)
             order = self._orders.order(number, first=number, carried=carried)
-            self._supply.begin_epoch(order, takers=self._partitions)
+            self._producer.begin_epoch(order, takers=self._partitions)
 
     def _foresee(self, ended: EpochEnded) -> None:
         """Make the first groups of the next epoch ready, as if it were shared out like the one that ended."""
@@ -316,23 +319,23 @@ class DataServer(Role):
         if began is None or began.number != ended.number or ended.number >= self._config.epochs:
             return
         order = self._orders.order(ended.number, first=ended.number, carried=began.carried_images)
-        self._supply_epoch(ended.number + 1, order.images_in(ended.skipped))
-        if began.turn or began.pooled:
-            self._supply.prepare(range(min(ahead * len(began.shares), began.groups)))
+        self._produce_epoch(ended.number + 1, order.images_in(ended.skipped))
+        if began.round_groups or began.pooled:
+            self._producer.prepare(range(min(ahead * len(began.shares), began.groups)))
             return
         for replica, (start, stop) in began.shares.items():
             if self._serves(replica):
-                self._supply.prepare(range(start, min(start + ahead, stop)))
+                self._producer.prepare(range(start, min(start + ahead, stop)))
 
     def _serves(self, replica: Replica) -> bool:
         """Whether the replica's workers ask us."""
-        return self._membership.map.lender_for(replica) == self.address
+        return self._membership.map.ledger_leader_for(replica) == self.address
 
     def _on_lead(self) -> None:
         """Who lent before us may not have told the controllers all: see, when all that we have is settled."""
         self._pausing = None
-        self._first_as_lender = TimePassed()
-        self._lending.enter(self._first_as_lender)
+        self._first_as_ledger_leader = TimePassed()
+        self._ledger.enter(self._first_as_ledger_leader)
 
     # --- questions ---------------------------------------------------------------------------
 
@@ -340,7 +343,7 @@ class DataServer(Role):
         match body:
             case LeaseGroups() | ReportGroups() if body.run != self._run:
                 request.fail("wrong-run", f"this data server is on run {self._run}, not {body.run}")
-            case LeaseGroups() | ReportGroups() if not self._lending.keeps:
+            case LeaseGroups() | ReportGroups() if not self._ledger.keeps:
                 request.fail("not-lending", f"{self._identity.node} has no leases of run {self._run}")
             case LeaseGroups() | ReportGroups() if text := taker_refusal(
                 body, request.link.peer, self._takers
@@ -351,9 +354,9 @@ class DataServer(Role):
             case ReportGroups():
                 self._reported(request, body)
             case Enter():
-                self._lending.answer_enter(request, body)
+                self._ledger.answer_enter(request, body)
             case CopyLedger():
-                self._lending.answer_copy(request, body)
+                self._ledger.answer_copy(request, body)
             case ReadTest():
                 self._send_test(request, body)
             case _:
@@ -382,7 +385,7 @@ class DataServer(Role):
         event = LeaseAsked(
             request=self._next_request(),
             replica=Replica(body.replica),
-            life=body.life,
+            replica_generation=body.replica_generation,
             partition=body.partition,
             position=body.position,
             heard=body.heard,
@@ -395,7 +398,7 @@ class DataServer(Role):
 
     def _send_test(self, request: Request, body: ReadTest) -> None:
         of_test = self._dataset.test_images, self._dataset.test_labels
-        images, labels = self._supply.validation if body.validation else of_test
+        images, labels = self._producer.validation if body.validation else of_test
         total = len(labels)
         size, most = prod(self._dataset.image_shape), request.link.max_message_bytes
         refused = check_test_part(body, total, image_bytes=size, most_bytes=most)
@@ -410,10 +413,14 @@ class DataServer(Role):
         began, images = self._began, self._config.images_per_group
         known = began is not None and began.number == self.state.epoch == self._supplied[0]
         epoch, groups = (began.number, began.groups) if began is not None and known else (0, 0)
-        count = self._supply.count
+        count = self._producer.count
         check_report(body, self._partitions, group_images=images, epoch=epoch, groups=groups, count=count)
         event = GroupsReported(
-            Replica(body.replica), body.life, body.partition, body.finished, self._next_request()
+            Replica(body.replica),
+            body.replica_generation,
+            body.partition,
+            body.finished,
+            self._next_request(),
         )
         self._enter(_Question(request, event))
 
@@ -423,7 +430,7 @@ class DataServer(Role):
 
     def _enter(self, question: _Question) -> None:
         self._questions[self._asked_so_far] = question
-        self._lending.enter(question.event)
+        self._ledger.enter(question.event)
 
     def _close(self, request: tuple[str, int] | None) -> _Question | None:
         """The question that is answered now; None if it is not ours, or is answered."""
@@ -439,7 +446,7 @@ class DataServer(Role):
 
     def _read_on(self, replica: Replica) -> None:
         if self.state.epoch == self._supplied[0]:
-            self._supply.prepare(self.state.upcoming(replica, self._read_ahead))
+            self._producer.prepare(self.state.upcoming(replica, self._read_ahead))
 
     # --- what follows ------------------------------------------------------------------------
 
@@ -453,7 +460,7 @@ class DataServer(Role):
                 reply_or_fail(question.request, pack(Reported()))
         for effect in settled.effects:
             self._perform(effect)
-        if event is self._first_as_lender:
+        if event is self._first_as_ledger_leader:
             untold = self.state.untold()
             if untold is not None:
                 self._perform(untold)
@@ -464,19 +471,19 @@ class DataServer(Role):
                 question = self._close(effect.request)
                 if question is not None:
                     self._charge_groups(question, effect)
-            case EpochEnded() if self._lending.leads:
+            case EpochEnded() if self._ledger.leads:
                 result = self._result(effect)
                 self._untold.put_nowait(partial(self._report_epoch, self._run, effect.number, result))
                 self._foresee(effect)
             case EpochEnded():
                 self._foresee(effect)
-            case Paused() if self._lending.leads and self._pausing != (self._run, effect.number):
+            case Paused() if self._ledger.leads and self._pausing != (self._run, effect.number):
                 self._pausing, self._pause_told = (self._run, effect.number), False
                 self._untold.put_nowait(partial(self._pause, self._run, effect))
 
     def _charge_groups(self, question: _Question, grant: Grant) -> None:
         """Charge for an answer of groups before the server makes it; it goes out when there is room."""
-        images = self._images_bytes(sum([self._supply.count(number) for number, _ in grant.groups]))
+        images = self._images_bytes(sum([self._producer.count(number) for number, _ in grant.groups]))
         if question.rows is not None:
             first, stop = question.rows
             images = images * (stop - first) // self._dataset.image_shape[1]
@@ -485,7 +492,7 @@ class DataServer(Role):
     def _send_when_ready(self, question: _Question, grant: Grant) -> None:
         numbers = [number for number, _ in grant.groups]
         if numbers and grant.epoch == self._supplied[0]:
-            self._supply.when_ready(numbers, partial(self._send_groups, question, grant))
+            self._producer.when_ready(numbers, partial(self._send_groups, question, grant))
         elif not numbers:
             self._send_groups(question, grant)
         else:
@@ -498,15 +505,15 @@ class DataServer(Role):
         leases: list[Lease] = []
         tensors: tuple[NDArray[Any], ...] = ()
         if grant.groups:
-            count = self._supply.count
+            count = self._producer.count
             leases = [
                 Lease(grant.epoch, number, attempt, count(number), progress)
                 for (number, attempt), progress in zip(grant.groups, grant.progress, strict=True)
             ]
-            images, labels = self._supply.take([number for number, _ in grant.groups])
+            images, labels = self._producer.take([number for number, _ in grant.groups])
             tensors = _cut(images, labels, question.rows)
             if question.rows is not None:
-                self._supply.watch(tensors[:-1])
+                self._producer.watch(tensors[:-1])
         groups = Groups(leases=tuple(leases), last=grant.last, clock=grant.clock, end=grant.end)
         self._asking.discard(request.link)
         reply_or_fail(request, pack(groups, tensors))
@@ -528,7 +535,7 @@ class DataServer(Role):
         }
 
     def _images_in(self, numbers: Iterable[int]) -> int:
-        return sum(map(self._supply.count, numbers))
+        return sum(map(self._producer.count, numbers))
 
     async def _tell(self) -> None:
         """Tell the controllers what they are to know, one thing after the other."""
@@ -563,11 +570,11 @@ class DataServer(Role):
         """Go on leasing if the driver has taken its checkpoint."""
         epoch = cluster.epoch
         if self._pausing is not None and epoch is not None and not epoch.paused:
-            if self._lending.leads and self._pausing == (epoch.run, epoch.number) == (
+            if self._ledger.leads and self._pausing == (epoch.run, epoch.number) == (
                 self._run,
                 epoch.number,
             ):
-                self._lending.enter(PauseEnded())
+                self._ledger.enter(PauseEnded())
             self._pausing = None
 
     def statistics(self) -> dict[str, Any]:
@@ -577,9 +584,9 @@ class DataServer(Role):
         return {
             **told,
             "skipped": skipped,
-            "transforms": self._supply.statistics(),
-            "cache": self._supply.cache_statistics(),
-            "lending": self._lending.statistics(),
+            "transforms": self._producer.statistics(),
+            "cache": self._producer.cache_statistics(),
+            "lending": self._ledger.statistics(),
             **super().statistics(),
         }
 
@@ -619,7 +626,7 @@ def _began(run: RunRecord, config: Config, epoch: EpochRecord, carried_images: b
         number=epoch.number,
         groups=epoch.groups,
         shares={Replica(int(replica)): share for replica, share in epoch.shares.items()},
-        turn=epoch.turn,
+        round_groups=epoch.round_groups,
         first_clock=epoch.first_clock,
         finished=epoch.finished,
         images=taken_up.images if taken_up is not None else 0,
@@ -630,7 +637,7 @@ def _began(run: RunRecord, config: Config, epoch: EpochRecord, carried_images: b
             epoch=epoch.number,
             groups=epoch.groups,
             finished=epoch.finished,
-            turn=epoch.turn,
+            round_groups=epoch.round_groups,
         ),
         every=config.checkpoint_every,
         carried=epoch.carried,

@@ -80,7 +80,7 @@ class EpochBegan(msgspec.Struct, frozen=True, tag=True):
     number: EpochNumber
     groups: GroupNumber
     shares: Shares
-    turn: Count = 0
+    round_groups: Count = 0
     first_clock: Clock = 0
     finished: GroupRanges = ()
     """Ranges of groups that were trained before the run was resumed."""
@@ -111,7 +111,7 @@ class EpochBegan(msgspec.Struct, frozen=True, tag=True):
 class ReplicasChanged(msgspec.Struct, frozen=True, tag=True):
     """The controllers decided which replicas are live, and in which life."""
 
-    lives: Annotated[dict[ReplicaNumber, DrawnId], msgspec.Meta(max_length=MOST_REPLICAS)]
+    replica_generations: Annotated[dict[ReplicaNumber, DrawnId], msgspec.Meta(max_length=MOST_REPLICAS)]
 
 
 class LeaseAsked(msgspec.Struct, frozen=True, tag=True, kw_only=True, eq=False):
@@ -119,7 +119,7 @@ class LeaseAsked(msgspec.Struct, frozen=True, tag=True, kw_only=True, eq=False):
 
     request: Request
     replica: ReplicaNumber
-    life: DrawnId
+    replica_generation: DrawnId
     partition: Partition
     position: Count
     """Groups that it has received."""
@@ -134,7 +134,7 @@ class GroupsReported(msgspec.Struct, frozen=True, tag=True):
     """A worker finished its part in groups."""
 
     replica: ReplicaNumber
-    life: DrawnId
+    replica_generation: DrawnId
     partition: Partition
     finished: Annotated[tuple[Finished, ...], msgspec.Meta(max_length=MOST_IN_A_META)]
     request: Request = None
@@ -162,7 +162,7 @@ class OpenLog(msgspec.Struct, frozen=True, array_like=True):
     """The log of one life of a replica, between two epochs."""
 
     replica: ReplicaNumber
-    life: DrawnId
+    replica_generation: DrawnId
     stop: Count
     """Groups that it was leased."""
     positions: Annotated[tuple[Count, ...], msgspec.Meta(max_length=MOST_IN_A_META)]
@@ -245,7 +245,7 @@ def _ranges(numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:
 
 
 def _worker(asked: LeaseAsked) -> tuple[Replica, int, int]:
-    return asked.replica, asked.life, asked.partition
+    return asked.replica, asked.replica_generation, asked.partition
 
 
 class DataState:
@@ -282,7 +282,9 @@ class DataState:
         state = cls(partitions=opening.partitions)
         state._clock = opening.clock
         state._logs = {
-            log.replica: LeaseLog(log.life, opening.partitions, stop=log.stop, positions=log.positions)
+            log.replica: LeaseLog(
+                log.replica_generation, opening.partitions, stop=log.stop, positions=log.positions
+            )
             for log in opening.logs
         }
         state._parked = list(opening.parked)
@@ -295,7 +297,9 @@ class DataState:
         return Opening(
             partitions=self._partitions,
             clock=self._clock,
-            logs=tuple(OpenLog(r, log.life, log.stop, log.positions) for r, log in self._logs.items()),
+            logs=tuple(
+                OpenLog(r, log.replica_generation, log.stop, log.positions) for r, log in self._logs.items()
+            ),
             parked=tuple(self._parked),
             trained_again=self.trained_again,
             late_reports=self.late_reports,
@@ -325,10 +329,14 @@ class DataState:
 
     def _replicas_changed(self, event: ReplicasChanged) -> None:
         """Who lives on in another life is lost first, and then joins."""
-        staying = {r: log for r, log in self._logs.items() if event.lives.get(r) == log.life}
+        staying = {
+            r: log
+            for r, log in self._logs.items()
+            if event.replica_generations.get(r) == log.replica_generation
+        }
         joining = {
-            replica: LeaseLog(life, self._partitions)
-            for replica, life in event.lives.items()
+            replica: LeaseLog(replica_generation, self._partitions)
+            for replica, replica_generation in event.replica_generations.items()
             if replica not in staying
         }
         for logs in (staying, {**staying, **joining}):
@@ -350,7 +358,7 @@ class DataState:
             number=event.number,
             groups=event.groups,
             shares=event.shares,
-            turn=event.turn,
+            round_groups=event.round_groups,
             first_clock=event.first_clock,
             finished=event.finished,
             warm=event.warm,
@@ -375,7 +383,11 @@ class DataState:
         self._parked.append(Parked(event, now + event.wait_s))
         log = self._logs.get(event.replica)
         # A worker that claims unleased groups waits for them, and confirms none.
-        if log is not None and log.life == event.life and event.position <= log.stop:
+        if (
+            log is not None
+            and log.replica_generation == event.replica_generation
+            and event.position <= log.stop
+        ):
             log.confirm(event.partition, event.position)
         # Unless it is the same one, that came in twice.
         requests = [parked.asked.request for parked in void]
@@ -383,7 +395,11 @@ class DataState:
 
     def _reported(self, event: GroupsReported, now: float) -> list[Effect]:
         log = self._logs.get(event.replica)
-        if log is None or log.life != event.life or event.partition >= self._partitions:
+        if (
+            log is None
+            or log.replica_generation != event.replica_generation
+            or event.partition >= self._partitions
+        ):
             self.late_reports += len(event.finished)
             return []
         effects = [e for r in event.finished for e in self._finish(event.replica, event.partition, r, now)]
@@ -397,8 +413,8 @@ class DataState:
             self.late_reports += 1
             return []
         self._clock = max(self._clock, report.clock)
-        if epoch.meeting is not None:
-            epoch.meeting.seen(report.clock)
+        if epoch.clock_targets is not None:
+            epoch.clock_targets.seen(report.clock)
         lease = epoch.open_lease(report.number, replica, report.attempt)
         if lease is None or partition in lease.losses:
             self.late_reports += 1
@@ -414,13 +430,13 @@ class DataState:
             self._images += report.images
             self._loss_sum += sum(lease.losses.values()) * report.images
             effects = [Paused(epoch.number, epoch.finished)] if epoch.advance() else self._ended_if_over()
-        if epoch.meeting is not None or (epoch.stretch, epoch.closed) != before or epoch.over:
+        if epoch.clock_targets is not None or (epoch.stretch, epoch.closed) != before or epoch.over:
             effects += self._answer_parked(now)
         return effects
 
     def _is_beyond(self, epoch: Epoch, clock: int) -> bool:
         """Whether no replica can have reached such a clock, to which all would tick."""
-        return epoch.meeting is not None and clock > self._most_clock
+        return epoch.clock_targets is not None and clock > self._most_clock
 
     def _ended_if_over(self) -> list[Effect]:
         """What came of the epoch, once it is over; told once."""
@@ -452,12 +468,12 @@ class DataState:
         return self._epoch.number if self._epoch is not None else 0
 
     @property
-    def lives(self) -> dict[Replica, int]:
+    def replica_generations(self) -> dict[Replica, int]:
         """Of the live replicas, as last heard."""
-        return {replica: log.life for replica, log in self._logs.items()}
+        return {replica: log.replica_generation for replica, log in self._logs.items()}
 
     def _meet(self, epoch: Epoch) -> int:
-        return epoch.meeting.end if epoch.meeting is not None else self._clock
+        return epoch.clock_targets.end if epoch.clock_targets is not None else self._clock
 
     def _answer_parked(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
@@ -477,7 +493,12 @@ class DataState:
         epoch, log = self._epoch, self._logs.get(asked.replica)
         late = parked.deadline <= now
         number = epoch.number if epoch is not None else 0
-        if epoch is None or log is None or log.life != asked.life or not log.holds(asked.position):
+        if (
+            epoch is None
+            or log is None
+            or log.replica_generation != asked.replica_generation
+            or not log.holds(asked.position)
+        ):
             return Grant(asked.request, number, (), last=True) if late else None
         heard = asked.heard if not late else -1
         if asked.position == log.stop and not epoch.has_work(asked.replica):

@@ -25,7 +25,7 @@ class _Fetching(msgspec.Struct):
     blocked_s: Seconds
 
 
-class _Lending(msgspec.Struct):
+class _Ledger(msgspec.Struct):
     leads: bool
 
 
@@ -40,7 +40,7 @@ class _Process(msgspec.Struct):
     peak_rss_mb: float
 
 
-class _Counted(msgspec.Struct, kw_only=True):
+class _Counted(msgspec.Struct, kw_only=True, rename={"ledger_record": "lending"}):
     process: _Process
     traffic: list[_Row]
     staleness: Histogram = {}
@@ -52,7 +52,7 @@ class _Counted(msgspec.Struct, kw_only=True):
     data: _Fetching | None = None
     clock_waits: Count = 0
     clock_wait_s: Seconds = 0.0
-    lending: _Lending | msgspec.UnsetType = msgspec.UNSET
+    ledger_record: _Ledger | msgspec.UnsetType = msgspec.UNSET
     epoch: Epoch = 0
     finished: Count = 0
     images: Count = 0
@@ -60,7 +60,7 @@ class _Counted(msgspec.Struct, kw_only=True):
     loss: float | None = None
 
 
-class _Lender(_Counted, kw_only=True):
+class _LedgerLeader(_Counted, kw_only=True):
     epoch: Epoch
     finished: Count
     images: Count
@@ -78,7 +78,7 @@ def check_counted(values: dict[str, Any], role: str) -> None:
         RemoteProtocolError: A field lacks, or has another type; it is named.
     """
     if "lending" in values:
-        wanted: type[_Counted] = _Lender
+        wanted: type[_Counted] = _LedgerLeader
     else:
         wanted = _Server if role == "ps" and values.get("shards") else _Counted
     try:

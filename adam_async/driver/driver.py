@@ -38,7 +38,7 @@ from adam_async.driver.evaluator import Evaluator
 from adam_async.driver.events import Incidents
 from adam_async.driver.notices import Notices
 from adam_async.driver.planning import plan_here
-from adam_async.driver.readiness import LOOK_S, Muster, check_failed
+from adam_async.driver.readiness import LOOK_S, Readiness, check_failed
 from adam_async.driver.recorder import Recorder
 from adam_async.driver.resumption import bounded
 from adam_async.driver.role_counts import RoleCounts
@@ -204,7 +204,7 @@ class Driver:
         self._stopping = asyncio.Event()
         self._choice = EpochChoice()
         self.progress = Progress(consistency=config.consistency)
-        self._muster = Muster(
+        self._readiness = Readiness(
             config=config, membership=self._membership, inquiries=self._inquiries, progress=self.progress
         )
 
@@ -341,10 +341,10 @@ class Driver:
             limit = LinkConfig().max_message_bytes
             check_crossings(model, self._plan, self.config, most_bytes=limit)
         again = 0 if self._resume is None else self._resume.trained_again
-        in_flight = await self._muster.wait_for_workers()
+        in_flight = await self._readiness.wait_for_workers()
         try:
             run, cluster = await self._begin(spec, model, data, in_flight)
-            return await self._drive(run, cluster, model, data, again, on_epoch)
+            return await self._disk_model(run, cluster, model, data, again, on_epoch)
         finally:
             await self._end(self._run)
 
@@ -394,7 +394,7 @@ class Driver:
                     if not lost or loop.time() > last_try or task.cancelling():
                         raise
                     self.note(f"{lost} was lost before training began: the run is placed anew")
-                in_flight = await self._muster.wait_for_workers()
+                in_flight = await self._readiness.wait_for_workers()
                 self._runs += 1
         finally:
             self._resume = None  # its memory is not kept, nor is a run continued twice
@@ -408,7 +408,7 @@ class Driver:
                 watch = group.create_task(self._raise_failure(run), name=f"{self._identity.node}/failure")
                 await self._load(run, model, resumed)
                 watch.cancel()
-        return await self._muster.wait_training(run)
+        return await self._readiness.wait_training(run)
 
     def _server_lost_by(self, cause: BaseException) -> str:
         """The parameter server by whose loss a run failed; empty if it failed by something else."""
@@ -448,9 +448,9 @@ class Driver:
 
     async def wait_for_data(self) -> dict[str, Any]:
         """Wait for a data server, and return what it says of its data. See `Muster.wait_for_data`."""
-        return await self._muster.wait_for_data()
+        return await self._readiness.wait_for_data()
 
-    async def _drive(
+    async def _disk_model(
         self,
         run: RunRecord,
         cluster: ClusterMap,
@@ -587,7 +587,7 @@ class Driver:
         self.progress.phase = "stopping"
         self.note(f"stopped within epoch {epoch}")
         await self._end(self._run)
-        came_to = await self._counts.lender()
+        came_to = await self._counts.ledger_leader()
         weights = (await pull_snapshot(model, self._table(model), self.map, client)).weights
         if int(came_to["epoch"]) == epoch and int(came_to["images"]):
             result = await self._evaluate_epoch(
@@ -728,7 +728,7 @@ class Driver:
         self.progress.phase = "taking a checkpoint"
         if taken is not None:
             try:
-                data = await self._counts.lender()
+                data = await self._counts.ledger_leader()
                 reading = await taken.read(cluster, int(data["clock"]))
             except (TransportError, TimeoutError) as error:
                 taken.miss(f"no checkpoint was taken, the data server could not be asked: {error!r}")
@@ -789,7 +789,7 @@ class Driver:
             fill = partial(fill_from, tensors, model, self._init, seed=self.config.seed)
             self.note(await self._pool.run(fill))
             states = first_states(tensors)
-        cluster = await self._muster.wait_placed(run)
+        cluster = await self._readiness.wait_placed(run)
         try:
             async with asyncio.timeout(self._waits.prepare_s):
                 await self._copies.load(cluster, self._table(model), tensors, states)

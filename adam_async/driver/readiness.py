@@ -22,7 +22,7 @@ NO_RUN = "-"
 """No node is ready for this."""
 
 
-class Muster:
+class Readiness:
     """Waits for the roles of one configuration, each wait at most `prepare_s`.
 
     Args:
@@ -55,7 +55,7 @@ class Muster:
             DeadlineExceeded: None joined within `prepare_s`.
         """
         cluster = await self._wait_for(
-            lambda m: bool(m.live("data")) and self._membership.seated, "a data server to join"
+            lambda m: bool(m.live("data")) and self._membership.joined, "a data server to join"
         )
         self._progress.phase = "preparing"
         return cluster.nodes[cluster.live("data")[0]].info
@@ -145,7 +145,7 @@ class Muster:
 
     def _show_lacking(self, cluster: ClusterMap) -> bool:
         """Show of which roles there are too few; returns whether there are any."""
-        if not self._membership.seated:  # nobody can be seen from outside
+        if not self._membership.joined:  # nobody can be seen from outside
             return False
         lacking = [
             f"{wanted - here} of {wanted} {role}s" if wanted > 1 else f"a {role}"
@@ -224,5 +224,5 @@ def who_is_here(cluster: ClusterMap, run: str) -> str:
 
 def _is_ready(cluster: ClusterMap, node: NodeRecord, run: str) -> bool:
     if node.role == "worker":
-        return node.ready == ready_word(run, cluster.life(node.replica))
+        return node.ready == ready_word(run, cluster.replica_generation(node.replica))
     return node.ready == run

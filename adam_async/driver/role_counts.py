@@ -49,13 +49,13 @@ class RoleCounts:
         Raises:
             RoleDied, RunFailed: No data server leads them.
         """
-        if not self._map.lenders:
+        if not self._map.ledger_leaders:
             if self._map.run is not None:
                 check_failed(self._map, self._run())
             raise RoleDied("the data server", "no other has joined")
-        return self._map.nodes[self._map.lenders[0]].address
+        return self._map.nodes[self._map.ledger_leaders[0]].address
 
-    async def lender(self) -> dict[str, Any]:
+    async def ledger_leader(self) -> dict[str, Any]:
         """Return the counts of the data server that leads the leases; if it is lost, of the next one.
 
         Raises:

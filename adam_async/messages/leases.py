@@ -45,7 +45,7 @@ class LeaseGroups(Body, frozen=True, kw_only=True):
 
     run: RunId
     replica: ReplicaNumber
-    life: DrawnId
+    replica_generation: DrawnId
     """Of the replica; see `ClusterMap.life`."""
     partition: Partition
     position: Count
@@ -89,7 +89,7 @@ class ReportGroups(Body, frozen=True, kw_only=True):
 
     run: RunId
     replica: ReplicaNumber
-    life: DrawnId
+    replica_generation: DrawnId
     partition: Partition
     finished: Annotated[tuple[Finished, ...], msgspec.Meta(max_length=MOST_IN_A_META)]
 

@@ -60,7 +60,7 @@ class Push(Body, frozen=True, kw_only=True):
     """The push's number on each shard, from 1 without gaps per (session, shard)."""
     versions: Versions
     """Oldest version of the shard that the step's groups read."""
-    own: PushNumbers
+    own_applied: PushNumbers
     """Own pushes since that version which a local step had already applied to the copy read."""
     pull: bool = False
     """Whether the answer shall carry the values of these shards, with this push in them."""

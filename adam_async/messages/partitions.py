@@ -23,7 +23,7 @@ class Greet(Body, frozen=True, kw_only=True):
 
     run: RunId
     replica: ReplicaNumber
-    life: DrawnId
+    replica_generation: DrawnId
     partition: Partition
     """Of the sender."""
     received: Count

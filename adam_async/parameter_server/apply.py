@@ -288,7 +288,7 @@ class Applier:
         if rates is None:
             each = [push.each() for push in pushes]
         else:
-            each = [push.at(own) for push, own in zip(pushes, rates, strict=True)]
+            each = [push.at(own_applied) for push, own_applied in zip(pushes, rates, strict=True)]
         for shard, batch in zip(shards, zip(*each, strict=True), strict=True):
             yield from self._shard_pieces(shard, batch)
 

@@ -81,7 +81,7 @@ class StepPush(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     shards: tuple[ShardId, ...]
     tensors: Sequence[NDArray[Any]]
     versions: tuple[int, ...]
-    own: tuple[int, ...]
+    own_applied: tuple[int, ...]
     clock: int
     images: int
     rate: float
@@ -382,7 +382,7 @@ class ParameterClient:
             shards=step.shards,
             numbers=session.next_numbers(step.shards),
             versions=step.versions,
-            own=step.own,
+            own_applied=step.own_applied,
             pull=step.pull,
             epoch=step.epoch,
         )

@@ -27,7 +27,7 @@ def read_gradients(
     Raises:
         RemoteProtocolError: Counts, shapes or types do not fit the shards named.
     """
-    if not len(push.shards) == len(push.numbers) == len(push.versions) == len(push.own):
+    if not len(push.shards) == len(push.numbers) == len(push.versions) == len(push.own_applied):
         raise RemoteProtocolError("push", "shards, numbers, versions and own of a Push differ in length")
     if push.images < 1:
         raise RemoteProtocolError("push", f"a Push is of at least one image, not of {push.images}")

@@ -126,7 +126,7 @@ class QuestionChecks:
         return self._too_large(body, most_bytes)
 
     def _push(self, push: Push) -> str:
-        if not len(push.shards) == len(push.numbers) == len(push.versions) == len(push.own):
+        if not len(push.shards) == len(push.numbers) == len(push.versions) == len(push.own_applied):
             return "shards, numbers, versions and own differ in length"
         # One test lets a correct push pass; the calls name the first of the faults.
         if (
@@ -146,14 +146,14 @@ class QuestionChecks:
         if push.generation != self._state.generation:
             return ""
         shards = self._state.shards
-        for number, version, own, count in zip(
-            push.shards, push.versions, push.own, push.numbers, strict=True
+        for number, version, own_applied, count in zip(
+            push.shards, push.versions, push.own_applied, push.numbers, strict=True
         ):
             shard = shards.get(ShardId(number))
             if shard is not None and version > shard.version:
                 return f"version {version} of shard {number} was read, and it has {shard.version}"
-            if own >= count and own:
-                return f"{own} pushes on shard {number} came before push {count}"
+            if own_applied >= count and own_applied:
+                return f"{own_applied} pushes on shard {number} came before push {count}"
         return ""
 
     def _record(self, record: Record) -> str:

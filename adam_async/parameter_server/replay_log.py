@@ -27,7 +27,7 @@ MAGIC = b"adamord1"
 JOINED, NOT_APPLIED, SUMMED = 1, 2, 4
 
 _COUNTS = Struct("<II")
-_LIFE = Struct("<iIQQ")
+_REPLICA_GENERATION = Struct("<iIQQ")
 _SHARD = Struct("<IIQ")
 _ENTRY = Struct("<IHBx")
 
@@ -36,7 +36,7 @@ ENTRY = np.dtype([("clock", "<u4"), ("life", "<u2"), ("flags", "u1"), ("zero", "
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
+class ReplicaGeneration:
     """One pushing client."""
 
     replica: int
@@ -52,32 +52,39 @@ class OrderLog:
     """
 
     def __init__(self, shards: Sequence[int]) -> None:
-        self._lives: dict[Life, int] = {}
+        self._replica_generations: dict[ReplicaGeneration, int] = {}
         self._entries: dict[int, bytearray] = {shard: bytearray() for shard in shards}
         self._packed = b""
         self._packed_entries = -1
 
-    def life(self, replica: int, session: int, incarnation: int) -> int:
+    def replica_generation(self, replica: int, session: int, incarnation: int) -> int:
         """The number of a client in this log."""
-        return self._lives.setdefault(Life(replica, session, incarnation), len(self._lives))
+        return self._replica_generations.setdefault(
+            ReplicaGeneration(replica, session, incarnation), len(self._replica_generations)
+        )
 
-    def note(self, shard: int, clock: int, life: int, flags: int) -> None:
+    def note(self, shard: int, clock: int, replica_generation: int, flags: int) -> None:
         """Note that a push was applied to a shard, or refused, after all that was noted before."""
-        self._entries[shard] += _ENTRY.pack(clock, life, flags)
+        self._entries[shard] += _ENTRY.pack(clock, replica_generation, flags)
 
     def packed(self) -> bytes:
         """The log so far, in the layout above; the same object for as long as nothing is noted."""
         entries = sum(map(len, self._entries.values()))
         if entries != self._packed_entries:
-            lives = [_LIFE.pack(life.replica, 0, life.session, life.incarnation) for life in self._lives]
+            replica_generations = [
+                _REPLICA_GENERATION.pack(
+                    replica_generation.replica, 0, replica_generation.session, replica_generation.incarnation
+                )
+                for replica_generation in self._replica_generations
+            ]
             heads = [_SHARD.pack(n, 0, len(data) // _ENTRY.size) for n, data in self._entries.items()]
-            head = _COUNTS.pack(len(lives), len(heads))
-            self._packed = b"".join([MAGIC, head, *lives, *heads, *self._entries.values()])
+            head = _COUNTS.pack(len(replica_generations), len(heads))
+            self._packed = b"".join([MAGIC, head, *replica_generations, *heads, *self._entries.values()])
             self._packed_entries = entries
         return self._packed
 
 
-def read_order_log(data: bytes) -> tuple[tuple[Life, ...], Mapping[int, NDArray[Any]]]:
+def read_order_log(data: bytes) -> tuple[tuple[ReplicaGeneration, ...], Mapping[int, NDArray[Any]]]:
     """Read a log: the lives, and per shard its entries, of dtype `ENTRY`, read-only.
 
     Raises:
@@ -88,16 +95,16 @@ def read_order_log(data: bytes) -> tuple[tuple[Life, ...], Mapping[int, NDArray[
     at = len(MAGIC)
     if len(data) < at + _COUNTS.size:
         raise ValueError(f"an order log of {len(data)} bytes has no counts")
-    lives_count, shards_count = _COUNTS.unpack_from(data, at)
+    generations_count, shards_count = _COUNTS.unpack_from(data, at)
     at += _COUNTS.size
-    body = at + lives_count * _LIFE.size + shards_count * _SHARD.size
+    body = at + generations_count * _REPLICA_GENERATION.size + shards_count * _SHARD.size
     if len(data) < body:
         raise ValueError(f"an order log of {len(data)} bytes ends in its tables, which take {body}")
-    lives = []
-    for _ in range(lives_count):
-        replica, _zero, session, incarnation = _LIFE.unpack_from(data, at)
-        lives.append(Life(replica, session, incarnation))
-        at += _LIFE.size
+    replica_generations = []
+    for _ in range(generations_count):
+        replica, _zero, session, incarnation = _REPLICA_GENERATION.unpack_from(data, at)
+        replica_generations.append(ReplicaGeneration(replica, session, incarnation))
+        at += _REPLICA_GENERATION.size
     heads = [_SHARD.unpack_from(data, at + n * _SHARD.size) for n in range(shards_count)]
     wanted = body + _ENTRY.size * sum(entries for _, _, entries in heads)
     if len(data) != wanted:
@@ -107,4 +114,4 @@ def read_order_log(data: bytes) -> tuple[tuple[Life, ...], Mapping[int, NDArray[
     for shard, _zero, entries in heads:
         found[shard] = np.frombuffer(data, ENTRY, entries, at)
         at += entries * _ENTRY.size
-    return tuple(lives), found
+    return tuple(replica_generations), found

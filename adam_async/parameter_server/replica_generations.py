@@ -19,7 +19,7 @@ OVER_KEPT = 1 << 14
 """Maximum number of ended lives that the server remembers, over all replicas."""
 
 
-class LivesOver:
+class GenerationsOver:
     """The newest ended lives. `(replica, life) in lives` is true for an ended one."""
 
     def __init__(self) -> None:
@@ -28,35 +28,35 @@ class LivesOver:
         self.forgotten = 0
         """Number of lives with dropped push numbers."""
 
-    def __contains__(self, life: tuple[Replica, int]) -> bool:
-        return life in self._over
+    def __contains__(self, replica_generation: tuple[Replica, int]) -> bool:
+        return replica_generation in self._over
 
     def __len__(self) -> int:
         return len(self._over)
 
-    def end(self, replica: Replica, life: int) -> int | None:
+    def end(self, replica: Replica, replica_generation: int) -> int | None:
         """Record the end of a life. Returns the life whose push numbers the caller must drop, if any."""
-        self._over[replica, life] = None
+        self._over[replica, replica_generation] = None
         while len(self._over) > OVER_KEPT:
             del self._over[next(iter(self._over))]
         newest = self._newest.setdefault(replica, deque())
-        newest.append(life)
+        newest.append(replica_generation)
         if len(newest) <= REMEMBERED:
             return None
         self.forgotten += 1
         return newest.popleft()
 
-    def is_forgotten(self, replica: Replica, life: int) -> bool:
+    def is_forgotten(self, replica: Replica, replica_generation: int) -> bool:
         """Whether a life has ended and its push numbers are dropped."""
-        return (replica, life) in self._over and life not in self._newest[replica]
+        return (replica, replica_generation) in self._over and replica_generation not in self._newest[replica]
 
     def begin(self, live: Mapping[Replica, int]) -> None:
         """Remove lives that are live again."""
-        for replica, life in live.items():
-            if (replica, life) in self._over:
-                del self._over[replica, life]
-                if life in self._newest[replica]:
-                    self._newest[replica].remove(life)
+        for replica, replica_generation in live.items():
+            if (replica, replica_generation) in self._over:
+                del self._over[replica, replica_generation]
+                if replica_generation in self._newest[replica]:
+                    self._newest[replica].remove(replica_generation)
 
     def __repr__(self) -> str:
         return f"<LivesOver {len(self._over)} known, {self.forgotten} forgotten>"

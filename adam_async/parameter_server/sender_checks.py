@@ -33,7 +33,7 @@ class Speakers:
         self._sessions: dict[Peer, int] = {}
         self._members: Mapping[tuple[Replica, int], frozenset[Peer]] = {}
 
-    def lives_changed(self, members: Mapping[tuple[Replica, int], frozenset[Peer]]) -> None:
+    def replica_generations_changed(self, members: Mapping[tuple[Replica, int], frozenset[Peer]]) -> None:
         """Set the workers of each live replica, by replica and life; forgets sessions of its other lives."""
         self._members = members
         live = dict(members.keys())

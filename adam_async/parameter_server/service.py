@@ -72,7 +72,7 @@ from adam_async.parameter_server.sender_checks import Speakers
 from adam_async.parameter_server.shard import Shard
 from adam_async.parameter_server.shard_transfer import load_states, read_states
 from adam_async.parameter_server.state import ServerState
-from adam_async.parameter_server.storage import ShardStorage, StorageShelf, initial_values
+from adam_async.parameter_server.storage import ShardStorage, StoragePool, initial_values
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Config, Waits
 from adam_async.run.ids import Replica, ShardId
@@ -120,7 +120,7 @@ class ParameterServer(Role):
         identity: Identity,
         waits: Waits,
         buffers: BufferPool,
-        shelf: StorageShelf | None = None,
+        storage_pool: StoragePool | None = None,
         timeline: Timeline | None = None,
         layers: Mapping[str, type[Layer]] = BUILTIN_LAYERS,
         make_pool: MakePool | None = None,
@@ -138,7 +138,7 @@ class ParameterServer(Role):
         self._buffers = buffers
         self._layers = layers
         self._make_pool = make_pool
-        self._shelf = shelf or StorageShelf()
+        self._storage_pool = storage_pool or StoragePool()
         self._storage: ShardStorage | None = None
         self._draining = False
         self._run = ""
@@ -178,15 +178,18 @@ class ParameterServer(Role):
                 live, epoch = None, 0
             state = self.state or self._preparing
             assert state is not None
-            now_live = {Replica(replica): life for replica, life in cluster.lives().items()}
+            now_live = {
+                Replica(replica): replica_generation
+                for replica, replica_generation in cluster.replica_generations().items()
+            }
             if now_live != live:
                 live = now_live
-                self._speakers.lives_changed(
+                self._speakers.replica_generations_changed(
                     {
-                        (replica, life): frozenset(
+                        (replica, replica_generation): frozenset(
                             (name, cluster.nodes[name].incarnation) for name in cluster.members(replica)
                         )
-                        for replica, life in live.items()
+                        for replica, replica_generation in live.items()
                     }
                 )
                 self._follow_up(state, state.handle(ReplicasChanged(live)))
@@ -211,7 +214,7 @@ class ParameterServer(Role):
         table = run_table(run, model)
         rule = make_rule(config.rule, momentum=config.momentum, weight_decay=config.weight_decay)
         in_place = config.weights == "aliased"
-        storage = self._storage = self._shelf.provide(
+        storage = self._storage = self._storage_pool.provide(
             run.id, lambda: ShardStorage(model.parameters, rule, self._dtype, in_place=in_place)
         )
         dice = Dice(config.seed)

@@ -83,7 +83,7 @@ from adam_async.parameter_server.events import (
 )
 from adam_async.parameter_server.push_queue import PushQueue
 from adam_async.parameter_server.replay_log import JOINED, NOT_APPLIED, SUMMED, OrderLog
-from adam_async.parameter_server.replica_generations import LivesOver, keep_newest
+from adam_async.parameter_server.replica_generations import GenerationsOver, keep_newest
 from adam_async.parameter_server.shard import Session, Shard
 from adam_async.parameter_server.statistics import count_shards
 from adam_async.parameter_server.waiting_requests import Parked
@@ -143,7 +143,7 @@ class ServerState:
         self._first_clock = 0
         self._live: Mapping[Replica, int] = {}
         self._known: Mapping[Replica, int] = {}
-        self._over = LivesOver()
+        self._over = GenerationsOver()
         self._early: dict[tuple[Replica, int], dict[ShardId, int]] = {}
         self.batches = 0
         self.batched_pushes = 0
@@ -319,7 +319,7 @@ class ServerState:
             for number, (queued, places) in enumerate(zip(done.pushes, done.places, strict=True)):
                 push, place = queued.push, places[at]
                 if finite:
-                    since = shard.version - push.versions[place] - push.own[place]
+                    since = shard.version - push.versions[place] - push.own_applied[place]
                     shard.count_staleness(push.replica, max(since, 0))
                 else:
                     shard.refused += 1
@@ -339,7 +339,7 @@ class ServerState:
             for queued, ok in zip(pushes, finite, strict=True):
                 if ok:
                     push = queued.push
-                    since = shard.version - push.versions[place] - push.own[place]
+                    since = shard.version - push.versions[place] - push.own_applied[place]
                     shard.count_staleness(push.replica, since if since > 0 else 0)
                     shard.version = Version(shard.version + 1)
                 else:
@@ -358,8 +358,8 @@ class ServerState:
     def _note(self, shard: Shard, queued: QueuedPush, flags: int) -> None:
         if self.log is not None:
             push = queued.push
-            life = self.log.life(push.replica, push.session, push.incarnation)
-            self.log.note(shard.spec.id, push.clock, life, flags)
+            replica_generation = self.log.replica_generation(push.replica, push.session, push.incarnation)
+            self.log.note(shard.spec.id, push.clock, replica_generation, flags)
 
     def _acknowledgement(self, queued: QueuedPush) -> Acknowledge:
         """Answer as things stand now; values go along only if nothing of the push is open."""
@@ -456,15 +456,29 @@ class ServerState:
         return [AcknowledgeTick(request), *self._answer_parked()]
 
     def _replicas_changed(self, event: ReplicasChanged) -> list[Effect]:
-        ended = [(r, life) for r, life in self._live.items() if event.live.get(r) != life]
+        ended = [
+            (r, replica_generation)
+            for r, replica_generation in self._live.items()
+            if event.live.get(r) != replica_generation
+        ]
         self._live = live = dict(event.live)
         self._over.begin(live)
-        self._forget({self._over.end(replica, life) for replica, life in ended} - {*live.values()})
+        self._forget(
+            {self._over.end(replica, replica_generation) for replica, replica_generation in ended}
+            - {*live.values()}
+        )
         if not live:
             return []  # the tables stay, for whoever joins next starts where the last ones were
-        reborn = {replica for replica, life in live.items() if self._known.get(replica, life) != life}
+        reborn = {
+            replica
+            for replica, replica_generation in live.items()
+            if self._known.get(replica, replica_generation) != replica_generation
+        }
         self._known = live
-        early = {replica: self._early.pop((replica, life), {}) for replica, life in live.items()}
+        early = {
+            replica: self._early.pop((replica, replica_generation), {})
+            for replica, replica_generation in live.items()
+        }
         self._early = {key: clocks for key, clocks in self._early.items() if key[0] not in live}
         for number, shard in self.shards.items():
             shard.name_replicas(live)
@@ -483,17 +497,17 @@ class ServerState:
 
     def _is_over(self, said: Push | Tick) -> bool:
         """Whether it is of a life that was live; one that nobody has named yet is about to begin."""
-        replica, life = Replica(said.replica), said.incarnation
-        return self._live.get(replica) != life and (replica, life) in self._over
+        replica, replica_generation = Replica(said.replica), said.incarnation
+        return self._live.get(replica) != replica_generation and (replica, replica_generation) in self._over
 
-    def _forget(self, lives: Set[int | None]) -> None:
+    def _forget(self, replica_generations: Set[int | None]) -> None:
         """Drop the push numbers of lives. From then on the server refuses their pushes."""
-        for shard in self.shards.values() if lives - {None} else ():
-            for session in [session for session in shard.last_number if session[1] in lives]:
+        for shard in self.shards.values() if replica_generations - {None} else ():
+            for session in [session for session in shard.last_number if session[1] in replica_generations]:
                 del shard.last_number[session]
 
     @property
-    def lives_forgotten(self) -> int:
+    def generations_forgotten(self) -> int:
         """Number of lives with dropped push numbers."""
         return self._over.forgotten
 
@@ -611,7 +625,7 @@ def _scaled_rates(pushes: Sequence[QueuedPush]) -> tuple[tuple[float, ...], ...]
         for place in queued.accepted:
             shard = queued.shards[place]
             assert shard is not None
-            since = shard.version + before - push.versions[place] - push.own[place]
+            since = shard.version + before - push.versions[place] - push.own_applied[place]
             mine.append(push.rate / (1 + max(since, 0)))
         rates.append(tuple(mine))
     return tuple(rates)

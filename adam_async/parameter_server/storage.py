@@ -93,7 +93,7 @@ class ShardStorage:
         return f"<ShardStorage {len(self._flat)} tensors {total} bytes {self.dtype}>"
 
 
-class StorageShelf:
+class StoragePool:
     """The storages of the runs of a process, for all its roles; each is kept as long as a role keeps it.
 
     Servers and workers hear of a new run at moments of their own, so that for a while one may still ask for

@@ -143,7 +143,7 @@ class RunInPieces(msgspec.Struct, frozen=True, kw_only=True):
     pieces: int
 
 
-class EpochRecord(msgspec.Struct, frozen=True, kw_only=True):
+class EpochRecord(msgspec.Struct, frozen=True, kw_only=True, rename={"round_groups": "turn"}):
     """One epoch: how its groups are shared out, and what came of them."""
 
     run: str
@@ -153,7 +153,7 @@ class EpochRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Replica (as text, for msgpack) to its range of groups; or with `turn`, to its place and the number
     of places: of the turns 0, 1, 2, ... it has those whose number, modulo places, is its place. Turns are
     counted over what is left behind `finished` and the warm start."""
-    turn: int = 0
+    round_groups: int = 0
     """With ssp and bsp: groups go to replicas in turns of so many, the groups of one step. 0: in ranges."""
     first_clock: int = 0
     """Where every replica's clock stands when the epoch begins. 0 in asp."""
@@ -176,19 +176,19 @@ class EpochRecord(msgspec.Struct, frozen=True, kw_only=True):
     changed: int = 0
 
 
-class LendingRecord(msgspec.Struct, frozen=True, kw_only=True):
+class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True, rename={"ledger_replicas": "keepers"}):
     """Which data servers have the ledger of a run's leases (`data_server/ledger.py`)."""
 
     run: str
     term: int
     """Grows when another server becomes the lender."""
-    keepers: tuple[tuple[str, int], ...]
+    ledger_replicas: tuple[tuple[str, int], ...]
     """Node and incarnation of each. The first one is the lender; it adds those that have all that it has,
     and strikes out those that it cannot reach. The controller strikes out the lost ones."""
     changed: int = 0
 
 
-class ClusterMap(msgspec.Struct, frozen=True, kw_only=True):
+class ClusterMap(msgspec.Struct, frozen=True, kw_only=True, rename={"ledger_record": "lending"}):
     """The whole map."""
 
     version: int = 0
@@ -202,7 +202,7 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True):
     """Number of ended epochs of the run and of the runs that it continues."""
     results: tuple[dict[str, Any], ...] = ()
     """Results of the newest of these epochs, in order; `RESULTS_KEPT` at most."""
-    lending: LendingRecord | None = None
+    ledger_record: LedgerRecord | None = None
     """Who leases the run's groups; None before a data server is ready for it."""
     pieces: dict[str, RunPiece] = {}
     """Pieces of a run in submission, by key; setting a run removes them."""
@@ -236,21 +236,21 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True):
         return 1 if self.run is not None and self.run.together else self.partitions
 
     @property
-    def lenders(self) -> tuple[str, ...]:
+    def ledger_leaders(self) -> tuple[str, ...]:
         """Data servers that a worker may ask for groups of the run; the first of them orders all leases."""
-        lending, run = self.lending, self.run
-        if lending is None or run is None or lending.run != run.id:
+        ledger_record, run = self.ledger_record, self.run
+        if ledger_record is None or run is None or ledger_record.run != run.id:
             return ()
-        return tuple(node for node, _ in lending.keepers)
+        return tuple(node for node, _ in ledger_record.ledger_replicas)
 
-    def lender_for(self, replica: int, attempt: int = 0) -> str:
+    def ledger_leader_for(self, replica: int, attempt: int = 0) -> str:
         """Address of the data server that a replica's workers ask; empty while there is none.
 
         Args:
             replica: Whose workers.
             attempt: How often in a row nobody answered them.
         """
-        servers = sorted(self.lenders)
+        servers = sorted(self.ledger_leaders)
         return self.nodes[servers[(replica + attempt) % len(servers)]].address if servers else ""
 
     def members(self, replica: int) -> tuple[str, ...]:
@@ -262,19 +262,19 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True):
         ]
         return tuple(name for _, name in sorted(named))
 
-    def life(self, replica: int) -> int:
+    def replica_generation(self, replica: int) -> int:
         """The life of a replica, 0 if not all its workers are there.
 
         It is another number as soon as one of its workers is another one, or was gone and has come back.
         """
         members = [self.nodes[name] for name in self.members(replica)]
-        return replica_life([(node.incarnation, node.placed) for node in members], self.partitions)
+        return replica_generation([(node.incarnation, node.placed) for node in members], self.partitions)
 
     def live_replicas(self) -> tuple[int, ...]:
         """Replicas all of whose workers are live and ready for the run: those that others wait for."""
-        return tuple(sorted(self.lives()))
+        return tuple(sorted(self.replica_generations()))
 
-    def lives(self) -> dict[int, int]:
+    def replica_generations(self) -> dict[int, int]:
         """For each live replica its life."""
         if self.run is None:
             return {}
@@ -284,9 +284,11 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True):
                 named.setdefault(node.replica, []).append(node)
         found = {}
         for replica, members in named.items():
-            life = self.life(replica)
-            if life and all(node.ready == ready_word(self.run.id, life) for node in members):
-                found[replica] = life
+            replica_generation = self.replica_generation(replica)
+            if replica_generation and all(
+                node.ready == ready_word(self.run.id, replica_generation) for node in members
+            ):
+                found[replica] = replica_generation
         return found
 
 
@@ -295,7 +297,7 @@ def skipped_groups(results: Sequence[dict[str, Any]]) -> list[list[tuple[int, in
     return [[(start, stop) for start, stop in result.get("skipped_groups", ())] for result in results]
 
 
-def replica_life(members: Sequence[tuple[int, int]], partitions: int) -> int:
+def replica_generation(members: Sequence[tuple[int, int]], partitions: int) -> int:
     """Make one number of a replica's workers; 0 if some lack.
 
     Args:
@@ -308,6 +310,6 @@ def replica_life(members: Sequence[tuple[int, int]], partitions: int) -> int:
     return int.from_bytes(blake2b(text, digest_size=7).digest(), "little") or 1
 
 
-def ready_word(run: str, life: int) -> str:
+def ready_word(run: str, replica_generation: int) -> str:
     """What a worker is ready for: a run, in one life of its replica. What it was ready for before is over."""
-    return f"{run}/{life}"
+    return f"{run}/{replica_generation}"

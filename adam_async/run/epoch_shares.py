@@ -53,7 +53,7 @@ def groups_left(groups: int, finished: Ranges) -> Sequence[int]:
     return [number for number in range(groups) if number not in done]
 
 
-def warm_groups(warm_start: int, *, epoch: int, groups: int, finished: Ranges, turn: int) -> int:
+def warm_groups(warm_start: int, *, epoch: int, groups: int, finished: Ranges, round_groups: int) -> int:
     """How many of the groups that are left of an epoch belong to the warm start of the run.
 
     Args:
@@ -64,7 +64,7 @@ def warm_groups(warm_start: int, *, epoch: int, groups: int, finished: Ranges, t
         turn: Groups of a turn; 0 if the epoch is shared out in ranges.
     """
     done = sum(stop - start for start, stop in finished)
-    whole = -(-warm_start // turn) * turn if turn else warm_start
+    whole = -(-warm_start // round_groups) * round_groups if round_groups else warm_start
     return min(max(whole - (epoch - 1) * groups - done, 0), groups - done)
 
 
@@ -72,7 +72,7 @@ def share_out(
     replicas: Sequence[int],
     *,
     groups: int,
-    turn: int,
+    round_groups: int,
     warm: int = 0,
     finished: Ranges = (),
     carried: int = 0,
@@ -83,7 +83,7 @@ def share_out(
     replica begins with the `warm` and the `carried` groups; `assign` gives others their part of the carried.
     """
     places = len(replicas)
-    if turn:
+    if round_groups:
         return {str(replica): (place, places) for place, replica in enumerate(sorted(replicas))}
     left = groups_left(groups, finished)
     lead = _lead(left, warm, carried)
@@ -97,7 +97,7 @@ def assign(
     shares: Mapping[Replica, tuple[int, int]],
     *,
     groups: int,
-    turn: int,
+    round_groups: int,
     warm: int = 0,
     finished: Ranges = (),
     carried: int = 0,
@@ -115,9 +115,11 @@ def assign(
         behind: Replicas in whose shares those were: they get none of them while there are others.
     """
     left = groups_left(groups, finished)
-    if turn:
+    if round_groups:
         rest = left[warm:]
-        turns = {replica: _turns(rest, turn, place, places) for replica, (place, places) in shares.items()}
+        turns = {
+            replica: _rounds(rest, round_groups, place, places) for replica, (place, places) in shares.items()
+        }
         return Assignment(warm=left[:warm], queues=turns, progress=_in_order(left, groups))
     lead = _lead(left, warm, carried)
     takers = sorted(set(shares).difference(behind)) or sorted(shares)
@@ -149,9 +151,9 @@ def _lead(left: Sequence[int], warm: int, carried: int) -> int:
     return max(warm, bisect_left(left, carried))
 
 
-def _turns(numbers: Sequence[int], turn: int, place: int, places: int) -> list[int]:
-    starts = range(place * turn, len(numbers), places * turn)
-    return [number for start in starts for number in numbers[start : start + turn]]
+def _rounds(numbers: Sequence[int], round_groups: int, place: int, places: int) -> list[int]:
+    starts = range(place * round_groups, len(numbers), places * round_groups)
+    return [number for start in starts for number in numbers[start : start + round_groups]]
 
 
 def _within(numbers: Sequence[int], share: tuple[int, int]) -> Sequence[int]:
@@ -160,10 +162,10 @@ def _within(numbers: Sequence[int], share: tuple[int, int]) -> Sequence[int]:
     return numbers[bisect_left(numbers, start) : bisect_left(numbers, stop)]
 
 
-def covers(shares: Iterable[tuple[int, int]], *, groups: int, turn: int) -> bool:
+def covers(shares: Iterable[tuple[int, int]], *, groups: int, round_groups: int) -> bool:
     """Whether every group is in exactly one share."""
     wanted = sorted(shares)
-    if turn:
+    if round_groups:
         return wanted == [(place, len(wanted)) for place in range(len(wanted))]
     at = 0
     for start, stop in wanted:

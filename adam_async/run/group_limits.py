@@ -30,7 +30,7 @@ class GroupLimits:
 
     def look(self, cluster: ClusterMap) -> None:
         """Take the size of the data set from the cluster map."""
-        servers = cluster.lenders or cluster.live("data")
+        servers = cluster.ledger_leaders or cluster.live("data")
         if servers:
             self.train_images = int(cluster.nodes[servers[0]].info.get("train_images", self.train_images))
 

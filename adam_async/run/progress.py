@@ -112,8 +112,8 @@ class Progress:
         """
         self.roles = dict(roles)
         values = list(roles.values())
-        lender = next((each for each in values if lends(each)), {"images": 0, "loss": 0.0})
-        at_data = ended or lender
+        ledger_leader = next((each for each in values if lends(each)), {"images": 0, "loss": 0.0})
+        at_data = ended or ledger_leader
         self.images = int(at_data["images"])
         self.skipped = int(at_data.get("skipped", 0))
         self._measure_rate(now)

@@ -18,7 +18,7 @@ from typing import Any, TypeVar, TypeVarTuple
 
 from adam_async.runtime.disk import Disk, DiskStatistics, Part
 from adam_async.runtime.random_streams import Dice
-from adam_async.simulation.disk_model import Drive, Inode
+from adam_async.simulation.disk_model import DiskModel, Inode
 from adam_async.simulation.host import HOST
 from adam_async.simulation.loop import SimulatedLoop
 
@@ -84,10 +84,12 @@ class SimulatedDisk(Disk):
         dice: For time and failures.
     """
 
-    def __init__(self, loop: SimulatedLoop, drive: Drive, conditions: DiskConditions, dice: Dice) -> None:
+    def __init__(
+        self, loop: SimulatedLoop, disk_model: DiskModel, conditions: DiskConditions, dice: Dice
+    ) -> None:
         # The base class would start a thread.
         self._loop = loop
-        self._drive = drive
+        self._disk_model = disk_model
         self._conditions = conditions
         self._dice = dice
         self._host = HOST.get(loop.outside)
@@ -188,7 +190,7 @@ class SimulatedDisk(Disk):
         return await self._read(path, start, stop)
 
     async def _read(self, path: Path, start: int, stop: int | None) -> bytes:
-        data = await self._ask(lambda: bytes(self._drive.file(path).data[start:stop]))
+        data = await self._ask(lambda: bytes(self._disk_model.file(path).data[start:stop]))
         await self._ask(_nothing, moved_bytes=len(data))
         self._reads += 1
         self._read_bytes += len(data)
@@ -196,7 +198,7 @@ class SimulatedDisk(Disk):
 
     async def read_pieces(self, path: Path, piece_bytes: int) -> AsyncGenerator[bytes, None]:
         self._reads += 1
-        inode = await self._ask(lambda: self._drive.file(path))
+        inode = await self._ask(lambda: self._disk_model.file(path))
         start = 0
         while data := await self._ask(partial(_piece, inode, start, piece_bytes), moved_bytes=piece_bytes):
             start += len(data)
@@ -205,7 +207,7 @@ class SimulatedDisk(Disk):
 
     @asynccontextmanager
     async def hold(self, path: Path) -> AsyncIterator[None]:
-        holders = self._drive.holders
+        holders = self._disk_model.holders
 
         def alive() -> bool:
             return self._host.up
@@ -214,9 +216,9 @@ class SimulatedDisk(Disk):
             if path in holders and holders[path]():
                 raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable", str(path))
             try:
-                self._drive.file(path)
+                self._disk_model.file(path)
             except FileNotFoundError:
-                self._drive.create(path)
+                self._disk_model.create(path)
             holders[path] = alive
 
         await self._ask(take)
@@ -227,25 +229,25 @@ class SimulatedDisk(Disk):
                 del holders[path]
 
     async def names(self, folder: Path) -> list[str]:
-        return await self._ask(lambda: sorted(self._drive.folder(folder)[1]))
+        return await self._ask(lambda: sorted(self._disk_model.folder(folder)[1]))
 
     async def make_folder(self, folder: Path) -> None:
-        await self._force(lambda: self._drive.make_folder(folder))
+        await self._force(lambda: self._disk_model.make_folder(folder))
 
     async def rename(self, path: Path, target: Path) -> None:
         def rename() -> list[Inode]:
-            self._drive.rename(path, target)
-            return [self._drive.folder(target.parent)[0]]
+            self._disk_model.rename(path, target)
+            return [self._disk_model.folder(target.parent)[0]]
 
         await self._force(rename)
 
     async def remove_folder(self, folder: Path) -> None:
         def remove() -> None:
             try:
-                self._drive.folder(folder)
+                self._disk_model.folder(folder)
             except FileNotFoundError:
                 return
-            self._drive.remove(folder)
+            self._disk_model.remove(folder)
 
         await self._ask(remove)
 
@@ -260,17 +262,17 @@ class SimulatedDisk(Disk):
 
         def write() -> None:
             try:
-                inode = self._drive.file(path)
+                inode = self._disk_model.file(path)
             except FileNotFoundError:
-                inode = self._drive.create(path)
+                inode = self._disk_model.create(path)
             if offset == 0:
-                self._drive.truncate(inode, 0)
+                self._disk_model.truncate(inode, 0)
             if len(inode.data) != offset:
                 held = len(inode.data)
                 raise OSError(
                     f"{path} holds {held} bytes instead of {offset}; does another program write it?"
                 )
-            self._drive.append(inode, content)
+            self._disk_model.append(inode, content)
 
         await self._ask(write, moved_bytes=len(content))
         self._writes += 1
@@ -280,14 +282,14 @@ class SimulatedDisk(Disk):
         content = bytes(data)
 
         def write() -> list[Inode]:
-            inode = self._drive.file(path) if offset else self._drive.create(path)
+            inode = self._disk_model.file(path) if offset else self._disk_model.create(path)
             if len(inode.data) != offset:
                 held = len(inode.data)
                 raise OSError(
                     f"{path} holds {held} bytes instead of {offset}; does another program write it?"
                 )
-            self._drive.append(inode, content)
-            return [inode] if offset else [inode, self._drive.folder(path.parent)[0]]
+            self._disk_model.append(inode, content)
+            return [inode] if offset else [inode, self._disk_model.folder(path.parent)[0]]
 
         await self._force(write, moved_bytes=len(content))
         self._writes += 1
@@ -312,19 +314,19 @@ class SimulatedDisk(Disk):
 
     async def truncate_durably(self, path: Path, size: int) -> None:
         def cut() -> list[Inode]:
-            inode = self._drive.file(path)
+            inode = self._disk_model.file(path)
             if len(inode.data) < size:
                 raise OSError(f"{path} holds {len(inode.data)} bytes and cannot be cut off behind {size}")
-            self._drive.truncate(inode, size)
+            self._disk_model.truncate(inode, size)
             return [inode]
 
         await self._force(cut)
 
     async def sync_file(self, path: Path) -> None:
-        await self._force(lambda: [self._drive.file(path)])
+        await self._force(lambda: [self._disk_model.file(path)])
 
     async def sync_folder(self, folder: Path) -> None:
-        await self._force(lambda: [self._drive.folder(folder)[0]])
+        await self._force(lambda: [self._disk_model.folder(folder)[0]])
 
     async def write_atomic(self, path: Path, parts: Iterable[Part]) -> None:
         self._asides += 1
@@ -345,8 +347,8 @@ class SimulatedDisk(Disk):
         content = b"".join([bytes(part) for part in parts])
 
         def write() -> list[Inode]:
-            inode = self._drive.create(path)
-            self._drive.append(inode, content)
+            inode = self._disk_model.create(path)
+            self._disk_model.append(inode, content)
             return [inode]
 
         await self._force(write, moved_bytes=len(content))
@@ -354,7 +356,7 @@ class SimulatedDisk(Disk):
 
     def _remove_if_there(self, path: Path) -> None:
         try:
-            self._drive.remove(path)
+            self._disk_model.remove(path)
         except FileNotFoundError:
             return
 

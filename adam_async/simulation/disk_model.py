@@ -108,15 +108,15 @@ class Atlas:
     """
 
     seed: str
-    drives: int
+    disk_models: int
 
-    def may_damage(self, drive: int, key: str, sector: int) -> bool:
+    def may_damage(self, disk_model: int, key: str, sector: int) -> bool:
         """Whether a sector of a drive may be damaged."""
         digest = hashlib.blake2b(f"{self.seed}/{key}/{sector}".encode(), digest_size=8).digest()
-        return int.from_bytes(digest, "little") % self.drives != drive
+        return int.from_bytes(digest, "little") % self.disk_models != disk_model
 
 
-class Drive:
+class DiskModel:
     """A drive with its file system. Paths are absolute; the root folder is there.
 
     Args:

@@ -181,12 +181,16 @@ class SimulatedNetwork:
     def vanish(self, host: Host) -> None:
         """A machine has lost its power: it is silent from now on."""
         self._dark[host.name] = None
-        self._listeners = {key: door for key, door in self._listeners.items() if door.host is not host}
+        self._listeners = {
+            key: listener for key, listener in self._listeners.items() if listener.host is not host
+        }
         self._ends = {end: None for end in self._ends if end.host is not host}
 
     def kill(self, host: Host) -> None:
         """A program was killed: its kernel closes what it had open, and refuses from now on."""
-        self._listeners = {key: door for key, door in self._listeners.items() if door.host is not host}
+        self._listeners = {
+            key: listener for key, listener in self._listeners.items() if listener.host is not host
+        }
         for end in [end for end in self._ends if end.host is host]:
             end.hang_up()
 
@@ -330,7 +334,7 @@ class SimulatedNetwork:
             raise OSError(f"no host is called {host}")
         answer: asyncio.Future[End] = self.loop.create_future()
         attempt = _Attempt(self, caller, target, (host, port), answer)
-        attempt.knock()
+        attempt.connect()
         try:
             async with asyncio.timeout(CONNECT_S):
                 end = await answer
@@ -399,17 +403,17 @@ class _Attempt:
         conditions = PathConditions(delay_s=wire.conditions.delay_s, jitter_s=wire.conditions.jitter_s)
         return Path(conditions, self._network.dice)
 
-    def knock(self) -> None:
+    def connect(self) -> None:
         """Ask, and ask again as long as somebody waits for the answer."""
         if not self._answer.done():
-            self._network.send(self._there, self._path(self._there), 0, self._knocked)
+            self._network.send(self._there, self._path(self._there), 0, self._connected)
 
-    def _knocked(self) -> None:
+    def _connected(self) -> None:
         network, conditions = self._network, self._there.conditions
         if self._answer.done():
             return
         if not network.is_up(self._target):
-            network.loop.at(network.loop.now + RETRY_S, self.knock)
+            network.loop.at(network.loop.now + RETRY_S, self.connect)
             return
         listener = network.listener_at(self._target, self._address)
         if listener is None or network.dice.chance(conditions.refuse):

@@ -22,7 +22,7 @@ from typing import Any, Generic, TypeVar
 
 from adam_async.runtime import fault_points
 from adam_async.simulation.disk import DiskConditions, SimulatedDisk
-from adam_async.simulation.disk_model import Drive
+from adam_async.simulation.disk_model import DiskModel
 from adam_async.simulation.host import Host
 from adam_async.simulation.loop import SimulatedLoop
 from adam_async.simulation.network import Conditions, SimulatedNetwork
@@ -49,7 +49,7 @@ class Node:
         self.life = 0
         self.lives: list[tuple[float, float | None]] = []
         self._world = world
-        self.drive = self._new_drive()
+        self.disk_model = self._new_disk_model()
         self.disk_conditions = DiskConditions()
         self._program: Program | None = None
         self._may_fail = False
@@ -59,13 +59,13 @@ class Node:
         world.network.vanish(self.host)
         self.task: asyncio.Task[object] | None = None
 
-    def _new_drive(self) -> Drive:
-        return Drive(self._world.loop.dice(f"drive/{self.name}/{self.life}"))
+    def _new_disk_model(self) -> DiskModel:
+        return DiskModel(self._world.loop.dice(f"drive/{self.name}/{self.life}"))
 
     def open_disk(self) -> SimulatedDisk:
         """Open the disk, as a program of this life; its root folder is there."""
         dice = self._world.loop.dice(f"disk/{self.name}/{self.life}")
-        return SimulatedDisk(self._world.loop, self.drive, self.disk_conditions, dice)
+        return SimulatedDisk(self._world.loop, self.disk_model, self.disk_conditions, dice)
 
     def entropy(self, count: int) -> bytes:
         """Return that many bytes nobody in the simulation can predict."""
@@ -116,14 +116,14 @@ class Node:
         if self._program is None:
             raise RuntimeError(f"{self.name} never ran: start it")
         if empty_disk:
-            self.drive = self._new_drive()
+            self.disk_model = self._new_disk_model()
         self.start(self._program, time=time, rate=rate, step_s=step_s, may_fail=self._may_fail)
 
     def crash(self) -> None:
         """Take the power away: memory and what the disk had not kept are lost, and nobody is told."""
         self._world.network.vanish(self.host)
         self._world.loop.crash(self.host)
-        self.drive.crash()
+        self.disk_model.crash()
         self._died()
 
     def kill(self) -> None:

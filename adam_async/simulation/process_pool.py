@@ -1,4 +1,4 @@
-"""Child processes that run simulations: `async with Crew(jobs) as crew: answers = await crew.do(work)`.
+"""Child processes that run simulations: `async with ProcessPool(jobs) as pool: answers = await pool.do(work)
 
 Each is the command itself with `--supervised`, started once and given one piece of work after another. When
 this process goes, in whatever way, they go too (see `cli_parent`).
@@ -19,7 +19,7 @@ LINE_BYTES = 256 << 20
 """A trace is one line."""
 
 
-class Crew:
+class ProcessPool:
     """Child processes.
 
     Args:
@@ -31,7 +31,7 @@ class Crew:
         self._idle: asyncio.Queue[asyncio.subprocess.Process] = asyncio.Queue()
         self._stack = AsyncExitStack()
 
-    async def __aenter__(self) -> "Crew":
+    async def __aenter__(self) -> "ProcessPool":
         async with AsyncExitStack() as stack:
             for _ in range(self.jobs):
                 process = await asyncio.create_subprocess_exec(

@@ -157,8 +157,8 @@ class ClockedStepper:
 
     def opens_for(self, group: ImageGroup) -> bool:
         """Whether the next group may be admitted; what it tells of meetings is heard in any case."""
-        if group.met:
-            self.meet(group.met)
+        if group.sync_clock:
+            self.meet(group.sync_clock)
         if group.clock > self._clock.step:
             self._epoch = group.lease.epoch
             self.meet(group.clock)

@@ -48,7 +48,7 @@ class Passage:
     """Mean over the group's images, where the loss is computed here."""
 
 
-class WireShelf:
+class WirePool:
     """Memory for what crosses one way of one crossing. Taking and giving back are atomic, from any thread."""
 
     def __init__(self, partition: Partition, crossing: Crossing, images: int) -> None:
@@ -85,8 +85,8 @@ class PartTrainer(GroupTrainer):
     def __init__(self, partition: Partition, *, group_images: int, **rest: Any) -> None:
         super().__init__(network=partition.network, group_images=group_images, **rest)
         self._partition = partition
-        self._shelves = {
-            crossing.number: WireShelf(partition, crossing, group_images) for crossing in partition.outgoing
+        self._buffer_pools = {
+            crossing.number: WirePool(partition, crossing, group_images) for crossing in partition.outgoing
         }
         self._target = {crossing.number: crossing.target for crossing in partition.outgoing}
         rows = partition.input_rows
@@ -98,7 +98,7 @@ class PartTrainer(GroupTrainer):
     @property
     def wires_made(self) -> int:
         """Send buffers that exist."""
-        return sum(shelf.made for shelf in self._shelves.values())
+        return sum(buffer_pool.made for buffer_pool in self._buffer_pools.values())
 
     def begin(self, context: Context, group: ImageGroup | Admitted) -> Passage:
         """Load a group, and decide what it reads."""
@@ -187,10 +187,10 @@ class PartTrainer(GroupTrainer):
 
     def _parcel(self, crossing: int, passage: Passage) -> Parcel:
         lease = passage.group.lease
-        shelf = self._shelves[crossing]
-        flat, tensor = shelf.take(lease.images)
+        buffer_pool = self._buffer_pools[crossing]
+        flat, tensor = buffer_pool.take(lease.images)
         block = Block(crossing, lease.epoch, lease.number, lease.attempt)
-        return Parcel(block, tensor, partial(shelf.give_back, flat))
+        return Parcel(block, tensor, partial(buffer_pool.give_back, flat))
 
     def by_target(self, parcels: Sequence[Parcel], leave: Leave) -> None:
         """Hand what has become ready over, by the worker that it goes to. On the loop."""

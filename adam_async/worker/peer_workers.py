@@ -449,7 +449,11 @@ class Neighbours:
         ours, other = self._greet, self._others.get(greet.partition)
         if other is None or other.node != peer.node:
             return False
-        return (greet.run, greet.replica, greet.life) == (ours.run, ours.replica, ours.life)
+        return (greet.run, greet.replica, greet.replica_generation) == (
+            ours.run,
+            ours.replica,
+            ours.replica_generation,
+        )
 
     async def welcome(self, link: Link, greet: Greet) -> None:
         """Talk on a link that another worker, whom we know, has dialled; until it ends."""

@@ -43,7 +43,7 @@ from adam_async.worker.in_place_mode import Aliased
 from adam_async.worker.kernel_change import KernelChange
 from adam_async.worker.partition_mode import Parted
 from adam_async.worker.peer_workers import Neighbours
-from adam_async.worker.training_mode import Gate, WayOfTraining
+from adam_async.worker.training_mode import Gate, TrainingMode
 from dataflow import ComputePool, Engine, EngineClosed, MakePool, Tag, TokenError, WaitTimedOut
 from transport import BufferPool, Identity, Network, RemoteProtocolError
 
@@ -86,7 +86,7 @@ class Participation:
     ) -> None:
         run = cluster.run
         assert run is not None
-        life = cluster.life(replica)
+        replica_generation = cluster.replica_generation(replica)
         config = msgspec.convert(run.config, Config)
         self._identity = identity
         self._run, self._session = run.id, session
@@ -120,7 +120,7 @@ class Participation:
         pushing = SessionIdentity(
             run=run.id,
             session=session,
-            incarnation=life,
+            incarnation=replica_generation,
             replica=replica,
             generation=cluster.generation,
         )
@@ -133,7 +133,7 @@ class Participation:
             "buckets": cluster.buckets,
             "client": self._client,
         }
-        self._way: WayOfTraining
+        self._way: TrainingMode
         self._early_limit = 0
         """Tokens that may come before their groups are begun here."""
         self.neighbours: Neighbours | None = None
@@ -172,10 +172,10 @@ class Participation:
             self._way = aliased
         self._cluster = cluster
         self._data = DataClient(
-            address=lambda attempt: self._cluster.lender_for(replica, attempt),
+            address=lambda attempt: self._cluster.ledger_leader_for(replica, attempt),
             run=run.id,
             replica=replica,
-            life=life,
+            replica_generation=replica_generation,
             partition=part,
             rows=rows,
             limits=self._limits,
@@ -206,7 +206,7 @@ class Participation:
         greet = Greet(
             run=self._run,
             replica=replica,
-            life=cluster.life(replica),
+            replica_generation=cluster.replica_generation(replica),
             partition=partition.worker,
             received=0,
             begun=0,

@@ -12,7 +12,7 @@ from adam_async.errors import RunFailed
 from adam_async.messages import Body, GetRecord, Greet, RecordPart, pack, part_refusal, unpack
 from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
-from adam_async.parameter_server.storage import ShardStorage, StorageShelf
+from adam_async.parameter_server.storage import ShardStorage, StoragePool
 from adam_async.run.cluster_map import ClusterMap, RunRecord, ready_word
 from adam_async.run.config import Waits
 from adam_async.runtime.loop_lag import LoopLag
@@ -64,7 +64,7 @@ class ModelWorker(Role):
         threads: int,
         in_flight: int,
         entropy: Callable[[int], bytes],
-        shelf: StorageShelf | None = None,
+        storage_pool: StoragePool | None = None,
         timeline: Timeline | None = None,
         pace: float = 1.0,
         pool: ComputePool | None = None,
@@ -90,7 +90,7 @@ class ModelWorker(Role):
         self._pool = pool
         self._make_pool = make_pool
         self._entropy = entropy
-        self._shelf = shelf or StorageShelf()
+        self._storage_pool = storage_pool or StoragePool()
         self._lag = LoopLag()
         self._part: Participation | None = None
         self._refused_greets = 0
@@ -111,28 +111,32 @@ class ModelWorker(Role):
             node = cluster.nodes.get(self._identity.node)
             if run is None or run.over or node is None:
                 continue
-            if not self._membership.seated:
+            if not self._membership.joined:
                 continue  # the map speaks of an earlier life of ours, whose place is another's by now
-            life = cluster.life(node.replica)
-            if not life or (run.id, life) == done or not _primaries_ready(cluster):
+            replica_generation = cluster.replica_generation(node.replica)
+            if (
+                not replica_generation
+                or (run.id, replica_generation) == done
+                or not _primaries_ready(cluster)
+            ):
                 continue
             in_place = run.config["weights"] == "aliased"
             storage = self._storage(run) if in_place else None
             if in_place and storage is None:
                 continue  # its servers have gone on to a newer run, of which we hear next
-            done = (run.id, life)
+            done = (run.id, replica_generation)
             await self._train(cluster, node.replica, storage)
 
     async def _train(self, cluster: ClusterMap, replica: int, storage: ShardStorage | None) -> None:
         """Train one run until it ends, or until the replica begins another life."""
         run = cluster.run
         assert run is not None
-        life = cluster.life(replica)
-        word = ready_word(run.id, life)
+        replica_generation = cluster.replica_generation(replica)
+        word = ready_word(run.id, replica_generation)
         place = cluster.nodes[self._identity.node].partition
         if run.together and place > 0:  # the first worker of the replica trains all parts
             await self._membership.set_node(ready=word)
-            await self._part_over(run.id, replica, life)
+            await self._part_over(run.id, replica, replica_generation)
             return
         part = Participation(
             network=self._network,
@@ -160,7 +164,7 @@ class ModelWorker(Role):
                 group.create_task(self._say_ready(part, word), name=f"{self._identity.node}/ready"),
             ]
             # Also if it is over before we are ready.
-            await self._part_over(run.id, replica, life, part.look)
+            await self._part_over(run.id, replica, replica_generation, part.look)
             for task in tasks:
                 task.cancel()
         logger.info("%s is done with run %s", self._identity.node, run.id)
@@ -218,19 +222,23 @@ class ModelWorker(Role):
         Raises:
             RunFailed: There are no servers in this process.
         """
-        if not self._shelf.has_servers:
+        if not self._storage_pool.has_servers:
             raise RunFailed(
                 f"run {run.id} trains in place (weights=aliased), and its servers are not in the process of "
                 f"{self._identity.node}: run it with weights=copy"
             )
-        return self._shelf.find(run.id)
+        return self._storage_pool.find(run.id)
 
     async def _say_ready(self, part: Participation, word: str) -> None:
         await part.prepared.wait()
         await self._membership.set_node(ready=word)
 
     async def _part_over(
-        self, run: str, replica: int, life: int, look: Callable[[ClusterMap], None] = lambda _: None
+        self,
+        run: str,
+        replica: int,
+        replica_generation: int,
+        look: Callable[[ClusterMap], None] = lambda _: None,
     ) -> None:
         """Wait until the run, or this life of our replica, is over; meanwhile have each map looked at."""
         async for cluster in self._membership.changes():
@@ -238,7 +246,7 @@ class ModelWorker(Role):
             now = cluster.run
             if now is None or now.id != run or now.over:
                 return
-            if cluster.life(replica) != life:
+            if cluster.replica_generation(replica) != replica_generation:
                 return
 
     def statistics(self) -> dict[str, Any]:

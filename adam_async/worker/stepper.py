@@ -146,14 +146,14 @@ class Pusher:
 
     def _push_message(self, step: Step, index: int, message: PushMessage) -> None:
         landing = step.landing
-        versions, own = self._read_versions(step.groups, message, self._places[index])
+        versions, own_applied = self._read_versions(step.groups, message, self._places[index])
         pulls = landing is not None and message.pulls
         push = StepPush(
             parts=message.wire_parts,
             shards=message.shards,
             tensors=step.buffer.tensors(index),
             versions=versions,
-            own=own,
+            own_applied=own_applied,
             clock=step.clock,
             images=step.buffer.images,
             rate=step.rate,
@@ -180,14 +180,17 @@ class Pusher:
         """Oldest version of each shard that the groups read, and what of our own was in that copy."""
         if len(groups) == 1:
             read = groups[0].read
-            copies, counts = read.copies, read.own
+            copies, counts = read.copies, read.own_applied
             versions = [copies[s.tensor].versions[p] for s, p in zip(message.specs, places, strict=True)]
             return tuple(versions), tuple([counts[spec.tensor] for spec in message.specs])
         oldest = [
-            min((group.read.copies[s.tensor].versions[p], group.read.own[s.tensor]) for group in groups)
+            min(
+                (group.read.copies[s.tensor].versions[p], group.read.own_applied[s.tensor])
+                for group in groups
+            )
             for s, p in zip(message.specs, places, strict=True)
         ]
-        return tuple([version for version, _ in oldest]), tuple([own for _, own in oldest])
+        return tuple([version for version, _ in oldest]), tuple([own_applied for _, own_applied in oldest])
 
     def _settled(self, step: Step) -> None:
         self._trainer.step_buffers.give_back(step.buffer)

@@ -81,7 +81,7 @@ class ThreadScratch:
         self.rule = new_scratch(network.dtype)
 
 
-class BufferShelf:
+class PushBufferPool:
     """Push buffers that are free. Taking and giving back are atomic, from any thread."""
 
     def __init__(self, make: Callable[[], PushBuffer], made: int) -> None:
@@ -151,15 +151,15 @@ class GroupTrainer:
         self._by_images = by_images
         self._scaling = scaling
         self._scales_steps = push_every == 1
-        self.group_buffers = BufferShelf(lambda: PushBuffer(network, plan, group_images), buffers)
+        self.group_buffers = PushBufferPool(lambda: PushBuffer(network, plan, group_images), buffers)
         self.step_buffers = self.group_buffers
         if push_every > 1:
-            self.step_buffers = BufferShelf(lambda: PushBuffer(network, plan, plan.images), buffers)
+            self.step_buffers = PushBufferPool(lambda: PushBuffer(network, plan, plan.images), buffers)
 
     @property
     def buffers_made(self) -> int:
         """Push buffers that exist, of both kinds."""
-        return sum(shelf.made for shelf in {self.group_buffers, self.step_buffers})
+        return sum(buffer_pool.made for buffer_pool in {self.group_buffers, self.step_buffers})
 
     def train(self, firing: Firing, group: ImageGroup) -> Trained:
         """Forward, backward, gradients, local step; on what is current."""

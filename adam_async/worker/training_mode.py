@@ -41,7 +41,7 @@ Deliver = Callable[[str, Tag, Any], None]
 """Takes a port, a tag and a value."""
 
 
-class WayOfTraining(Protocol):
+class TrainingMode(Protocol):
     """What turns image groups into steps of the run; `Copied`, `Parted` and `Aliased` do."""
 
     async def prepare(self) -> None:

@@ -43,7 +43,7 @@ class TensorCopy:
     """Version of each of the tensor's shards."""
     clock: int = 0
     """All pushes of live replicas up to this clock are in it; 0 in asp."""
-    own: int = 0
+    own_applied: int = 0
     """Own pushes that a local step has put into this array since it was installed."""
     local: int = 0
     """Local steps that a compute thread has put into it; exact where there is one thread."""
@@ -54,7 +54,7 @@ class Snapshot:
     """What one group reads: the arrays, and how old they are."""
 
     copies: dict[str, TensorCopy]
-    own: dict[str, int]
+    own_applied: dict[str, int]
     """`TensorCopy.own` at the moment of the snapshot."""
     clock: int
     """All pushes of live replicas up to this clock are in them; 0 in asp."""
@@ -88,7 +88,7 @@ class WorkerWeights:
         clock = self.clock  # before the copies, which may only be newer than it says
         copies = self._current.copy()
         local = {name: copy.local for name, copy in copies.items()} if self._recorded else None
-        return Snapshot(copies, {name: copy.own for name, copy in copies.items()}, clock, local)
+        return Snapshot(copies, {name: copy.own_applied for name, copy in copies.items()}, clock, local)
 
     def current(self, tensor: str) -> TensorCopy:
         """The newest copy of one tensor. Safe from any thread."""
@@ -113,7 +113,7 @@ class WorkerWeights:
     def count_local_steps(self, copies: Mapping[str, TensorCopy]) -> None:
         """A push was sent whose local step went into these copies. Loop only."""
         for copy in copies.values():
-            copy.own += 1
+            copy.own_applied += 1
 
     def __repr__(self) -> str:
         return f"<WorkerWeights {len(self._current)} tensors, {self.installed} installed>"

@@ -152,14 +152,15 @@ class Uneven(FaultyNetwork):
     def __init__(self, inner: Network, faults: Mapping[str, Faults], *, seed: int = 7) -> None:
         super().__init__(inner, random.Random(seed))
         self._of_node = {
-            node: FaultyNetwork(inner, random.Random(f"{seed} {node}"), own) for node, own in faults.items()
+            node: FaultyNetwork(inner, random.Random(f"{seed} {node}"), own_applied)
+            for node, own_applied in faults.items()
         }
 
     async def dial(self, address, identity, **options) -> Link:
-        own = self._of_node.get(identity.node)
-        if own is None:
+        own_applied = self._of_node.get(identity.node)
+        if own_applied is None:
             return await self.inner.dial(address, identity, **options)
-        link = await own.dial(address, identity, **options)
+        link = await own_applied.dial(address, identity, **options)
         return link if link.peer.role == "ps" else link.inner
 
 
@@ -300,7 +301,7 @@ class HandClient:
             buffers=BufferPool(),
         )
 
-    def push(self, value: float, *, read: int = 0, own: int = 0, rate: float = 1.0) -> None:
+    def push(self, value: float, *, read: int = 0, own_applied: int = 0, rate: float = 1.0) -> None:
         """Push one step in which every gradient is `value`, as deltas."""
         self.clock += 1
 
@@ -317,7 +318,7 @@ class HandClient:
                 shards=message.shards,
                 tensors=tensors,
                 versions=(read,) * len(message.shards),
-                own=(own,) * len(message.shards),
+                own_applied=(own_applied,) * len(message.shards),
                 clock=self.clock,
                 images=1,
                 rate=rate,

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from dataflow import Engine, Finished, Firing, Graph, Job, Node, Output, Scheduler, Tag, TraceRecord
-from dataflow.testing import FiringRecorder, ManualPool, drive
+from dataflow.testing import FiringRecorder, ManualPool, disk_model
 
 A, B = Tag(1, 0), Tag(1, 1)
 
@@ -46,7 +46,7 @@ def test_driving_goes_one_step_at_a_time() -> None:
     scheduler = Scheduler(GRAPH, in_flight=2)
     scheduler.admit(A)
     scheduler.deliver("x", A, 1)
-    steps = drive(scheduler)
+    steps = disk_model(scheduler)
 
     assert isinstance(next(steps), Firing)
     scheduler.admit(B)
@@ -63,7 +63,7 @@ def test_the_order_of_calls_can_be_chosen() -> None:
         scheduler.admit(tag)
         scheduler.deliver("x", tag, 1)
 
-    steps = drive(scheduler, choose=lambda calls: len(calls) - 1)
+    steps = disk_model(scheduler, choose=lambda calls: len(calls) - 1)
     assert [effect.tag for effect in steps if isinstance(effect, Finished)] == [B, A]
 
 
@@ -73,7 +73,7 @@ def test_driving_raises_what_a_node_raises_and_fails_its_tag() -> None:
     scheduler.admit(A)
 
     with pytest.raises(ZeroDivisionError):
-        list(drive(scheduler))
+        list(disk_model(scheduler))
     assert scheduler.is_settled(A)
 
 

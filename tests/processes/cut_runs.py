@@ -42,23 +42,28 @@ class CutRun:
     """
 
     def __init__(
-        self, cluster: ProcessCluster, said: list[str], network: Network, identity: Identity, seat: Membership
+        self,
+        cluster: ProcessCluster,
+        said: list[str],
+        network: Network,
+        identity: Identity,
+        membership: Membership,
     ) -> None:
         self.cluster, self.said, self.network = cluster, said, network
         self.epochs: list[EpochResult] = []
         self.pids = {child.pid or 0 for child in cluster.children.values()}
-        self._seat = seat
+        self._joined_membership = membership
         self._asks = Inquiries(
             network=network, identity=identity, waits=cluster.config.waits, traffic=Traffic("watcher")
         )
 
     @property
     def map(self) -> ClusterMap:
-        return self._seat.map
+        return self._joined_membership.map
 
     async def see(self, predicate: Callable[[ClusterMap], bool], what: str) -> ClusterMap:
         """Wait until the map is as it should be."""
-        return await self._seat.wait_for(predicate, what, PATIENCE_S)
+        return await self._joined_membership.wait_for(predicate, what, PATIENCE_S)
 
     async def both_live(self) -> dict[int, int]:
         """Wait until both replicas train; returns their lives."""
@@ -122,7 +127,7 @@ async def cut_run(**options: Any) -> AsyncIterator[CutRun]:
         network = cluster_network(drawn[0].hex(), entropy=os.urandom, buffers=BufferPool())
         identity = Identity(role="driver", node="watcher", incarnation=1)
         controller = await cluster.children["controller"].address
-        seat = Membership(
+        membership = Membership(
             network=network,
             controller=controller,
             identity=identity,
@@ -131,8 +136,8 @@ async def cut_run(**options: Any) -> AsyncIterator[CutRun]:
             traffic=Traffic("watcher"),
         )
         async with asyncio.TaskGroup() as group:
-            task = group.create_task(seat.run(), name="watcher/seat")
-            run = CutRun(cluster, said, network, identity, seat)
+            task = group.create_task(membership.run(), name="watcher/seat")
+            run = CutRun(cluster, said, network, identity, membership)
             try:
                 await run.see(lambda m: len(m.live("worker")) == WORKERS, "all workers")
                 yield run

@@ -113,15 +113,15 @@ async def cluster_of(folder: Path, *, workers: int) -> AsyncIterator[Cluster]:
         )
         place = ("--controller", controller.address, "--id", "data-0")
         server = stack.enter_context(Command("data", *place, "--data", str(folder), "--cache", str(BUDGET)))
-        seats: list[Membership] = []
+        memberships: list[Membership] = []
         for identity in (who("driver"), *(who("worker", number) for number in range(workers))):
             record = NodeRecord(
                 role=identity.role, address=f"local://{identity.node}", incarnation=identity.incarnation
             )
-            seat = Membership(identity=identity, record=record, traffic=Traffic(identity.node), **reach)
-            seats.append(seat)
-            stack.callback(group.create_task(seat.run()).cancel)
-        driver = seats[0]
+            membership = Membership(identity=identity, record=record, traffic=Traffic(identity.node), **reach)
+            memberships.append(membership)
+            stack.callback(group.create_task(membership.run()).cancel)
+        driver = memberships[0]
         cluster = await driver.wait_for(
             lambda m: len(m.live("worker")) == workers and bool(m.live("data")), "everybody", 20
         )
@@ -133,9 +133,9 @@ async def cluster_of(folder: Path, *, workers: int) -> AsyncIterator[Cluster]:
         await driver.submit_run(run)
         replicas = range(workers)
         cluster = await driver.wait_for(lambda m: all(map(m.life, replicas)), "a place for everybody", 10)
-        for number, seat in enumerate(seats[1:]):
-            life = cluster.life(cluster.nodes[who("worker", number).node].replica)
-            await seat.set_node(ready=ready_word(RUN, life))
+        for number, membership in enumerate(memberships[1:]):
+            life = cluster.replica_generation(cluster.nodes[who("worker", number).node].replica)
+            await membership.set_node(ready=ready_word(RUN, life))
         cluster = await driver.wait_for(lambda m: m.epoch is not None, "the epoch", 20)
         yield Cluster(server.pid, rss_before, data.address, network, cluster.lives())
 

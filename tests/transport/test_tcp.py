@@ -51,7 +51,7 @@ def network(
 
 
 @asynccontextmanager
-async def door(net: TcpNetwork) -> AsyncIterator[tuple[Listener, "asyncio.Queue[Link]"]]:
+async def open_listener(net: TcpNetwork) -> AsyncIterator[tuple[Listener, "asyncio.Queue[Link]"]]:
     links: asyncio.Queue[Link] = asyncio.Queue()
 
     async def on_link(link: Link) -> None:
@@ -81,7 +81,10 @@ async def authenticate(
 
 
 async def test_a_malformed_frame_closes_only_its_own_link(caplog: pytest.LogCaptureFixture) -> None:
-    async with door(network()) as (listener, links), network().connect(listener.address, NEAR) as good:
+    async with (
+        open_listener(network()) as (listener, links),
+        network().connect(listener.address, NEAR) as good,
+    ):
         good_far = await links.get()
         async with raw_peer(listener.address) as (reader, writer):
             await authenticate(reader, writer)
@@ -102,7 +105,7 @@ async def test_a_malformed_frame_closes_only_its_own_link(caplog: pytest.LogCapt
 async def test_a_message_without_a_row_closes_the_link() -> None:
     near_rules, far_rules = open_rules("ask", "secret"), open_rules("ask")
     async with (
-        door(network(rules=far_rules)) as (listener, links),
+        open_listener(network(rules=far_rules)) as (listener, links),
         network(rules=near_rules).connect(listener.address, NEAR) as link,
     ):
         await link.send(Message(type="secret"))
@@ -114,7 +117,7 @@ async def test_a_message_without_a_row_closes_the_link() -> None:
 
 
 async def test_who_does_not_speak_the_protocol_is_hung_up_on() -> None:
-    async with door(network()) as (listener, links), raw_peer(listener.address) as (reader, writer):
+    async with open_listener(network()) as (listener, links), raw_peer(listener.address) as (reader, writer):
         writer.write(b"GET / HTTP/1.1\r\n" * 20)
         with suppress(ConnectionResetError):
             assert await reader.read() == b""
@@ -122,26 +125,29 @@ async def test_who_does_not_speak_the_protocol_is_hung_up_on() -> None:
 
 
 async def test_who_says_nothing_is_hung_up_on() -> None:
-    async with door(network(handshake_s=0.05)) as (listener, _), raw_peer(listener.address) as (reader, _):
+    async with (
+        open_listener(network(handshake_s=0.05)) as (listener, _),
+        raw_peer(listener.address) as (reader, _),
+    ):
         answer = await reader.read()
         assert b"late" in answer
 
 
 async def test_who_is_too_busy_for_a_handshake_is_dialled_again() -> None:
-    knocks: list[asyncio.StreamWriter] = []
-    server = await asyncio.start_server(lambda _, writer: knocks.append(writer), "127.0.0.1", 0)
+    connects: list[asyncio.StreamWriter] = []
+    server = await asyncio.start_server(lambda _, writer: connects.append(writer), "127.0.0.1", 0)
     async with server:
         port = server.sockets[0].getsockname()[1]
         with pytest.raises(DialFailed, match="late: no handshake within"):
             await network(handshake_s=0.01).dial(f"tcp://127.0.0.1:{port}", NEAR, timeout_s=0.2)
-        for writer in knocks:
+        for writer in connects:
             writer.close()
-    assert len(knocks) > 1
+    assert len(connects) > 1
 
 
 async def test_the_oldest_of_too_many_silent_connections_makes_room() -> None:
     net = network(max_unauthenticated=2, first_record_s=30, handshake_s=30)
-    async with door(net) as (listener, _), raw_peer(listener.address) as (reader, _):
+    async with open_listener(net) as (listener, _), raw_peer(listener.address) as (reader, _):
         async with raw_peer(listener.address), raw_peer(listener.address):
             assert b"crowded" in await reader.read()
             async with network().connect(listener.address, NEAR, retry=ONCE):
@@ -153,7 +159,7 @@ async def test_a_connection_given_up_before_it_was_made_is_closed() -> None:
     handshake = ClientHandshake(NEAR, token=TOKEN, entropy=os.urandom, rules=open_rules())
     greeter = network()._greeter(handshake, outcomes.append)
     greeter.abandon()
-    async with door(network()) as (listener, _):
+    async with open_listener(network()) as (listener, _):
         host, port = parse_tcp_address(listener.address)
         transport, _ = await asyncio.get_running_loop().create_connection(lambda: greeter, host, port)
         assert transport.is_closing()
@@ -166,7 +172,7 @@ async def test_a_connection_given_up_before_it_was_made_is_closed() -> None:
 async def test_who_has_said_the_first_record_has_longer_than_who_has_not() -> None:
     net = network(first_record_s=0.02, handshake_s=0.04)
     client = ClientHandshake(NEAR, token=TOKEN, entropy=os.urandom, rules=open_rules())
-    async with door(net) as (listener, _):
+    async with open_listener(net) as (listener, _):
         async with raw_peer(listener.address) as (silent, _), raw_peer(listener.address) as (reader, writer):
             writer.write(client.hello())
             assert b"no first record within 0.02 s" in await silent.read()
@@ -180,7 +186,7 @@ def test_a_dial_that_was_crowded_out_is_repeated_within_two_seconds() -> None:
 
 
 async def test_a_wrong_token_is_rejected_with_advice() -> None:
-    async with door(network()) as (listener, _):
+    async with open_listener(network()) as (listener, _):
         for token in (b"b token of tests", None):
             with pytest.raises(HandshakeRejected, match="token"):
                 await network(token).dial(listener.address, NEAR)
@@ -193,7 +199,7 @@ async def test_keys_of_another_role_neither_listen_nor_dial() -> None:
     with pytest.raises(HandshakeRejected, match="keys here are those of role near, and this side is a far"):
         async with own.listen("tcp://127.0.0.1:0", FAR, lambda link: link.wait_closed()):
             pass
-    async with door(whole) as (listener, _):
+    async with open_listener(whole) as (listener, _):
         with pytest.raises(HandshakeRejected, match="give it the keys of role far, or the token"):
             await own.dial(listener.address, FAR)
         async with own.connect(listener.address, NEAR) as link:
@@ -202,7 +208,7 @@ async def test_keys_of_another_role_neither_listen_nor_dial() -> None:
 
 async def test_roles_with_nothing_to_say_are_rejected() -> None:
     rules = RoleTable({"push": {("worker", "far")}})
-    async with door(network(rules=rules)) as (listener, _):
+    async with open_listener(network(rules=rules)) as (listener, _):
         with pytest.raises(HandshakeRejected, match="nothing to say"):
             await network().dial(listener.address, NEAR)
 
@@ -310,7 +316,7 @@ async def test_a_deadline_wakes_a_link_once(monkeypatch: pytest.MonkeyPatch) -> 
 
 async def test_a_silent_peer_is_given_up() -> None:
     net = network(ping_every_s=0.02, dead_after_s=0.06)
-    async with door(net) as (listener, links), raw_peer(listener.address) as (reader, writer):
+    async with open_listener(net) as (listener, links), raw_peer(listener.address) as (reader, writer):
         await authenticate(reader, writer)
         link = await links.get()
         with pytest.raises(LinkBroken, match="nothing was heard"):
@@ -331,7 +337,7 @@ async def test_pings_bring_an_idle_link_one_sign_of_life_after_the_other() -> No
 
 async def test_a_peer_that_never_reads_is_given_up() -> None:
     net = network(ping_every_s=0.02, dead_after_s=10, stalled_after_s=0.1)
-    async with door(net) as (listener, links), raw_peer(listener.address) as (reader, writer):
+    async with open_listener(net) as (listener, links), raw_peer(listener.address) as (reader, writer):
         await authenticate(reader, writer)
         link = await links.get()
         writer.transport.pause_reading()
@@ -403,7 +409,7 @@ async def test_the_kernel_looks_after_the_machine_of_a_peer() -> None:
 
 
 async def test_the_listener_knows_its_links() -> None:
-    async with door(network()) as (listener, links):
+    async with open_listener(network()) as (listener, links):
         assert listener.links == ()
         async with network().connect(listener.address, NEAR) as near:
             far = await links.get()
@@ -418,7 +424,7 @@ async def test_a_refused_handshake_is_logged_once_for_each_reason(caplog: pytest
     rules = RoleTable({"ask": {("near", "far")}})
     stranger = Identity(role="other", node="other-1", incarnation=1)
 
-    async with door(network(rules=rules)) as (listener, _):
+    async with open_listener(network(rules=rules)) as (listener, _):
         for token in (b"another token of tests", b"a third token of tests", None):
             with pytest.raises(HandshakeRejected, match="token"):
                 await network(token).dial(listener.address, NEAR)
@@ -437,7 +443,7 @@ async def test_a_log_line_counts_the_refusals_since_the_last_one(
     entrance = Entrance(4)
     times = iter([0.0, 1.0, 9.0, 10.0])
 
-    async with door(network()) as (listener, _):
+    async with open_listener(network()) as (listener, _):
         monkeypatch.setattr(Entrance, "refused", lambda _, *refusal: refusals.append(refusal))
         refusals: list[tuple[Greeter, HandshakeRejected]] = []
         with pytest.raises(HandshakeRejected):

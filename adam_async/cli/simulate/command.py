@@ -24,7 +24,7 @@ from adam_async.errors import ConfigError
 from adam_async.runtime.disk import Disk
 from adam_async.runtime.machine import usable_cores
 from adam_async.simulation.plan import Case, read_case
-from adam_async.simulation.process_pool import Crew
+from adam_async.simulation.process_pool import ProcessPool
 from adam_async.simulation.runner import (
     LEAST_SHARE,
     MANY,
@@ -80,19 +80,22 @@ async def run_simulation(options: SimulateOptions, terminal: Terminal) -> int:
         return 0
     seeds = chosen_seeds(options)
     check_options(options, names)
-    async with Disk() as disk, Crew(1 if is_one_run(options) else options.jobs or usable_cores()) as crew:
+    async with (
+        Disk() as disk,
+        ProcessPool(1 if is_one_run(options) else options.jobs or usable_cores()) as process_pool,
+    ):
         for file in (options.trace, options.soak):
             if file is not None:
                 await disk.run(check_no_folder, file)
                 await disk.run(check_in_folder, file)
         if is_one_run(options):
             case = await chosen_case(options, names[0], disk)
-            failed = await run_one(case, options.trace, crew, disk, terminal)
+            failed = await run_one(case, options.trace, process_pool, disk, terminal)
         elif options.soak is not None:
-            failed = await run_soak(options.soak, names, seeds, crew, disk, terminal)
+            failed = await run_soak(options.soak, names, seeds, process_pool, disk, terminal)
         else:
             first, last = seeds or FIRST_SEEDS
-            every = [await run_seeds(name, range(first, last + 1), crew, terminal) for name in names]
+            every = [await run_seeds(name, range(first, last + 1), process_pool, terminal) for name in names]
             failed = any(every)
     return FAILED if failed else 0
 
@@ -205,22 +208,24 @@ async def chosen_case(options: SimulateOptions, name: str, disk: Disk) -> Case:
 # --- running -------------------------------------------------------------------------------------
 
 
-async def run_one(case: Case, trace: Path | None, crew: Crew, disk: Disk, terminal: Terminal) -> bool:
+async def run_one(
+    case: Case, trace: Path | None, process_pool: ProcessPool, disk: Disk, terminal: Terminal
+) -> bool:
     """Run one case, say what came of it, and write its trace. Returns whether it failed."""
     begun = asyncio.get_running_loop().time()
-    (answer,) = await crew.do(Repeat(case=case))
+    (answer,) = await process_pool.do(Repeat(case=case))
     if trace is not None:
         try:
             await disk.write_atomic(trace, [msgspec.json.encode(answer.trace)])
         except OSError as error:
             raise ConfigError(f"--trace {trace} cannot be written: {error.strerror or error}") from None
     took_s = asyncio.get_running_loop().time() - begun
-    await tell(case.scenario, [answer.result], took_s, crew, terminal)
+    await tell(case.scenario, [answer.result], took_s, process_pool, terminal)
     return not answer.result.ok
 
 
 async def run_seeds(
-    name: str, seeds: Sequence[int], crew: Crew, terminal: Terminal, save: Save | None = None
+    name: str, seeds: Sequence[int], process_pool: ProcessPool, terminal: Terminal, save: Save | None = None
 ) -> bool:
     """Run seeds of a scenario in slices, and say what came of them.
 
@@ -234,11 +239,11 @@ async def run_seeds(
         save: Told of each slice when it is done.
     """
     begun = asyncio.get_running_loop().time()
-    size = max(1, min(SLICE, -(-len(seeds) // (4 * crew.jobs))))
+    size = max(1, min(SLICE, -(-len(seeds) // (4 * process_pool.jobs))))
     results: list[SeedResult] = []
 
     async def run_slice(part: Sequence[int]) -> None:
-        answers = await crew.do(Seeds(scenario=name, seeds=tuple(part)))
+        answers = await process_pool.do(Seeds(scenario=name, seeds=tuple(part)))
         some = [answer.result for answer in answers]
         results.extend(some)
         if save is not None:
@@ -248,7 +253,7 @@ async def run_seeds(
         for start in range(0, len(seeds), size):
             group.create_task(run_slice(seeds[start : start + size]), name=f"seeds from {seeds[start]}")
     results.sort(key=lambda result: result.case.seed)
-    await tell(name, results, asyncio.get_running_loop().time() - begun, crew, terminal)
+    await tell(name, results, asyncio.get_running_loop().time() - begun, process_pool, terminal)
     failed = not all(result.ok for result in results)
     if save is None:
         counted = sum(result.seed_counts for result in results)
@@ -260,7 +265,7 @@ async def run_soak(
     file: Path,
     names: Sequence[str],
     seeds: tuple[int, int] | None,
-    crew: Crew,
+    process_pool: ProcessPool,
     disk: Disk,
     terminal: Terminal,
 ) -> bool:
@@ -282,7 +287,7 @@ async def run_soak(
     while todo:
         for name in list(todo):
             if some := list(islice(todo[name], ROUND)):
-                await run_seeds(name, some, crew, terminal, save)
+                await run_seeds(name, some, process_pool, terminal, save)
             else:
                 del todo[name]
     failed = False
@@ -298,12 +303,12 @@ async def run_soak(
 
 
 async def tell(
-    name: str, results: Sequence[SeedResult], took_s: float, crew: Crew, terminal: Terminal
+    name: str, results: Sequence[SeedResult], took_s: float, process_pool: ProcessPool, terminal: Terminal
 ) -> None:
     """Say what came of seeds: what failed first and whole, then the one line, then what does not count."""
     failed = [result for result in results if not result.ok]
     for result in failed[:SHOWN]:
-        for line in await describe(result, crew, terminal):
+        for line in await describe(result, process_pool, terminal):
             terminal.say(line)
     for result in failed[SHOWN:]:
         terminal.say(f"{name}: seed {result.case.seed} violates {result.invariant}")
@@ -329,7 +334,7 @@ def tell_too_little(name: str, seen: Collection[str], counted: int, seeds: int, 
     return few or bool(missing)
 
 
-async def describe(result: SeedResult, crew: Crew, terminal: Terminal) -> list[str]:
+async def describe(result: SeedResult, process_pool: ProcessPool, terminal: Terminal) -> list[str]:
     """Say how a run failed, under which options, and what of its plan it takes, which may take long."""
     case = result.case
     loop = asyncio.get_running_loop()
@@ -345,7 +350,7 @@ async def describe(result: SeedResult, crew: Crew, terminal: Terminal) -> list[s
                 f"{len(case.plan.faults)} faults after {so_far.tries} runs, of at most {MOST_TRIES}"
             )
 
-    (answer,) = await crew.do(Shrink(case=case), under_way)
+    (answer,) = await process_pool.do(Shrink(case=case), under_way)
     smallest = answer.result.case
     faults = smallest.plan.faults
     return [

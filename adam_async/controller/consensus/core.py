@@ -261,9 +261,9 @@ class Core:
 
     def _take_over(self, _: TakeOver) -> None:
         if self.me in self.members.voters:
-            self._campaign(Cause.ASKED)
+            self._runner(Cause.ASKED)
 
-    def _campaign(self, cause: Cause) -> None:
+    def _runner(self, cause: Cause) -> None:
         self._become(cause, term=self.term + 1, vote=self.me)
         self._ask(pre=False, transfer=cause is Cause.ASKED)
 
@@ -300,7 +300,7 @@ class Core:
         if len(self._votes) < members.quorum:
             return
         if vote.pre:
-            self._campaign(Cause.ENCOURAGED)
+            self._runner(Cause.ENCOURAGED)
         else:
             self._lead()
 

@@ -89,7 +89,7 @@ class Staging:
         self._failures: dict[tuple[int, int], int] = {}
         self._reasons: dict[int, dict[int, str]] = {}
         """Per file, who cannot give it, and why."""
-        self._keepers: set[int] = set()
+        self._ledger_replicas: set[int] = set()
         self._looked: set[tuple[int, int]] = set()
 
     def owner(self, file: int) -> int:
@@ -128,7 +128,7 @@ class Staging:
         ring = [(owner + distance) % self.servers for distance in range(self.servers)]
         if owner == self.server:
             for server in ring[1:]:
-                if server in self._keepers and server not in self._gone:
+                if server in self._ledger_replicas and server not in self._gone:
                     if (file, server) not in self._looked and server not in reasons:
                         return Step(server, patient=False)
         for server in ring:
@@ -155,9 +155,9 @@ class Staging:
         if server != self.server:
             self._gone.setdefault(server, why)
 
-    def keeper(self, server: int) -> None:
+    def ledger_replica(self, server: int) -> None:
         """Take in that a server holds files that belong to this one."""
-        self._keepers.add(server)
+        self._ledger_replicas.add(server)
 
     def hold(self, file: int, checksum: str) -> None:
         """Take in that a file is here, whole."""

@@ -150,15 +150,15 @@ class Stager(Role):
     async def _get_all(self) -> None:
         name = self._identity.node
         async with self._source, asyncio.TaskGroup() as meeting_group:
-            meetings = [
+            clock_targets_of_all = [
                 meeting_group.create_task(self._meet(peer), name=f"{name}/meet-{peer.number}")
                 for peer in self._peers.values()
             ]
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._read_own(), name=f"{name}/own")
                 group.create_task(self._copy_rounds(), name=f"{name}/rounds")
-            for meeting in meetings:
-                meeting.cancel()
+            for clock_targets in clock_targets_of_all:
+                clock_targets.cancel()
 
     async def _meet(self, peer: Peer) -> None:
         """Look whether a server is there, then wait for it."""

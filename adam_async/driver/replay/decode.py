@@ -13,7 +13,13 @@ from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.model.network import Network
 from adam_async.model.spec import ModelSpec
-from adam_async.parameter_server.replay_log import JOINED, NOT_APPLIED, SUMMED, Life, read_order_log
+from adam_async.parameter_server.replay_log import (
+    JOINED,
+    NOT_APPLIED,
+    SUMMED,
+    ReplicaGeneration,
+    read_order_log,
+)
 from adam_async.run.config import Config
 from adam_async.run.shard_table import ShardTable, shard_table
 from adam_async.worker.replay_log import GroupRead, Reader, read_read_log
@@ -104,20 +110,26 @@ def _check_tensors(first: GroupRead, table: ShardTable, node: str) -> None:
 
 def _read_orders(log: Log, readers: Mapping[Reader, Reads]) -> dict[int, Order]:
     try:
-        lives, entries = read_order_log(log.data)
+        replica_generations, entries = read_order_log(log.data)
     except ValueError as error:
         raise RecordError(f"what {log.node} noted is damaged: {error}") from None
-    for life in lives:
-        if Reader(life.replica, life.session, life.incarnation) not in readers:
+    for replica_generation in replica_generations:
+        if (
+            Reader(replica_generation.replica, replica_generation.session, replica_generation.incarnation)
+            not in readers
+        ):
             raise RecordError(
-                f"{log.node} applied pushes of a worker of replica {life.replica} that left before the run "
+                f"{log.node} applied pushes of a worker of replica {replica_generation.replica} that left before the "
+                f"run "
                 "ended, and took with it what it had read; such a run cannot be replayed: record it again"
             )
-    return {shard: _order(shard, lives, found, log.node) for shard, found in entries.items()}
+    return {shard: _order(shard, replica_generations, found, log.node) for shard, found in entries.items()}
 
 
-def _order(shard: int, lives: Sequence[Life], entries: NDArray[Any], node: str) -> Order:
-    if entries.size and int(entries["life"].max()) >= len(lives):
+def _order(
+    shard: int, replica_generations: Sequence[ReplicaGeneration], entries: NDArray[Any], node: str
+) -> Order:
+    if entries.size and int(entries["life"].max()) >= len(replica_generations):
         raise RecordError(f"what {node} noted is damaged: shard {shard} names a worker that it does not list")
     flags = entries["flags"]
     begins = np.flatnonzero((flags & JOINED) == 0)
@@ -127,7 +139,9 @@ def _order(shard: int, lives: Sequence[Life], entries: NDArray[Any], node: str) 
     summed = (flags & SUMMED) != 0
     return Order(
         shard=shard,
-        replicas=np.array([life.replica for life in lives], np.int64)[entries["life"]],
+        replicas=np.array(
+            [replica_generation.replica for replica_generation in replica_generations], np.int64
+        )[entries["life"]],
         clocks=entries["clock"].astype(np.int64),
         refused=~applied,
         bounds=np.append(begins, entries.size),

@@ -23,7 +23,7 @@ class ShardPush:
     rate: float
     version: int
     """Oldest version of the shard that the step's groups read."""
-    own: int
+    own_applied: int
     """Own pushes since then that local steps had put into the copy read."""
 
 
@@ -60,7 +60,7 @@ class Pushes:
                 images=step.images,
                 rate=step.rate,
                 version=step.versions[place],
-                own=step.own[place],
+                own_applied=step.own_applied[place],
             )
             self._applied[key] = applied
 
@@ -93,5 +93,5 @@ def _as_received(replica: int, step: StepPush) -> Push:
         shards=step.shards,
         numbers=(0,) * len(step.shards),
         versions=step.versions,
-        own=step.own,
+        own_applied=step.own_applied,
     )

@@ -49,7 +49,7 @@ class ReplayedShards:
         changed = self.shards[shard]
         rates = None
         if self._scale_by_staleness:
-            stale = [changed.version + n - push.version - push.own for n, push in enumerate(batch)]
+            stale = [changed.version + n - push.version - push.own_applied for n, push in enumerate(batch)]
             rates = [(push.rate / (1 + max(since, 0)),) for push, since in zip(batch, stale, strict=True)]
         (finite,) = self._applier.apply_pushes([changed], [push.gradients for push in batch], rates)
         changed.version = Version(changed.version + sum(finite))

@@ -21,7 +21,7 @@ class Maps:
         self.lost = 0
         self._map = ClusterMap()
         self._buckets: dict[int, tuple[str, ...]] = {}
-        self._lenders: dict[tuple[str, int], tuple[str, int]] = {}
+        self._ledger_leaders: dict[tuple[str, int], tuple[str, int]] = {}
         self._over: set[tuple[str, int]] = set()
         """Nodes and incarnations that others have followed."""
 
@@ -71,12 +71,17 @@ class Maps:
             raise Violation("I3", f"generation {after.generation} has two tables of buckets")
 
     def _lent(self, before: ClusterMap, after: ClusterMap) -> None:
-        lending, old = after.lending, before.lending
-        if lending is None or not lending.keepers:
+        ledger_record, old = after.ledger_record, before.ledger_record
+        if ledger_record is None or not ledger_record.ledger_replicas:
             return
-        if old is not None and old.run == lending.run and lending.term < old.term:
-            raise Violation("I4", f"the lending of {lending.run} went back to term {lending.term}")
-        first = self._lenders.setdefault((lending.run, lending.term), lending.keepers[0])
-        if first != lending.keepers[0]:
-            text = f"{first} and {lending.keepers[0]} both lend in term {lending.term} of {lending.run}"
+        if old is not None and old.run == ledger_record.run and ledger_record.term < old.term:
+            raise Violation(
+                "I4", f"the lending of {ledger_record.run} went back to term {ledger_record.term}"
+            )
+        first = self._ledger_leaders.setdefault(
+            (ledger_record.run, ledger_record.term), ledger_record.ledger_replicas[0]
+        )
+        if first != ledger_record.ledger_replicas[0]:
+            where = f"term {ledger_record.term} of {ledger_record.run}"
+            text = f"{first} and {ledger_record.ledger_replicas[0]} both lead the ledger in {where}"
             raise Violation("I3", text)

@@ -162,8 +162,8 @@ class Visitors:
                 return None
             if any(world.network.wire(*way).cut for way in ways):
                 return None
-        lives = tuple(self._cluster().nodes[name] for name in workers)
-        return (state.run, state.generation, lives)
+        replica_generations = tuple(self._cluster().nodes[name] for name in workers)
+        return (state.run, state.generation, replica_generations)
 
     async def _visit(self, node: Node, *, server: str) -> None:
         network = self._network_of(node)
@@ -286,13 +286,13 @@ class _Visit:
         """Greet each worker for a life that nobody has, and with more blocks than were ever sent."""
         for name in self._cluster.live("worker"):
             record = self._cluster.nodes[name]
-            life = self._cluster.life(record.replica)
+            replica_generation = self._cluster.replica_generation(record.replica)
             for greet in (
-                Greet(run=OTHER, replica=REPLICA, life=1, partition=0, received=0, begun=0),
+                Greet(run=OTHER, replica=REPLICA, replica_generation=1, partition=0, received=0, begun=0),
                 Greet(
                     run=self._state.run,
                     replica=record.replica,
-                    life=life,
+                    replica_generation=replica_generation,
                     partition=1 - record.partition,
                     received=1 << 40,
                     begun=0,
@@ -352,7 +352,7 @@ def _push(state: ServerState, session: int) -> Push:
         shards=(_first(state).spec.id,),
         numbers=(5,),
         versions=(0,),
-        own=(0,),
+        own_applied=(0,),
     )
 
 
@@ -434,7 +434,7 @@ def _pushes_not_finite(state: ServerState, push: Push) -> list[Word]:
             shards=(shard.spec.id, behind.spec.id),
             numbers=(2, 9),
             versions=(0, 0),
-            own=(0, 0),
+            own_applied=(0, 0),
         )
         flat = np.full(shard.spec.size + behind.spec.size, np.nan, dtype)
         said.append(Word("worker", both, "", (flat,), (REFUSED, GAP)))

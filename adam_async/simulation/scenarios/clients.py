@@ -181,7 +181,7 @@ class _Story(Story):
         if not leader:
             return "nobody leads"
         newest = self.group.running[leader].map
-        problems = [self.group.check_equal(), *(member.check_seated(newest) for member in self.members)]
+        problems = [self.group.check_equal(), *(member.check_joined(newest) for member in self.members)]
         return next(filter(None, problems), "")
 
 

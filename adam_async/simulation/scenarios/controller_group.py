@@ -161,7 +161,7 @@ class ControllerGroup:
     def disk_is_bad(self, name: str) -> bool:
         """Whether the disk of a controller fails what it is asked."""
         node = self.world.node(name)
-        return node.disk_conditions.fail > 0 or node.drive.used_bytes >= node.drive.capacity_bytes
+        return node.disk_conditions.fail > 0 or node.disk_model.used_bytes >= node.disk_model.capacity_bytes
 
     def _saw(
         self, name: str, core: Core, machine: Machine, event: Event | None, effects: Sequence[Effect]
@@ -259,7 +259,7 @@ class _WatchedLog(LogFile):
 
     async def append(self, batches: Sequence[tuple[Record, ...]]) -> None:
         try:
-            kept = len(self._node.drive.file(FILE).data)
+            kept = len(self._node.disk_model.file(FILE).data)
         except FileNotFoundError:
             kept = 0
         await super().append(batches)

@@ -56,7 +56,7 @@ class DiskFaults:
 
     async def _disk_full(self, _: World, fault: Fault) -> None:
         async with self._targets.held(fault) as node:
-            node.drive.capacity_bytes = node.drive.used_bytes
+            node.disk_model.capacity_bytes = node.disk_model.used_bytes
             await self._ends(node, fault)
 
     async def _ends(self, node: Node, fault: Fault) -> None:
@@ -65,9 +65,9 @@ class DiskFaults:
         written, asked_s = self._group.writes[node.name], self._targets.world.now
         while not node.task.done() and not self._targets.over.is_set():
             await asyncio.wait([node.task], timeout=STEP_S)
-            if fault.kind == "disk-full" and node.drive.used_bytes < node.drive.capacity_bytes:
+            if fault.kind == "disk-full" and node.disk_model.used_bytes < node.disk_model.capacity_bytes:
                 # A new file took the place of the old one, and made room.
-                node.drive.capacity_bytes = node.drive.used_bytes
+                node.disk_model.capacity_bytes = node.disk_model.used_bytes
                 written = self._group.writes[node.name]
             if self._group.writes[node.name] == written:
                 asked_s = self._targets.world.now
@@ -133,7 +133,7 @@ class DiskFaults:
             return False
         sectors, dice = self._group.proven[node.name] // SECTOR_BYTES, self._targets.dice
         chosen = {dice.below(sectors) for _ in range(1 + dice.below(MOST_SECTORS))}
-        node.drive.rot(lambda path, sector: path == FILE and sector in chosen)
+        node.disk_model.rot(lambda path, sector: path == FILE and sector in chosen)
         self._group.damaged.add(node.name)
         return True
 
@@ -142,4 +142,4 @@ def mend_disk(node: Node) -> None:
     """Let a disk work as it should."""
     node.disk_conditions.fail, node.disk_conditions.stuck = 0.0, False
     node.disk_conditions.sync_s = DiskConditions().sync_s
-    node.drive.capacity_bytes = 1 << 30
+    node.disk_model.capacity_bytes = 1 << 30

@@ -24,7 +24,7 @@ _PEER = Struct("<32s80s64sQ32s")
 
 
 @dataclass(frozen=True, slots=True)
-class Knock:
+class Connect:
     """What is said in place of a handshake."""
 
     says: bytes
@@ -52,17 +52,17 @@ def _refusal() -> bytes:
     return (_HEAD.pack(b"TLNKHAND", PROTOCOL_VERSION, 5, False) + b"token").ljust(RECORD_BYTES, b"\0")
 
 
-KNOCKS: Mapping[str, Knock] = {
-    "knock-noise": Knock(b"GET / HTTP/1.1\r\n".ljust(RECORD_BYTES, b"\n"), ""),
-    "knock-version": Knock(_hello(version=PROTOCOL_VERSION + 1), "version"),
-    "knock-kind": Knock(_hello(kind=3), ""),
-    "knock-name": Knock(_hello(role=b"\xff\xfe"), ""),
-    "knock-nobody": Knock(_hello(role=b""), ""),
-    "knock-role": Knock(_hello(role=b"ghost"), "role"),
-    "knock-proof": Knock(_hello() + _hello(kind=3), "token"),
-    "knock-refusal": Knock(_refusal(), ""),
-    "knock-half": Knock(_hello()[:100], "late"),
-    "knock-silent": Knock(b"", "late"),
+CONNECTS: Mapping[str, Connect] = {
+    "knock-noise": Connect(b"GET / HTTP/1.1\r\n".ljust(RECORD_BYTES, b"\n"), ""),
+    "knock-version": Connect(_hello(version=PROTOCOL_VERSION + 1), "version"),
+    "knock-kind": Connect(_hello(kind=3), ""),
+    "knock-name": Connect(_hello(role=b"\xff\xfe"), ""),
+    "knock-nobody": Connect(_hello(role=b""), ""),
+    "knock-role": Connect(_hello(role=b"ghost"), "role"),
+    "knock-proof": Connect(_hello() + _hello(kind=3), "token"),
+    "knock-refusal": Connect(_refusal(), ""),
+    "knock-half": Connect(_hello()[:100], "late"),
+    "knock-silent": Connect(b"", "late"),
 }
 
 

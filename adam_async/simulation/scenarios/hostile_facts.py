@@ -23,7 +23,7 @@ def facts_of(cluster: TrainingCluster, target: str, *, sender: Identity, map_ses
     state = server.state if server is not None else None
     shards = list(state.shards.values())[:2] if state is not None else []
     leader = controllers.get(cluster.leader) or next(iter(controllers.values()))
-    run, epoch, lending = seen.run, seen.epoch, seen.lending
+    run, epoch, ledger_record = seen.run, seen.epoch, seen.ledger_record
     assert run is not None
     return Facts(
         run=run.id,
@@ -36,7 +36,7 @@ def facts_of(cluster: TrainingCluster, target: str, *, sender: Identity, map_ses
         others_session=cluster.newest_session,
         replica=REPLICA,
         others_replica=0,
-        life=seen.life(0),
+        replica_generation=seen.replica_generation(0),
         epoch=epoch.number if epoch is not None else 1,
         clock=1,
         group=leader.machine.group,
@@ -46,7 +46,7 @@ def facts_of(cluster: TrainingCluster, target: str, *, sender: Identity, map_ses
         node=sender.node,
         role=sender.role,
         address=f"tcp://{sender.node}:1",
-        lending_term=lending.term if lending is not None else 1,
+        ledger_term=ledger_record.term if ledger_record is not None else 1,
     )
 
 
@@ -60,14 +60,16 @@ def next_push(server: ParameterServer, cluster: ClusterMap) -> tuple[Push | None
     if state is None or shard is None:
         return None, np.zeros(0)
     zeros = np.zeros(shard.spec.size, shard.values.dtype)
-    replicas = {life: replica for replica, life in cluster.lives().items()}
-    for (session, life), number in reversed(shard.last_number.items()):
-        if life in replicas:
+    replicas = {
+        replica_generation: replica for replica, replica_generation in cluster.replica_generations().items()
+    }
+    for (session, replica_generation), number in reversed(shard.last_number.items()):
+        if replica_generation in replicas:
             push = Push(
                 run=state.run,
                 session=session,
-                incarnation=life,
-                replica=replicas[life],
+                incarnation=replica_generation,
+                replica=replicas[replica_generation],
                 clock=1,
                 images=1,
                 rate=0.0,
@@ -76,7 +78,7 @@ def next_push(server: ParameterServer, cluster: ClusterMap) -> tuple[Push | None
                 shards=(int(shard.spec.id),),
                 numbers=(number + 1,),
                 versions=(0,),
-                own=(0,),
+                own_applied=(0,),
             )
             return push, zeros
     return None, zeros

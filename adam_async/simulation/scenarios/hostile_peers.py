@@ -36,7 +36,7 @@ from adam_async.messages import (
     unpack,
 )
 from adam_async.parameter_server.service import ParameterServer
-from adam_async.run.cluster_map import ClusterMap, LendingRecord, NodeRecord, RunRecord
+from adam_async.run.cluster_map import ClusterMap, LedgerRecord, NodeRecord, RunRecord
 from adam_async.runtime.random_streams import Dice
 from adam_async.simulation.faults import Strike, check_noticed, is_running
 from adam_async.simulation.nodes import Node, World
@@ -54,7 +54,7 @@ from adam_async.simulation.scenarios.hostile_facts import facts_of, next_clock, 
 from adam_async.simulation.scenarios.raw_wire import dial_raw
 from adam_async.simulation.scenarios.training_cluster import (
     CONTROLLERS,
-    LENDERS,
+    LEDGER_LEADERS,
     LINKS,
     SERVERS,
     TOKEN,
@@ -87,7 +87,7 @@ PROBER = "prober"
 
 TARGETS: Mapping[str, tuple[str, ...]] = {
     "ps": SERVERS,
-    "data": LENDERS,
+    "data": LEDGER_LEADERS,
     "worker": WORKERS,
     "controller": tuple(CONTROLLERS),
 }
@@ -419,22 +419,24 @@ class _Peer:
                 link.abort()
         return self._sent > 0
 
-    def _stolen(self, cluster: ClusterMap) -> list[tuple[str, NodeRecord | RunRecord | LendingRecord]]:
+    def _stolen(self, cluster: ClusterMap) -> list[tuple[str, NodeRecord | RunRecord | LedgerRecord]]:
         """Records that this role may not set, its own of another role first, with the values to try."""
         change = msgspec.structs.replace
-        found: list[tuple[str, NodeRecord | RunRecord | LendingRecord]] = [
+        found: list[tuple[str, NodeRecord | RunRecord | LedgerRecord]] = [
             (f"nodes/{name}", change(record, failed="stolen"))
             for name, record in cluster.nodes.items()
             if name != self._node.name
         ]
         if cluster.run is not None and self._as != "driver":
             found.append(("run", change(cluster.run, phase="failed", reason="stolen")))
-        if cluster.lending is not None and self._as != "data":
-            keepers = ((self._node.name, self._session),)
-            found.append(("lending", change(cluster.lending, term=1 << 20, keepers=keepers)))
+        if cluster.ledger_record is not None and self._as != "data":
+            ledger_replicas = ((self._node.name, self._session),)
+            found.append(
+                ("lending", change(cluster.ledger_record, term=1 << 20, ledger_replicas=ledger_replicas))
+            )
         self._dice.shuffle(found)
-        seat = NodeRecord(role="", address=f"tcp://{self._node.name}:1", incarnation=self._session)
-        own = cluster.nodes.get(self._node.name, seat)
+        membership = NodeRecord(role="", address=f"tcp://{self._node.name}:1", incarnation=self._session)
+        own = cluster.nodes.get(self._node.name, membership)
         other = "worker" if self._as == "ps" else "ps"
         return [(f"nodes/{self._node.name}", change(own, role=other)), *found]
 

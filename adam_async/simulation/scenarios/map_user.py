@@ -126,8 +126,8 @@ class User:
                 continue
             self._group.progress.owe(self.name)
             record, run = life.map.nodes.get(self.name), life.map.run
-            seated = record is not None and record.live and record.incarnation == life.node.life
-            if not seated or record is None or record.ready != self._ready(life, record) or dice.chance(0.1):
+            joined = record is not None and record.live and record.incarnation == life.node.life
+            if not joined or record is None or record.ready != self._ready(life, record) or dice.chance(0.1):
                 answered = await self._sit(life)
             elif self._submits and (run is None or run.phase in ("failed", "finished")):
                 answered = await self._submit(life)
@@ -159,7 +159,11 @@ class User:
         run = life.map.run
         if run is None or run.phase in ("failed", "finished"):
             return record.ready
-        return ready_word(run.id, life.map.life(record.replica)) if self.role == "worker" else run.id
+        return (
+            ready_word(run.id, life.map.replica_generation(record.replica))
+            if self.role == "worker"
+            else run.id
+        )
 
     async def _submit(self, life: "_Life") -> bool:
         old = life.map.run

@@ -56,11 +56,11 @@ def draw_plan(dice: Dice) -> Plan:
     workers = [f"worker-{number}" for number in range(4 + dice.below(3))]
     kinds = [*MEMBERS.kinds, *(dice.choose(MEMBERS.kinds) for _ in range(dice.below(4)))]
     faults = [_draw_fault(dice, kind, dice.choose(workers), CONTROLLER) for kind in kinds]
-    lenders = [f"data-{number}" for number in range(2 + dice.below(2))]
+    ledger_leaders = [f"data-{number}" for number in range(2 + dice.below(2))]
     for kind in (dice.choose(MEMBERS.kinds) for _ in range(3)):
-        dice.shuffle(lenders)
-        faults.append(_draw_fault(dice, kind, lenders[0], lenders[1]))
-    settings: dict[str, Setting] = {"members": len(workers), "lenders": len(lenders)}
+        dice.shuffle(ledger_leaders)
+        faults.append(_draw_fault(dice, kind, ledger_leaders[0], ledger_leaders[1]))
+    settings: dict[str, Setting] = {"members": len(workers), "lenders": len(ledger_leaders)}
     return Plan(options=draw_options(dice, settings), faults=in_order(faults))
 
 
@@ -88,7 +88,7 @@ def _draw_fault(dice: Dice, kind: str, member: str, other: str) -> Fault:
 class _Member:
     """What the world knows of a worker, over all its lives."""
 
-    seat: Membership | None = None
+    membership: Membership | None = None
     incarnation: int = 0
     written: int = 0
     """The newest number that it began to write."""
@@ -114,7 +114,7 @@ class _Story:
         """It never writes: a write sets the whole record, and so gives back a seat that was lost."""
         self.writing = True
         world.node(CONTROLLER).start(self._serve)
-        world.node(DRIVER).start(self.runs.drive)
+        world.node(DRIVER).start(self.runs.disk_model)
         for number in range(int(plan.options.settings["lenders"])):
             world.node(f"data-{number}").start(self.runs.lend)
         for name in self.members:
@@ -151,7 +151,7 @@ class _Story:
                 incarnation=incarnation,
                 info={"number": member.written},
             )
-            member.seat = seat = Membership(
+            member.membership = membership = Membership(
                 network=network,
                 controller=ADDRESS,
                 identity=identity,
@@ -161,32 +161,32 @@ class _Story:
             )
             try:
                 async with asyncio.TaskGroup() as group:
-                    group.create_task(seat.run(), name="seat")
+                    group.create_task(membership.run(), name="seat")
                     if node.name != self.silent:
-                        group.create_task(self._write(member, seat), name="writer")
-                        work = self.runs.train(node, seat, network, identity, pace_s=member.pace_s)
+                        group.create_task(self._write(member, membership), name="writer")
+                        work = self.runs.train(node, membership, network, identity, pace_s=member.pace_s)
                         group.create_task(work, name="trainer")
                     else:
-                        group.create_task(self.runs.ask_wrongly(seat, network, identity), name="asker")
+                        group.create_task(self.runs.ask_wrongly(membership, network, identity), name="asker")
             except* (RunFailed, RoleDied, DeadlineExceeded):
                 self.ledger.counts["started again"] += 1
             await asyncio.sleep(0.5)
 
     # --- what is seen --------------------------------------------------------------------------
 
-    async def _write(self, member: _Member, seat: Membership) -> None:
-        await seat.wait_for(lambda _: seat.seated, "a seat", WAITS.patience_s)
-        dice = self.world.dice.fork(f"{seat.node}/{member.incarnation}")
+    async def _write(self, member: _Member, membership: Membership) -> None:
+        await membership.wait_for(lambda _: membership.joined, "a seat", WAITS.patience_s)
+        dice = self.world.dice.fork(f"{membership.node}/{member.incarnation}")
         while self.writing:
             member.written += 1
             number = member.written
             try:
-                await seat.set_node(info={"number": number})
+                await membership.set_node(info={"number": number})
             except DeadlineExceeded:
                 continue  # whether it was written is unknown
             self.ledger.operations += 1
             member.acknowledged = max(member.acknowledged, number)
-            self.check_written(seat.node)
+            self.check_written(membership.node)
             await asyncio.sleep(dice.around(WRITE_S))
 
     def check_written(self, name: str) -> None:
@@ -205,10 +205,10 @@ class _Story:
             controller = self.world.node(CONTROLLER)
             for name, member in self.members.items():
                 self.check_written(name) if self.controller is not None else None
-                seat = member.seat
-                if seat is not None:
+                membership = member.membership
+                if membership is not None:
                     before = versions.get(name, (0, 0))
-                    versions[name] = now = (member.incarnation, seat.map.version)
+                    versions[name] = now = (member.incarnation, membership.map.version)
                     if now < before:
                         raise Violation("I7", f"the map of {name} went back from {before} to {now}")
                 runs = self.world.node(name).host.up
@@ -227,15 +227,15 @@ class _Story:
         if self.controller is None:
             return "the controller has not begun"
         newest = self.controller.map
-        if lost := self.runs.lenders.keys() - set(newest.live("data")):
+        if lost := self.runs.ledger_leaders.keys() - set(newest.live("data")):
             return f"{min(lost)} is no member"
         for name, member in self.members.items():
-            record, seat = newest.nodes.get(name), member.seat
+            record, membership = newest.nodes.get(name), member.membership
             if record is None or not record.live:
                 return f"{name} is no member"
             if record.incarnation != member.incarnation:
                 return f"{name} is a member as {record.incarnation}, and lives as {member.incarnation}"
-            if seat is None or seat.map.version != newest.version:
+            if membership is None or membership.map.version != newest.version:
                 return f"{name} has not the newest map"
         return ""
 
@@ -253,16 +253,17 @@ class _Story:
         Raises:
             Violation: There is none for long.
         """
-        if fault.targets[0] in self.runs.lenders:
-            keepers: tuple[str, ...] = ()
+        if fault.targets[0] in self.runs.ledger_leaders:
+            ledger_replicas: tuple[str, ...] = ()
             by = world.now + SETTLED_S
-            while len(keepers) < 2:
+            while len(ledger_replicas) < 2:
                 if world.now > by:
-                    text = f"{SETTLED_S:g} s after {fault} was due they are with {keepers or 'nobody'} alone"
+                    alone = ledger_replicas or "no server"
+                    text = f"{SETTLED_S:g} s after {fault} was due they are with {alone} alone"
                     raise Violation("leases are kept twice", text)
                 await asyncio.sleep(STEP_S)
-                keepers = self.controller.map.lenders if self.controller is not None else ()
-            ends = keepers[:2] if fault.targets[0] < fault.targets[1] else keepers[1::-1]
+                ledger_replicas = self.controller.map.ledger_leaders if self.controller is not None else ()
+            ends = ledger_replicas[:2] if fault.targets[0] < fault.targets[1] else ledger_replicas[1::-1]
             fault = msgspec.structs.replace(fault, targets=tuple(ends))
         await KINDS[fault.kind](world, fault)
 

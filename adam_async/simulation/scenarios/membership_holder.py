@@ -67,7 +67,7 @@ class Member:
     ) -> None:
         self.name = name
         self.working = True
-        self.seat: Membership | None = None
+        self.membership: Membership | None = None
         self.acknowledged = 0
         self._group = group
         self._ledger = ledger
@@ -81,19 +81,23 @@ class Member:
         """Be a member, as the program of one life."""
         async with asyncio.TaskGroup() as group:
             for incarnation in itertools.count(node.life * LIVES):
-                self.seat = seat = self._new_seat(node, incarnation)
+                self.membership = membership = self._new_membership(node, incarnation)
                 try:
-                    async with asyncio.TaskGroup() as seat_group:
-                        seat_group.create_task(seat.run(), name=f"{self.name}/seat")
-                        seat_group.create_task(self._watch(seat, incarnation), name=f"{self.name}/watches")
-                        seat_group.create_task(self._work(seat, incarnation), name=f"{self.name}/works")
+                    async with asyncio.TaskGroup() as membership_group:
+                        membership_group.create_task(membership.run(), name=f"{self.name}/seat")
+                        membership_group.create_task(
+                            self._watch(membership, incarnation), name=f"{self.name}/watches"
+                        )
+                        membership_group.create_task(
+                            self._work(membership, incarnation), name=f"{self.name}/works"
+                        )
                 except* _Hangs:
                     group.create_task(self._linger(node, incarnation), name=f"{self.name}/lingers")
                 except* (RunFailed, RoleDied, DeadlineExceeded, LinkClosed, _Left):
                     self._ledger.counts["seats given up"] += 1
                 await asyncio.sleep(AGAIN_S)
 
-    def _new_seat(self, node: Node, incarnation: int) -> Membership:
+    def _new_membership(self, node: Node, incarnation: int) -> Membership:
         return Membership(
             network=network_of(node),
             controller=self._controllers,
@@ -108,16 +112,16 @@ class Member:
             traffic=Traffic(self.name),
         )
 
-    async def _watch(self, seat: Membership, incarnation: int) -> None:
+    async def _watch(self, membership: Membership, incarnation: int) -> None:
         """Write down the maps of a seat: none may be older than the one before, or unlike another's."""
-        async for newest in seat.changes():
+        async for newest in membership.changes():
             histories = self._group.histories
             if newest.version:
                 histories.shown(f"{self.name}/{incarnation}/seat", histories.group, newest, whole=True)
 
-    async def _work(self, seat: Membership, incarnation: int) -> None:
+    async def _work(self, membership: Membership, incarnation: int) -> None:
         dice = self._group.world.dice.fork(f"{self.name}/{incarnation}")
-        await seat.wait_for(lambda _: seat.seated, "a seat", self._waits.patience_s)
+        await membership.wait_for(lambda _: membership.joined, "a seat", self._waits.patience_s)
         while True:
             await asyncio.sleep(dice.around(self._pause_s))
             if not self.working:
@@ -125,19 +129,19 @@ class Member:
             chance = dice.random()
             try:
                 if chance < 0.06:
-                    await seat.report_death(self._other)
+                    await membership.report_death(self._other)
                 elif chance < 0.12:
-                    await self._run(seat, dice)
+                    await self._run(membership, dice)
                 elif chance < 0.15:
-                    version = seat.map.version
-                    await seat.wait_for(lambda newest, v=version: newest.version > v, "news", NEWS_S)  # type: ignore[misc]
+                    version = membership.map.version
+                    await membership.wait_for(lambda newest, v=version: newest.version > v, "news", NEWS_S)  # type: ignore[misc]
                 elif chance < 0.18:
                     raise _Hangs
                 elif chance < 0.20:
-                    await seat.leave()
+                    await membership.leave()
                     raise _Left
                 else:
-                    await self._write(seat)
+                    await self._write(membership)
             except DeadlineExceeded:
                 continue  # whether it was done is unknown
             self._ledger.operations += 1
@@ -158,23 +162,23 @@ class Member:
         finally:
             client.close()
 
-    async def _write(self, seat: Membership) -> None:
+    async def _write(self, membership: Membership) -> None:
         self._written += 1
         number = self._written
-        await seat.set_node(info={"number": number})
+        await membership.set_node(info={"number": number})
         self.acknowledged = max(self.acknowledged, number)
 
-    async def _run(self, seat: Membership, dice: Dice) -> None:
+    async def _run(self, membership: Membership, dice: Dice) -> None:
         """Submit a run for which nobody is ready, or end it; it has no epoch, and nobody lends."""
-        run = seat.map.run
+        run = membership.map.run
         if run is None or run.phase in ("failed", "finished"):
             record = RunRecord(id=f"{self.name}-{dice.below(1 << 20)}", driver=self.name, **RUN)
             with contextlib.suppress(RunFailed):  # the other one was first
-                await seat.submit_run(record)
+                await membership.submit_run(record)
             return
-        await seat.update_run(lambda newest: msgspec.structs.replace(newest, phase="finished"))
-        await seat.update_epoch(lambda newest: newest)
-        await seat.update_lending(lambda newest: newest)
+        await membership.update_run(lambda newest: msgspec.structs.replace(newest, phase="finished"))
+        await membership.update_epoch(lambda newest: newest)
+        await membership.update_ledger_record(lambda newest: newest)
 
     def check_kept(self, cluster: ClusterMap) -> None:
         """See that a map has what was acknowledged. Raises Violation."""
@@ -184,14 +188,13 @@ class Member:
             text = f"{self.name} was told that {self.acknowledged} is written; the map holds {held}"
             raise Violation("I6", text)
 
-    def check_seated(self, cluster: ClusterMap) -> str:
+    def check_joined(self, cluster: ClusterMap) -> str:
         """Say what its seat lacks; nothing if the newest map has it, and it has the newest map."""
-        if self.seat is None or not self.seat.seated:
+        if self.membership is None or not self.membership.joined:
             return f"{self.name} has no seat"
-        if self.seat.map.version != cluster.version:
-            return (
-                f"{self.name} has version {self.seat.map.version} of the map; the newest is {cluster.version}"
-            )
+        if self.membership.map.version != cluster.version:
+            own = self.membership.map.version
+            return f"{self.name} has version {own} of the map; the newest is {cluster.version}"
         return ""
 
 

@@ -119,7 +119,7 @@ class ShortRuns:
     def __init__(self, world: World, ledger: Ledger, network: Callable[[Node], TcpNetwork]) -> None:
         self._world = world
         self._ledger = ledger
-        self.lenders: dict[str, DataServer] = {}
+        self.ledger_leaders: dict[str, DataServer] = {}
         self.ended: dict[tuple[str, int], None] = {}
         self.going_on = True
         self._network = network
@@ -138,7 +138,7 @@ class ShortRuns:
                 available_bytes=lambda: 1 << 30,
                 process_memory=lambda: ProcessMemory(host="", pid=1, peak_rss_mb=1.0),
             )
-            self.lenders[node.name] = server
+            self.ledger_leaders[node.name] = server
             try:
                 async with server:
                     await asyncio.Event().wait()
@@ -146,12 +146,12 @@ class ShortRuns:
                 self._ledger.counts["started again"] += 1
             await asyncio.sleep(0.5)
 
-    async def drive(self, node: Node) -> None:
+    async def disk_model(self, node: Node) -> None:
         """Have one run follow the other, and each of their epochs begin; be ready for all of them."""
         network = self._network(node)
         identity = Identity(role="ps", node=node.name, incarnation=node.life)
         record = NodeRecord(role="ps", address=f"tcp://{node.name}:1", incarnation=node.life)
-        seat = Membership(
+        membership = Membership(
             network=network,
             controller=ADDRESS,
             identity=identity,
@@ -160,25 +160,25 @@ class ShortRuns:
             traffic=Traffic(node.name),
         )
         async with asyncio.TaskGroup() as group:
-            group.create_task(seat.run(), name="seat")
+            group.create_task(membership.run(), name="seat")
             runs = 0
-            async for cluster in seat.changes():
+            async for cluster in membership.changes():
                 run = cluster.run
-                if not self.going_on or not seat.seated:
+                if not self.going_on or not membership.joined:
                     continue
                 with suppress(DeadlineExceeded):  # the controller stands still; the map says what was done
                     if run is None or run.over:
                         self._ledger.counts["runs failed"] += run is not None and run.phase == "failed"
                         runs += 1
-                        await seat.submit_run(draw_run(self._world.dice.fork(f"run-{runs}"), runs))
+                        await membership.submit_run(draw_run(self._world.dice.fork(f"run-{runs}"), runs))
                     elif cluster.nodes[node.name].ready != run.id:
-                        await seat.set_node(ready=run.id)
+                        await membership.set_node(ready=run.id)
                     elif run.phase == "between":
                         self._end_epoch(run, cluster.results[-1])
-                        await seat.update_run(_next_epoch)
+                        await membership.update_run(_next_epoch)
                     elif cluster.epoch is not None and cluster.epoch.paused:
                         self._ledger.counts["pauses"] += 1
-                        await seat.update_epoch(lambda epoch: msgspec.structs.replace(epoch, paused=0))
+                        await membership.update_epoch(lambda epoch: msgspec.structs.replace(epoch, paused=0))
 
     def _end_epoch(self, run: RunRecord, result: Mapping[str, Any]) -> None:
         """An epoch has ended: see that every image is counted once, and count its trained groups."""
@@ -191,20 +191,20 @@ class ShortRuns:
         resumed = run.resumed
         before = resumed.images if resumed is not None and resumed.epoch == run.epoch else 0
         self._ledger.operations += (result["images"] - before) // GROUP
-        for name, server in self.lenders.items():
+        for name, server in self.ledger_leaders.items():
             if self._world.node(name).host.up:
                 server.state.check_invariants()
 
     async def train(
-        self, node: Node, seat: Membership, network: TcpNetwork, identity: Identity, *, pace_s: float
+        self, node: Node, membership: Membership, network: TcpNetwork, identity: Identity, *, pace_s: float
     ) -> None:
         """Take part in each run, and in each life of our replica in it."""
         place: Place | None = None
         task: asyncio.Task[None] | None = None
         client: DataClient | None = None
         async with asyncio.TaskGroup() as group:
-            async for cluster in seat.changes():
-                before, place = place, _place(cluster, seat)
+            async for cluster in membership.changes():
+                before, place = place, _place(cluster, membership)
                 if place == before:
                     if client is not None:
                         client.look()
@@ -213,19 +213,21 @@ class ShortRuns:
                     task.cancel()
                     task = client = None
                 if place is not None:
-                    client = self._client(seat, place, network, identity)
-                    work = self._train_in(pace_s, seat, place, client)
+                    client = self._client(membership, place, network, identity)
+                    work = self._train_in(pace_s, membership, place, client)
                     task = group.create_task(work, name=f"{node.name}/{place[0]}")
 
-    def _client(self, seat: Membership, place: Place, network: TcpNetwork, identity: Identity) -> DataClient:
-        run, replica, life, part = place
+    def _client(
+        self, membership: Membership, place: Place, network: TcpNetwork, identity: Identity
+    ) -> DataClient:
+        run, replica, replica_generation, part = place
         return DataClient(
             network=network,
-            address=lambda attempt: seat.map.lender_for(replica, attempt),
+            address=lambda attempt: membership.map.ledger_leader_for(replica, attempt),
             identity=identity,
             run=run,
             replica=replica,
-            life=life,
+            replica_generation=replica_generation,
             partition=part,
             ahead=AHEAD,
             limits=GroupLimits(
@@ -233,14 +235,16 @@ class ShortRuns:
             ),
             rows=(None, (0, 1))[part],
             waits=WAITS,
-            traffic=Traffic(seat.node),
+            traffic=Traffic(membership.node),
         )
 
-    async def _train_in(self, pace_s: float, seat: Membership, place: Place, client: DataClient) -> None:
+    async def _train_in(
+        self, pace_s: float, membership: Membership, place: Place, client: DataClient
+    ) -> None:
         """Take groups, and say that they are trained, half of what is held at a time."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(client.run(), name=f"{seat.node}/groups")
-            await seat.set_node(ready=ready_word(place[0], place[2]))
+            group.create_task(client.run(), name=f"{membership.node}/groups")
+            await membership.set_node(ready=ready_word(place[0], place[2]))
             clock = 0
             while True:
                 await client.wait_group()
@@ -249,18 +253,20 @@ class ShortRuns:
                     taken.append(client.take())
                 await asyncio.sleep(pace_s * len(taken))
                 for each in taken:
-                    clock = max(clock, each.clock, each.met) + 1
+                    clock = max(clock, each.clock, each.sync_clock) + 1
                     epoch, number, attempt, count = msgspec.structs.astuple(each.lease)[:4]
                     client.finished(Finished(epoch, number, attempt, count, 1.0, clock))
 
-    async def ask_wrongly(self, seat: Membership, network: TcpNetwork, identity: Identity) -> None:
+    async def ask_wrongly(self, membership: Membership, network: TcpNetwork, identity: Identity) -> None:
         """Ask data servers for what there is not: each question is refused by its name."""
         while True:
             await asyncio.sleep(2.0)
-            run, address = seat.map.run, seat.map.lender_for(0)
+            run, address = membership.map.run, membership.map.ledger_leader_for(0)
             if run is None or not address:
                 continue
-            plain = LeaseGroups(run=run.id, replica=0, life=1, partition=0, position=0, count=1, wait_s=1.0)
+            plain = LeaseGroups(
+                run=run.id, replica=0, replica_generation=1, partition=0, position=0, count=1, wait_s=1.0
+            )
             replace = msgspec.structs.replace
             wrong = {
                 "no-part": replace(plain, partition=9),
@@ -292,13 +298,13 @@ class ShortRuns:
                 raise Violation("wrong questions", f"{question!r} was answered with {told!r}")
 
 
-def _place(cluster: ClusterMap, seat: Membership) -> Place | None:
+def _place(cluster: ClusterMap, membership: Membership) -> Place | None:
     """Where a worker takes part; nowhere while it has no seat, or its replica lacks others."""
-    run, record = cluster.run, cluster.nodes.get(seat.node)
-    if run is None or record is None or not seat.seated or run.over:
+    run, record = cluster.run, cluster.nodes.get(membership.node)
+    if run is None or record is None or not membership.joined or run.over:
         return None
-    life = cluster.life(record.replica) if record.replica >= 0 else 0
-    return (run.id, record.replica, life, record.partition) if life else None
+    replica_generation = cluster.replica_generation(record.replica) if record.replica >= 0 else 0
+    return (run.id, record.replica, replica_generation, record.partition) if replica_generation else None
 
 
 def _next_epoch(run: RunRecord) -> RunRecord | None:

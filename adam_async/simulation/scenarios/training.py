@@ -20,7 +20,7 @@ from adam_async.simulation.scenarios.bad_clients import Visitors
 from adam_async.simulation.scenarios.training_cluster import (
     CONTROLLERS,
     IMAGES,
-    LENDERS,
+    LEDGER_LEADERS,
     SERVERS,
     WORKERS,
     TrainingCluster,
@@ -87,7 +87,7 @@ def _draw_fault(dice: Dice, kind: str) -> Fault:
     lasts_s, amount = dice.between(LEAST_S, 6.0), 0.0
     match kind:
         case "freeze":
-            targets = (dice.choose([worker, *SERVERS, *LENDERS]),)
+            targets = (dice.choose([worker, *SERVERS, *LEDGER_LEADERS]),)
             if targets != (worker,):
                 lasts_s = min(lasts_s, BRIEF_S)
         case _ if kind in LINK_KINDS:

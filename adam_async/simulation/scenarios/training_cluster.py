@@ -62,7 +62,7 @@ IMAGES = 300
 
 WORKERS = ("worker-0", "worker-1")
 SERVERS = ("ps-0", "ps-1")
-LENDERS = ("data-0", "data-1")
+LEDGER_LEADERS = ("data-0", "data-1")
 
 LATE = "worker-2"
 """It joins a run that has begun."""
@@ -137,14 +137,14 @@ class TrainingCluster:
             world.node(name).start(self._control)
         for name in SERVERS:
             world.node(name).start(self._serve)
-        for name in LENDERS:
+        for name in LEDGER_LEADERS:
             world.node(name).start(self._lend)
         for name in WORKERS:
             world.node(name).start(self._work)
         if setup.late_s:
             world.node(LATE).start(self._join_late)
         self.driver = world.node("driver")
-        self.driver.start(self._drive, may_fail=True)
+        self.driver.start(self._disk_model, may_fail=True)
 
     # --- roles -------------------------------------------------------------------------------
 
@@ -236,7 +236,7 @@ class TrainingCluster:
             self._ledger.note("ended", node.name, str(first_cause(errors)))
         await asyncio.sleep(0.5)
 
-    async def _drive(self, node: Node) -> RunResult:
+    async def _disk_model(self, node: Node) -> RunResult:
         config = self.setup.config
         if not self.setup.resumed:
             return await self._train(node, config)
@@ -337,7 +337,7 @@ class TrainingCluster:
         for session, told in self.acknowledged.items():
             # Servers drop the push numbers of lives that ended long ago.
             if session not in ordered and any(
-                s.state and s.state.lives_forgotten for s in self.servers.values()
+                s.state and s.state.generations_forgotten for s in self.servers.values()
             ):
                 continue
             if session not in self._over and told > ordered.get(session, 0):

@@ -26,7 +26,7 @@ from adam_async.simulation.plan import Fault
 from adam_async.simulation.scenario import Ledger, Violation
 from adam_async.simulation.scenarios.training_cluster import (
     CONTROLLERS,
-    LENDERS,
+    LEDGER_LEADERS,
     SERVERS,
     WORKERS,
     TrainingCluster,
@@ -65,7 +65,7 @@ class TrainingFaults:
             **dict.fromkeys(CONTROLLER_KINDS, self._controller),
             **dict.fromkeys(LINK_KINDS, self._link),
             "freeze": self._freeze,
-            "kill-lender": self._kill_lender,
+            "kill-lender": self._kill_ledger_leader,
         }
         self._world = world
         self._cluster = cluster
@@ -100,8 +100,8 @@ class TrainingFaults:
             async with asyncio.timeout(PATIENCE_S):
                 await _until(lambda: bool(cluster.leader) and cluster.takes_part(worker))
         dice = world.dice.fork(str(fault))
-        first = dice.choose([*SERVERS, cluster.leader or "controller-1", *cluster.map.lenders[:1]])
-        rest = [name for name in (*SERVERS, *CONTROLLERS, *LENDERS) if name != first]
+        first = dice.choose([*SERVERS, cluster.leader or "controller-1", *cluster.map.ledger_leaders[:1]])
+        rest = [name for name in (*SERVERS, *CONTROLLERS, *LEDGER_LEADERS) if name != first]
         dice.shuffle(rest)
         others = [first, *rest]
         if fault.kind == "reset":
@@ -141,16 +141,16 @@ class TrainingFaults:
         await _find_victim(fault, lambda: is_running(world.nodes[name]), f"{name} did not run")
         await freeze(world, fault)
 
-    async def _kill_lender(self, world: World, fault: Fault) -> None:
+    async def _kill_ledger_leader(self, world: World, fault: Fault) -> None:
         """Kill the data server that lends as soon as another has all that it knows; it returns."""
 
         def has_two() -> bool:
-            lending = self._cluster.map.lending
-            return lending is not None and len(lending.keepers) == len(LENDERS)
+            ledger_record = self._cluster.map.ledger_record
+            return ledger_record is not None and len(ledger_record.ledger_replicas) == len(LEDGER_LEADERS)
 
         await _find_victim(fault, has_two, "what one data server knows was not kept by another")
-        lender = self._cluster.map.lenders[:1]
-        await kill(world, msgspec.structs.replace(fault, kind="kill", targets=lender))
+        ledger_leader = self._cluster.map.ledger_leaders[:1]
+        await kill(world, msgspec.structs.replace(fault, kind="kill", targets=ledger_leader))
 
 
 async def _until(happened: Callable[[], bool]) -> None:

@@ -16,7 +16,7 @@ from adam_async.simulation.faults import Strike, strike_all
 from adam_async.simulation.nodes import Node, World
 from adam_async.simulation.plan import Fault, Plan, draw_options, in_order
 from adam_async.simulation.scenario import Ledger, Scenario, Violation
-from adam_async.simulation.scenarios.hostile import BREACHES, DEAF, FIRST, KNOCKS, MIB
+from adam_async.simulation.scenarios.hostile import BREACHES, CONNECTS, DEAF, FIRST, MIB
 from adam_async.simulation.scenarios.raw_wire import RawWire, dial_raw
 from adam_async.simulation.scenarios.transport_clients import (
     ADDRESS,
@@ -61,7 +61,7 @@ LINK_KINDS = ("cut", "cut-one-way", "reset")
 GUISES = ("guise-token", "guise-no-token", "guise-role")
 """Shipped code with what it should not have."""
 
-KINDS_HERE = (*KNOCKS, "knock-crowd", "knock-flood", *GUISES, *BREACHES, "breach-half", "breach-deaf")
+KINDS_HERE = (*CONNECTS, "knock-crowd", "knock-flood", *GUISES, *BREACHES, "breach-half", "breach-deaf")
 
 
 def draw_plan(dice: Dice) -> Plan:
@@ -111,8 +111,8 @@ class _Story:
         """Be a stranger, until turned away."""
         node = world.nodes[fault.targets[0]]
         kind = fault.kind
-        if kind in KNOCKS:
-            work = self._knock(node, kind)
+        if kind in CONNECTS:
+            work = self._connect(node, kind)
         elif kind == "knock-crowd":
             work = self._crowd(node)
         elif kind == "knock-flood":
@@ -129,13 +129,13 @@ class _Story:
             raise Violation("strangers are turned away", f"{kind}: still there after {TURNED_S:g} s")
         task.result()
 
-    async def _knock(self, node: Node, kind: str) -> None:
+    async def _connect(self, node: Node, kind: str) -> None:
         wire = await dial_raw(HOST, PORT)
-        wire.say(KNOCKS[kind].says)
+        wire.say(CONNECTS[kind].says)
         told = _told(await wire.until(RECORD_BYTES))
         if kind == "knock-proof" and told == CHALLENGED:
             told = _told(await wire.until(RECORD_BYTES))
-        self._check_code(kind, told, KNOCKS[kind].code)
+        self._check_code(kind, told, CONNECTS[kind].code)
         if await wire.until(1):
             raise Violation("strangers are turned away", f"{kind}: was told more after {told!r}")
         wire.hang_up()
@@ -158,7 +158,7 @@ class _Story:
         joiner = self.world.nodes[JOINER]
         async with asyncio.TaskGroup() as group:
             floods = [
-                group.create_task(self._renew(KNOCKS[kind].says[:RECORD_BYTES]), name=f"{node.name}/{kind}")
+                group.create_task(self._renew(CONNECTS[kind].says[:RECORD_BYTES]), name=f"{node.name}/{kind}")
                 for kind in ("knock-silent", "knock-half", "knock-proof")
                 for _ in range(FLOOD // 3)
             ]

@@ -21,7 +21,7 @@ from adam_async.data_server.ledger import Entry as LedgerEntry
 from adam_async.data_server.ledger_replication import Part as LedgerPart
 from adam_async.data_server.staging.plan import File
 from adam_async.data_server.state import EpochBegan, GroupsReported, LeaseAsked, Opening
-from adam_async.run.cluster_map import ClusterMap, EpochRecord, LendingRecord, NodeRecord, RunRecord
+from adam_async.run.cluster_map import ClusterMap, EpochRecord, LedgerRecord, NodeRecord, RunRecord
 from adam_async.run.ids import Replica
 from adam_async.runtime.trace_events import Part as ProfilePart
 
@@ -74,7 +74,7 @@ class Facts:
     """Push session of another worker."""
     replica: int = 0
     others_replica: int = 1
-    life: int = 1
+    replica_generation: int = 1
     partition: int = 0
     epoch: int = 1
     clock: int = 1
@@ -98,7 +98,7 @@ class Facts:
     map_session: int = 1
     """Session of numbered questions to the controllers."""
     map_number: int = 1
-    lending_term: int = 1
+    ledger_term: int = 1
     digest: str = "0" * 32
     cluster: ClusterMap = field(default_factory=ClusterMap)
 
@@ -110,7 +110,7 @@ class Facts:
             "session": {"anothers": self.others_session},
             "incarnation": {"anothers": self.incarnation + 1},
             "replica": {"anothers": self.others_replica},
-            "life": {"older": self.life ^ 1},
+            "life": {"older": self.replica_generation ^ 1},
             "partition": {"unknown": self.partition + 9},
             "epoch": {
                 "one-ahead": self.epoch + 1,
@@ -126,7 +126,7 @@ class Facts:
             "stop": {"before-start": 0, "far": (1 << 31)},
             "number": {"ahead": 1 << 20},
             "shards": {"unknown": [1 << 20], "unsorted": list(self.shards[::-1])},
-            "term": {"older": 0, "next": self.lending_term + 1, "ahead": 1 << 20},
+            "term": {"older": 0, "next": self.ledger_term + 1, "ahead": 1 << 20},
             "key": {"another-nodes": f"nodes/{self.others_node}", "unknown-key": "secrets"},
             "role": {"anothers": "controller"},
             "address": {"no-address": "file:///etc/passwd"},
@@ -171,7 +171,7 @@ def _with_a_controller(facts: Facts) -> list[Example]:
     epoch = EpochRecord(
         run=facts.run, number=facts.epoch, groups=8, shares={"0": (0, 8)}, result={"loss": 1.0}
     )
-    lending = LendingRecord(run=facts.run, term=facts.lending_term, keepers=((facts.node, 1),))
+    ledger_record = LedgerRecord(run=facts.run, term=facts.ledger_term, ledger_replicas=((facts.node, 1),))
     change = Change(version=facts.version, nodes={facts.node: node}, generation=facts.generation)
     keyed = msgspec.structs.replace
     return [
@@ -181,7 +181,7 @@ def _with_a_controller(facts: Facts) -> list[Example]:
         _text(ask, NodeRecord, node, "node"),
         _text(keyed(ask, key="run"), RunRecord, run, "run"),
         _text(keyed(ask, key="epoch"), EpochRecord, epoch, "epoch"),
-        _text(keyed(ask, key="lending"), LendingRecord, lending, "lending"),
+        _text(keyed(ask, key="lending"), LedgerRecord, ledger_record, "lending"),
         Example(body=m.WatchMap(after=facts.version, group=facts.group, wait_s=0.1)),
         _text(
             m.MapState(version=facts.version, group=facts.group, controllers=("tcp://controller-1:7000",)),
@@ -246,7 +246,7 @@ def _with_a_data_server(facts: Facts) -> list[Example]:
     part: dict[str, Any] = {
         "run": facts.run,
         "replica": facts.replica,
-        "life": facts.life,
+        "life": facts.replica_generation,
         "partition": facts.partition,
     }
     lease = m.Lease(epoch=facts.epoch, number=0, attempt=0, images=2, progress=0.0)
@@ -268,7 +268,7 @@ def _among_data_servers(facts: Facts) -> list[Example]:
     asked = LeaseAsked(
         request=None,
         replica=Replica(facts.replica),
-        life=facts.life,
+        replica_generation=facts.replica_generation,
         partition=facts.partition,
         position=0,
         heard=-1,
@@ -276,12 +276,12 @@ def _among_data_servers(facts: Facts) -> list[Example]:
         wait_s=0.1,
     )
     finished = (m.Finished(epoch=facts.epoch, number=0, attempt=0, images=2, loss=0.5),)
-    reported = GroupsReported(Replica(facts.replica), facts.life, facts.partition, finished)
+    reported = GroupsReported(Replica(facts.replica), facts.replica_generation, facts.partition, finished)
     began = EpochBegan(number=facts.epoch, groups=8, shares={Replica(0): (0, 8)})
     part = LedgerPart(
         first=0, settled=0, entries=(LedgerEntry(0.0, began), LedgerEntry(0.1, asked)), opening=Opening()
     )
-    ledger: dict[str, Any] = {"run": facts.run, "term": facts.lending_term}
+    ledger: dict[str, Any] = {"run": facts.run, "term": facts.ledger_term}
     staging: dict[str, Any] = {"server": 1, "servers": 2, "digest": facts.digest}
     return [
         _packed(m.Enter(**ledger), tuple[LeaseAsked | GroupsReported, ...], (asked, reported)),
@@ -299,7 +299,7 @@ def _among_workers(facts: Facts) -> list[Example]:
     greet = m.Greet(
         run=facts.run,
         replica=facts.replica,
-        life=facts.life,
+        replica_generation=facts.replica_generation,
         partition=facts.partition,
         received=0,
         begun=0,
@@ -330,7 +330,7 @@ def _with_a_parameter_server(facts: Facts) -> list[Example]:
         parts=(m.Part(factors=False, count=1),),
         numbers=(1,),
         versions=(0,),
-        own=(0,),
+        own_applied=(0,),
         pull=True,
         epoch=facts.epoch,
     )

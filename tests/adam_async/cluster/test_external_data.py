@@ -53,8 +53,8 @@ async def test_a_data_host_joins_a_cluster_of_three_controllers(network):
     async with host_of(network) as host, cluster_of(config_of(controllers=3), host) as cluster:
         result = await cluster.train()
         assert [epoch.images for epoch in result.epochs] == [60, 60]
-        (doors,) = host.serving
-        assert [door.partition(":")[0] for door in doors.split(",")] == ["tcp"] * 3
+        (listeners,) = host.serving
+        assert [listener.partition(":")[0] for listener in listeners.split(",")] == ["tcp"] * 3
 
 
 async def test_the_workers_of_a_cut_model_stay_together(network):

@@ -501,7 +501,7 @@ async def test_two_data_servers_feed_a_cluster_together(network):
     config = config_of(data_servers=2, replicas=2)
     async with cluster_of(config, NETWORKS[network]()) as cluster:
         result = await cluster.train()
-        assert sorted(cluster.controller.map.lenders) == ["data-0", "data-1"]
+        assert sorted(cluster.controller.map.ledger_leaders) == ["data-0", "data-1"]
     assert [epoch.images for epoch in result.epochs] == [60] * 2
     told = [result.statistics[f"data-{number}"]["lending"] for number in range(2)]
     assert sorted(each["leads"] for each in told) == [False, True]

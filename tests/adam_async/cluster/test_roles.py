@@ -38,13 +38,13 @@ def place(bind: str, *, meet: str = "", token: str | None = None, node: str = "n
 
 async def test_roles_join_the_controller_they_are_given() -> None:
     async with (
-        controller(place(LOOPBACK)) as meeting,
-        parameter_server(place(LOOPBACK, meet=meeting.address)) as server,
+        controller(place(LOOPBACK)) as clock_targets,
+        parameter_server(place(LOOPBACK, meet=clock_targets.address)) as server,
     ):
         assert re.fullmatch(r"tcp://127\.0\.0\.1:\d+", server.address)
-        await meeting.joined()  # it has no seat to wait for
+        await clock_targets.joined()  # it has no seat to wait for
         await server.joined()
-        assert meeting.map.live("ps") == ["node"]
+        assert clock_targets.map.live("ps") == ["node"]
 
 
 async def test_a_taken_address_is_named() -> None:
@@ -112,12 +112,12 @@ async def test_a_controller_with_a_file_goes_on_where_it_was(tmp_path: Path) -> 
     async with Disk() as disk:
         for _ in range(2):
             async with (
-                controller(place(LOOPBACK, node="c"), file=LogFile(disk, tmp_path)) as meeting,
-                parameter_server(place(LOOPBACK, meet=meeting.address)) as server,
+                controller(place(LOOPBACK, node="c"), file=LogFile(disk, tmp_path)) as clock_targets,
+                parameter_server(place(LOOPBACK, meet=clock_targets.address)) as server,
             ):
                 await server.joined()
-                versions.append(meeting.map.version)
-                assert meeting.map.live("ps") == ["node"]
+                versions.append(clock_targets.map.version)
+                assert clock_targets.map.live("ps") == ["node"]
     assert versions[1] > versions[0]
 
 

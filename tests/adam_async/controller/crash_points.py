@@ -19,7 +19,7 @@ from adam_async.controller.consensus.messages import Snapshot
 from adam_async.controller.consensus.records import Ballot, Born, Record
 from adam_async.controller.log_file import LogFile
 from adam_async.runtime.random_streams import Dice
-from adam_async.simulation.disk_model import SECTOR_BYTES, Drive, Inode, Write
+from adam_async.simulation.disk_model import SECTOR_BYTES, DiskModel, Inode, Write
 from adam_async.simulation.disk_model import Entries as Names
 
 ROOT = Path("/")
@@ -103,7 +103,7 @@ class Image:
         return sum(len(inode.pending) for inode in inodes(self.root))
 
 
-class TracedDrive(Drive):
+class TracedDiskModel(DiskModel):
     """A drive that keeps images of itself, and says when something happens."""
 
     def __init__(self, account: Account) -> None:
@@ -150,12 +150,12 @@ class TracedDrive(Drive):
         return self._traced("remove", path)
 
 
-def drive_of(root: Inode) -> Drive:
+def disk_model_of(root: Inode) -> DiskModel:
     """A drive that holds what an image does, on which a crash loses nothing more than was taken away."""
-    drive = Drive(Dice("image"), lost=0.0, torn=0.0)
-    own = drive.find(ROOT)
+    disk_model = DiskModel(Dice("image"), lost=0.0, torn=0.0)
+    own = disk_model.find(ROOT)
     own.names, own.kept_names, own.pending = root.names, root.kept_names, root.pending
-    return drive
+    return disk_model
 
 
 def inodes(root: Inode) -> list[Inode]:
@@ -185,7 +185,7 @@ def _sectors(write: Write) -> list[Write]:
     return pieces
 
 
-def crashed(image: Image, dice: random.Random) -> Iterator[Drive]:
+def crashed(image: Image, dice: random.Random) -> Iterator[DiskModel]:
     """Drives as a crash may leave them: any pending operations there, the last write torn, or garbage."""
     places = [
         (at, number) for at, inode in enumerate(inodes(image.root)) for number in range(len(inode.pending))
@@ -208,10 +208,10 @@ def crashed(image: Image, dice: random.Random) -> Iterator[Drive]:
             yield _crash(root)
 
 
-def _crash(root: Inode) -> Drive:
-    drive = drive_of(root)
-    drive.crash()
-    return drive
+def _crash(root: Inode) -> DiskModel:
+    disk_model = disk_model_of(root)
+    disk_model.crash()
+    return disk_model
 
 
 def _first_half(write: Write, dice: random.Random) -> list[Write]:

@@ -70,7 +70,7 @@ class Table:
 
     async def joined(self, name, **how):
         member = self.member(name, **how)
-        await member.wait_for(lambda _: member.seated, "joining", 20.0)
+        await member.wait_for(lambda _: member.joined, "joining", 20.0)
         return member
 
     async def leave(self, member):
@@ -183,7 +183,7 @@ async def test_a_death_that_is_told_late_does_not_touch_the_next_life():
         await telling
         await driver.report_death("nobody")
 
-        assert new.seated
+        assert new.joined
         assert table.controller.map.nodes["worker-0"].live
 
 
@@ -329,9 +329,9 @@ async def test_a_seat_on_which_an_earlier_life_is_believed_to_sit_is_asked_for_u
             lambda: any(row["type"] == "CompareAndSet" for row in new._client._leader._traffic.rows())
         )
         await new.wait_for(lambda m: m.version > 0, "the map", 20.0)
-        assert not new.seated
+        assert not new.joined
         await table.leave(old)
-        await new.wait_for(lambda _: new.seated, "the seat", 20.0)
+        await new.wait_for(lambda _: new.joined, "the seat", 20.0)
         assert table.controller.map.nodes["worker-0"].incarnation == 2
 
 

@@ -276,7 +276,7 @@ def test_a_controller_whose_disk_fails_ends_and_the_others_go_on(fault):
         if fault == "an error":
             node.disk_conditions.fail = 1.0
         else:
-            node.drive.capacity_bytes = node.drive.used_bytes
+            node.disk_model.capacity_bytes = node.disk_model.used_bytes
         asking = asyncio.ensure_future(client.set("nodes/w", 0, record(2)))
         with pytest.raises(ExceptionGroup) as caught:
             async with asyncio.timeout(CALL_S):
@@ -298,7 +298,7 @@ def test_a_damaged_file_ends_the_controller_by_name():
         name = await trio.settled()
         node = trio.node(name)
         trio.crash(name)
-        file = node.drive.file(FOLDER / NAME)
+        file = node.disk_model.file(FOLDER / NAME)
         file.data[30] ^= 1
         node.restart()
         await asyncio.sleep(1.0)

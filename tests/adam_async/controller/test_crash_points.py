@@ -17,7 +17,13 @@ from adam_async.messages import role_table
 from adam_async.runtime.traffic import Traffic
 from adam_async.simulation.loop import SimulationFailed
 from adam_async.simulation.nodes import simulate
-from tests.adam_async.controller.crash_points import Account, TracedDrive, Witnessed, crashed, drive_of
+from tests.adam_async.controller.crash_points import (
+    Account,
+    TracedDiskModel,
+    Witnessed,
+    crashed,
+    disk_model_of,
+)
 from transport import Identity, TcpNetwork
 
 FOLDER = Path("/home/controller")
@@ -33,9 +39,9 @@ synced, or at any time."""
 NOTHING = Saved(me="")
 
 
-def on_disk(drive):
+def on_disk(disk_model):
     try:
-        return bytes(drive.file(FILE).data)
+        return bytes(disk_model.file(FILE).data)
     except FileNotFoundError:
         return b""
 
@@ -92,7 +98,7 @@ def trace():
     """200 operations of three clients, and kills in between: images of the drive, the account, the file's
     writer, and the state after each entry of the log."""
     account = Account()
-    drive = TracedDrive(account)
+    disk_model = TracedDiskModel(account)
     left = list(range(OPERATIONS))
 
     async def client(alone, dice):
@@ -121,23 +127,23 @@ def trace():
 
     async def scenario(world):
         node = world.node("controller")
-        node.drive = drive
-        drive.make_folder(FOLDER.parent)
-        drive.find(Path("/")).sync()
+        node.disk_model = disk_model
+        disk_model.make_folder(FOLDER.parent)
+        disk_model.find(Path("/")).sync()
         node.start(program)
         for moment in KILLS:
             if moment:
-                await drive.until(moment)
+                await disk_model.until(moment)
             else:
                 await asyncio.sleep(world.dice.between(0.05, 0.1))
             node.kill()
-            account.found(recover(on_disk(drive), origin=str(FILE))[0] or NOTHING)
+            account.found(recover(on_disk(disk_model), origin=str(FILE))[0] or NOTHING)
             node.restart()
         await node.task
-        drive.look()
+        disk_model.look()
 
     simulate(scenario, seed=3)
-    return drive.images, account
+    return disk_model.images, account
 
 
 def state_after(saved):
@@ -155,11 +161,11 @@ def last_index(saved):
     return saved.entries[-1].index if saved.entries else saved.snapshot.index
 
 
-def goes_on(drive):
+def goes_on(disk_model):
     """Start a controller on a drive. Returns its state once it leads, and what is in its file then."""
 
     async def program(node):
-        node.drive = drive
+        node.disk_model = disk_model
         alone = Alone(node, LogFile(node.open_disk(), FOLDER))
         async with asyncio.TaskGroup() as group:
             running = group.create_task(alone.group.run())
@@ -194,8 +200,8 @@ def test_after_a_crash_at_any_point_all_that_was_promised_is_there_and_a_control
     crashes = cut_off = 0
     for image in images:
         allowed = account.states[image.promised : image.written + 1]
-        for drive in crashed(image, dice):
-            data = on_disk(drive)
+        for disk_model in crashed(image, dice):
+            data = on_disk(disk_model)
             saved, end = recover(data, origin=str(FILE))
             crashes += 1
             cut_off += end < len(data)
@@ -203,7 +209,7 @@ def test_after_a_crash_at_any_point_all_that_was_promised_is_there_and_a_control
             if image.answered:
                 assert last_index(saved) >= image.answered, image
             if data not in begun:
-                begun[data] = goes_on(drive)
+                begun[data] = goes_on(disk_model)
                 if saved is not None and last_index(saved):
                     assert begun[data] == state_after(saved), image
 
@@ -235,7 +241,7 @@ def frames(data):
 def test_a_flipped_bit_in_any_record_but_the_last_is_refused_and_never_skipped(trace):
     images, _ = trace
     dice = random.Random(2)
-    files = [on_disk(drive_of(image.root)) for image in images if not image.unsynced]
+    files = [on_disk(disk_model_of(image.root)) for image in images if not image.unsynced]
     longest = [one for one, other in pairwise(files) if len(other) < len(one)] + files[-1:]
     assert len(longest) >= OPERATIONS // SNAPSHOT_ENTRIES
     for data in longest:
@@ -251,10 +257,10 @@ def test_a_flipped_bit_in_any_record_but_the_last_is_refused_and_never_skipped(t
 
 def test_a_controller_does_not_start_on_a_damaged_file_and_leaves_it_as_it_is(trace):
     images, _ = trace
-    drive = drive_of(images[-1].root)
-    file = drive.file(FILE)
+    disk_model = disk_model_of(images[-1].root)
+    file = disk_model.file(FILE)
     file.data[HEAD_BYTES] ^= 1
     damaged = bytes(file.data)
     with pytest.raises(SimulationFailed, match=r"DamagedLog.*damaged at byte 0"):
-        goes_on(drive)
+        goes_on(disk_model)
     assert file.data == damaged

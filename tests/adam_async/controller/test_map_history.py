@@ -154,10 +154,10 @@ def test_that_a_record_is_gone_is_not_that_it_is_as_before():
     cluster.set("run", run_record("run-1"))
     cluster.ready("data-0")
     before = cluster.map
-    assert before.lending is not None
-    gone = msgspec.structs.replace(before, version=before.version + 1, lending=None)
+    assert before.ledger_record is not None
+    gone = msgspec.structs.replace(before, version=before.version + 1, ledger_record=None)
     sent = msgspec.json.decode(msgspec.json.encode(difference(before, gone)), type=Change)
-    assert sent.lending is None
+    assert sent.ledger_record is None
     assert sent.run is msgspec.UNSET
     assert text(changed(before, sent)) == text(gone)
 

@@ -74,13 +74,13 @@ class Door:
 @asynccontextmanager
 async def linked(network, *answers, settled=True, node=2):
     """Peers that dial one door, and the door."""
-    door = Door(answers)
-    async with network.listen(address_of(network), controller(node), door.on_link) as listener:
+    listener = Door(answers)
+    async with network.listen(address_of(network), controller(node), listener.on_link) as listener:
         peers = peers_of(network, settled=settled)
         peers.meet(told("local://nobody-dials-us", listener.address))
         async with asyncio.TaskGroup() as group:
             talking = group.create_task(_talk(peers), name="talking")
-            yield peers, door
+            yield peers, listener
             talking.cancel()
 
 
@@ -177,47 +177,47 @@ def test_the_latest_identity_of_a_name_is_the_one_to_take_in():
 
 @pytest.mark.parametrize("network", NETWORKS)
 async def test_both_say_who_they_are_and_then_the_core_is_heard(network):
-    async with linked(NETWORKS[network](), Introduced(identity=B, members=(B,))) as (peers, door):
+    async with linked(NETWORKS[network](), Introduced(identity=B, members=(B,))) as (peers, listener):
         word = TakeOver(sender=A, to=B, term=3)
         peers.send(word, group="g")  # there is no link yet: it is dropped
-        await until(lambda: peers.linked and door.asked)
+        await until(lambda: peers.linked and listener.asked)
         peers.send(word, group="g")
-        await until(lambda: door.heard)
-        assert (peers.linked, door.asked, door.heard) == ({"controller-2"}, [A], [("g", word)])
+        await until(lambda: listener.heard)
+        assert (peers.linked, listener.asked, listener.heard) == ({"controller-2"}, [A], [("g", word)])
         peers.send(TakeOver(sender=A, to=C, term=3), group="g")  # nobody dialled that one
 
 
 async def test_the_founder_asks_again_until_all_have_said_who_they_are(monkeypatch):
     monkeypatch.setattr("adam_async.controller.peer_controllers.ASK_S", 0.01)
     answers = (None, None, Introduced(identity=B, members=()))
-    async with linked(local_network(), *answers, settled=False) as (peers, door):
-        await until(lambda: door.asked)
+    async with linked(local_network(), *answers, settled=False) as (peers, listener):
+        await until(lambda: listener.asked)
         assert await peers.founders() == (A, B)
-        assert len(door.asked) == 3
+        assert len(listener.asked) == 3
 
 
 async def test_who_finds_that_there_is_a_group_founds_none():
-    async with linked(local_network(), Introduced(identity=B, members=(B,))) as (peers, door):
-        await until(lambda: peers.linked and door.asked)
+    async with linked(local_network(), Introduced(identity=B, members=(B,))) as (peers, listener):
+        await until(lambda: peers.linked and listener.asked)
         assert await peers.founders() == ()
 
 
 async def test_a_link_that_breaks_is_dialled_again():
-    async with linked(local_network(), Introduced(identity=B, members=(B,))) as (peers, door):
-        await until(lambda: peers.linked and door.asked)
-        door.links[0].abort()
-        await until(lambda: len(door.asked) == 2)
+    async with linked(local_network(), Introduced(identity=B, members=(B,))) as (peers, listener):
+        await until(lambda: peers.linked and listener.asked)
+        listener.links[0].abort()
+        await until(lambda: len(listener.asked) == 2)
         assert peers.linked == {"controller-2"}
 
 
 async def test_another_one_at_that_address_is_told_nothing_and_named_once(monkeypatch, caplog):
     monkeypatch.setattr("adam_async.controller.peer_controllers.REFUSED_S", 0.01)
     with caplog.at_level(logging.WARNING):
-        async with linked(local_network(), Introduced(identity=C, members=(C,)), node=3) as (peers, door):
+        async with linked(local_network(), Introduced(identity=C, members=(C,)), node=3) as (peers, listener):
             await until(lambda: "instead of" in caplog.text)
             peers.send(TakeOver(sender=A, to=B, term=3), group="g")
-            assert (peers.linked, door.asked, door.heard) == (set(), [], [])
-            await until(lambda: len(door.links) > 3)
+            assert (peers.linked, listener.asked, listener.heard) == (set(), [], [])
+            await until(lambda: len(listener.links) > 3)
     assert caplog.text.count("is controller-3 instead of controller-2") == 1
 
 

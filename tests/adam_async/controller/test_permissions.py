@@ -10,7 +10,7 @@ from adam_async.controller.permissions import BEHIND, FORBIDDEN, MEANT, TABLE, A
 from adam_async.controller.service import Controller
 from adam_async.messages import CompareAndSet, OpenSession, SessionOpened, pack, text_tensor, unpack
 from adam_async.messages.body import ROLES
-from adam_async.run.cluster_map import ClusterMap, EpochRecord, LendingRecord, NodeRecord, RunRecord
+from adam_async.run.cluster_map import ClusterMap, EpochRecord, LedgerRecord, NodeRecord, RunRecord
 from adam_async.run.config import Waits
 from tests.adam_async.runs import NETWORKS, address_of, entropy_of
 from transport import Identity, LinkClosed, RemoteError
@@ -24,7 +24,7 @@ MAP = ClusterMap(
     nodes={"ps-0": SERVER, "me": NodeRecord(role="driver", address="", incarnation=9, changed=2)},
     run=RUN,
     epoch=EPOCH,
-    lending=LendingRecord(run="r", term=1, keepers=(("d", 1),), changed=5),
+    ledger_record=LedgerRecord(run="r", term=1, ledger_replicas=(("d", 1),), changed=5),
 )
 
 
@@ -58,7 +58,7 @@ CASES: dict[str, tuple[str, Any, int, str, set[str]]] = {
     "an end of a pause, and more": (
         "epoch", msgspec.structs.replace(GOES_ON, ended=True), 5, "", {"data"},
     ),
-    "lending": ("lending", MAP.lending, 5, "", {"data"}),
+    "lending": ("lending", MAP.ledger_record, 5, "", {"data"}),
     "no key of a map": ("colour", {}, 0, "", set(ROLES)),
     "nodes without an id": ("nodes", {}, 0, "", set(ROLES)),
 }  # fmt: skip
@@ -107,13 +107,13 @@ async def test_an_attempt_that_is_forbidden_costs_its_link_and_changes_nothing(n
     async with Controller(
         network=wire, address=address_of(wire), identity=identity, waits=Waits(), entropy=entropy_of("c")
     ) as controller:
-        seat = await wire.dial(controller.address, Identity(role="ps", node="ps-0", incarnation=9))
-        session = unpack(await seat.call(pack(OpenSession()), timeout_s=5.0), SessionOpened).session
+        membership = await wire.dial(controller.address, Identity(role="ps", node="ps-0", incarnation=9))
+        session = unpack(await membership.call(pack(OpenSession()), timeout_s=5.0), SessionOpened).session
 
         def question(key: str, number: int) -> CompareAndSet:
             return CompareAndSet(key=key, expected=0, session=session, number=number, after=-1, group="")
 
-        await seat.call(pack(question("nodes/ps-0", 1), [text_tensor(own("ps"))]), timeout_s=5.0)
+        await membership.call(pack(question("nodes/ps-0", 1), [text_tensor(own("ps"))]), timeout_s=5.0)
         before = controller.map
         for role in ROLES:
             for key, record in (("nodes/ps-0", own("ps")), ("run", RUN), ("epoch", EPOCH), ("lending", {})):
@@ -129,5 +129,5 @@ async def test_an_attempt_that_is_forbidden_costs_its_link_and_changes_nothing(n
                     await link.call(pack(OpenSession()), timeout_s=5.0)
                 await link.aclose()
         assert controller.map is before
-        assert not seat.closed
-        await seat.aclose()
+        assert not membership.closed
+        await membership.aclose()

@@ -221,7 +221,7 @@ def test_shares_cover_the_groups_and_differ_by_one_at_most():
 def test_where_clocks_count_replicas_take_turns_of_a_step_from_where_all_have_met(consistency):
     cluster = training(replicas=2, consistency=consistency, push_every=3)
     epoch = cluster.map.epoch
-    assert (epoch.turn, epoch.first_clock) == (3, 0)
+    assert (epoch.round_groups, epoch.first_clock) == (3, 0)
     assert epoch.shares == {"0": (0, 2), "1": (1, 2)}
     cluster.end_epoch(clock=2)
     cluster.set("run", msgspec.structs.replace(cluster.map.run, phase="training", epoch=2))
@@ -232,7 +232,7 @@ def test_asynchronous_epochs_know_no_clock():
     cluster = training(push_every=3)
     cluster.end_epoch(clock=7)
     cluster.set("run", msgspec.structs.replace(cluster.map.run, phase="training", epoch=2))
-    assert (cluster.map.epoch.turn, cluster.map.epoch.first_clock) == (0, 0)
+    assert (cluster.map.epoch.round_groups, cluster.map.epoch.first_clock) == (0, 0)
 
 
 def test_in_a_warm_start_the_lowest_replica_has_more():
@@ -625,22 +625,22 @@ def test_an_epoch_without_a_run_is_only_a_record():
 # --- who lends ----------------------------------------------------------------------------------
 
 
-def keepers_of(cluster):
-    return [name for name, _ in cluster.map.lending.keepers]
+def ledger_replicas_of(cluster):
+    return [name for name, _ in cluster.map.ledger_record.ledger_replicas]
 
 
 def write_in(cluster, *names):
     """What a lender does when others have its ledger."""
-    lending = cluster.map.lending
-    keepers = tuple((name, cluster.map.nodes[name].incarnation) for name in names)
-    cluster.set("lending", msgspec.structs.replace(lending, keepers=keepers))
+    ledger_record = cluster.map.ledger_record
+    ledger_replicas = tuple((name, cluster.map.nodes[name].incarnation) for name in names)
+    cluster.set("lending", msgspec.structs.replace(ledger_record, ledger_replicas=ledger_replicas))
 
 
-def lending_three():
+def three_ledger_replicas():
     cluster = training()
     cluster.join("data-1", "data-2")
     cluster.ready("data-1", "data-2")
-    assert keepers_of(cluster) == ["data-0"]
+    assert ledger_replicas_of(cluster) == ["data-0"]
     write_in(cluster, "data-0", "data-2", "data-1")
     return cluster
 
@@ -649,20 +649,20 @@ def test_the_first_data_server_that_is_ready_lends():
     cluster = Cluster()
     cluster.join("driver", "data-0", "data-1")
     cluster.set("run", run_record())
-    assert cluster.map.lending is None
+    assert cluster.map.ledger_record is None
     cluster.ready("data-1")
     cluster.ready("data-0")
-    assert keepers_of(cluster) == ["data-1"]
-    assert cluster.map.lenders == ("data-1",)
-    assert cluster.map.lending.term == 1
+    assert ledger_replicas_of(cluster) == ["data-1"]
+    assert cluster.map.ledger_leaders == ("data-1",)
+    assert cluster.map.ledger_record.term == 1
 
 
 def test_when_the_lender_is_lost_the_next_keeper_lends_in_a_new_term():
-    cluster = lending_three()
+    cluster = three_ledger_replicas()
     cluster.lose("data-0")
-    assert (keepers_of(cluster), cluster.map.lending.term) == (["data-2", "data-1"], 2)
+    assert (ledger_replicas_of(cluster), cluster.map.ledger_record.term) == (["data-2", "data-1"], 2)
     cluster.lose("data-1")
-    assert (keepers_of(cluster), cluster.map.lending.term) == (["data-2"], 2)
+    assert (ledger_replicas_of(cluster), cluster.map.ledger_record.term) == (["data-2"], 2)
     assert cluster.map.run.phase == "training"
     cluster.lose("data-2")
     assert cluster.map.run.phase == "failed"
@@ -683,42 +683,42 @@ def test_before_there_is_an_epoch_whoever_is_ready_takes_the_place_of_the_lender
     cluster.set("run", run_record())
     cluster.ready("data-0", "data-1")
     cluster.lose("data-0")
-    assert (keepers_of(cluster), cluster.map.lending.term) == (["data-1"], 2)
+    assert (ledger_replicas_of(cluster), cluster.map.ledger_record.term) == (["data-1"], 2)
 
 
 def test_a_keeper_that_is_another_one_now_or_was_lost_meanwhile_is_not_written_in():
-    cluster = lending_three()
+    cluster = three_ledger_replicas()
     cluster.join("data-2", incarnation=2)
-    assert keepers_of(cluster) == ["data-0", "data-1"]
+    assert ledger_replicas_of(cluster) == ["data-0", "data-1"]
     stale = msgspec.structs.replace(
-        cluster.map.lending, keepers=(("data-0", 1), ("data-1", 1), ("data-2", 1))
+        cluster.map.ledger_record, ledger_replicas=(("data-0", 1), ("data-1", 1), ("data-2", 1))
     )
     cluster.lose("data-1")
     cluster.set("lending", stale)
-    assert keepers_of(cluster) == ["data-0"]
+    assert ledger_replicas_of(cluster) == ["data-0"]
 
 
 def test_what_a_lender_asked_for_before_it_was_replaced_is_void():
-    cluster = lending_three()
-    expected = cluster.map.lending.changed
+    cluster = three_ledger_replicas()
+    expected = cluster.map.ledger_record.changed
     cluster.lose("data-0")
-    (event,) = cluster.set("lending", cluster.map.lending, expected=expected)
+    (event,) = cluster.set("lending", cluster.map.ledger_record, expected=expected)
     assert isinstance(event, Conflict)
 
 
 def test_a_lender_that_is_back_is_no_keeper_before_it_has_the_leases():
-    cluster = lending_three()
+    cluster = three_ledger_replicas()
     cluster.lose("data-0")
     cluster.join("data-0")
-    assert keepers_of(cluster) == ["data-2", "data-1"]
+    assert ledger_replicas_of(cluster) == ["data-2", "data-1"]
 
 
 def test_replicas_are_spread_over_the_keepers_and_a_new_run_has_none():
-    cluster = lending_three()
-    assert all(cluster.map.lender_for(replica) == "local://1" for replica in range(4))
+    cluster = three_ledger_replicas()
+    assert all(cluster.map.ledger_leader_for(replica) == "local://1" for replica in range(4))
     cluster.set("run", run_record("run-2"))
-    assert cluster.map.lending is None
-    assert cluster.map.lender_for(0) == ""
+    assert cluster.map.ledger_record is None
+    assert cluster.map.ledger_leader_for(0) == ""
 
 
 def test_a_life_that_another_one_followed_never_has_its_seat_again():

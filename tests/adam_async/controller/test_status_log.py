@@ -7,7 +7,7 @@ import pytest
 
 from adam_async.controller import status_log as heralds
 from adam_async.controller.bootstrap import name_of
-from adam_async.controller.status_log import GROUPLESS_S, LEADERLESS_S, LOST_S, Herald
+from adam_async.controller.status_log import GROUPLESS_S, LEADERLESS_S, LOST_S, StatusLog
 from tests.adam_async.controller.consensus.small_group import SmallGroup
 from tests.adam_async.controller.simulated_group import simulated
 
@@ -40,7 +40,7 @@ class Hall:
 
     def __init__(self, me=A, *, linked=(), kept=True, **options):
         self.group, self.me = SmallGroup(THREE), me
-        self.herald = Herald(
+        self.status_log = StatusLog(
             name_of(me),
             names=NAMES,
             linked=lambda: {name_of(each) for each in linked},
@@ -50,7 +50,7 @@ class Hall:
         )
 
     def look(self):
-        self.herald.look(self.group[self.me], now=self.group.now)
+        self.status_log.look(self.group[self.me], now=self.group.now)
 
     def beat(self, leader, among, seconds):
         """Let the leader speak and be answered for a while, and look each time."""
@@ -89,7 +89,7 @@ def test_a_founded_group_is_said_once_with_all_and_then_who_leads(said):
 def test_a_group_that_is_there_again_is_said_with_those_who_are_linked_or_heard(said, linked, heard, count):
     hall = Hall(B, linked=linked)
     for each in heard:
-        hall.herald.heard(name_of(each))
+        hall.status_log.heard(name_of(each))
     hall.group.elect(A)
     hall.look()
     assert said() == [
@@ -115,9 +115,9 @@ def test_who_asks_for_votes_is_no_news_and_each_new_leader_is_one_line(said):
 
 def test_a_group_of_one_has_nothing_to_say(said):
     group = SmallGroup([A])
-    herald = Herald(name_of(A), names=NAMES[:1], linked=set, kept=False, now=0.0)
+    status_log = StatusLog(name_of(A), names=NAMES[:1], linked=set, kept=False, now=0.0)
     group.elect(A)
-    herald.look(group[A], now=group.now)
+    status_log.look(group[A], now=group.now)
     assert said() == []
 
 
@@ -222,7 +222,7 @@ def test_a_follower_that_finds_the_same_leader_again_says_so_only_after_it_misse
 def test_a_majority_that_elects_nobody_is_not_said_to_be_lacking(said):
     hall = Hall(linked=THREE)
     hall.look()
-    hall.herald.heard("controller-2")
+    hall.status_log.heard("controller-2")
     hall.silence(LEADERLESS_S + 1)
     assert said() == ["!controller-1 knows of no leader: questions wait until there is one"]
 
@@ -238,18 +238,18 @@ def test_who_was_said_to_be_cut_off_does_not_say_it_in_other_words(said):
 )
 def test_one_that_belongs_to_no_group_says_once_for_whom_it_waits(said, linked, whom):
     group = SmallGroup([A], joiners=[B])
-    herald = Herald(
+    status_log = StatusLog(
         name_of(B), names=NAMES, linked=lambda: {name_of(each) for each in linked}, kept=False, now=0.0
     )
     for now in (0.0, GROUPLESS_S - 0.1, GROUPLESS_S, 3 * GROUPLESS_S):
-        herald.look(group[B], now=now)
+        status_log.look(group[B], now=now)
     assert said() == [f"!controller-2 belongs to no group yet, and waits {whom}"]
 
 
 def test_another_group_is_said_once_for_each_that_speaks_for_it(said):
     hall = Hall()
     for _ in range(5):
-        hall.herald.of_another_group("controller-2", theirs="bb", ours="aa")
+        hall.status_log.of_another_group("controller-2", theirs="bb", ours="aa")
     (line,) = said()
     assert line == (
         "!controller-1 belongs to group aa, controller-2 to group bb: "

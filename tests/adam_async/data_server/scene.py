@@ -27,10 +27,10 @@ def began(groups=6, shares=None, number=1, **more):
 PAIR = (Replica(0), Replica(1))
 
 
-def turns(groups=12, *, replicas=PAIR, turn=2, clock=0, **more):
+def turns(groups=12, *, replicas=PAIR, round_groups=2, clock=0, **more):
     """An epoch in turns."""
     shares = {replica: (place, len(replicas)) for place, replica in enumerate(replicas)}
-    return EpochBegan(1, groups, shares, turn=turn, first_clock=clock, **more)
+    return EpochBegan(1, groups, shares, round_groups=round_groups, first_clock=clock, **more)
 
 
 @dataclass(eq=False)
@@ -38,7 +38,7 @@ class Asker:
     """One worker: what it has received and heard."""
 
     replica: Replica
-    life: int
+    replica_generation: int
     part: int
     position: int = 0
     heard: int = -1
@@ -53,7 +53,7 @@ class Asker:
         return LeaseAsked(
             request=self.request,
             replica=self.replica,
-            life=self.life,
+            replica_generation=self.replica_generation,
             partition=self.part,
             position=self.position,
             heard=self.heard,
@@ -74,7 +74,7 @@ class Scene:
 
     def __init__(self, *events, partitions=1):
         self.state = DataState(partitions=partitions)
-        self.lives: dict[Replica, int] = {}
+        self.replica_generations: dict[Replica, int] = {}
         self.askers: dict[tuple[Replica, int, int], Asker] = {}
         self.void: list[Grant] = []
         """Answers to questions that were asked again."""
@@ -104,19 +104,23 @@ class Scene:
 
     def live(self, *replicas, anew=()):
         """These are live now; who joins, or is to live anew, begins a life."""
-        self.lives = self.next_lives(replicas, anew)
-        return self.tell(ReplicasChanged(self.lives))
+        self.replica_generations = self.next_replica_generations(replicas, anew)
+        return self.tell(ReplicasChanged(self.replica_generations))
 
-    def next_lives(self, replicas, anew=()):
+    def next_replica_generations(self, replicas, anew=()):
         return {
-            replica: self.lives[replica]
-            if replica in self.lives and replica not in anew
+            replica: self.replica_generations[replica]
+            if replica in self.replica_generations and replica not in anew
             else next(self._births)
             for replica in replicas
         }
 
-    def worker(self, replica, part=0, life=None):
-        key = (replica, self.lives[replica] if life is None else life, part)
+    def worker(self, replica, part=0, replica_generation=None):
+        key = (
+            replica,
+            self.replica_generations[replica] if replica_generation is None else replica_generation,
+            part,
+        )
         return self.askers.setdefault(key, Asker(*key))
 
     def ask(self, replica, count=2, *, part=0, now=0.0):
@@ -138,7 +142,7 @@ class Scene:
         """Report groups as finished, under the attempts that the worker knows of."""
         asker = self.worker(replica, part)
         reports = tuple(finished(n, **{"attempt": asker.attempts.get(n, 1), **about}) for n in numbers)
-        return self.tell(GroupsReported(replica, asker.life, part, reports), now=now)
+        return self.tell(GroupsReported(replica, asker.replica_generation, part, reports), now=now)
 
 
 def said(grant):

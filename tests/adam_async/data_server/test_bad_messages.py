@@ -20,9 +20,9 @@ def facts_of(party):
     return Facts(
         run=RUN,
         replica=0,
-        life=party.map.life(0),
+        replica_generation=party.map.replica_generation(0),
         epoch=1,
-        lending_term=party.map.lending.term,
+        ledger_term=party.map.ledger_record.term,
         node="hostile",
     )
 

@@ -67,7 +67,7 @@ async def client_of(network, *, waits=PATIENT, ahead=AHEAD, rows=None):
             identity=identity,
             run="run",
             replica=3,
-            life=5,
+            replica_generation=5,
             partition=1,
             ahead=ahead,
             limits=LIMITS,
@@ -104,7 +104,7 @@ async def test_groups_come_in_order_with_their_images_and_labels(network):
     async with client_of(network) as (client, server):
         assert not client.has_group
         asked = await server.grant()
-        assert (asked.run, asked.replica, asked.life, asked.partition) == ("run", 3, 5, 1)
+        assert (asked.run, asked.replica, asked.replica_generation, asked.partition) == ("run", 3, 5, 1)
         assert (asked.position, asked.count, asked.heard, asked.rows) == (0, AHEAD, -1, None)
         for number, group in enumerate(await take(client, AHEAD)):
             assert group.lease == Lease(1, number, 1, 2)
@@ -284,7 +284,7 @@ async def test_a_server_that_is_not_there_is_given_up_by_name(network):
         identity=Identity(role="worker", node="worker-0", incarnation=7),
         run="run",
         replica=0,
-        life=5,
+        replica_generation=5,
         partition=0,
         ahead=AHEAD,
         limits=LIMITS,
@@ -299,14 +299,14 @@ async def test_where_groups_begin_and_where_all_meet_comes_with_the_first_of_the
     async with client_of(network) as (client, server):
         await server.grant(3, clock=5)
         groups = await take(client, 3)
-        assert [(group.clock, group.met) for group in groups] == [(5, 0), (0, 0), (0, 0)]
+        assert [(group.clock, group.sync_clock) for group in groups] == [(5, 0), (0, 0), (0, 0)]
         await server.grant(2, last=True, end=9)
-        assert [(group.clock, group.met) for group in await take(client, 2)] == [(0, 0), (0, 0)]
+        assert [(group.clock, group.sync_clock) for group in await take(client, 2)] == [(0, 0), (0, 0)]
         assert client.exhausted
         assert client.end == 9
         await server.grant(0)
         await server.grant(2, clock=11)
-        assert [(group.clock, group.met) for group in await take(client, 2)] == [(11, 9), (0, 0)]
+        assert [(group.clock, group.sync_clock) for group in await take(client, 2)] == [(11, 9), (0, 0)]
         assert client.end == 0
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adam_async.data_server.dataset import Dataset
-from adam_async.data_server.group_cache import BLOCK_BYTES, INSTANT_BLOCK_BYTES, Stock
+from adam_async.data_server.group_cache import BLOCK_BYTES, INSTANT_BLOCK_BYTES, GroupCache
 from adam_async.data_server.order import epoch_order
 from adam_async.model.keyed_random import Dice
 
@@ -38,18 +38,18 @@ def order_of(images: int, group: int):
 )
 def test_groups_are_those_of_the_order_however_they_are_taken(images, group, pixels, picks, neighbours):
     data, order = dataset(images, pixels), order_of(images, group)
-    stock = Stock(data, order)
+    group_cache = GroupCache(data, order)
     for pick in picks:
         first = pick[0] % order.num_groups
         numbers = [number % order.num_groups for number in pick]
         if neighbours:
             numbers = list(range(first, min(first + len(pick), order.num_groups)))
-        stock.prepare(numbers[:2])
-        pictures, labels = joined(stock.take(numbers))
+        group_cache.prepare(numbers[:2])
+        pictures, labels = joined(group_cache.take(numbers))
         chosen = np.concatenate([order.group(number) for number in numbers])
         assert np.array_equal(pictures, data.train_images[chosen])
         assert np.array_equal(labels, data.train_labels[chosen])
-        assert sum(stock.count(number) for number in numbers) == len(labels)
+        assert sum(group_cache.count(number) for number in numbers) == len(labels)
 
 
 def joined(taken):
@@ -60,23 +60,23 @@ def joined(taken):
 
 def test_neighbours_are_slices_of_one_block_whose_memory_is_let_go_with_the_last_of_them():
     data, order = dataset(1000, pixels=INSTANT_BLOCK_BYTES // 64), order_of(1000, 16)
-    stock = Stock(data, order)
-    (first,), labels = stock.take([0, 1])
-    (second,), _ = stock.take([2, 3])
+    group_cache = GroupCache(data, order)
+    (first,), labels = group_cache.take([0, 1])
+    (second,), _ = group_cache.take([2, 3])
     assert first.base is second.base
     assert first.ctypes.data + first.nbytes == second.ctypes.data
     assert len(labels) == 32
-    assert repr(stock) == "<Stock of epoch 1, 0 groups>"
-    across, _ = stock.take([7, 8])
+    assert repr(group_cache) == "<Stock of epoch 1, 0 groups>"
+    across, _ = group_cache.take([7, 8])
     assert [len(images) for images in across] == [16, 16]
-    assert repr(stock) == "<Stock of epoch 1, 6 groups>"
+    assert repr(group_cache) == "<Stock of epoch 1, 6 groups>"
 
 
 def test_small_pieces_are_joined_and_no_group_is_in_two_arrays():
     data, order = dataset(1000, pixels=INSTANT_BLOCK_BYTES // 64), order_of(1000, 1)
-    stock = Stock(data, order)
+    group_cache = GroupCache(data, order)
     numbers = [0, 70, 140, 1, *range(2, 40), 200]
-    images, labels = stock.take(numbers)
+    images, labels = group_cache.take(numbers)
     assert [len(piece) for piece in images] == [3, 39, 1]
     assert np.array_equal(np.concatenate(images), data.train_images[[order.group(n)[0] for n in numbers]])
     assert len(labels) == len(numbers)
@@ -84,21 +84,21 @@ def test_small_pieces_are_joined_and_no_group_is_in_two_arrays():
 
 def test_groups_that_several_take_are_gathered_once():
     data, order = dataset(1000, pixels=INSTANT_BLOCK_BYTES // 64), order_of(1000, 16)
-    stock = Stock(data, order, takers=2)
-    (first,), _ = stock.take([0, 1, 2, 3])
-    (again,), _ = stock.take([0, 1])
+    group_cache = GroupCache(data, order, takers=2)
+    (first,), _ = group_cache.take([0, 1, 2, 3])
+    (again,), _ = group_cache.take([0, 1])
     assert again.base is first.base
-    assert repr(stock) == "<Stock of epoch 1, 2 groups>"
-    stock.take([2, 3])
-    assert repr(stock) == "<Stock of epoch 1, 0 groups>"
+    assert repr(group_cache) == "<Stock of epoch 1, 2 groups>"
+    group_cache.take([2, 3])
+    assert repr(group_cache) == "<Stock of epoch 1, 0 groups>"
 
 
 def test_what_the_epoch_does_not_have_is_refused():
-    stock = Stock(dataset(10), order_of(10, 4))
+    group_cache = GroupCache(dataset(10), order_of(10, 4))
     with pytest.raises(IndexError, match="groups 0 to 2"):
-        stock.take([9])
+        group_cache.take([9])
     with pytest.raises(IndexError, match="groups 0 to 2"):
-        stock.count(3)
+        group_cache.count(3)
 
 
 def brighter(images, numbers):
@@ -108,15 +108,15 @@ def brighter(images, numbers):
 
 def test_where_images_are_transformed_blocks_are_named_once_and_made_elsewhere():
     data, order = dataset(100, pixels=BLOCK_BYTES // 20), order_of(100, 5)
-    stock = Stock(data, order, transform=brighter)
-    blocks = stock.prepare(range(12))
+    group_cache = GroupCache(data, order, transform=brighter)
+    blocks = group_cache.prepare(range(12))
     assert blocks == [0, 1, 2]
-    assert stock.prepare(range(12)) == []
-    assert not stock.has([0])
-    stock.put(0, stock.make(0))
-    assert stock.has([0, 3])
-    assert not stock.has([3, 4])
-    (pictures,), labels = stock.take([1, 2])
+    assert group_cache.prepare(range(12)) == []
+    assert not group_cache.has([0])
+    group_cache.put(0, group_cache.make(0))
+    assert group_cache.has([0, 3])
+    assert not group_cache.has([3, 4])
+    (pictures,), labels = group_cache.take([1, 2])
     chosen = np.concatenate([order.group(1), order.group(2)])
     assert np.array_equal(pictures, brighter(data.train_images[chosen], chosen))
     assert np.array_equal(labels, chosen)
@@ -124,9 +124,9 @@ def test_where_images_are_transformed_blocks_are_named_once_and_made_elsewhere()
 
 def test_a_group_that_is_taken_again_is_transformed_as_before():
     data, order = dataset(20), order_of(20, 5)
-    stock = Stock(data, order, transform=brighter)
-    for block in stock.prepare([0]):
-        stock.put(block, stock.make(block))
-    first, _ = joined(stock.take([0]))
-    again, _ = joined(stock.take([0]))
+    group_cache = GroupCache(data, order, transform=brighter)
+    for block in group_cache.prepare([0]):
+        group_cache.put(block, group_cache.make(block))
+    first, _ = joined(group_cache.take([0]))
+    again, _ = joined(group_cache.take([0]))
     assert np.array_equal(first, again)

@@ -12,7 +12,7 @@ import pytest
 
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.group_cache import BLOCK_BYTES
-from adam_async.data_server.group_producer import Supply
+from adam_async.data_server.group_producer import GroupProducer
 from adam_async.data_server.lazy_images import StoredImages
 from adam_async.data_server.order import epoch_order
 from adam_async.data_server.transforms.recipe import Recipe
@@ -56,26 +56,26 @@ def order_of(epoch: int):
 
 
 @asynccontextmanager
-async def supply_of(
+async def producer_of(
     dataset: Dataset, *, transforms=(), kernels="numpy", takers=1, **options
-) -> AsyncIterator[tuple[Supply, list[BaseException]]]:
+) -> AsyncIterator[tuple[GroupProducer, list[BaseException]]]:
     """A supply at work, in its first epoch, and what failed in it."""
     failures: list[BaseException] = []
-    supply = Supply(dataset, name="images", on_failure=failures.append)
+    producer = GroupProducer(dataset, name="images", on_failure=failures.append)
     config = Config(seed=3, kernels=kernels, **options)
     built = msgspec.to_builtins(config)
     run = RunRecord(id="run", driver="driver", config=built, spec={}, transforms=tuple(transforms))
     async with asyncio.timeout(20), asyncio.TaskGroup() as group:
-        work = group.create_task(supply.run())
-        await supply.take_up(run, config)
-        supply.begin_epoch(order_of(1), takers=takers)
-        yield supply, failures
+        work = group.create_task(producer.run())
+        await producer.take_up(run, config)
+        producer.begin_epoch(order_of(1), takers=takers)
+        yield producer, failures
         work.cancel()
 
 
-async def taken(supply: Supply, *numbers: int):
+async def taken(producer: GroupProducer, *numbers: int):
     ready = asyncio.get_running_loop().create_future()
-    supply.when_ready(numbers, lambda: ready.set_result(supply.take(numbers)))
+    producer.when_ready(numbers, lambda: ready.set_result(producer.take(numbers)))
     images, labels = await ready
     return np.concatenate(images), labels
 
@@ -95,15 +95,15 @@ async def test_pixels_are_the_same_within_any_memory(
     budget: int, transforms, kernels: str, tmp_path: Path
 ) -> None:
     dataset = dataset_of(cache=CacheLimits(budget, spill=tmp_path))
-    async with supply_of(dataset, transforms=transforms, kernels=kernels) as (supply, failures):
+    async with producer_of(dataset, transforms=transforms, kernels=kernels) as (producer, failures):
         for epoch in (1, 2, 3):
-            supply.begin_epoch(order_of(epoch), takers=1)
+            producer.begin_epoch(order_of(epoch), takers=1)
             for number in GROUPS:
-                supply.prepare(range(number, number + 4))
-                images, labels = await taken(supply, number)
+                producer.prepare(range(number, number + 4))
+                images, labels = await taken(producer, number)
                 assert np.array_equal(images, expected(number, epoch, transforms, kernels))
                 assert np.array_equal(labels, order_of(epoch).group(number) % 5)
-        told = supply.cache_statistics()
+        told = producer.cache_statistics()
         assert told is not None
         assert told["budget_bytes"] == budget
         assert told["decoded"] == IMAGES
@@ -112,8 +112,8 @@ async def test_pixels_are_the_same_within_any_memory(
 
 
 async def test_groups_that_are_taken_again_are_made_again_off_the_loop() -> None:
-    async with supply_of(dataset_of(cache=CacheLimits(IMAGE_BYTES)), takers=2) as (supply, _):
-        first = await asyncio.gather(*(taken(supply, 0, 5) for _ in range(4)))
+    async with producer_of(dataset_of(cache=CacheLimits(IMAGE_BYTES)), takers=2) as (producer, _):
+        first = await asyncio.gather(*(taken(producer, 0, 5) for _ in range(4)))
         for images, _ in first:
             assert np.array_equal(images, np.concatenate([expected(0, 1), expected(5, 1)]))
 
@@ -125,44 +125,44 @@ async def test_what_is_waited_for_goes_before_what_is_made_ahead() -> None:
         made.append(number)
         return picture(number)
 
-    async with supply_of(dataset_of(noting, cache=CacheLimits(1 << 30))) as (supply, _):
-        supply.prepare(GROUPS)
-        await taken(supply, 19)
+    async with producer_of(dataset_of(noting, cache=CacheLimits(1 << 30))) as (producer, _):
+        producer.prepare(GROUPS)
+        await taken(producer, 19)
         before = made[: made.index(int(order_of(1).group(19)[-1])) + 1]
         assert len(before) <= 3 * 2 * GROUP  # two blocks that the thread had, and its own
 
 
 async def test_what_is_made_ahead_keeps_to_the_memory_and_what_is_wanted_is_never_refused() -> None:
     limit = 8 * BLOCK_BYTES
-    async with supply_of(dataset_of(cache=CacheLimits(limit))) as (supply, _):
+    async with producer_of(dataset_of(cache=CacheLimits(limit))) as (producer, _):
         held = []
         for number in GROUPS:
-            supply.prepare(range(20))
-            images, _ = await taken(supply, number)
+            producer.prepare(range(20))
+            images, _ = await taken(producer, number)
             assert np.array_equal(images, expected(number, 1))
             held.append(images)  # as a link does whose worker does not read
-            told = supply.cache_statistics()
+            told = producer.cache_statistics()
             assert told is not None
             waiting = len({id(images.base) for images in held}) * 2 * GROUP * IMAGE_BYTES
             assert told["block_bytes"] <= max(limit // 4, waiting + 2 * BLOCK_BYTES)
         held.clear()
         del images
-        told = supply.cache_statistics()
+        told = producer.cache_statistics()
         assert told is not None
         assert told["block_bytes"] <= limit // 4
 
 
 async def test_blocks_of_somebody_who_has_gone_make_room_for_those_who_take() -> None:
-    async with supply_of(dataset_of(cache=CacheLimits(8 * BLOCK_BYTES))) as (supply, _):
-        supply.prepare(range(10, 20))
+    async with producer_of(dataset_of(cache=CacheLimits(8 * BLOCK_BYTES))) as (producer, _):
+        producer.prepare(range(10, 20))
         for number in range(10):
-            await taken(supply, number)
+            await taken(producer, number)
         for _ in range(6):
-            await taken(supply, 0)
-        told = supply.cache_statistics()
+            await taken(producer, 0)
+        told = producer.cache_statistics()
         assert told is not None
         assert told["evicted_blocks"] > 0
-        images, _ = await taken(supply, 12)
+        images, _ = await taken(producer, 12)
         assert np.array_equal(images, expected(12, 1))
 
 
@@ -170,52 +170,52 @@ async def test_an_image_that_cannot_be_read_fails_with_its_name() -> None:
     def damaged(number: int):
         raise DataError(f"image {number} is damaged")
 
-    async with supply_of(dataset_of(damaged, cache=CacheLimits(1 << 20))) as (supply, failures):
-        supply.prepare([0])
+    async with producer_of(dataset_of(damaged, cache=CacheLimits(1 << 20))) as (producer, failures):
+        producer.prepare([0])
         await until(lambda: bool(failures))
         assert isinstance(failures[0], DataError)
 
 
 async def test_once_all_images_are_in_memory_groups_are_gathered_in_the_call() -> None:
-    async with supply_of(dataset_of(cache=CacheLimits(1 << 30))) as (supply, _):
+    async with producer_of(dataset_of(cache=CacheLimits(1 << 30))) as (producer, _):
         for number in GROUPS:
-            await taken(supply, number)
-        supply.begin_epoch(order_of(2), takers=1)
+            await taken(producer, number)
+        producer.begin_epoch(order_of(2), takers=1)
         called = []
-        supply.when_ready([7], lambda: called.append(supply.take([7])))
+        producer.when_ready([7], lambda: called.append(producer.take([7])))
         assert np.array_equal(called[0][0][0], expected(7, 2))
 
 
 async def test_the_options_of_the_run_hold_where_the_data_set_has_none() -> None:
-    async with supply_of(dataset_of(cache=None), cache="64K") as (supply, _):
-        told = supply.cache_statistics()
+    async with producer_of(dataset_of(cache=None), cache="64K") as (producer, _):
+        told = producer.cache_statistics()
         assert told is not None
         assert told["budget_bytes"] == 1 << 16
-        assert supply.answer_bytes == 1 << 10
+        assert producer.answer_bytes == 1 << 10
 
 
 async def test_images_that_the_data_set_holds_itself_count_as_they_are() -> None:
     stored = dataset_of(cache=CacheLimits(1 << 30))
     dataset = replace(stored, train_images=stored.train_images[:])
-    async with supply_of(dataset) as (supply, _):
-        told = supply.cache_statistics()
+    async with producer_of(dataset) as (producer, _):
+        told = producer.cache_statistics()
         assert told is not None
         assert (told["resident_images"], told["resident_bytes"]) == (IMAGES, IMAGES * IMAGE_BYTES)
 
 
 async def test_copies_of_rows_count_as_long_as_somebody_holds_them_and_slices_count_once() -> None:
-    async with supply_of(dataset_of(cache=CacheLimits(IMAGES * IMAGE_BYTES))) as (supply, _):
+    async with producer_of(dataset_of(cache=CacheLimits(IMAGES * IMAGE_BYTES))) as (producer, _):
 
         def held_bytes() -> int:
-            told = supply.cache_statistics()
+            told = producer.cache_statistics()
             assert told is not None
             return told["block_bytes"]
 
-        await taken(supply, 0)  # and group 1 lies in the same block
-        (images,), _ = supply.take([1])
+        await taken(producer, 0)  # and group 1 lies in the same block
+        (images,), _ = producer.take([1])
         before = held_bytes()
         copies = [np.concatenate([images[:, :, 8:40]])]
-        supply.watch([*copies, images[:1]])
+        producer.watch([*copies, images[:1]])
 
         assert before == 2 * GROUP * IMAGE_BYTES
         assert held_bytes() == before + GROUP * IMAGE_BYTES // 2
@@ -227,8 +227,8 @@ async def test_copies_of_rows_count_as_long_as_somebody_holds_them_and_slices_co
 async def test_a_cache_without_room_for_a_block_says_what_it_costs(
     size: int, warned: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with supply_of(dataset_of(cache=CacheLimits(size))) as (supply, _):
-        supply.begin_epoch(order_of(2), takers=1)
+    async with producer_of(dataset_of(cache=CacheLimits(size))) as (producer, _):
+        producer.begin_epoch(order_of(2), takers=1)
 
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == warned

@@ -33,10 +33,10 @@ EVENT_S = 0.01
 class Part(Asker):
     """A worker with a clock, which goes as a worker's goes."""
 
-    def __init__(self, *key, start, turn):
+    def __init__(self, *key, start, round_groups):
         super().__init__(*key)
-        self.clock = ReplicaClock(start=start, push_every=max(turn, 1), slack=0, synchronous=False)
-        self.turn = turn
+        self.clock = ReplicaClock(start=start, push_every=max(round_groups, 1), slack=0, synchronous=False)
+        self.round_groups = round_groups
         self.held: dict[int, tuple[int, int]] = {}
         """Groups to train: attempt, and the clock of the step."""
         self.course: list[tuple[int, int, int]] = []
@@ -50,13 +50,13 @@ class Part(Asker):
             self.lost = False
             return
         super().hear(grant)
-        if grant.groups and self.turn:
+        if grant.groups and self.round_groups:
             self.reach(grant.clock)
         for number, attempt in grant.groups:
-            step = self.clock.join().step + 1 if self.turn else 0
+            step = self.clock.join().step + 1 if self.round_groups else 0
             self.held[number] = (attempt, step)
             self.course.append((number, attempt, step))
-        if grant.last and self.turn:
+        if grant.last and self.round_groups:
             self.clock.meet(grant.end)
 
     def reach(self, clock):
@@ -72,7 +72,7 @@ class Leases(RuleBasedStateMachine):
     REPLICAS = 3
     PARTS = 1
     GROUPS = 11
-    TURN = 0
+    ROUND_GROUPS = 0
     WARM = 0
     EVERY = 0
     FRACTION = 1.0
@@ -98,40 +98,54 @@ class Leases(RuleBasedStateMachine):
 
     @property
     def live(self):
-        return sorted(self.scene.lives)
+        return sorted(self.scene.replica_generations)
 
     def part(self, replica, part=0):
-        return self.members[replica, self.scene.lives[replica]][part]
+        return self.members[replica, self.scene.replica_generations[replica]][part]
 
     @property
     def parts(self):
-        return [part for replica in self.live for part in self.members[replica, self.scene.lives[replica]]]
+        return [
+            part
+            for replica in self.live
+            for part in self.members[replica, self.scene.replica_generations[replica]]
+        ]
 
     def change(self, *replicas, anew=()):
         """Others are live. Who joins starts where all will meet; what was on its way to the lost is lost."""
-        before, begun = self.scene.lives, self.scene.state.statistics()["clock"] if self.TURN else 0
-        lives = self.scene.lives = self.scene.next_lives(tuple(map(Replica, replicas)), anew)
-        for life in lives.items() - before.items():
-            parts = [Part(*life, number, start=begun, turn=self.TURN) for number in range(self.PARTS)]
-            self.members[life] = parts
-            self.scene.askers.update({(*life, part.part): part for part in parts})
-        for life in before.items() - lives.items():
-            self.gone += self.members[life]
-            for part in self.members[life]:
+        before, begun = (
+            self.scene.replica_generations,
+            self.scene.state.statistics()["clock"] if self.ROUND_GROUPS else 0,
+        )
+        replica_generations = self.scene.replica_generations = self.scene.next_replica_generations(
+            tuple(map(Replica, replicas)), anew
+        )
+        for replica_generation in replica_generations.items() - before.items():
+            parts = [
+                Part(*replica_generation, number, start=begun, round_groups=self.ROUND_GROUPS)
+                for number in range(self.PARTS)
+            ]
+            self.members[replica_generation] = parts
+            self.scene.askers.update({(*replica_generation, part.part): part for part in parts})
+        for replica_generation in before.items() - replica_generations.items():
+            self.gone += self.members[replica_generation]
+            for part in self.members[replica_generation]:
                 part.lost = True
-        self.tell(ReplicasChanged(lives))
+        self.tell(ReplicasChanged(replica_generations))
 
     def begin(self):
         self.epoch += 1
         finished = self.FINISHED if self.epoch == 1 else ()
         left = groups_left(self.GROUPS, finished)
         self.done = [number for number in range(self.GROUPS) if number not in left]
-        warm = warm_groups(self.WARM, epoch=self.epoch, groups=self.GROUPS, finished=finished, turn=self.TURN)
+        warm = warm_groups(
+            self.WARM, epoch=self.epoch, groups=self.GROUPS, finished=finished, round_groups=self.ROUND_GROUPS
+        )
         replicas = self.live or range(2)
         shares = share_out(
             tuple(replicas),
             groups=self.GROUPS,
-            turn=self.TURN,
+            round_groups=self.ROUND_GROUPS,
             warm=warm,
             finished=finished,
             carried=self.CARRIED,
@@ -143,8 +157,8 @@ class Leases(RuleBasedStateMachine):
                 self.epoch,
                 self.GROUPS,
                 {Replica(int(replica)): share for replica, share in shares.items()},
-                turn=self.TURN,
-                first_clock=self.ends[-1].clock if self.ends and self.TURN else 0,
+                round_groups=self.ROUND_GROUPS,
+                first_clock=self.ends[-1].clock if self.ends and self.ROUND_GROUPS else 0,
                 finished=finished,
                 warm=warm,
                 every=self.EVERY,
@@ -178,7 +192,7 @@ class Leases(RuleBasedStateMachine):
     def report(self, part, number, attempt, clock):
         before = self.scene.state.statistics()["finished"]
         report = finished(number, epoch=self.epoch, attempt=attempt, clock=clock, images=1)
-        self.tell(GroupsReported(part.replica, part.life, part.part, (report,)))
+        self.tell(GroupsReported(part.replica, part.replica_generation, part.part, (report,)))
         if self.scene.state.statistics()["finished"] > before:
             self.done.append(number)
 
@@ -271,7 +285,7 @@ class Leases(RuleBasedStateMachine):
 
     @invariant()
     def no_clock_is_beyond_the_end(self):
-        if self.TURN:
+        if self.ROUND_GROUPS:
             end = self.scene.state.statistics()["clock"]
             assert all(part.clock.step + (part.clock.groups > 0) <= end for part in self.parts)
 
@@ -289,11 +303,11 @@ class Leases(RuleBasedStateMachine):
                 for number in list(part.held):
                     self.report(part, number, *part.held.pop(number))
         assert sorted([*self.done, *self.skipped]) == list(range(self.GROUPS))
-        if self.TURN:
+        if self.ROUND_GROUPS:
             for part in self.parts * 3:
                 self.ask(part, 9)
-            met = {part.clock.step for part in self.parts}
-            assert met == {self.scene.state.statistics()["clock"]} == {self.ends[-1].clock}
+            sync_clock = {part.clock.step for part in self.parts}
+            assert sync_clock == {self.scene.state.statistics()["clock"]} == {self.ends[-1].clock}
 
 
 class CutLeases(Leases):
@@ -393,36 +407,36 @@ class UnevenPool(UnevenLeases):
     PARTS = 2
 
 
-class Turns(Leases):
-    TURN = 2
+class Rounds(Leases):
+    ROUND_GROUPS = 2
 
 
-class CutTurns(Leases):
-    TURN = 4
+class CutRounds(Leases):
+    ROUND_GROUPS = 4
     REPLICAS = 2
     PARTS = 2
 
 
-class TurnsOfOne(Leases):
-    TURN = 1
+class RoundsOfOne(Leases):
+    ROUND_GROUPS = 1
     WARM = 13
     PARTS = 3
 
 
-class WarmTurns(Leases):
-    TURN = 3
+class WarmRounds(Leases):
+    ROUND_GROUPS = 3
     WARM = 4
 
 
-class PausingTurns(Leases):
-    TURN = 2
+class PausingRounds(Leases):
+    ROUND_GROUPS = 2
     EVERY = 5
     WARM = 2
     PARTS = 2
 
 
-class ResumedTurns(Leases):
-    TURN = 2
+class ResumedRounds(Leases):
+    ROUND_GROUPS = 2
     EVERY = 2
     FINISHED = ((0, 3), (5, 6))
 
@@ -438,12 +452,12 @@ for machine in (
     PooledLeases,
     ClosingPool,
     ResumedPool,
-    Turns,
-    CutTurns,
-    TurnsOfOne,
-    WarmTurns,
-    PausingTurns,
-    ResumedTurns,
+    Rounds,
+    CutRounds,
+    RoundsOfOne,
+    WarmRounds,
+    PausingRounds,
+    ResumedRounds,
 ):
     machine.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
 
@@ -457,12 +471,12 @@ TestWarmClosingLeases = WarmClosingLeases.TestCase
 TestPooledLeases = PooledLeases.TestCase
 TestClosingPool = ClosingPool.TestCase
 TestResumedPool = ResumedPool.TestCase
-TestTurns = Turns.TestCase
-TestCutTurns = CutTurns.TestCase
-TestTurnsOfOne = TurnsOfOne.TestCase
-TestWarmTurns = WarmTurns.TestCase
-TestPausingTurns = PausingTurns.TestCase
-TestResumedTurns = ResumedTurns.TestCase
+TestTurns = Rounds.TestCase
+TestCutTurns = CutRounds.TestCase
+TestTurnsOfOne = RoundsOfOne.TestCase
+TestWarmTurns = WarmRounds.TestCase
+TestPausingTurns = PausingRounds.TestCase
+TestResumedTurns = ResumedRounds.TestCase
 
 
 @pytest.mark.parametrize("machine", [UnevenLeases, UnevenPool])

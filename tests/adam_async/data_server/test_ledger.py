@@ -45,7 +45,7 @@ def bits(value):
 
 def known(state):
     """All that can be seen of a state."""
-    replicas = sorted(state.lives)
+    replicas = sorted(state.replica_generations)
     outcome = state.untold()
     return bits(
         [
@@ -168,12 +168,12 @@ MACHINES = (
     at_random.WarmClosingLeases,
     at_random.PooledLeases,
     at_random.ClosingPool,
-    at_random.Turns,
-    at_random.CutTurns,
-    at_random.TurnsOfOne,
-    at_random.WarmTurns,
-    at_random.PausingTurns,
-    at_random.ResumedTurns,
+    at_random.Rounds,
+    at_random.CutRounds,
+    at_random.RoundsOfOne,
+    at_random.WarmRounds,
+    at_random.PausingRounds,
+    at_random.ResumedRounds,
 )
 
 
@@ -193,7 +193,14 @@ def test_the_pace_of_replicas_is_copied_with_the_epoch():
 
 
 ASKED = LeaseAsked(
-    request=("data-1", 3), replica=Replica(2), life=7, partition=1, position=4, heard=-1, count=3, wait_s=0.5
+    request=("data-1", 3),
+    replica=Replica(2),
+    replica_generation=7,
+    partition=1,
+    position=4,
+    heard=-1,
+    count=3,
+    wait_s=0.5,
 )
 
 

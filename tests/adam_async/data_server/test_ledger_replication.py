@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adam_async.data_server.ledger import Entry
-from adam_async.data_server.ledger_replication import CopyRefused, Keeping, Part
+from adam_async.data_server.ledger_replication import CopyRefused, LedgerReplication, Part
 from adam_async.data_server.state import (
     EpochBegan,
     EpochEnded,
@@ -43,10 +43,10 @@ class Map:
     changed: int
     """Version at which the keepers last changed."""
     term: int
-    keepers: tuple
+    ledger_replicas: tuple
     live: tuple
     epoch: int
-    lives: dict
+    replica_generations: dict
 
 
 @dataclass(eq=False)
@@ -77,7 +77,7 @@ class Node:
 
     def __init__(self, world, name, incarnation):
         self.world, self.me = world, (name, incarnation)
-        self.keeping = Keeping(self.me, Opening(partitions=PARTS))
+        self.ledger_replication = LedgerReplication(self.me, Opening(partitions=PARTS))
         self.view = None
         self.talks: dict[tuple[str, int], Talk] = {}
         self.questions: dict[int, Question] = {}
@@ -91,7 +91,7 @@ class Node:
 
     @property
     def keeps(self):
-        return self.view is not None and self.me in self.view.keepers
+        return self.view is not None and self.me in self.view.ledger_replicas
 
     @property
     def open_events(self):
@@ -101,38 +101,38 @@ class Node:
 
     def look(self):
         before, self.view = self.view, self.world.map
-        lender = self.view.keepers[0]
-        if lender == self.me:
+        ledger_leader = self.view.ledger_replicas[0]
+        if ledger_leader == self.me:
             self.lead()
-        elif self.keeping.leads and self.view.term > self.keeping.term:
-            self.keeping.follow()
+        elif self.ledger_replication.leads and self.view.term > self.ledger_replication.term:
+            self.ledger_replication.follow()
             self.talks.clear()
         if not self.keeps:
             self.drop_questions()
-        if lender != self.me and (before is None or before.keepers[0] != lender):
+        if ledger_leader != self.me and (before is None or before.ledger_replicas[0] != ledger_leader):
             self.begin_forwarding()
 
     def lead(self):
-        keeping, cluster = self.keeping, self.view
-        if not keeping.leads or keeping.term < cluster.term:
+        ledger_replication, cluster = self.ledger_replication, self.view
+        if not ledger_replication.leads or ledger_replication.term < cluster.term:
             self.talks.clear()
-            keeping.lead(cluster.term, cluster.keepers, now=self.world.now)
+            ledger_replication.lead(cluster.term, cluster.ledger_replicas, now=self.world.now)
             self.outbox = []
-            self.settle(keeping.enter(self.open_events, now=self.world.now))
-            untold = keeping.ledger.state.untold()
+            self.settle(ledger_replication.enter(self.open_events, now=self.world.now))
+            untold = ledger_replication.ledger.state.untold()
             if untold is not None:
                 self.perform(untold)
-        for keeper in keeping.copies():
-            if keeper not in cluster.live:
-                self.talks.pop(keeper, None)
-                self.settle(keeping.strike_out(keeper))
-        for keeper in cluster.live:
-            if keeper != self.me and keeper not in self.talks:
-                self.begin_talk(keeper)
-        state = keeping.ledger.state
-        if cluster.lives != state.lives:
-            self.enter(ReplicasChanged(cluster.lives))
-        if cluster.epoch > keeping.ledger.state.epoch:
+        for ledger_replica in ledger_replication.copies():
+            if ledger_replica not in cluster.live:
+                self.talks.pop(ledger_replica, None)
+                self.settle(ledger_replication.strike_out(ledger_replica))
+        for ledger_replica in cluster.live:
+            if ledger_replica != self.me and ledger_replica not in self.talks:
+                self.begin_talk(ledger_replica)
+        state = ledger_replication.ledger.state
+        if cluster.replica_generations != state.replica_generations:
+            self.enter(ReplicasChanged(cluster.replica_generations))
+        if cluster.epoch > ledger_replication.ledger.state.epoch:
             self.enter(self.world.epoch(cluster.epoch))
 
     # --- events ------------------------------------------------------------------------------
@@ -142,8 +142,8 @@ class Node:
         self.enter(event)
 
     def enter(self, *events):
-        if self.keeping.leads:
-            self.settle(self.keeping.enter(events, now=self.world.now))
+        if self.ledger_replication.leads:
+            self.settle(self.ledger_replication.enter(events, now=self.world.now))
         else:
             self.outbox += events
 
@@ -152,10 +152,10 @@ class Node:
 
     def forward(self):
         """Send what is to be entered to the lender, as this one knows it."""
-        if self.keeping.leads or not self.keeps or self.forwarding is not None or not self.outbox:
+        if self.ledger_replication.leads or not self.keeps or self.forwarding is not None or not self.outbox:
             return
         events, self.outbox = self.outbox, []
-        term, lender = self.view.term, self.view.keepers[0]
+        term, ledger_leader = self.view.term, self.view.ledger_replicas[0]
         talk = self.forwarding = object()
 
         def end(lost):
@@ -165,9 +165,14 @@ class Node:
                     self.begin_forwarding()
 
         def arrive(lost):
-            there = self.world.node(lender)
-            fails = lost or there is None or not there.keeping.leads or there.keeping.term != term
-            if not fails and there.keeping.counts(self.me):
+            there = self.world.node(ledger_leader)
+            fails = (
+                lost
+                or there is None
+                or not there.ledger_replication.leads
+                or there.ledger_replication.term != term
+            )
+            if not fails and there.ledger_replication.counts(self.me):
                 there.enter(*events)
                 self.world.send(end)
             else:
@@ -176,7 +181,7 @@ class Node:
         self.world.send(arrive)
 
     def settle(self, settled):
-        ledger = self.keeping.ledger
+        ledger = self.ledger_replication.ledger
         for number, each in enumerate(settled, ledger.settled - len(settled)):
             self.world.settled(self, number, each.event)
             if isinstance(each.event, GroupsReported):
@@ -189,13 +194,17 @@ class Node:
         match effect:
             case Grant():
                 self.answer(effect.request, effect)
-            case EpochEnded() if self.keeping.leads:
+            case EpochEnded() if self.ledger_replication.leads:
                 world.send_surely(lambda: world.epoch_ended(effect))
-            case Paused() if self.keeping.leads:
+            case Paused() if self.ledger_replication.leads:
                 world.send_surely(lambda: self.resume(effect))
 
     def resume(self, paused):
-        if self.alive and self.keeping.leads and self.keeping.ledger.state.untold() == paused:
+        if (
+            self.alive
+            and self.ledger_replication.leads
+            and self.ledger_replication.ledger.state.untold() == paused
+        ):
             self.enter(PauseEnded())
 
     def answer(self, request, grant):
@@ -210,88 +219,96 @@ class Node:
 
     # --- copies ------------------------------------------------------------------------------
 
-    def begin_talk(self, keeper):
-        self.talks[keeper] = Talk()
-        self.keeping.welcome(keeper)
-        self.keeping.begin_anew(keeper)
+    def begin_talk(self, ledger_replica):
+        self.talks[ledger_replica] = Talk()
+        self.ledger_replication.welcome(ledger_replica)
+        self.ledger_replication.begin_anew(ledger_replica)
 
-    def copy(self, keeper, count):
+    def copy(self, ledger_replica, count):
         """Send the next part to somebody, if there is news."""
-        talk, keeping = self.talks.get(keeper), self.keeping
-        if talk is None or talk.busy or (part := keeping.part_for(keeper, count)) is None:
+        talk, ledger_replication = self.talks.get(ledger_replica), self.ledger_replication
+        if talk is None or talk.busy or (part := ledger_replication.part_for(ledger_replica, count)) is None:
             return
-        talk.busy, term, wire = True, keeping.term, msgspec.msgpack.encode(part)
+        talk.busy, term, wire = True, ledger_replication.term, msgspec.msgpack.encode(part)
 
         def arrive(lost):
-            there = self.world.node(keeper)
+            there = self.world.node(ledger_replica)
             taken = there is not None and not lost and there.take(term, wire)
-            self.world.send(lambda lost: self.copied(keeper, talk, part) if taken and not lost else broken())
+            self.world.send(
+                lambda lost: self.copied(ledger_replica, talk, part) if taken and not lost else broken()
+            )
 
         def broken():
-            self.broken(keeper, talk)
+            self.broken(ledger_replica, talk)
 
         self.world.send(arrive)
 
     def take(self, term, wire):
-        led = self.keeping.leads
+        led = self.ledger_replication.leads
         try:
-            settled = self.keeping.take(term, msgspec.msgpack.decode(wire, type=Part))
+            settled = self.ledger_replication.take(term, msgspec.msgpack.decode(wire, type=Part))
         except CopyRefused:
             return False
-        if led and not self.keeping.leads:
+        if led and not self.ledger_replication.leads:
             self.talks.clear()
         self.settle(settled)
         return True
 
-    def copied(self, keeper, talk, part):
-        if not self.alive or self.talks.get(keeper) is not talk:
+    def copied(self, ledger_replica, talk, part):
+        if not self.alive or self.talks.get(ledger_replica) is not talk:
             return
         talk.busy = False
-        self.settle(self.keeping.copied(keeper, part))
-        if self.keeping.counts(keeper) and keeper not in self.view.keepers:
+        self.settle(self.ledger_replication.copied(ledger_replica, part))
+        if self.ledger_replication.counts(ledger_replica) and ledger_replica not in self.view.ledger_replicas:
             talk.busy = True
             self.change(
                 talk,
-                lambda keepers: (*keepers, keeper) if keeper not in keepers else None,
+                lambda ledger_replicas: (
+                    (*ledger_replicas, ledger_replica) if ledger_replica not in ledger_replicas else None
+                ),
                 lambda: setattr(talk, "busy", False),
             )
 
-    def broken(self, keeper, talk):
+    def broken(self, ledger_replica, talk):
         """A conversation is over: who counts is struck out of the map, and then what it lacks is settled."""
-        if not self.alive or self.talks.get(keeper) is not talk:
+        if not self.alive or self.talks.get(ledger_replica) is not talk:
             return
-        talk = self.talks[keeper] = Talk(busy=True)
+        talk = self.talks[ledger_replica] = Talk(busy=True)
 
         def again():
-            self.settle(self.keeping.strike_out(keeper))
-            if self.talks.get(keeper) is talk:
-                self.begin_talk(keeper)
+            self.settle(self.ledger_replication.strike_out(ledger_replica))
+            if self.talks.get(ledger_replica) is talk:
+                self.begin_talk(ledger_replica)
 
-        if self.keeping.counts(keeper):
-            self.change(talk, lambda keepers: tuple(each for each in keepers if each != keeper), again)
+        if self.ledger_replication.counts(ledger_replica):
+            self.change(
+                talk,
+                lambda ledger_replicas: tuple(each for each in ledger_replicas if each != ledger_replica),
+                again,
+            )
         else:
             again()
 
     def change(self, talk, change, then):
         """Compare and set the keepers in the map; may arrive late, or after our end."""
-        term, newest = self.keeping.term, self.world.map
+        term, newest = self.ledger_replication.term, self.world.map
 
         def is_over():
             gone = not self.alive or talk not in self.talks.values()
-            return gone or (self.world.map.term, self.world.map.keepers[0]) != (term, self.me)
+            return gone or (self.world.map.term, self.world.map.ledger_replicas[0]) != (term, self.me)
 
         def attempt():
             if is_over():
                 return
             newest = self.world.map
-            keepers = change(newest.keepers)
-            if keepers is None:
+            ledger_replicas = change(newest.ledger_replicas)
+            if ledger_replicas is None:
                 done(False)
             else:
-                self.world.send_surely(lambda: set_keepers(newest, keepers))
+                self.world.send_surely(lambda: set_ledger_replicas(newest, ledger_replicas))
 
-        def set_keepers(newest, keepers):
-            applied = self.world.set_keepers(newest, keepers)
+        def set_ledger_replicas(newest, ledger_replicas):
+            applied = self.world.set_ledger_replicas(newest, ledger_replicas)
             self.world.send(done if applied else lambda _: attempt())
 
         def done(lost):
@@ -300,7 +317,7 @@ class Node:
             elif not is_over():
                 then()
 
-        if (newest.term, newest.keepers[0]) == (term, self.me):
+        if (newest.term, newest.ledger_replicas[0]) == (term, self.me):
             attempt()
 
 
@@ -326,15 +343,15 @@ class World:
         """To which life each attempt at a group was given."""
         self.ended: list[EpochEnded] = []
         self.workers: list[Worker] = []
-        keepers = (self.nodes["data-0"].me,)
+        ledger_replicas = (self.nodes["data-0"].me,)
         live = tuple(node.me for node in self.nodes.values())
-        self.map = Map(1, 1, 1, keepers, live, 1, {})
+        self.map = Map(1, 1, 1, ledger_replicas, live, 1, {})
         for replica in range(REPLICAS):
-            self.new_life(Replica(replica))
+            self.new_replica_generation(Replica(replica))
 
-    def node(self, keeper):
-        found = self.nodes.get(keeper[0])
-        return found if found is not None and found.me == keeper else None
+    def node(self, ledger_replica):
+        found = self.nodes.get(ledger_replica[0])
+        return found if found is not None and found.me == ledger_replica else None
 
     def epoch(self, number):
         every = EVERY if number % 2 else 0
@@ -356,40 +373,42 @@ class World:
     def change_map(self, **fields):
         self.map = replace(self.map, version=self.map.version + 1, **fields)
 
-    def set_keepers(self, read, keepers):
-        if self.map.changed != read.changed or not any(map(self.node, keepers)):
+    def set_ledger_replicas(self, read, ledger_replicas):
+        if self.map.changed != read.changed or not any(map(self.node, ledger_replicas)):
             return False  # what would leave nobody is lost on its way
         self.change_map(changed=self.map.version + 1)
-        self.put_keepers(keepers)
+        self.put_ledger_replicas(ledger_replicas)
         return True
 
-    def put_keepers(self, keepers):
-        left = tuple(each for each in keepers if each in self.map.live)
-        if left != self.map.keepers:
-            replaced = left[0] != self.map.keepers[0]
+    def put_ledger_replicas(self, ledger_replicas):
+        left = tuple(each for each in ledger_replicas if each in self.map.live)
+        if left != self.map.ledger_replicas:
+            replaced = left[0] != self.map.ledger_replicas[0]
             self.terms += replaced
-            self.change_map(keepers=left, term=self.map.term + replaced, changed=self.map.version + 1)
+            self.change_map(ledger_replicas=left, term=self.map.term + replaced, changed=self.map.version + 1)
 
     def notice(self):
         """See who is gone and who is back."""
         live = tuple(node.me for node in self.nodes.values())
         if live != self.map.live:
             self.change_map(live=live)
-            self.put_keepers(self.map.keepers)
+            self.put_ledger_replicas(self.map.ledger_replicas)
 
     def suspect(self):
         """Take a lender that lives, and does not know it, for lost; it is back at once."""
-        if len(self.map.keepers) > 1 and all(self.node(keeper) for keeper in self.map.keepers[1:]):
+        if len(self.map.ledger_replicas) > 1 and all(
+            self.node(ledger_replica) for ledger_replica in self.map.ledger_replicas[1:]
+        ):
             live = self.map.live
-            self.change_map(live=tuple(each for each in live if each != self.map.keepers[0]))
-            self.put_keepers(self.map.keepers)
+            self.change_map(live=tuple(each for each in live if each != self.map.ledger_replicas[0]))
+            self.put_ledger_replicas(self.map.ledger_replicas)
             self.change_map(live=live)
 
-    def new_life(self, replica):
-        life = self.births = self.births + 1
+    def new_replica_generation(self, replica):
+        replica_generation = self.births = self.births + 1
         self.workers = [worker for worker in self.workers if worker.replica != replica]
-        self.workers += [Worker(replica, life, part) for part in range(PARTS)]
-        self.change_map(lives={**self.map.lives, replica: life})
+        self.workers += [Worker(replica, replica_generation, part) for part in range(PARTS)]
+        self.change_map(replica_generations={**self.map.replica_generations, replica: replica_generation})
 
     def epoch_ended(self, ended):
         if ended.number != self.map.epoch:
@@ -405,7 +424,7 @@ class World:
     def kill(self, name):
         """Kill a data server, unless nobody would be left who has what was settled."""
         node = self.nodes.get(name)
-        if node is None or not any(self.node(k) for k in self.map.keepers if k != node.me):
+        if node is None or not any(self.node(k) for k in self.map.ledger_replicas if k != node.me):
             return
         del self.nodes[name]
         node.drop_questions()
@@ -420,20 +439,22 @@ class World:
         """Somebody has waited too long for an answer, which may come all the same."""
         busy = [(n, k, talk) for n in self.nodes.values() for k, talk in n.talks.items() if talk.busy]
         if busy:
-            node, keeper, talk = self.dice.choice(busy)
-            node.broken(keeper, talk)
+            node, ledger_replica, talk = self.dice.choice(busy)
+            node.broken(ledger_replica, talk)
 
     # --- workers -----------------------------------------------------------------------------
 
     def work(self, worker):
         """Ask for groups, or report some, through any data server that thinks that it may be asked."""
-        node = self.nodes.get(self.dice.choice(self.map.keepers)[0])
+        node = self.nodes.get(self.dice.choice(self.map.ledger_replicas)[0])
         if node is None or not node.keeps:
             return
         if worker.reporting is None and worker.trained and self.dice.random() < 0.7:
             node.asked += 1
             request = worker.reporting = (node.me[0], node.asked)
-            event = GroupsReported(worker.replica, worker.life, worker.part, tuple(worker.trained), request)
+            event = GroupsReported(
+                worker.replica, worker.replica_generation, worker.part, tuple(worker.trained), request
+            )
         elif worker.request is None:
             node.asked += 1
             event = worker.question(self.dice.randint(1, 3))
@@ -459,10 +480,10 @@ class World:
         else:
             for at, (number, attempt) in enumerate(grant.groups, event.position):
                 told = (grant.epoch, number, attempt)
-                assert self.course.setdefault((worker.replica, worker.life, at), told) == told
-                assert self.given.setdefault(told, (worker.replica, worker.life)) == (
+                assert self.course.setdefault((worker.replica, worker.replica_generation, at), told) == told
+                assert self.given.setdefault(told, (worker.replica, worker.replica_generation)) == (
                     worker.replica,
-                    worker.life,
+                    worker.replica_generation,
                 )
                 worker.held.append(told)
             worker.hear(grant)
@@ -476,8 +497,8 @@ class World:
     # --- what always holds -------------------------------------------------------------------
 
     def settled(self, node, number, event):
-        if node.keeping.leads:
-            assert self.settled_in.setdefault(node.keeping.term, node.me) == node.me
+        if node.ledger_replication.leads:
+            assert self.settled_in.setdefault(node.ledger_replication.term, node.me) == node.me
         entry = msgspec.msgpack.encode(event)
         if number == len(self.truth):
             self.truth.append(entry)
@@ -486,12 +507,12 @@ class World:
 
     def check(self, *, wholly):
         """Every keeper that is left has whatever was settled."""
-        for keeper in self.map.keepers:
-            node = self.node(keeper)
+        for ledger_replica in self.map.ledger_replicas:
+            node = self.node(ledger_replica)
             if node is None:
                 continue
-            ledger = node.keeping.ledger
-            assert ledger.stop >= len(self.truth), f"{keeper}: {ledger!r} of {len(self.truth)}"
+            ledger = node.ledger_replication.ledger
+            assert ledger.stop >= len(self.truth), f"{ledger_replica}: {ledger!r} of {len(self.truth)}"
             if not wholly:
                 continue
             first, _ = ledger.begin()
@@ -506,30 +527,34 @@ class World:
         self.loss = 0.1 if faults else 0.0
         self.now += 0.01
         if faults and chance < 0.01:
-            victims = (self.map.keepers[0][0], dice.choice(self.map.keepers)[0], dice.choice(self.names))
+            victims = (
+                self.map.ledger_replicas[0][0],
+                dice.choice(self.map.ledger_replicas)[0],
+                dice.choice(self.names),
+            )
             self.kill(dice.choice(victims))
         elif faults and chance < 0.013:
             self.suspect()
         elif faults and chance < 0.025:
             self.break_a_talk()
         elif faults and chance < 0.028:
-            self.new_life(Replica(dice.randrange(REPLICAS)))
+            self.new_replica_generation(Replica(dice.randrange(REPLICAS)))
         elif chance < 0.05:
             self.come(dice.choice(self.names))
         elif chance < 0.08:
             self.notice()
         elif chance < 0.09:
             self.now += 1.0
-            lenders = [node for node in self.nodes.values() if node.keeping.leads]
-            for node in lenders:
+            ledger_leaders = [node for node in self.nodes.values() if node.ledger_replication.leads]
+            for node in ledger_leaders:
                 node.enter(TimePassed())
         elif chance < 0.2:
             self.nodes[dice.choice(list(self.nodes))].look()
         elif chance < 0.4:
             node = self.nodes[dice.choice(list(self.nodes))]
             node.forward()
-            for keeper in list(node.talks):
-                node.copy(keeper, dice.randint(1, 4))
+            for ledger_replica in list(node.talks):
+                node.copy(ledger_replica, dice.randint(1, 4))
         elif chance < 0.55:
             worker = dice.choice(self.workers)
             self.train(worker)
@@ -571,27 +596,27 @@ A, B, C = ("data-0", 1), ("data-1", 2), ("data-2", 3)
 ALL = 100
 
 
-def keeping_of(me):
-    return Keeping(me, Opening())
+def ledger_replication_of(me):
+    return LedgerReplication(me, Opening())
 
 
-def leading(*keepers, me=A, term=1):
-    lender = keeping_of(me)
-    lender.lead(term, (me, *keepers), now=0.0)
-    return lender
+def leading(*ledger_replicas, me=A, term=1):
+    ledger_leader = ledger_replication_of(me)
+    ledger_leader.lead(term, (me, *ledger_replicas), now=0.0)
+    return ledger_leader
 
 
-def copy(lender, keeper, to, *, count=ALL):
+def copy(ledger_leader, ledger_replica, to, *, count=ALL):
     """One part, taken and acknowledged; returns what that settles at the lender."""
-    part = lender.part_for(keeper, count)
-    to.take(lender.term, part)
-    return lender.copied(keeper, part)
+    part = ledger_leader.part_for(ledger_replica, count)
+    to.take(ledger_leader.term, part)
+    return ledger_leader.copied(ledger_replica, part)
 
 
-def copy_all(lender, keeper, to):
-    while (part := lender.part_for(keeper, ALL)) is not None:
-        to.take(lender.term, part)
-        lender.copied(keeper, part)
+def copy_all(ledger_leader, ledger_replica, to):
+    while (part := ledger_leader.part_for(ledger_replica, ALL)) is not None:
+        to.take(ledger_leader.term, part)
+        ledger_leader.copied(ledger_replica, part)
 
 
 def ticks(count):
@@ -599,38 +624,38 @@ def ticks(count):
 
 
 def test_who_is_alone_settles_at_once():
-    lender = leading()
-    assert len(lender.enter(ticks(3), now=1.0)) == 3
+    ledger_leader = leading()
+    assert len(ledger_leader.enter(ticks(3), now=1.0)) == 3
 
 
 def test_an_entry_is_settled_when_all_keepers_have_it_and_they_hear_of_that():
-    lender, b, c = leading(B, C), keeping_of(B), keeping_of(C)
-    assert lender.enter(ticks(2), now=1.0) == []
-    assert copy(lender, B, b) == []
-    assert len(copy(lender, C, c)) == 2
+    ledger_leader, b, c = leading(B, C), ledger_replication_of(B), ledger_replication_of(C)
+    assert ledger_leader.enter(ticks(2), now=1.0) == []
+    assert copy(ledger_leader, B, b) == []
+    assert len(copy(ledger_leader, C, c)) == 2
     assert (b.ledger.stop, b.ledger.settled) == (2, 0)
-    copy(lender, B, b)
+    copy(ledger_leader, B, b)
     assert (b.ledger.stop, b.ledger.settled) == (2, 2)
-    assert lender.part_for(B, ALL) is None
+    assert ledger_leader.part_for(B, ALL) is None
 
 
 def test_somebody_new_counts_from_when_it_has_all():
-    lender, b = leading(), keeping_of(B)
-    lender.enter(ticks(3), now=1.0)
-    lender.welcome(B)
-    copy(lender, B, b, count=2)
-    assert not lender.counts(B)
-    assert len(lender.enter(ticks(1), now=1.0)) == 1
-    copy(lender, B, b)
-    assert lender.counts(B)
-    assert lender.enter(ticks(1), now=1.0) == []
-    assert len(lender.strike_out(B)) == 1
+    ledger_leader, b = leading(), ledger_replication_of(B)
+    ledger_leader.enter(ticks(3), now=1.0)
+    ledger_leader.welcome(B)
+    copy(ledger_leader, B, b, count=2)
+    assert not ledger_leader.counts(B)
+    assert len(ledger_leader.enter(ticks(1), now=1.0)) == 1
+    copy(ledger_leader, B, b)
+    assert ledger_leader.counts(B)
+    assert ledger_leader.enter(ticks(1), now=1.0) == []
+    assert len(ledger_leader.strike_out(B)) == 1
 
 
 def test_a_part_of_what_a_keeper_reads_anew_settles_nothing_before_it_has_all():
-    old, b, c = leading(B, C), keeping_of(B), keeping_of(C)
-    for keeper, node in ((B, b), (C, c)):
-        copy_all(old, keeper, node)
+    old, b, c = leading(B, C), ledger_replication_of(B), ledger_replication_of(C)
+    for ledger_replica, node in ((B, b), (C, c)):
+        copy_all(old, ledger_replica, node)
     old.enter(ticks(5), now=1.0)
     copy(old, B, b)  # C has none of these
     b.lead(2, (B, C), now=1.0)
@@ -641,10 +666,10 @@ def test_a_part_of_what_a_keeper_reads_anew_settles_nothing_before_it_has_all():
 
 
 def test_what_a_keeper_had_is_kept_until_it_has_read_all_anew():
-    old, b, c = leading(B, C), keeping_of(B), keeping_of(C)
+    old, b, c = leading(B, C), ledger_replication_of(B), ledger_replication_of(C)
     old.enter(ticks(4), now=1.0)
-    for keeper, node in ((B, b), (C, c)):
-        copy_all(old, keeper, node)
+    for ledger_replica, node in ((B, b), (C, c)):
+        copy_all(old, ledger_replica, node)
     b.lead(2, (B, C), now=1.0)
     c.take(2, b.part_for(C, 2))
     assert c.ledger.stop == 4
@@ -653,7 +678,7 @@ def test_what_a_keeper_had_is_kept_until_it_has_read_all_anew():
 
 
 def test_who_was_the_lender_settles_nothing_more_once_another_is():
-    old, b = leading(B), keeping_of(B)
+    old, b = leading(B), ledger_replication_of(B)
     copy_all(old, B, b)
     b.lead(2, (B,), now=1.0)
     assert old.enter(ticks(1), now=1.0) == []
@@ -663,7 +688,7 @@ def test_who_was_the_lender_settles_nothing_more_once_another_is():
 
 
 def test_in_a_new_term_the_ledger_is_read_anew_by_a_former_lender_too():
-    old, b = leading(B), keeping_of(B)
+    old, b = leading(B), ledger_replication_of(B)
     copy_all(old, B, b)
     old.enter(ticks(2), now=1.0)
     b.lead(2, (B,), now=1.0)
@@ -676,21 +701,21 @@ def test_in_a_new_term_the_ledger_is_read_anew_by_a_former_lender_too():
 
 
 def test_a_part_that_does_not_follow_is_refused():
-    lender, b = leading(B), keeping_of(B)
-    lender.enter(ticks(2), now=1.0)
-    part = lender.part_for(B, ALL)
+    ledger_leader, b = leading(B), ledger_replication_of(B)
+    ledger_leader.enter(ticks(2), now=1.0)
+    part = ledger_leader.part_for(B, ALL)
     b.take(1, part)
     with pytest.raises(CopyRefused, match="entry 5 does not follow 2"):
         b.take(1, Part(first=5, settled=0))
 
 
 def test_what_was_read_before_and_comes_late_takes_nothing_away():
-    lender, b = leading(B), keeping_of(B)
-    lender.enter(ticks(2), now=1.0)
-    late = lender.part_for(B, ALL)
-    lender.enter(ticks(2), now=1.0)
-    lender.begin_anew(B)
-    copy_all(lender, B, b)
+    ledger_leader, b = leading(B), ledger_replication_of(B)
+    ledger_leader.enter(ticks(2), now=1.0)
+    late = ledger_leader.part_for(B, ALL)
+    ledger_leader.enter(ticks(2), now=1.0)
+    ledger_leader.begin_anew(B)
+    copy_all(ledger_leader, B, b)
     with pytest.raises(CopyRefused, match="2 entries came late: here are 4"):
         b.take(1, late)
     assert b.ledger.stop == 4
@@ -705,7 +730,7 @@ def test_what_was_read_before_and_comes_late_takes_nothing_away():
 def test_what_a_new_lender_enters_at_the_time_of_a_deadline_is_not_too_early_for_it(
     heard, begun, waits, later
 ):
-    old, b = leading(B), keeping_of(B)
+    old, b = leading(B), ledger_replication_of(B)
     old.enter(ticks(1), now=heard)
     copy_all(old, B, b)
     b.lead(2, (B,), now=begun)
@@ -718,7 +743,7 @@ def test_what_a_new_lender_enters_at_the_time_of_a_deadline_is_not_too_early_for
 
 
 def test_a_new_lender_goes_on_where_the_ledgers_time_was():
-    old, b = leading(B), keeping_of(B)
+    old, b = leading(B), ledger_replication_of(B)
     old.enter(ticks(1), now=500.0)
     copy_all(old, B, b)
     b.lead(2, (B,), now=20.0)
@@ -729,24 +754,24 @@ def test_a_new_lender_goes_on_where_the_ledgers_time_was():
 
 @pytest.mark.parametrize("anew", [False, True])
 def test_a_part_that_no_state_takes_changes_nothing(anew):
-    lender, b = leading(B), keeping_of(B)
-    lender.enter(ticks(3), now=1.0)
-    copy_all(lender, B, b)
+    ledger_leader, b = leading(B), ledger_replication_of(B)
+    ledger_leader.enter(ticks(3), now=1.0)
+    copy_all(ledger_leader, B, b)
     impossible = Entry(2.0, EpochBegan(1, 0, {Replica(0): (0, 0)}))
     entries = (Entry(2.0, ReplicasChanged({Replica(0): 7})), impossible)
     opening = Opening() if anew else None
     with pytest.raises(CopyRefused) as refused:
         b.take(1 + anew, Part(first=0 if anew else 3, settled=3, entries=entries, opening=opening))
     assert refused.value.code == "impossible"
-    assert (b.term, b.ledger.stop, b.ledger.settled, b.ledger.state.lives) == (1, 3, 3, {})
-    lender.enter(ticks(1), now=3.0)
-    copy_all(lender, B, b)
+    assert (b.term, b.ledger.stop, b.ledger.settled, b.ledger.state.replica_generations) == (1, 3, 3, {})
+    ledger_leader.enter(ticks(1), now=3.0)
+    copy_all(ledger_leader, B, b)
     assert (b.ledger.stop, b.ledger.settled) == (4, 4)
 
 
 @pytest.mark.parametrize("far", [1e7 + 0.1, 1e15, -1e15])
 def test_a_deadline_on_a_far_clock_is_found_at_once(far):
-    old, b = leading(B), keeping_of(B)
+    old, b = leading(B), ledger_replication_of(B)
     old.enter(ticks(1), now=far)
     copy_all(old, B, b)
     b.lead(2, (B,), now=3.3)

@@ -69,8 +69,8 @@ class Worker:
     async def run(self, group):
         member = self.party.member("worker", self.number, group)
         self.member = member
-        cluster = await member.wait_for(lambda m: m.life(self.number) > 0, "a place", 30.0)
-        life = cluster.life(self.number)
+        cluster = await member.wait_for(lambda m: m.replica_generation(self.number) > 0, "a place", 30.0)
+        replica_generation = cluster.replica_generation(self.number)
         self.traffic = Traffic(member.node)
         self.client = DataClient(
             network=self.party.network,
@@ -78,14 +78,14 @@ class Worker:
             identity=member._identity,
             run=RUN,
             replica=self.number,
-            life=life,
+            replica_generation=replica_generation,
             partition=0,
             ahead=4,
             limits=GroupLimits(images=4, pixels=64, classes=10, epochs=9, train_images=4 * GROUPS),
             waits=self.party.waits,
             traffic=self.traffic,
         )
-        await member.set_node(ready=ready_word(RUN, life))
+        await member.set_node(ready=ready_word(RUN, replica_generation))
         self.party.tasks += [
             group.create_task(self.client.run(), name="client"),
             group.create_task(self._look(), name="look"),
@@ -93,7 +93,7 @@ class Worker:
         ]
 
     def _address(self, attempt):
-        address = self.member.map.lender_for(self.number, attempt)
+        address = self.member.map.ledger_leader_for(self.number, attempt)
         if address and self.asked[-1:] != [address]:
             self.asked.append(address)
         return address
@@ -101,10 +101,10 @@ class Worker:
     @property
     def settled(self):
         """Whether there is a link to the data server that is asked now."""
-        address = self.member.map.lender_for(self.number, self.client._silent)
+        address = self.member.map.ledger_leader_for(self.number, self.client._silent)
         wanted = [name for name, node in self.member.map.nodes.items() if node.address == address]
         links = [link.peer.node for link in self.traffic.links]
-        return self.member.map.lenders == self.party.map.lenders and links == wanted
+        return self.member.map.ledger_leaders == self.party.map.ledger_leaders and links == wanted
 
     async def _look(self):
         async for _ in self.member.changes():
@@ -151,7 +151,7 @@ class Party:
         driver, ps = (self.member(role, 0, self._group) for role in ("driver", "ps"))
         self.driver = driver
         for member in (driver, ps):
-            await member.wait_for(lambda _, member=member: member.seated, "a seat", 30.0)
+            await member.wait_for(lambda _, member=member: member.joined, "a seat", 30.0)
         config = Config(
             images_per_group=4, epochs=1, replicas=2, threads=1, waits=self.waits, read_ahead=4, **options
         )
@@ -159,7 +159,7 @@ class Party:
             RunRecord(id=RUN, driver="driver-0", config=msgspec.to_builtins(config), spec=digits().to_dict())
         )
         await ps.set_node(ready=RUN)
-        await until(lambda: len(self.map.lenders) == servers)
+        await until(lambda: len(self.map.ledger_leaders) == servers)
 
     async def train(self, *, waiting=False):
         """Let two workers take part; waiting ones take no group before their gates open."""
@@ -205,13 +205,13 @@ class Party:
         return self.controller.map
 
     @property
-    def lender(self):
-        return self.map.lenders[0]
+    def ledger_leader(self):
+        return self.map.ledger_leaders[0]
 
     @property
     def finished(self):
         """Groups that are finished, as far as the lender knows."""
-        server = self.servers.get(self.lender) if self.map.lenders else None
+        server = self.servers.get(self.ledger_leader) if self.map.ledger_leaders else None
         return server.state.statistics()["finished"] if server is not None else 0
 
     async def result(self):
@@ -257,8 +257,10 @@ async def test_every_data_server_answers_the_same_question_with_the_same_groups_
         for worker in party.workers:
             worker.gate.clear()
         await until(lambda: all(worker.client.has_group for worker in party.workers))
-        life = party.map.life(0)
-        (leases, first), *others = [await ask(party, node, life=life) for node in party.map.lenders]
+        replica_generation = party.map.replica_generation(0)
+        (leases, first), *others = [
+            await ask(party, node, replica_generation=replica_generation) for node in party.map.ledger_leaders
+        ]
         assert len(leases) > 0
         assert len(others) == 2
         for told, tensors in others:
@@ -276,7 +278,7 @@ async def test_workers_are_spread_over_the_data_servers(network):
         }
         assert all(len(worker.asked) == 1 for worker in party.workers)
         assert result["trained_again"] == 0
-        assert party.map.lending.term == 1
+        assert party.map.ledger_record.term == 1
 
 
 @pytest.mark.parametrize("servers", [2, 3])
@@ -284,12 +286,12 @@ async def test_when_the_lender_is_lost_another_goes_on_and_every_group_is_counte
     async with party_of(network, servers) as party:
         await party.train()
         await until(lambda: party.finished >= GROUPS // 4)
-        lost = party.lender
+        lost = party.ledger_leader
         address = party.servers[lost].address
         await party.end(lost)
         result = await party.result()
-        assert party.map.lending.term == 2
-        assert lost not in party.map.lenders
+        assert party.map.ledger_record.term == 2
+        assert lost not in party.map.ledger_leaders
         told = [each for worker in party.workers for each in worker.trained]
         assert len(told) == len(set(told)) == GROUPS, "no group was leased again by the loss"
         assert result["trained_again"] == 0
@@ -301,19 +303,19 @@ async def test_one_lender_after_the_other_may_be_lost(network):
         await party.train()
         for term in (1, 2):
             await until(lambda term=term: party.finished >= term * GROUPS // 4)
-            await party.end(party.lender)
+            await party.end(party.ledger_leader)
         await party.result()
-        assert party.map.lending.term == 3
+        assert party.map.ledger_record.term == 3
 
 
 async def test_who_is_lost_and_does_not_lend_changes_no_term(network):
     async with party_of(network, 2) as party:
         await party.train()
         await until(lambda: party.finished >= GROUPS // 4)
-        await party.end(party.map.lenders[1])
+        await party.end(party.map.ledger_leaders[1])
         await party.result()
-        assert party.map.lending.term == 1
-        assert len(party.map.lenders) == 1
+        assert party.map.ledger_record.term == 1
+        assert len(party.map.ledger_leaders) == 1
 
 
 async def test_who_joins_in_the_middle_has_the_leases_soon_and_can_lend(network):
@@ -323,9 +325,9 @@ async def test_who_joins_in_the_middle_has_the_leases_soon_and_can_lend(network)
         for worker in party.workers:
             worker.gate.clear()
         await party.join("data-7")
-        await until(lambda: party.map.lenders == ("data-0", "data-7"))
+        await until(lambda: party.map.ledger_leaders == ("data-0", "data-7"))
         await party.end("data-0")
-        await until(lambda: party.map.lenders == ("data-7",))
+        await until(lambda: party.map.ledger_leaders == ("data-7",))
         for worker in party.workers:
             worker.gate.set()
         result = await party.result()
@@ -349,7 +351,7 @@ async def test_who_has_other_data_is_refused_and_the_others_go_on(network, other
         cause = first_cause(failure.value)
         assert isinstance(cause, DataError)
         assert re.search(said, str(cause))
-        assert f"data-9 has other data than {party.lender}" in str(cause)
+        assert f"data-9 has other data than {party.ledger_leader}" in str(cause)
         await party.result()
 
 
@@ -359,15 +361,15 @@ async def test_a_keeper_that_answers_nothing_is_struck_out_and_leasing_goes_on(i
     async with party_of(rough, 2) as party:
         await party.train()
         await until(lambda: party.finished >= GROUPS // 4)
-        lender = party.lender
+        ledger_leader = party.ledger_leader
         begin = asyncio.get_running_loop().time()
         rough.faults = Faults(drop=1.0)
         await party.result()
         assert asyncio.get_running_loop().time() - begin < 20 * QUICK.grace_s
-        assert party.map.lenders == (lender,)
-        assert party.map.lending.term == 1
+        assert party.map.ledger_leaders == (ledger_leader,)
+        assert party.map.ledger_record.term == 1
         rough.faults = Faults()
-        await until(lambda: len(party.map.lenders) == 2)
+        await until(lambda: len(party.map.ledger_leaders) == 2)
 
 
 @pytest.mark.parametrize("inner", NETWORKS)
@@ -379,26 +381,28 @@ async def test_a_question_that_was_on_its_way_to_a_lost_lender_is_answered_by_th
         for worker in party.workers:
             worker.gate.clear()
         await until(lambda: all(worker.client.has_group for worker in party.workers))
-        lender, other = party.map.lenders
+        ledger_leader, other = party.map.ledger_leaders
         rough.faults = Faults(drop=1.0)
-        asking = group.create_task(ask(party, other, life=party.map.life(0)), name="ask")
+        asking = group.create_task(
+            ask(party, other, replica_generation=party.map.replica_generation(0)), name="ask"
+        )
         await until(lambda: len(party.servers[other]._questions) > 0)
         await turns(20)
-        await party.driver.report_death(lender)
+        await party.driver.report_death(ledger_leader)
         await asking
-        assert party.map.lenders == (other,)
+        assert party.map.ledger_leaders == (other,)
 
 
 async def test_a_lender_that_lives_and_was_taken_for_lost_settles_nothing_more_and_comes_back(network):
     async with party_of(network, 2) as party:
         await party.train()
         await until(lambda: party.finished >= GROUPS // 4)
-        name, other = party.map.lenders
+        name, other = party.map.ledger_leaders
         old, record = party.servers[name], party.map.nodes[name]
         await party.driver.report_death(name)
-        await until(lambda: party.map.lending.term == 2)
+        await until(lambda: party.map.ledger_record.term == 2)
         result = await party.result()
-        await until(lambda: party.map.lenders == (other, name))
+        await until(lambda: party.map.ledger_leaders == (other, name))
         assert party.map.nodes[name].incarnation == record.incarnation
         await until(lambda: old.statistics()["lending"]["term"] == 2)
         assert not old.statistics()["lending"]["leads"]
@@ -416,51 +420,51 @@ async def refused(party, server, body, tensors=(), role="data"):
 
 async def test_only_the_lender_enters_and_only_for_keepers_of_its_term(network):
     async with party_of(network, 2) as party:
-        lender, other = (party.servers[name] for name in party.map.lenders)
+        ledger_leader, other = (party.servers[name] for name in party.map.ledger_leaders)
         nothing = [packed_tensor([])]
         assert await refused(party, other, Enter(run=RUN, term=1), nothing) == "not-lender"
-        assert await refused(party, lender, Enter(run=RUN, term=2), nothing) == "not-lender"
-        assert await refused(party, lender, Enter(run=RUN, term=1), nothing) == "not-keeper"
-        assert await refused(party, lender, Enter(run="old", term=1), nothing) == "wrong-run"
+        assert await refused(party, ledger_leader, Enter(run=RUN, term=2), nothing) == "not-lender"
+        assert await refused(party, ledger_leader, Enter(run=RUN, term=1), nothing) == "not-keeper"
+        assert await refused(party, ledger_leader, Enter(run="old", term=1), nothing) == "wrong-run"
         assert await refused(party, other, CopyLedger(run="old", term=1), nothing) == "wrong-run"
         assert await refused(party, other, CopyLedger(run=RUN, term=1), nothing) == "not-member"
-        async with party.network.connect(other.address, lender._identity) as link:
+        async with party.network.connect(other.address, ledger_leader._identity) as link:
             with pytest.raises(RemoteError, match="malformed"):
                 await link.call(pack(CopyLedger(run=RUN, term=1), nothing), timeout_s=20.0)
 
 
 async def test_a_ledger_of_a_stranger_in_a_later_term_is_not_taken(network):
     async with party_of(network, 2) as party:
-        lender, other = (party.servers[name] for name in party.map.lenders)
+        ledger_leader, other = (party.servers[name] for name in party.map.ledger_leaders)
         foreign = [packed_tensor(Part(first=0, settled=0, opening=Opening()))]
-        for server in (lender, other):
+        for server in (ledger_leader, other):
             assert await refused(party, server, CopyLedger(run=RUN, term=9), foreign) == "not-member"
             assert server.statistics()["lending"]["term"] == 1
-        assert lender.statistics()["lending"]["leads"]
+        assert ledger_leader.statistics()["lending"]["leads"]
 
 
 async def test_a_later_term_is_taken_when_the_map_names_its_lender_and_not_before(network):
     async with party_of(network, 2) as party:
-        lender, other = (party.servers[name] for name in party.map.lenders)
+        ledger_leader, other = (party.servers[name] for name in party.map.ledger_leaders)
         opening = [packed_tensor(Part(first=0, settled=0, opening=Opening()))]
-        async with party.network.connect(lender.address, other._identity) as link:
+        async with party.network.connect(ledger_leader.address, other._identity) as link:
             with pytest.raises(RemoteError, match="not-lender"):
                 await link.call(pack(CopyLedger(run=RUN, term=1), opening), timeout_s=20.0)
             copy = pack(CopyLedger(run=RUN, term=2), opening)
             first, second = (link.call_nowait(copy, timeout_s=20.0) for _ in range(2))
             with pytest.raises(RemoteError, match="not-lender"):
                 await first
-            assert lender.statistics()["lending"]["leads"]
-            await party.driver.report_death(lender._identity.node)
+            assert ledger_leader.statistics()["lending"]["leads"]
+            await party.driver.report_death(ledger_leader._identity.node)
             unpack(await second, LedgerCopied)
-        assert not lender.statistics()["lending"]["leads"]
+        assert not ledger_leader.statistics()["lending"]["leads"]
 
 
 async def test_only_the_worker_that_has_a_part_asks_for_its_groups_and_reports_them(network):
     async with party_of(network, 2) as party:
         await party.train()
-        await until(lambda: all(0 in server.state.lives for server in party.servers.values()))
-        part = {"run": RUN, "replica": 0, "life": party.map.life(0), "partition": 0}
+        await until(lambda: all(0 in server.state.replica_generations for server in party.servers.values()))
+        part = {"run": RUN, "replica": 0, "life": party.map.replica_generation(0), "partition": 0}
         questions = (
             LeaseGroups(**part, position=0, count=1, wait_s=0.0),
             ReportGroups(**part, finished=(Finished(1, 0, 1, 1, 0.5),)),
@@ -487,16 +491,18 @@ async def kill(server):
         await server.__aexit__(RuntimeError, RuntimeError("killed"), None)
 
 
-async def end_lender(cluster, *, after, epoch=1):
+async def end_ledger_leader(cluster, *, after, epoch=1):
     """End the lender when so many groups of an epoch are finished."""
     servers = {server._identity.node: server for server in cluster.data_servers}
 
     def told():
-        lenders = cluster.controller.map.lenders
-        return servers[lenders[0]].state.statistics() if lenders else {"epoch": 0, "finished": 0}
+        ledger_leaders = cluster.controller.map.ledger_leaders
+        return (
+            servers[ledger_leaders[0]].state.statistics() if ledger_leaders else {"epoch": 0, "finished": 0}
+        )
 
     await until(lambda: (told()["epoch"], told()["finished"]) >= (epoch, after))
-    await kill(servers[cluster.controller.map.lenders[0]])
+    await kill(servers[cluster.controller.map.ledger_leaders[0]])
 
 
 @pytest.mark.parametrize(("mode", "network"), [*((mode, "local") for mode in MODES), ("bsp", "tcp")])
@@ -506,9 +512,9 @@ async def test_in_every_mode_another_data_server_goes_on_where_the_lender_was(mo
         asyncio.TaskGroup() as group,
     ):
         training = group.create_task(cluster.train(), name="train")
-        await end_lender(cluster, after=10)
+        await end_ledger_leader(cluster, after=10)
         result = await training
-        assert cluster.controller.map.lending.term == 2
+        assert cluster.controller.map.ledger_record.term == 2
         for server in cluster.data_servers:
             server.state.check_invariants()
     assert [epoch.images for epoch in result.epochs] == [IMAGES] * 2
@@ -527,9 +533,9 @@ async def test_a_pause_for_a_checkpoint_goes_on_when_the_lender_is_lost_in_it(mo
             return epoch is not None and epoch.paused > 0
 
         await until(paused)
-        await end_lender(cluster, after=0)
+        await end_ledger_leader(cluster, after=0)
         result = await training
-        assert cluster.controller.map.lending.term == 2
+        assert cluster.controller.map.ledger_record.term == 2
     assert [epoch.images for epoch in result.epochs] == [IMAGES] * 2
 
 

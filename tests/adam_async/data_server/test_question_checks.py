@@ -17,7 +17,7 @@ from adam_async.run.ids import Replica
 from transport import Identity, RemoteProtocolError
 
 DONE = Finished(2, 3, 1, 16, 0.5, 9)
-REPORT = ReportGroups(run="r", replica=0, life=1, partition=0, finished=(DONE,))
+REPORT = ReportGroups(run="r", replica=0, replica_generation=1, partition=0, finished=(DONE,))
 
 
 def check(report):

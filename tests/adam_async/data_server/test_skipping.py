@@ -22,7 +22,7 @@ def scene_of(groups=16, *, replicas=FOUR, fraction=0.75, partitions=1, **more):
     """An epoch of live replicas, shared out as the controller does."""
     scene = Scene(partitions=partitions)
     scene.live(*replicas)
-    shares = share_out(replicas, groups=groups, turn=0, carried=more.get("carried", 0))
+    shares = share_out(replicas, groups=groups, round_groups=0, carried=more.get("carried", 0))
     own = {Replica(int(replica)): share for replica, share in shares.items()}
     scene.tell(EpochBegan(1, groups, own, fraction=fraction, **more))
     return scene
@@ -218,8 +218,8 @@ class Run:
         """Train one; returns what came of it, and its order."""
         order = self.orders.order(number, self.skipped)
         carried = -(-order.carried // SIZE)
-        live = tuple(sorted(self.scene.lives)) or self.everybody
-        shares = share_out(live, groups=order.num_groups, turn=0, carried=carried)
+        live = tuple(sorted(self.scene.replica_generations)) or self.everybody
+        shares = share_out(live, groups=order.num_groups, round_groups=0, carried=carried)
         for asker in self.scene.askers.values():
             asker.attempts.clear()
         effects = self.scene.tell(
@@ -234,16 +234,16 @@ class Run:
             )
         )
         while not effects:
-            effects = self.turn(order)
+            effects = self.round_groups(order)
         (ended,) = effects
         assert isinstance(ended, EpochEnded)
         self.skipped.append(ended.skipped)
         return ended, order
 
-    def turn(self, order):
+    def round_groups(self, order):
         """Something happens: mostly somebody trains a group."""
         self.now += 0.1
-        live = sorted(self.scene.lives)
+        live = sorted(self.scene.replica_generations)
         what = self.chance.random()
         if not live or (what < 0.01 and len(live) < len(self.everybody)):
             away = [replica for replica in self.everybody if replica not in live]

@@ -64,7 +64,7 @@ async def test_a_link_that_breaks_ends_nothing_while_the_asker_is_in_its_cluster
         asyncio.TaskGroup() as group,
         asker_of(network, host, driver=driver) as asker,
     ):
-        seat = Membership(
+        membership = Membership(
             network=network,
             controller=controller.address,
             identity=driver,
@@ -72,14 +72,14 @@ async def test_a_link_that_breaks_ends_nothing_while_the_asker_is_in_its_cluster
             waits=PATIENT,
             traffic=Traffic("driver"),
         )
-        task = group.create_task(seat.run(), name="driver")
-        await seat.wait_for(lambda _: seat.seated, "the driver's seat", 30.0)
+        task = group.create_task(membership.run(), name="driver")
+        await membership.wait_for(lambda _: membership.joined, "the driver's seat", 30.0)
         await asker.serve(controller.address)
         (server,) = host.serving.values()
 
         for link in asker._links.values():
             link.abort()
-        await seat.wait_for(lambda m: "host-1" in m.live("data"), "the data server", 30.0)
+        await membership.wait_for(lambda m: "host-1" in m.live("data"), "the data server", 30.0)
         async for cluster in server.changes():
             if "driver" in cluster.nodes:
                 break

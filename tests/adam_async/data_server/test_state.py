@@ -122,11 +122,11 @@ def test_a_new_life_gets_what_the_old_one_held_even_if_nobody_saw_that_gone():
 
 def test_questions_of_a_life_that_has_not_begun_wait_for_it():
     scene = scene_of(epoch=began(2))
-    early = scene.worker(ZERO, life=7)
+    early = scene.worker(ZERO, replica_generation=7)
     scene.tell(early.question(2))
     assert early.answer is None
     scene.live(ZERO)
-    assert scene.lives == {ZERO: 7}
+    assert scene.replica_generations == {ZERO: 7}
     assert early.answer.groups == ((0, 1), (1, 1))
 
 
@@ -164,15 +164,15 @@ def test_a_question_on_a_new_link_replaces_the_one_of_the_old_link():
 def test_late_reports_are_counted_and_change_nothing():
     scene = scene_of(ZERO, ONE, epoch=began(2, {ZERO: (0, 1), ONE: (1, 2)}))
     scene.ask(ZERO)
-    gone = scene.lives[ZERO]
+    gone = scene.replica_generations[ZERO]
     scene.live(ONE)
     scene.ask(ONE, 9)
-    life = scene.lives[ONE]
+    replica_generation = scene.replica_generations[ONE]
     for late in (
         GroupsReported(ZERO, gone, 0, (finished(0),)),  # of a life that is over
-        GroupsReported(ONE, life, 0, (finished(0, attempt=1),)),  # an attempt that is over
-        GroupsReported(ONE, life, 0, (finished(1, epoch=2),)),  # of another epoch
-        GroupsReported(ONE, life, 0, (finished(99),)),  # never leased
+        GroupsReported(ONE, replica_generation, 0, (finished(0, attempt=1),)),  # an attempt that is over
+        GroupsReported(ONE, replica_generation, 0, (finished(1, epoch=2),)),  # of another epoch
+        GroupsReported(ONE, replica_generation, 0, (finished(99),)),  # never leased
         GroupsReported(ONE, gone, 0, (finished(1),)),  # of another's life
     ):
         assert scene.tell(late) == []
@@ -484,14 +484,14 @@ def test_who_dies_before_or_in_a_pause_holds_nothing_up():
 
 
 @pytest.mark.parametrize("turn", [0, 2])
-def test_a_resumed_epoch_goes_on_with_what_is_left_and_counts_what_was(turn):
-    shares = {ZERO: (0, 2), ONE: (1, 2)} if turn else {ZERO: (0, 6), ONE: (6, 8)}
+def test_a_resumed_epoch_goes_on_with_what_is_left_and_counts_what_was(round_groups):
+    shares = {ZERO: (0, 2), ONE: (1, 2)} if round_groups else {ZERO: (0, 6), ONE: (6, 8)}
     resumed = EpochBegan(
         1,
         8,
         shares,
-        turn=turn,
-        first_clock=2 * bool(turn),
+        round_groups=round_groups,
+        first_clock=2 * bool(round_groups),
         finished=((0, 4),),
         images=16,
         loss=3.0,
@@ -499,8 +499,8 @@ def test_a_resumed_epoch_goes_on_with_what_is_left_and_counts_what_was(turn):
     )
     scene = scene_of(ZERO, ONE, epoch=resumed)
     assert scene.state.trained_ranges() == ((0, 4),)
-    assert scene.told(ZERO, 9) == ([4, 5], True, 2 * bool(turn), 3 * bool(turn))
-    assert scene.told(ONE, 9) == ([6, 7], True, 2 * bool(turn), 3 * bool(turn))
+    assert scene.told(ZERO, 9) == ([4, 5], True, 2 * bool(round_groups), 3 * bool(round_groups))
+    assert scene.told(ONE, 9) == ([6, 7], True, 2 * bool(round_groups), 3 * bool(round_groups))
     scene.report(ZERO, 4, 5)
     (ended,) = scene.report(ONE, 6, 7)
     assert (ended.images, ended.loss, ended.train_s) == (32, 2.0, 8.5)

@@ -51,7 +51,7 @@ async def test_images_held_back_are_never_trained_on_and_their_accuracy_is_measu
     send = DataServer._send_groups
 
     def watch(server, question, grant):
-        order = server._supply._stock._order
+        order = server._producer._group_cache._order
         for number, _ in grant.groups:
             handed_out.update(order.group(number).tolist())
         send(server, question, grant)

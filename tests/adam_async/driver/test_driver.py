@@ -18,7 +18,7 @@ from adam_async.errors import LOST_SHARDS, DeadlineExceeded, RoleDied, RunFailed
 from adam_async.model.named import digits
 from adam_async.model.network import Network as Model
 from adam_async.parameter_server.service import ParameterServer
-from adam_async.run.cluster_map import ClusterMap, NodeRecord, ready_word, replica_life
+from adam_async.run.cluster_map import ClusterMap, NodeRecord, ready_word, replica_generation
 from adam_async.run.config import Config, Waits
 from adam_async.runtime.traffic import Traffic
 from adam_async.worker.service import ModelWorker
@@ -102,9 +102,9 @@ def test_who_is_here_is_told_from_who_is_gone_and_who_is_ready_from_who_is_not()
     here = ClusterMap(
         nodes={
             "worker-0": node(
-                "worker", ready=ready_word("an older run", replica_life([(1, 0)], 1)), replica=0
+                "worker", ready=ready_word("an older run", replica_generation([(1, 0)], 1)), replica=0
             ),
-            "worker-1": node("worker", ready=ready_word("run", replica_life([(1, 0)], 1)), replica=1),
+            "worker-1": node("worker", ready=ready_word("run", replica_generation([(1, 0)], 1)), replica=1),
             "data-0": node("data", ready="run"),
             "ps-0": node("ps", live=False),
             "driver": node("driver"),
@@ -151,10 +151,10 @@ async def test_a_second_driver_trains_on_the_same_roles_after_the_first():
 @asynccontextmanager
 async def roles_of(network, address, waits):
     """A data server, a parameter server and a worker that meet at an address."""
-    own = address.partition("://")[0]
+    own_applied = address.partition("://")[0]
     common = {
         "network": network,
-        "address": {"local": "local://", "tcp": "tcp://127.0.0.1:0"}[own],
+        "address": {"local": "local://", "tcp": "tcp://127.0.0.1:0"}[own_applied],
         "controller": address,
         "waits": waits,
     }
@@ -222,7 +222,7 @@ async def ghost_of(cluster):
     identity = Identity(role="ps", node="a-ghost", incarnation=3)
     nowhere = {"local": "local://nobody", "tcp": "tcp://127.0.0.1:1"}
     address = nowhere[cluster.controller.address.partition("://")[0]]
-    seat = Membership(
+    membership = Membership(
         network=cluster.network,
         controller=cluster.controller.address,
         identity=identity,
@@ -231,8 +231,8 @@ async def ghost_of(cluster):
         traffic=Traffic(identity.node),
     )
     async with asyncio.TaskGroup() as group:
-        sitting = group.create_task(seat.run(), name="ghost")
-        await until(lambda: seat.seated)
+        sitting = group.create_task(membership.run(), name="ghost")
+        await until(lambda: membership.joined)
         yield
         sitting.cancel()
 

@@ -32,7 +32,9 @@ async def test_test_images_of_any_size_are_read_in_messages_that_hold_them(side)
         link.serve(answer, receives=False)
         await link.wait_closed()
 
-    async with network.listen("local://", Identity(role="data", node="data-0", incarnation=1), serve) as door:
+    async with network.listen(
+        "local://", Identity(role="data", node="data-0", incarnation=1), serve
+    ) as listener:
         evaluator = Evaluator(
             network=network,
             identity=Identity(role="driver", node="driver", incarnation=1),
@@ -41,6 +43,6 @@ async def test_test_images_of_any_size_are_read_in_messages_that_hold_them(side)
             pool=ComputePool(threads=1, name="evaluate"),
             threads=1,
         )
-        read, labels = await evaluator._read(door.address)
+        read, labels = await evaluator._read(listener.address)
     np.testing.assert_array_equal(read, images)
     assert labels.tolist() == [0, 1, 2, 3, 4]

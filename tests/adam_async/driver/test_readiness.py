@@ -8,7 +8,7 @@ import pytest
 
 from adam_async.cluster.local import LocalCluster
 from adam_async.driver import readiness as module
-from adam_async.driver.readiness import Muster
+from adam_async.driver.readiness import Readiness
 from adam_async.errors import DeadlineExceeded
 from adam_async.model.network import Network
 from adam_async.run.config import Config, Waits
@@ -19,16 +19,16 @@ from tests.adam_async.runs import cluster_of, tiny_dataset, until
 WAITS = Waits(dial_s=20.0, call_s=20.0, patience_s=20.0, prepare_s=60.0, drain_s=20.0)
 
 
-def muster_of(cluster, **options) -> tuple[Muster, Progress]:
+def readiness_of(cluster, **options) -> tuple[Readiness, Progress]:
     """Who waits in this cluster, of one server, one data server and one worker, for the roles of a run."""
     progress = Progress()
-    muster = Muster(
+    readiness = Readiness(
         config=Config(threads=1, waits=WAITS, **options),
         membership=cluster.driver._membership,
         inquiries=cluster.driver._inquiries,
         progress=progress,
     )
-    return muster, progress
+    return readiness, progress
 
 
 @pytest.mark.parametrize(
@@ -50,8 +50,8 @@ def muster_of(cluster, **options) -> tuple[Muster, Progress]:
 )
 async def test_who_is_missing_is_shown_while_workers_are_waited_for(options, phase, missing) -> None:
     async with cluster_of(Config(epochs=1, threads=1)) as cluster, asyncio.TaskGroup() as group:
-        muster, progress = muster_of(cluster, **options)
-        waiting = group.create_task(muster.wait_for_workers(), name="waiting")
+        readiness, progress = readiness_of(cluster, **options)
+        waiting = group.create_task(readiness.wait_for_workers(), name="waiting")
         await until(lambda: progress.missing == missing)
         assert progress.phase == f"waiting for {phase}"
         waiting.cancel()
@@ -59,11 +59,11 @@ async def test_who_is_missing_is_shown_while_workers_are_waited_for(options, pha
 
 async def test_nobody_is_missing_any_more_when_the_wait_is_over() -> None:
     async with cluster_of(Config(epochs=1, threads=1)) as cluster:
-        muster, progress = muster_of(cluster, replicas=2)
-        await muster.wait_for_data()
+        readiness, progress = readiness_of(cluster, replicas=2)
+        await readiness.wait_for_data()
         assert (progress.phase, progress.missing) == ("preparing", "")
         progress.phase = "loading 0001"
-        waiting = asyncio.create_task(muster.wait_for_workers(), name="waiting")
+        waiting = asyncio.create_task(readiness.wait_for_workers(), name="waiting")
         await until(lambda: progress.missing == "1 of 2 workers")
         async with joiner(cluster, "worker-9"):
             await waiting

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from adam_async.driver.readiness import Muster
+from adam_async.driver.readiness import Readiness
 from adam_async.driver.recorder import Recorder
 from adam_async.driver.role_queries import Inquiries
 from adam_async.errors import ConfigError, RecordError
@@ -80,11 +80,11 @@ async def test_a_run_that_is_not_recorded_has_no_record() -> None:
 
 async def test_workers_with_several_threads_are_named_before_a_recorded_run_is_submitted() -> None:
     async with cluster_of(Config(threads=2, weights="copy")) as cluster:
-        muster = Muster(
+        readiness = Readiness(
             config=Config(threads=1, weights="copy", record=True),
             membership=cluster.driver._membership,
             inquiries=cluster.driver._inquiries,
             progress=cluster.driver.progress,
         )
         with pytest.raises(ConfigError, match="worker-0 have more: start them with --threads 1"):
-            await muster.wait_for_workers()
+            await readiness.wait_for_workers()

@@ -24,7 +24,7 @@ from tests.adam_async.runs import address_of, servers_of, tiny_dataset, until
 from transport import LinkConfig, LocalNetwork, RemoteError
 
 FAR = 1 << 40
-LEASE = LeaseGroups(run="run", replica=0, life=1, partition=0, position=0, count=1, wait_s=0.0)
+LEASE = LeaseGroups(run="run", replica=0, replica_generation=1, partition=0, position=0, count=1, wait_s=0.0)
 LINKS = LinkConfig(max_message_bytes=60 << 10)
 """Links whose messages hold fewer bytes than the model has."""
 
@@ -62,7 +62,7 @@ async def test_what_once_ended_or_ruined_a_run_is_refused_and_the_servers_go_on(
             network.connect(address, known) as to_server,
             network.connect(data.address, known) as to_data,
         ):
-            await until(lambda: bool(servers.controller.map.lenders))
+            await until(lambda: bool(servers.controller.map.ledger_leaders))
             push = push_of(servers, [bias.id])
             pushed = to_server.call_nowait(pack(push, [np.ones(bias.size, np.float32)]), timeout_s=20.0)
             for said, message in ruinous(servers, bias).items():

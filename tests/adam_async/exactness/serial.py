@@ -51,10 +51,10 @@ def stretches_of(config, groups, epoch):
 
     In the warm start of the run, rounded up to whole steps of one replica, that one is alone.
     """
-    turn, first = config.push_every, (epoch - 1) * groups
-    warm = min(max(-(-config.warm_start // turn) * turn - first, 0), groups)
-    alone = [(at, min(at + turn, warm)) for at in range(0, warm, turn)]
-    size = turn * config.replicas
+    round_groups, first = config.push_every, (epoch - 1) * groups
+    warm = min(max(-(-config.warm_start // round_groups) * round_groups - first, 0), groups)
+    alone = [(at, min(at + round_groups, warm)) for at in range(0, warm, round_groups)]
+    size = round_groups * config.replicas
     together = [(at, min(at + size, groups)) for at in range(warm, groups, size)]
     return [stretch for stretch in (alone, together) if stretch]
 
@@ -89,7 +89,7 @@ def lockstep_sgd(config, dataset, spec=None, *, layers=BUILTIN_LAYERS, rate_at=N
                     groups[at : min(at + config.push_every, behind)]
                     for at in range(first, behind, config.push_every)
                 ]
-                pushes = [np.concatenate(turn) for turn in turns]
+                pushes = [np.concatenate(round_groups) for round_groups in turns]
                 chosen = np.concatenate([push for push in pushes if not np.isin(push, refused).any()])
                 read = history[0]
                 context.load(dataset.train_images[chosen], dataset.train_labels[chosen])

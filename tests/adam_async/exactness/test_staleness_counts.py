@@ -37,7 +37,7 @@ async def test_staleness_is_what_was_applied_since_the_version_read_less_what_wa
 ):
     async with servers_of(NETWORKS[network](), **sharding) as servers:
         one, other = servers.client(0), servers.client(1)
-        for client, read, own in (
+        for client, read, own_applied in (
             (one, 0, 0),  # at version 0: 0
             (other, 0, 0),  # at version 1: 1
             (one, 1, 0),  # at version 2: 1
@@ -47,7 +47,7 @@ async def test_staleness_is_what_was_applied_since_the_version_read_less_what_wa
             (other, 6, 0),  # at version 6: 0
             (other, 7, 3),  # more of its own than is new counts as none: 0
         ):
-            client.push(0.5, read=read, own=own)
+            client.push(0.5, read=read, own_applied=own_applied)
             await client.client.flush()
         assert histogram_of(servers) == {0: 3, 1: 3, 2: 1, 3: 1}
         assert {shard.version for shard in servers.shards().values()} == {8}

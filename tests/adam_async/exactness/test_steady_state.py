@@ -29,10 +29,10 @@ def make_what_a_burst_needs(cluster, in_flight):
     if isinstance(way, Aliased):
         return  # it pushes and pulls nothing
     most = in_flight + MAX_UNACKNOWLEDGED + 1
-    for shelf in {way._trainer.group_buffers, way._trainer.step_buffers}:
-        taken = [shelf.take() for _ in range(most)]
+    for buffer_pool in {way._trainer.group_buffers, way._trainer.step_buffers}:
+        taken = [buffer_pool.take() for _ in range(most)]
         for buffer in taken:
-            shelf.give_back(buffer)
+            buffer_pool.give_back(buffer)
     values = [4 * sum(spec.size for spec in message.specs) for message in way._plan.messages]
     lent = [cluster.buffers.acquire(size) for size in values for _ in range(most)]
     lent.clear()

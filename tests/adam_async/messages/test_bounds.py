@@ -46,11 +46,15 @@ def unbounded(type_, path):
         case inspect.StrType() | inspect.BytesType():
             return [] if type_.max_length is not None else [path]
         case inspect.VarTupleType() | inspect.ListType():
-            own = [] if type_.max_length is not None else [path]
-            return own + unbounded(type_.item_type, f"{path}[]")
+            own_applied = [] if type_.max_length is not None else [path]
+            return own_applied + unbounded(type_.item_type, f"{path}[]")
         case inspect.DictType():
-            own = [] if type_.max_length is not None else [path]
-            return own + unbounded(type_.key_type, f"{path} key") + unbounded(type_.value_type, f"{path}[]")
+            own_applied = [] if type_.max_length is not None else [path]
+            return (
+                own_applied
+                + unbounded(type_.key_type, f"{path} key")
+                + unbounded(type_.value_type, f"{path}[]")
+            )
         case inspect.TupleType():
             return [p for n, each in enumerate(type_.item_types) for p in unbounded(each, f"{path}[{n}]")]
         case inspect.StructType():
@@ -80,7 +84,7 @@ def test_a_field_without_bounds_is_found(bare):
 
 NOT_FINITE = [math.nan, math.inf, -math.inf]
 
-LEASE = LeaseGroups(run="r", replica=0, life=1, partition=0, position=0, count=1, wait_s=0.0)
+LEASE = LeaseGroups(run="r", replica=0, replica_generation=1, partition=0, position=0, count=1, wait_s=0.0)
 
 
 @pytest.mark.parametrize("value", NOT_FINITE)
@@ -126,7 +130,7 @@ def test_a_number_among_packed_events_is_refused_with_its_path(value):
     asked = LeaseAsked(
         request=("data-0", 1),
         replica=Replica(0),
-        life=1,
+        replica_generation=1,
         partition=0,
         position=0,
         heard=-1,
@@ -145,7 +149,7 @@ def test_a_number_among_packed_events_is_refused_with_its_path(value):
 @pytest.mark.parametrize("value", NOT_FINITE)
 def test_a_loss_that_diverged_is_a_loss(value):
     report = ReportGroups(
-        run="r", replica=0, life=1, partition=0, finished=(Finished(1, 0, 1, 16, value, 3),)
+        run="r", replica=0, replica_generation=1, partition=0, finished=(Finished(1, 0, 1, 16, value, 3),)
     )
     (found,) = unpack(pack(report), ReportGroups).finished
     assert repr(found.loss) == repr(value)

@@ -153,10 +153,20 @@ EXAMPLES = [
     Introduced(identity="controller-1/5", members=("controller-1/5", "controller-2/7")),
     Agree(group="8f3c"),
     LeaseGroups(
-        run="r", replica=0, life=1 << 55, partition=1, position=7, count=4, wait_s=1.5, heard=9, rows=(0, 14)
+        run="r",
+        replica=0,
+        replica_generation=1 << 55,
+        partition=1,
+        position=7,
+        count=4,
+        wait_s=1.5,
+        heard=9,
+        rows=(0, 14),
     ),
     Groups(leases=(Lease(1, 2, 3, 16),), last=True),
-    ReportGroups(run="r", replica=1, life=5, partition=0, finished=(Finished(1, 2, 1, 16, 0.25),)),
+    ReportGroups(
+        run="r", replica=1, replica_generation=5, partition=0, finished=(Finished(1, 2, 1, 16, 0.25),)
+    ),
     Reported(),
     ReadTest(start=0, stop=10),
     messages.TestImages(total=10),
@@ -173,7 +183,7 @@ EXAMPLES = [
         shards=(0, 1, 2),
         numbers=(9, 9, 9),
         versions=(1, 2, 3),
-        own=(0, 0, 1),
+        own_applied=(0, 0, 1),
         pull=True,
     ),
     Pushed(versions=(1, 2), problems=(Problem(1, messages.GAP, 4),)),
@@ -210,7 +220,7 @@ EXAMPLES = [
     Entered(),
     CopyLedger(run="r", term=3),
     LedgerCopied(),
-    Greet(run="r", replica=1, life=5, partition=2, received=7, begun=3),
+    Greet(run="r", replica=1, replica_generation=5, partition=2, received=7, begun=3),
     Blocks(first=8, blocks=(Block(3, 1, 2, 1), Block(4, 1, 2, 1)), received=9, begun=4),
     Serve(controller="tcp://127.0.0.1:7070"),
     Serving(node="data-host-1"),
@@ -236,8 +246,8 @@ def test_every_message_has_a_row_and_an_example_here():
 
 @pytest.mark.parametrize("conversation", sorted({cls.__module__ for cls in classes()}))
 def test_the_rows_of_a_conversation_are_those_of_its_own_messages(conversation):
-    own = {cls for cls in classes() if cls.__module__ == conversation}
-    assert import_module(conversation).ROWS == {cls: TABLE[cls] for cls in own}
+    own_applied = {cls for cls in classes() if cls.__module__ == conversation}
+    assert import_module(conversation).ROWS == {cls: TABLE[cls] for cls in own_applied}
 
 
 def test_all_that_is_said_is_exported_by_name():
@@ -391,7 +401,7 @@ def test_the_largest_push_fits_into_the_meta_of_a_frame():
         shards=(1 << 31,) * MESSAGE_SHARDS,
         numbers=numbers,
         versions=numbers,
-        own=numbers,
+        own_applied=numbers,
         pull=True,
     )
     tensors = [np.zeros((4096, 1), np.float32)] * (2 * MESSAGE_SHARDS)
@@ -426,7 +436,7 @@ def test_the_largest_answers_fit_into_the_meta_of_a_frame():
         shards=st.lists(st.integers(0, SHARD), max_size=5).map(tuple),
         numbers=st.lists(st.integers(0, CLOCK), max_size=5).map(tuple),
         versions=st.lists(st.integers(0, CLOCK), max_size=5).map(tuple),
-        own=st.lists(st.integers(0, CLOCK), max_size=5).map(tuple),
+        own_applied=st.lists(st.integers(0, CLOCK), max_size=5).map(tuple),
         pull=st.booleans(),
     )
 )

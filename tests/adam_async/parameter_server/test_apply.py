@@ -304,9 +304,9 @@ def test_every_shard_of_every_push_has_the_rate_that_is_given_for_it(rule, proto
     assert applier.apply_pushes(together, pushes, rates) == [[True] * 3] * 2
     for push, mine in zip(pushes, rates, strict=True):
         for shard, gradient, rate in zip(single, push.each(), mine, strict=True):
-            own = {"delta": Delta, "factors": Factors}[protocol]
-            fields = {name: getattr(gradient, name) for name in own.__dataclass_fields__}
-            applier.apply(shard, [own(**{**fields, "rate": rate})])
+            own_applied = {"delta": Delta, "factors": Factors}[protocol]
+            fields = {name: getattr(gradient, name) for name in own_applied.__dataclass_fields__}
+            applier.apply(shard, [own_applied(**{**fields, "rate": rate})])
     for one, other in zip(together, single, strict=True):
         for a, b in zip(state_of(one), state_of(other), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-14, atol=1e-14)  # plain sgd joins factors

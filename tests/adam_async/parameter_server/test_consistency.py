@@ -45,13 +45,13 @@ def shard_of(number):
     return Shard(spec=spec, values=np.zeros(2), rule_state={})
 
 
-def push_of(replica, clock, numbers, *, images=GROUP, pull=False, life=1, epoch=0, read=0):
+def push_of(replica, clock, numbers, *, images=GROUP, pull=False, replica_generation=1, epoch=0, read=0):
     """A push on the shards that are the keys of `numbers`."""
     return Push(
         run="run",
         generation=1,
         session=replica,
-        incarnation=life,
+        incarnation=replica_generation,
         replica=replica,
         clock=clock,
         images=images,
@@ -60,18 +60,18 @@ def push_of(replica, clock, numbers, *, images=GROUP, pull=False, life=1, epoch=
         shards=tuple(numbers),
         numbers=tuple(numbers.values()),
         versions=(read,) * len(numbers),
-        own=(0,) * len(numbers),
+        own_applied=(0,) * len(numbers),
         pull=pull,
         epoch=epoch,
     )
 
 
-def tick_of(replica, clock, shards, *, numbers=(), life=1, epoch=0):
+def tick_of(replica, clock, shards, *, numbers=(), replica_generation=1, epoch=0):
     return Tick(
         run="run",
         generation=1,
         session=replica,
-        incarnation=life,
+        incarnation=replica_generation,
         replica=replica,
         clock=clock,
         shards=tuple(shards),
@@ -97,14 +97,14 @@ class Server:
         self.sums = {number: [] for number in shards}
         self.now = 0.0
         self.bad = set()
-        self.lives(*live)
+        self.replica_generations(*live)
 
     def tell(self, event):
         effects = self.state.handle(event)
         self.state.check_invariants()
         return effects
 
-    def lives(self, *live, **incarnations):
+    def replica_generations(self, *live, **incarnations):
         return self.tell(ReplicasChanged({Replica(r): incarnations.get(f"of_{r}", 1) for r in live}))
 
     def push(self, request, *args, finite=True, **fields):
@@ -217,7 +217,7 @@ def test_a_dead_replica_holds_nobody_up(synchronous):
     server.push("a", 0, 1, {0: 1, 1: 1})
     server.drain()
     assert server.pull("p", 1) == []
-    effects = server.lives(0) + server.drain()
+    effects = server.replica_generations(0) + server.drain()
     assert requests(effects) == ["p"]
     assert server.applied == {0: [(0, 1, 1)], 1: [(0, 1, 1)]}
 
@@ -272,7 +272,7 @@ def test_who_joins_starts_at_the_slowest_clock_and_is_waited_for(synchronous):
     server = Server(synchronous=synchronous)
     for replica, clock in ((0, 4), (1, 3)):
         server.tick("t", replica, clock, [0, 1])
-    server.lives(0, 1, 2)
+    server.replica_generations(0, 1, 2)
     assert server.shard().clocks == {0: 4, 1: 3, 2: 3}
     server.tick("t", 1, 4, [0, 1])
     assert server.shard().applied_clock() == 3
@@ -283,20 +283,20 @@ def test_who_joins_starts_at_the_slowest_clock_and_is_waited_for(synchronous):
 @MODES
 def test_who_ticks_before_the_server_has_heard_of_it_is_remembered(synchronous):
     server = Server(synchronous=synchronous)
-    (answer,) = server.tick("early", 2, 9, [0, 1], life=7)
+    (answer,) = server.tick("early", 2, 9, [0, 1], replica_generation=7)
     assert isinstance(answer, AcknowledgeTick)
     assert server.shard().clocks == {0: 0, 1: 0}
-    server.lives(0, 1, 2, of_2=7)
+    server.replica_generations(0, 1, 2, of_2=7)
     assert server.shard().clocks == {0: 0, 1: 0, 2: 9}
 
 
 @MODES
 def test_ticks_of_another_life_do_not_count_for_the_one_that_is_live(synchronous):
     server = Server(synchronous=synchronous)
-    server.tick("late", 1, 9, [0, 1], life=6)
-    server.lives(0, 1, of_1=7)
+    server.tick("late", 1, 9, [0, 1], replica_generation=6)
+    server.replica_generations(0, 1, of_1=7)
     assert server.shard().clocks == {0: 0, 1: 0}
-    server.tick("still late", 1, 9, [0, 1], life=6)
+    server.tick("still late", 1, 9, [0, 1], replica_generation=6)
     assert server.shard().clocks == {0: 0, 1: 0}
 
 
@@ -305,7 +305,7 @@ def test_a_new_life_of_a_replica_starts_at_the_slowest_clock_of_the_others(synch
     server = Server(synchronous=synchronous)
     server.tick("t", 0, 3, [0, 1])
     server.tick("t", 1, 5, [0, 1])
-    server.lives(0, 1, of_1=2)
+    server.replica_generations(0, 1, of_1=2)
     assert server.shard().clocks == {0: 3, 1: 3}
 
 
@@ -314,7 +314,7 @@ def test_what_waits_for_its_epoch_is_refused_when_its_life_is_over_by_then(synch
     server = Server(synchronous=synchronous)
     assert server.push("p", 1, 5, {0: 1, 1: 1}, epoch=2) == []
     assert server.tick("t", 1, 6, [0, 1], epoch=2) == []
-    server.lives(0, 1, of_1=7)
+    server.replica_generations(0, 1, of_1=7)
     refusals = server.tell(EpochBegan(2, 4))
     assert [(each.request, each.code) for each in refusals] == [("p", "life-over"), ("t", "life-over")]
     assert server.state.idle
@@ -328,7 +328,7 @@ def test_pushes_and_ticks_of_an_epoch_wait_until_the_server_has_heard_of_it(sync
     assert server.push("a", 0, 1, {0: 1}, epoch=1) == []
     assert server.tick("t", 0, 1, [1]) == []  # it stays behind what came before it
     assert server.state.idle
-    server.lives(0, 1)
+    server.replica_generations(0, 1)
     effects = server.tell(EpochBegan(1, 0)) + server.drain()
     assert sorted(requests(effects)) == ["a", "t"]
     assert server.shard().clocks == {0: 1, 1: 0}
@@ -351,7 +351,7 @@ def test_when_an_epoch_begins_nobody_is_behind_its_first_clock(synchronous):
 def test_who_is_first_to_join_starts_at_the_first_clock_of_the_epoch(synchronous):
     server = Server(synchronous=synchronous, live=())
     server.tell(EpochBegan(4, 30))
-    server.lives(0)
+    server.replica_generations(0)
     assert server.shard().clocks == {0: 30}
     assert server.shard().applied_clock() == 30
 
@@ -438,7 +438,7 @@ def test_sums_are_applied_clock_after_clock_when_one_replica_runs_ahead():
 def test_a_contribution_of_a_replica_that_died_after_it_is_used():
     server = Server(synchronous=True, live=(0, 1))
     server.push("a", 0, 1, {0: 1, 1: 1})
-    server.lives(1)
+    server.replica_generations(1)
     server.push("b", 1, 1, {0: 1, 1: 1})
     server.drain()
     assert server.sums[0] == [(1, [0, 1], 1 / 2)]
@@ -447,9 +447,9 @@ def test_a_contribution_of_a_replica_that_died_after_it_is_used():
 def test_a_contribution_that_comes_after_its_sum_is_refused():
     server = Server(synchronous=True, live=(0, 1))
     server.push("b", 1, 1, {0: 1, 1: 1})
-    server.lives(1)
+    server.replica_generations(1)
     server.drain()
-    (late,) = server.push("late", 0, 1, {0: 1, 1: 1}, life=2)
+    (late,) = server.push("late", 0, 1, {0: 1, 1: 1}, replica_generation=2)
     assert late.body.problems == (Problem(0, REFUSED), Problem(1, REFUSED))
     assert server.applied[0] == [(1, 1, 1)]
 
@@ -525,9 +525,10 @@ def test_rates_are_divided_by_one_plus_the_staleness_that_is_counted():
 
 
 def entries_of(server, number):
-    lives, found = read_order_log(server.state.log.packed())
+    replica_generations, found = read_order_log(server.state.log.packed())
     return [
-        (lives[entry["life"]].replica, int(entry["clock"]), int(entry["flags"])) for entry in found[number]
+        (replica_generations[entry["life"]].replica, int(entry["clock"]), int(entry["flags"]))
+        for entry in found[number]
     ]
 
 
@@ -582,7 +583,7 @@ class Worker:
     """One life of a replica: its counters, and what it said that is not answered."""
 
     replica: int
-    life: int
+    replica_generation: int
     clock: int
     live: bool = True
     numbers: dict = field(default_factory=lambda: {0: 0, 1: 0})
@@ -594,7 +595,7 @@ class Worker:
 
     @property
     def session(self):
-        return self.replica, self.life
+        return self.replica, self.replica_generation
 
 
 class Replicas(RuleBasedStateMachine):
@@ -644,7 +645,10 @@ class Replicas(RuleBasedStateMachine):
             for at, shards, finite in other.said:
                 for number in shards:
                     if other.live and finite and at <= clock:
-                        assert (other.replica, other.life, at) in self.server.applied[number], (worker, clock)
+                        assert (other.replica, other.replica_generation, at) in self.server.applied[number], (
+                            worker,
+                            clock,
+                        )
 
     # What happens.
 
@@ -660,7 +664,7 @@ class Replicas(RuleBasedStateMachine):
             if not finite:
                 self.server.bad.add(request)
             numbers = {shard: worker.numbers[shard] for shard in sorted(pushed)}
-            push = push_of(replica, worker.clock, numbers, life=worker.life)
+            push = push_of(replica, worker.clock, numbers, replica_generation=worker.replica_generation)
             if worker.live:
                 worker.said.append((worker.clock, sorted(pushed), finite))
             event = PushArrived(request, push, PushGradients(), [finite] * len(pushed))
@@ -672,7 +676,13 @@ class Replicas(RuleBasedStateMachine):
     def ticks(self, worker, shards, *, lost):
         self.requests += 1
         numbers = [worker.numbers[shard] for shard in shards]
-        tick = tick_of(worker.replica, worker.clock, shards, numbers=numbers, life=worker.life)
+        tick = tick_of(
+            worker.replica,
+            worker.clock,
+            shards,
+            numbers=numbers,
+            replica_generation=worker.replica_generation,
+        )
         self.say(worker, TickArrived((worker, self.requests), tick), lost=lost)
 
     @rule(replica=replica)
@@ -697,15 +707,15 @@ class Replicas(RuleBasedStateMachine):
         if worker.live and sum(other.live for other in self.workers.values()) > 1:
             worker.live = False
             worker.heard = self.last_numbers(worker)
-            self.tell_lives()
+            self.tell_replica_generations()
 
     @rule(replica=replica)
     def joins_in_a_new_life(self, replica):
         old = self.workers[replica]
         if not old.live:
             self.dead.append(old)
-            worker = self.workers[replica] = Worker(replica, old.life + 1, 0)
-            self.tell_lives()
+            worker = self.workers[replica] = Worker(replica, old.replica_generation + 1, 0)
+            self.tell_replica_generations()
             clocks = [self.server.shard(number).clocks[replica] for number in self.SHARDS]
             worker.clock = max(clocks)
             self.ticks(worker, self.SHARDS, lost=False)
@@ -718,8 +728,8 @@ class Replicas(RuleBasedStateMachine):
     def last_numbers(self, worker):
         return {shard: self.server.shard(shard).last_number.get(worker.session, 0) for shard in self.SHARDS}
 
-    def tell_lives(self):
-        live = {Replica(w.replica): w.life for w in self.workers.values() if w.live}
+    def tell_replica_generations(self):
+        live = {Replica(w.replica): w.replica_generation for w in self.workers.values() if w.live}
         self.take(self.server.tell(ReplicasChanged(live)))
 
     # What always holds.
@@ -760,7 +770,9 @@ class Replicas(RuleBasedStateMachine):
             for clock, shards, finite in worker.said:
                 if worker.live and finite:
                     for number in shards:
-                        assert (worker.replica, worker.life, clock) in self.server.applied[number]
+                        assert (worker.replica, worker.replica_generation, clock) in self.server.applied[
+                            number
+                        ]
 
 
 class SynchronousReplicas(Replicas):
@@ -774,7 +786,7 @@ class ForgetfulReplicas(Replicas):
         super().__init__()
         self.kept, replica_generations.REMEMBERED = replica_generations.REMEMBERED, 1
         self.workers = {replica: Worker(replica, 1000 * (replica + 1), 0) for replica in range(3)}
-        self.tell_lives()
+        self.tell_replica_generations()
 
     def teardown(self):
         replica_generations.REMEMBERED = self.kept

@@ -89,7 +89,7 @@ def test_bounds_of_epochs_and_clocks_follow_the_run():
 def test_an_answer_that_no_message_holds_is_refused_before_it_is_made():
     checks, zeros = checks_of(), (0,) * len(ALL)
     push = msgspec.structs.replace(
-        PUSH, shards=ALL, numbers=(1,) * len(ALL), versions=zeros, own=zeros, pull=True
+        PUSH, shards=ALL, numbers=(1,) * len(ALL), versions=zeros, own_applied=zeros, pull=True
     )
     pull, read = (msgspec.structs.replace(body, shards=ALL) for body in (PULL, READ))
     for large in (push, pull, read):
@@ -127,8 +127,10 @@ def peer(node, incarnation=1):
     return Identity(role="worker", node=node, incarnation=incarnation)
 
 
-def members(replica, life, *peers):
-    return {(Replica(replica), life): frozenset((each.node, each.incarnation) for each in peers)}
+def members(replica, replica_generation, *peers):
+    return {
+        (Replica(replica), replica_generation): frozenset((each.node, each.incarnation) for each in peers)
+    }
 
 
 def test_a_session_is_its_first_speakers_and_of_one_replica():
@@ -146,7 +148,7 @@ def test_for_a_live_life_its_own_workers_speak_and_for_one_that_is_not_known_any
     known = Speakers()
     w0, w1, stranger = peer("w0"), peer("w1"), peer("stranger")
     assert known.refusal(stranger, msgspec.structs.replace(TICK, session=3)) == ""
-    known.lives_changed(members(0, 1, w0, w1))
+    known.replica_generations_changed(members(0, 1, w0, w1))
     said = "stranger is no worker of replica 0 in life 1"
     assert known.refusal(stranger, msgspec.structs.replace(TICK, session=3)) == said
     assert known.refusal(stranger, msgspec.structs.replace(TICK, session=4)) == said
@@ -162,7 +164,7 @@ def test_sessions_of_a_peer_and_of_all_are_bounded(monkeypatch):
         assert known.refusal(peer("w0"), msgspec.structs.replace(TICK, session=session)) == ""
     more = msgspec.structs.replace(TICK, session=MOST_SESSIONS)
     assert known.refusal(peer("w0"), more) == f"w0 has {MOST_SESSIONS} sessions, and no more at a time"
-    known.lives_changed(members(0, 2, peer("w0")))
+    known.replica_generations_changed(members(0, 2, peer("w0")))
     assert known.refusal(peer("w0"), msgspec.structs.replace(TICK, incarnation=2)) == ""
     monkeypatch.setattr(sender_checks, "MOST_SPEAKERS", 3)
     for session in range(10, 14):

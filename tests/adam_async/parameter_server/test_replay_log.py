@@ -14,19 +14,21 @@ from adam_async.parameter_server.replay_log import (
 )
 
 big = st.integers(0, 2**64 - 1)
-lives = st.lists(st.tuples(st.integers(-1, 1023), big, big), min_size=1, max_size=4, unique=True)
+replica_generations = st.lists(
+    st.tuples(st.integers(-1, 1023), big, big), min_size=1, max_size=4, unique=True
+)
 notes = st.tuples(
     st.sampled_from([3, 5, 90]), st.integers(0, 2**32 - 1), st.integers(0, 3), st.integers(0, 7)
 )
 
 
-@given(lives=lives, notes=st.lists(notes, max_size=30))
-def test_a_log_is_read_as_it_was_noted(lives, notes):
+@given(replica_generations=replica_generations, notes=st.lists(notes, max_size=30))
+def test_a_log_is_read_as_it_was_noted(replica_generations, notes):
     log, expected = OrderLog([3, 5, 90]), {3: [], 5: [], 90: []}
     for shard, clock, who, flags in notes:
-        life = log.life(*lives[who % len(lives)])
-        log.note(shard, clock, life, flags)
-        expected[shard].append((clock, lives[who % len(lives)], flags))
+        replica_generation = log.replica_generation(*replica_generations[who % len(replica_generations)])
+        log.note(shard, clock, replica_generation, flags)
+        expected[shard].append((clock, replica_generations[who % len(replica_generations)], flags))
     data = log.packed()
     known, entries = read_order_log(data)
     assert {
@@ -48,7 +50,7 @@ def test_an_entry_takes_eight_bytes_and_its_flags_are_bits_of_their_own():
     assert JOINED | NOT_APPLIED | SUMMED == JOINED + NOT_APPLIED + SUMMED
     log = OrderLog([1])
     before = len(log.packed())
-    log.note(1, 7, log.life(0, 1, 1), JOINED | NOT_APPLIED)
+    log.note(1, 7, log.replica_generation(0, 1, 1), JOINED | NOT_APPLIED)
     assert len(log.packed()) == before + 24 + 8
 
 
@@ -64,6 +66,6 @@ def test_an_entry_takes_eight_bytes_and_its_flags_are_bits_of_their_own():
 )
 def test_a_damaged_log_is_refused_with_what_is_wrong(damage, said):
     log = OrderLog([1])
-    log.note(1, 7, log.life(0, 1, 1), 0)
+    log.note(1, 7, log.replica_generation(0, 1, 1), 0)
     with pytest.raises(ValueError, match=said):
         read_order_log(damage(log.packed()))

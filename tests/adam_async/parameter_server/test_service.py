@@ -508,8 +508,8 @@ async def test_what_a_server_noted_is_read_in_pieces(network):
             await refused(
                 link, pack(GetRecord(run="old", start=0, stop=9)), "no-record", "no record of run old"
             )
-        (life,), entries = read_order_log(data)
-        assert (life.replica, life.session) == (3, 13)
+        (replica_generation,), entries = read_order_log(data)
+        assert (replica_generation.replica, replica_generation.session) == (3, 13)
         assert sorted(entries) == list(servers.shards())
         for found in entries.values():
             assert found["clock"].tolist() == [1, 2]
@@ -561,13 +561,13 @@ async def test_for_a_live_replica_only_its_own_workers_speak(network):
     async with servers_of(NETWORKS[network]()) as servers, talk(servers) as link:
         (server,) = servers.servers
         member = frozenset({(link.identity.node, link.identity.incarnation)})
-        server._speakers.lives_changed(
+        server._speakers.replica_generations_changed(
             {(Replica(0), 1): frozenset({("worker-0", 1)}), (Replica(1), 1): member}
         )
         bias = shard_named(servers, "fc2.bias")
         delta, push = np.ones(bias.size, np.float32), push_of(servers, [bias.id])
-        own = msgspec.structs.replace(push, replica=1)
-        assert unpack(await link.call(pack(own, [delta]), timeout_s=50.0), Pushed).versions == (1,)
+        own_applied = msgspec.structs.replace(push, replica=1)
+        assert unpack(await link.call(pack(own_applied, [delta]), timeout_s=50.0), Pushed).versions == (1,)
         with pytest.raises(RemoteError, match=r"not-yours: .* is no worker of replica 0"):
             await link.call(pack(msgspec.structs.replace(push, session=2), [delta]), timeout_s=50.0)
         await asyncio.wait_for(link.wait_closed(), 50.0)

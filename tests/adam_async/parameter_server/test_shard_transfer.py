@@ -133,7 +133,10 @@ def test_the_states_of_many_shards_fit_a_frame_however_many_sessions_pushed():
     shards = shards_of(rule, numbers=range(138))
     for shard in shards.values():
         shard.clocks = {Replica(0): 2**40}
-        shard.last_number = {(2**55 + life, 2**54 + life): 2**40 for life in range(100)}
+        shard.last_number = {
+            (2**55 + replica_generation, 2**54 + replica_generation): 2**40
+            for replica_generation in range(100)
+        }
     body, tensors = read_states(list(shards.values()), rule)
     layout = lay_out(tuple(tensors), 1 << 30)
     config = LinkConfig()

@@ -44,7 +44,7 @@ from adam_async.run.shard_table import ShardSpec
 ZERO, ONE, TWO = Replica(0), Replica(1), Replica(2)
 
 
-def lives(*replicas, **incarnations):
+def replica_generations(*replicas, **incarnations):
     """Who is live, each in incarnation 1 unless told otherwise."""
     return ReplicasChanged({replica: incarnations.get(f"of_{replica}", 1) for replica in replicas})
 
@@ -54,7 +54,7 @@ def shard_of(number):
     return Shard(spec=spec, values=np.zeros(2), rule_state={})
 
 
-def push_of(shards, numbers, *, session=1, clock=1, read=0, own=0, replica=0, pull=False, **other):
+def push_of(shards, numbers, *, session=1, clock=1, read=0, own_applied=0, replica=0, pull=False, **other):
     fields = {"run": "run", "generation": 1, "incarnation": 1, **other}
     return Push(
         **fields,
@@ -67,7 +67,7 @@ def push_of(shards, numbers, *, session=1, clock=1, read=0, own=0, replica=0, pu
         shards=tuple(shards),
         numbers=tuple(numbers),
         versions=(read,) * len(shards),
-        own=(own,) * len(shards),
+        own_applied=(own_applied,) * len(shards),
         pull=pull,
     )
 
@@ -78,7 +78,7 @@ class Server:
     def __init__(self, shards=(0, 1), live=(ZERO,)):
         self.state = ServerState(run="run", generation=1, shards=[shard_of(number) for number in shards])
         if live is not None:
-            self.tell(lives(*live))
+            self.tell(replica_generations(*live))
 
     def tell(self, event):
         effects = self.state.handle(event)
@@ -176,8 +176,8 @@ def test_a_gap_is_answered_with_the_number_that_is_wanted_and_applies_nothing():
 
 def test_each_session_and_each_life_of_it_has_numbers_of_its_own():
     server = Server()
-    for request, session, life in (("a", 1, 1), ("b", 2, 1), ("c", 1, 2)):
-        server.push(request, (0,), (1,), session=session, incarnation=life)
+    for request, session, replica_generation in (("a", 1, 1), ("b", 2, 1), ("c", 1, 2)):
+        server.push(request, (0,), (1,), session=session, incarnation=replica_generation)
     server.drain()
     assert server.shard().version == 3
     assert server.shard().last_number == {(1, 1): 1, (2, 1): 1, (1, 2): 1}
@@ -377,8 +377,8 @@ def test_a_push_that_is_not_finite_consumes_its_number_and_ticks_the_clock():
 
 def test_staleness_counts_what_was_applied_since_the_read_less_what_was_in_the_copy():
     server = Server(live=(ZERO, ONE))
-    for number, (read, own) in enumerate([(0, 0), (0, 0), (1, 0), (1, 2), (0, 9)], start=1):
-        server.push(number, (0,), (number,), read=read, own=own)
+    for number, (read, own_applied) in enumerate([(0, 0), (0, 0), (1, 0), (1, 2), (0, 9)], start=1):
+        server.push(number, (0,), (number,), read=read, own_applied=own_applied)
         server.drain()
     # at versions 0 to 4: 0, 1, 2-1, 3-1-2, less than nothing
     assert server.shard().staleness == {0: 3, 1: 2}
@@ -400,7 +400,7 @@ def test_clocks_advance_with_pushes_and_ticks_and_never_go_back():
 def test_a_lost_replica_leaves_the_minimum_and_moves_no_clock_any_more():
     server = Server(live=(ZERO, ONE))
     server.tick("t", (0,), 7)
-    server.tell(lives(ZERO))
+    server.tell(replica_generations(ZERO))
     assert server.shard().slowest_clock() == 7
     server.tick("late", (0,), 3, replica=1)
     assert server.shard().clocks == {ZERO: 7}
@@ -410,10 +410,10 @@ def test_a_joining_replica_starts_at_the_slowest_clock_of_those_who_stay():
     server = Server(live=(ZERO, ONE))
     server.tick("t", (0,), 10)
     server.tick("t", (0,), 4, replica=1)
-    server.tell(lives(ZERO, ONE, TWO))
+    server.tell(replica_generations(ZERO, ONE, TWO))
     assert server.shard().clocks[TWO] == 4
-    server.tell(lives(ZERO))
-    server.tell(lives(ZERO, ONE))
+    server.tell(replica_generations(ZERO))
+    server.tell(replica_generations(ZERO, ONE))
     assert server.shard().clocks == {ZERO: 10, ONE: 10}
 
 
@@ -421,8 +421,8 @@ def test_who_joins_when_nobody_is_left_starts_where_the_last_ones_were():
     server = Server(live=(ZERO, ONE))
     server.tick("t", (0,), 10)
     server.tick("t", (0,), 8, replica=1)
-    server.tell(lives())
-    server.tell(lives(TWO))
+    server.tell(replica_generations())
+    server.tell(replica_generations(TWO))
     assert server.shard().clocks == {TWO: 8}
 
 
@@ -433,8 +433,8 @@ def test_what_a_life_says_that_is_over_is_refused_and_changes_nothing(what, unse
     server.push("first", (0,), (1,), clock=3)
     server.drain()
     if not unseen:
-        server.tell(lives(ONE))
-    server.tell(lives(ZERO, ONE, of_0=2))
+        server.tell(replica_generations(ONE))
+    server.tell(replica_generations(ZERO, ONE, of_0=2))
     before = counted(server), dict(server.shard().clocks)
     (refusal,) = {
         "push": lambda: server.push("late", (0,), (2,), clock=4),
@@ -450,7 +450,7 @@ def test_what_a_life_says_that_is_over_is_refused_and_changes_nothing(what, unse
 def test_what_came_before_a_life_was_over_stays_and_is_answered_again():
     server = Server(live=(ZERO, ONE))
     server.push("a", (0, 1), (1, 1))
-    server.tell(lives(ONE))
+    server.tell(replica_generations(ONE))
     (answer,) = server.drain()
     assert (answer.request, answer.body.problems) == ("a", ())
     (again,) = server.push("a again", (0, 1), (1, 1))
@@ -466,7 +466,7 @@ def test_a_life_that_nobody_has_named_yet_is_heard_also_while_the_one_before_is_
     server.tick("early too", (0,), 1, incarnation=2)
     (answer, _) = server.drain()
     assert answer.body.problems == ()
-    server.tell(lives(ZERO, ONE, of_0=2))
+    server.tell(replica_generations(ZERO, ONE, of_0=2))
     server.push("late", (0,), (1,), incarnation=1)
     assert server.state.idle
     server.push("on", (0,), (2,), incarnation=2)
@@ -476,7 +476,7 @@ def test_a_life_that_nobody_has_named_yet_is_heard_also_while_the_one_before_is_
 
 def test_when_nobody_is_left_those_who_were_are_refused_and_who_comes_next_is_heard():
     server = Server(live=(ZERO, ONE))
-    server.tell(lives())
+    server.tell(replica_generations())
     for replica in (ZERO, ONE):
         (refusal,) = server.push("late", (0,), (1,), replica=replica)
         assert refusal.code == "life-over"
@@ -486,8 +486,8 @@ def test_when_nobody_is_left_those_who_were_are_refused_and_who_comes_next_is_he
 
 def test_a_life_that_is_live_again_is_heard_again():
     server = Server(live=(ZERO, ONE))
-    server.tell(lives(ONE))
-    server.tell(lives(ZERO, ONE))
+    server.tell(replica_generations(ONE))
+    server.tell(replica_generations(ZERO, ONE))
     assert server.push("a", (0,), (1,)) == []
     assert [effect.body.problems for effect in server.drain()] == [()]
 
@@ -497,8 +497,8 @@ def test_a_push_of_a_forgotten_life_is_refused_also_if_it_was_applied():
     server.push("a", (0,), (1,))
     server.record("in place", 1, [(1, 0)], incarnation=1, shards=(1,))
     server.drain()
-    for life in range(2, REMEMBERED + 3):
-        server.tell(lives(ZERO, of_0=life))
+    for replica_generation in range(2, REMEMBERED + 3):
+        server.tell(replica_generations(ZERO, of_0=replica_generation))
     assert (1, 1) not in server.shard().last_number
     (refusal,) = server.push("a again", (0,), (1,))
     assert refusal.code == "life-over"
@@ -510,12 +510,12 @@ def test_a_push_of_a_forgotten_life_is_refused_also_if_it_was_applied():
 def test_the_newest_lives_that_are_over_are_remembered_and_no_more():
     server = Server(live=(ZERO, ONE))
     newest = 3 * REMEMBERED
-    for life in range(2, newest + 1):
-        server.tell(lives(ZERO, ONE, of_0=life))
-    for life in range(newest - REMEMBERED, newest):
-        (refusal,) = server.tick("late", (0,), 9, incarnation=life)
+    for replica_generation in range(2, newest + 1):
+        server.tell(replica_generations(ZERO, ONE, of_0=replica_generation))
+    for replica_generation in range(newest - REMEMBERED, newest):
+        (refusal,) = server.tick("late", (0,), 9, incarnation=replica_generation)
         assert refusal.code == "life-over"
-    assert server.state.lives_forgotten == newest - 1 - REMEMBERED
+    assert server.state.generations_forgotten == newest - 1 - REMEMBERED
 
 
 def counted(server, number=0):
@@ -580,7 +580,7 @@ def test_records_of_other_sessions_and_lives_have_numbers_of_their_own():
     server.record("c", 1, [(2, 2)], incarnation=2)  # a life that the controllers have not named yet
     assert counted(server) == (3, {(1, 1): 1, (2, 1): 1, (1, 2): 1}, {0: 1, 1: 1, 2: 1}, 0, 0)
     assert server.shard().clocks == {ZERO: 1, ONE: 1}
-    server.tell(lives(ZERO, ONE, of_0=2))
+    server.tell(replica_generations(ZERO, ONE, of_0=2))
     server.record("d", 2, [(3, 0)], incarnation=2)
     assert server.shard().clocks == {ZERO: 3, ONE: 1}
 
@@ -599,7 +599,7 @@ def test_a_refused_step_consumes_its_number_and_ticks_but_is_no_version_of_that_
 
 def test_the_record_of_a_replica_that_was_given_up_moves_no_clock():
     server = Server(live=(ZERO, ONE))
-    server.tell(lives(ZERO))
+    server.tell(replica_generations(ZERO))
     server.record("late", 1, [(9, 0)], replica=1)
     assert server.shard().clocks == {ZERO: 0}
     assert server.shard().version == 1

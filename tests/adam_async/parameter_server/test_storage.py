@@ -8,7 +8,7 @@ import pytest
 from adam_async.model.named import digits
 from adam_async.model.network import Network as Model
 from adam_async.model.rules import Adam, Sgd
-from adam_async.parameter_server.storage import ALIGNMENT, ShardStorage, StorageShelf, aligned_zeros
+from adam_async.parameter_server.storage import ALIGNMENT, ShardStorage, StoragePool, aligned_zeros
 from adam_async.run.shard_table import shard_table
 
 PARAMETERS = Model(digits()).parameters
@@ -62,33 +62,33 @@ def storage():
 
 
 def test_a_run_has_one_storage_for_all_who_ask():
-    shelf = StorageShelf()
-    one = shelf.provide("run", storage)
-    assert shelf.provide("run", storage) is one
-    assert shelf.find("run") is one
-    assert shelf.find("another") is None
+    storage_pool = StoragePool()
+    one = storage_pool.provide("run", storage)
+    assert storage_pool.provide("run", storage) is one
+    assert storage_pool.find("run") is one
+    assert storage_pool.find("another") is None
 
 
 def test_a_server_that_is_late_takes_no_storage_from_those_who_have_gone_on():
-    shelf = StorageShelf()
-    old, new = shelf.provide("old", storage), shelf.provide("new", storage)
-    assert shelf.provide("old", storage) is old
-    assert shelf.provide("new", storage) is new
+    storage_pool = StoragePool()
+    old, new = storage_pool.provide("old", storage), storage_pool.provide("new", storage)
+    assert storage_pool.provide("old", storage) is old
+    assert storage_pool.provide("new", storage) is new
     assert not any(np.shares_memory(old.weights[name], new.weights[name]) for name in old.weights)
 
 
 def test_a_storage_that_nobody_keeps_is_let_go():
-    shelf = StorageShelf()
-    kept, left = shelf.provide("kept", storage), shelf.provide("left", storage)
+    storage_pool = StoragePool()
+    kept, left = storage_pool.provide("kept", storage), storage_pool.provide("left", storage)
     del left
     gc.collect()
-    assert shelf.find("left") is None
-    assert shelf.find("kept") is kept
+    assert storage_pool.find("left") is None
+    assert storage_pool.find("kept") is kept
 
 
 def test_a_shelf_tells_a_process_without_servers_from_one_whose_servers_have_left_a_run():
-    shelf = StorageShelf()
-    assert not shelf.has_servers
-    shelf.provide("run", storage)
-    assert shelf.find("run") is None
-    assert shelf.has_servers
+    storage_pool = StoragePool()
+    assert not storage_pool.has_servers
+    storage_pool.provide("run", storage)
+    assert storage_pool.find("run") is None
+    assert storage_pool.has_servers

@@ -325,7 +325,7 @@ def test_a_line_that_is_cancelled_still_ends_and_its_failure_is_nobodys():
 
 def test_a_full_disk_keeps_what_fits_of_a_line_until_that_is_cut_off():
     def small(node):
-        node.drive.capacity_bytes = 1000
+        node.disk_model.capacity_bytes = 1000
 
     async def use(disk, node):
         await disk.make_folder(HOME)
@@ -391,7 +391,7 @@ def test_a_step_fails_as_often_as_it_is_told_to_and_a_failed_write_leaves_the_ol
 
 def test_a_full_disk_fails_a_write_and_leaves_nothing_of_it():
     def small(node):
-        node.drive.capacity_bytes = 1000
+        node.disk_model.capacity_bytes = 1000
 
     async def use(disk, node):
         await disk.make_folder(HOME)

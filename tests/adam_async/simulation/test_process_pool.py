@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from adam_async.errors import RoleDied
-from adam_async.simulation.process_pool import Crew
+from adam_async.simulation.process_pool import ProcessPool
 from adam_async.simulation.runner import draw_case, run_seed
 from adam_async.simulation.scenarios import SCENARIOS
 from adam_async.simulation.work import Repeat, Seeds
@@ -28,11 +28,11 @@ def replay_hash() -> str:
 
 @pytest.mark.slow
 async def test_children_do_what_this_process_would_and_end_with_the_block(replay_hash: str) -> None:
-    async with Crew(2) as crew:
+    async with ProcessPool(2) as process_pool:
         assert len(simulating()) == 2
         async with asyncio.TaskGroup() as group:
-            seeds = group.create_task(crew.do(Seeds(scenario="members", seeds=(2,))))
-            one = group.create_task(crew.do(Repeat(case=draw_case(MEMBERS, 2))))
+            seeds = group.create_task(process_pool.do(Seeds(scenario="members", seeds=(2,))))
+            one = group.create_task(process_pool.do(Repeat(case=draw_case(MEMBERS, 2))))
         for answers in (await seeds, await one):
             assert [answer.result.replay_hash for answer in answers] == [replay_hash]
 
@@ -41,19 +41,19 @@ async def test_children_do_what_this_process_would_and_end_with_the_block(replay
 
 async def test_a_child_that_dies_is_named_and_the_others_end() -> None:
     with pytest.raises(RoleDied, match="a child process of simulate died: killed by signal 9"):
-        async with Crew(2) as crew:
+        async with ProcessPool(2) as process_pool:
             for pid in simulating():
                 os.kill(pid, signal.SIGKILL)
-            await crew.do(Seeds(scenario="members", seeds=(2,)))
+            await process_pool.do(Seeds(scenario="members", seeds=(2,)))
 
     assert simulating() == []
 
 
 async def test_a_crew_whose_block_is_cancelled_leaves_nobody() -> None:
     async def endless() -> None:
-        async with Crew(2) as crew:
+        async with ProcessPool(2) as process_pool:
             ready.set()
-            await crew.do(Seeds(scenario="members", seeds=tuple(range(10_000))))
+            await process_pool.do(Seeds(scenario="members", seeds=tuple(range(10_000))))
 
     ready = asyncio.Event()
     task = asyncio.get_running_loop().create_task(endless())

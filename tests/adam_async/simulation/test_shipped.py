@@ -51,7 +51,7 @@ class Cluster:
     def __init__(self, world, workers):
         self.world = world
         self.controller = None
-        self.seats = {}
+        self.memberships = {}
         world.node("controller").start(self._serve)
         for worker in workers:
             world.node(worker).start(self._stay)
@@ -68,7 +68,7 @@ class Cluster:
     async def _stay(self, node):
         identity = Identity(role="worker", node=node.name, incarnation=node.life)
         record = NodeRecord(role="worker", address=f"tcp://{node.name}:1", incarnation=node.life)
-        self.seats[node.name] = seat = Membership(
+        self.memberships[node.name] = membership = Membership(
             network=network_of(node),
             controller=ADDRESS,
             identity=identity,
@@ -76,7 +76,7 @@ class Cluster:
             waits=WAITS,
             traffic=Traffic(node.name),
         )
-        await seat.run()
+        await membership.run()
 
     @property
     def live(self):
@@ -119,8 +119,10 @@ async def crash_and_cut(world):
     world.node("controller").thaw()
     await asyncio.sleep(6.0)
     await cluster.until(lambda: cluster.live == WORKERS, 20.0)
-    for seat in cluster.seats.values():
-        await cluster.until(lambda seat=seat: seat.map.version == cluster.controller.map.version, 10.0)
+    for membership in cluster.memberships.values():
+        await cluster.until(
+            lambda membership=membership: membership.map.version == cluster.controller.map.version, 10.0
+        )
     assert cluster.controller.map.nodes["worker-0"].incarnation == 2
     return missed_s
 

@@ -34,10 +34,10 @@ async def control(node):
         await asyncio.Event().wait()
 
 
-async def sit(node, seated):
+async def sit(node, joined):
     """Be a member; `seated` is told of each life that has a seat."""
     identity = Identity(role="worker", node=node.name, incarnation=node.life)
-    seat = Membership(
+    membership = Membership(
         network=network_of(node),
         controller=CONTROLLER,
         identity=identity,
@@ -46,19 +46,19 @@ async def sit(node, seated):
         traffic=Traffic(node.name),
     )
     async with asyncio.TaskGroup() as group:
-        group.create_task(seat.run(), name="seat")
-        await seat.wait_for(lambda _: seat.seated, "a seat", WAITS.dial_s)
-        seated.append(node.life)
+        group.create_task(membership.run(), name="seat")
+        await membership.wait_for(lambda _: membership.joined, "a seat", WAITS.dial_s)
+        joined.append(node.life)
 
 
-def lives_with_a_seat(down_s, *, seed):
+def lives_with_a_membership(down_s, *, seed):
     """Take the power of a member for so long; returns which of its lives had a seat, half a minute later."""
-    seated = []
+    joined = []
 
     async def scenario(world):
         world.node("controller").start(control)
         worker = world.node("worker")
-        worker.start(lambda node: sit(node, seated), may_fail=True)
+        worker.start(lambda node: sit(node, joined), may_fail=True)
         await asyncio.sleep(5.0 + world.dice.between(0.0, 0.5))
         worker.crash()
         await asyncio.sleep(down_s)
@@ -66,17 +66,17 @@ def lives_with_a_seat(down_s, *, seed):
         await asyncio.wait([worker.task], timeout=30.0)
         if worker.task.done():
             await worker.task  # what it ended with
-        return seated
+        return joined
 
     return simulate(scenario, seed=seed).result
 
 
 def test_who_was_missed_has_a_seat_again():
     for seed in range(5):
-        assert lives_with_a_seat(4.0, seed=seed) == [1, 2]
+        assert lives_with_a_membership(4.0, seed=seed) == [1, 2]
 
 
 def test_who_is_back_before_its_old_link_is_dead_has_a_seat_again():
     for seed in range(5):
         for down_s in (0.01, 0.1, 0.3, 1.0, 1.9):
-            assert lives_with_a_seat(down_s, seed=seed) == [1, 2]
+            assert lives_with_a_membership(down_s, seed=seed) == [1, 2]

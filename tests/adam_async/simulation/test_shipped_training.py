@@ -61,7 +61,7 @@ class Counting:
         world.node("controller").start(self._control)
         for number in range(servers):
             world.node(f"ps-{number}").start(self._serve)
-        world.node("driver-0").start(self._drive)
+        world.node("driver-0").start(self._disk_model)
         self.pushing = [world.node(f"worker-{number}") for number in range(clients)]
         for node in self.pushing:
             node.start(self._push)
@@ -87,10 +87,10 @@ class Counting:
         ) as self.servers[node.name]:
             await asyncio.Event().wait()
 
-    async def _drive(self, node):
+    async def _disk_model(self, node):
         identity = identity_of("driver", node)
         record = NodeRecord(role="driver", address="", incarnation=identity.incarnation)
-        seat = Membership(
+        membership = Membership(
             network=network_of(node),
             controller=CONTROLLER,
             identity=identity,
@@ -99,13 +99,13 @@ class Counting:
             traffic=Traffic(node.name),
         )
         async with asyncio.TaskGroup() as group:
-            group.create_task(seat.run(), name="seat")
-            await seat.wait_for(lambda m: len(m.live("ps")) == len(self.servers) == 3, "servers", 30.0)
+            group.create_task(membership.run(), name="seat")
+            await membership.wait_for(lambda m: len(m.live("ps")) == len(self.servers) == 3, "servers", 30.0)
             config = msgspec.to_builtins(self.config)
-            await seat.submit_run(
+            await membership.submit_run(
                 RunRecord(id="run", driver=node.name, config=config, spec=self.spec.to_dict())
             )
-            self.map = await seat.wait_for(
+            self.map = await membership.wait_for(
                 lambda m: bool(m.buckets) and all(m.nodes[name].ready == "run" for name in set(m.buckets)),
                 "the servers to be ready",
                 60.0,
@@ -258,7 +258,7 @@ class Training:
         for worker in self.workers:
             worker.start(self._work)
         self.driver = world.node("driver")
-        self.driver.start(self._drive)
+        self.driver.start(self._disk_model)
 
     def _common(self, role, node):
         return {
@@ -307,7 +307,7 @@ class Training:
         ):
             await asyncio.Event().wait()
 
-    async def _drive(self, node):
+    async def _disk_model(self, node):
         common = self._common("driver", node)
         del common["address"], common["waits"]
         async with Driver(

@@ -29,7 +29,7 @@ def right_blocks(facts):
 
 @pytest.mark.parametrize("network", NETWORKS)
 async def test_a_bad_block_costs_its_link_and_the_two_workers_talk_again(network):
-    facts = Facts(run="run", replica=0, life=7, partition=0)
+    facts = Facts(run="run", replica=0, replica_generation=7, partition=0)
     found = [
         each
         for each in refusable(("worker", "worker"), facts, right_blocks(facts))
@@ -55,7 +55,11 @@ async def test_a_bad_message_to_a_worker_that_trains_leaves_its_run_as_it_is(net
     async with asyncio.timeout(50), cluster:
         training = asyncio.create_task(cluster.train(), name="train")
         await until(lambda: bool(cluster.controller.map.results))
-        facts = Facts(run=cluster.controller.map.run.id, replica=0, life=cluster.controller.map.life(0))
+        facts = Facts(
+            run=cluster.controller.map.run.id,
+            replica=0,
+            replica_generation=cluster.controller.map.replica_generation(0),
+        )
         known = Identity(role=role, node="hostile", incarnation=3)
         async with bad_client(cluster.network, cluster.workers[0].address, known) as bad:
             await bad.expect_refusals(refusable((role, "worker"), facts))

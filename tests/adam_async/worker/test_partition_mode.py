@@ -38,8 +38,8 @@ def replica_of(cluster, node):
     return cluster.controller.map.nodes[node].replica
 
 
-def lives_of(cluster):
-    return cluster.controller.map.lives()
+def replica_generations_of(cluster):
+    return cluster.controller.map.replica_generations()
 
 
 @pytest.mark.parametrize(
@@ -55,16 +55,16 @@ async def test_when_one_worker_goes_the_other_replica_trains_what_both_had_befor
     async with cluster, asyncio.TaskGroup() as group:
         training = group.create_task(cluster.train(), name="train")
         await until(in_the_middle(cluster))
-        life = lives_of(cluster)[0]
+        replica_generation = replica_generations_of(cluster)[0]
         await cluster.workers[3].__aexit__(None, None, None)
         result = await training
         assert replica_of(cluster, "worker-2") == 1
-        assert lives_of(cluster).keys() <= {0}, "half a replica is none"
+        assert replica_generations_of(cluster).keys() <= {0}, "half a replica is none"
         cluster.data.state.check_invariants()
         cluster.controller.machine.state.check_invariants()
     assert [epoch.images for epoch in result.epochs] == [IMAGES] * 2
     assert result.statistics["data-0"]["trained_again"] > 0
-    assert life
+    assert replica_generation
     how = "left" if goodbye else "died"
     assert [event["event"] for event in result.events] == [f"worker-3 {how}"]
 
@@ -78,13 +78,13 @@ async def test_with_another_worker_in_its_place_the_survivor_begins_a_new_life(m
     async with cluster, asyncio.TaskGroup() as group:
         training = group.create_task(cluster.train(), name="train")
         await until(in_the_middle(cluster))
-        before, other = lives_of(cluster), cluster.workers[0]._part
+        before, other = replica_generations_of(cluster), cluster.workers[0]._part
         survivor = cluster.workers[5 - victim]
         old = survivor._part
         await cluster.workers[victim].__aexit__(None, None, None)
         async with joiner(cluster, "worker-9") as worker:
             await until(lambda: training.done() or trained(worker) > 3)
-            after = lives_of(cluster)
+            after = replica_generations_of(cluster)
             assert replica_of(cluster, "worker-9") == 1
             assert after[1] not in (before[1], 0)
             assert after[0] == before[0]
@@ -120,10 +120,12 @@ async def test_workers_that_share_a_process_begin_a_new_life_together_too(mode, 
     async with cluster, asyncio.TaskGroup() as group:
         training = group.create_task(cluster.train(), name="train")
         await until(lambda: bool(cluster.controller.map.results))
-        life, old = lives_of(cluster)[0], cluster.workers[0]._part
+        replica_generation, old = replica_generations_of(cluster)[0], cluster.workers[0]._part
         await cluster.workers[victim].__aexit__(None, None, None)
         async with joiner(cluster, "worker-9") as worker:
-            await until(lambda: lives_of(cluster).get(0, life) != life)
+            await until(
+                lambda: replica_generations_of(cluster).get(0, replica_generation) != replica_generation
+            )
             place = cluster.controller.map.nodes["worker-9"]
             assert (place.replica, place.partition) == (0, victim)
             first = worker if victim == 0 else cluster.workers[0]
@@ -194,8 +196,8 @@ async def test_a_worker_that_gets_nothing_back_does_not_run_away_from_a_slower_o
     assert [epoch.images for epoch in result.epochs] == [200]
 
 
-def shelves_of(worker):
-    return worker._part._way._parts._shelves.values()
+def buffer_pools_of(worker):
+    return worker._part._way._parts._buffer_pools.values()
 
 
 @pytest.mark.parametrize(("halo", "network"), [("exchange", "local"), ("recompute", "tcp")])
@@ -226,11 +228,13 @@ async def test_send_buffers_go_round_and_none_is_lost(halo, network):
                 for worker in cluster.workers
                 for told in worker.statistics()["neighbours"].values()
             ]
-            return sum(len(shelf._free) for worker in cluster.workers for shelf in shelves_of(worker)) + sum(
-                unconfirmed
-            )
+            return sum(
+                len(buffer_pool._free)
+                for worker in cluster.workers
+                for buffer_pool in buffer_pools_of(worker)
+            ) + sum(unconfirmed)
 
         await until(lambda: kept() == sum(made()))
         for worker in cluster.workers:
-            for shelf in shelves_of(worker):
-                assert len({id(flat) for flat in shelf._free}) == len(shelf._free)
+            for buffer_pool in buffer_pools_of(worker):
+                assert len({id(flat) for flat in buffer_pool._free}) == len(buffer_pool._free)

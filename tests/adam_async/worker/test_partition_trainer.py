@@ -18,7 +18,7 @@ from adam_async.run.config import Config
 from adam_async.run.partition import table_of
 from adam_async.run.rate_schedule import Schedule
 from adam_async.run.shard_table import part_table
-from adam_async.worker.partition_trainer import PartTrainer, WireShelf, part_graph
+from adam_async.worker.partition_trainer import PartTrainer, WirePool, part_graph
 from adam_async.worker.push_plan import plan_pushes
 from adam_async.worker.weights import WorkerWeights
 from dataflow import ComputePool, Engine, Tag
@@ -132,8 +132,8 @@ async def test_in_whatever_order_blocks_come_each_group_is_trained_once_and_righ
             told = engine.statistics()
             assert (told.finished, told.early_tokens, told.dropped_tokens) == (GROUPS, 0, 0)
     for part in parts:
-        shelves = part.trainer._shelves.values()
-        assert sum(len(shelf._free) for shelf in shelves) == part.trainer.wires_made
+        buffer_pools = part.trainer._buffer_pools.values()
+        assert sum(len(buffer_pool._free) for buffer_pool in buffer_pools) == part.trainer.wires_made
     for number in range(GROUPS):
         assert_right(parts, number)
 
@@ -153,16 +153,16 @@ def assert_right(parts, number):
     assert rows == {name: len(value) for name, value in expected.gradients.items()}
 
 
-def shelf_of():
+def buffer_pool_of():
     partition = Partition(MODEL, PLANS["layers"], 0)
-    return WireShelf(partition, partition.outgoing[0], GROUP)
+    return WirePool(partition, partition.outgoing[0], GROUP)
 
 
 def test_memory_of_a_short_group_is_the_beginning_of_that_of_a_full_one():
-    shelf = shelf_of()
-    flat, whole = shelf.take(GROUP)
-    shelf.give_back(flat, whole)
-    again, short = shelf.take(1)
+    buffer_pool = buffer_pool_of()
+    flat, whole = buffer_pool.take(GROUP)
+    buffer_pool.give_back(flat, whole)
+    again, short = buffer_pool.take(1)
     assert again is flat
     assert short.shape == (*whole.shape[:-1], 1)
     assert short.flags.c_contiguous
@@ -170,14 +170,14 @@ def test_memory_of_a_short_group_is_the_beginning_of_that_of_a_full_one():
 
 
 def test_wire_memory_is_made_only_while_all_is_lent():
-    shelf = shelf_of()
-    first, second = shelf.take(GROUP), shelf.take(GROUP)
+    buffer_pool = buffer_pool_of()
+    first, second = buffer_pool.take(GROUP), buffer_pool.take(GROUP)
     assert not np.shares_memory(first[0], second[0])
     for flat, tensor in (first, second):
-        shelf.give_back(flat, tensor)
+        buffer_pool.give_back(flat, tensor)
     for _ in range(10):
-        shelf.give_back(*shelf.take(GROUP))
-    assert shelf.made == 2
+        buffer_pool.give_back(*buffer_pool.take(GROUP))
+    assert buffer_pool.made == 2
 
 
 @pytest.mark.parametrize("plan", PLANS)

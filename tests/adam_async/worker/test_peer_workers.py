@@ -23,7 +23,7 @@ from transport import Identity, LinkBroken, LinkClosed, RemoteProtocolError
 from transport.testing import Faults
 
 WAITS = Waits(dial_s=30.0, call_s=30.0, patience_s=30.0)
-GREET = Greet(run="run", replica=0, life=7, partition=0, received=0, begun=0)
+GREET = Greet(run="run", replica=0, replica_generation=7, partition=0, received=0, begun=0)
 MODEL = Model(digits(), dtype="float32")
 PLAN = layers_plan(MODEL, 2)
 SHAPE = (16, 4, 4)
@@ -53,9 +53,9 @@ class ReadsWhenTold:
 class Worker:
     """One worker of two: takes blocks, and has memory that comes back."""
 
-    def __init__(self, part, network, waits, life):
+    def __init__(self, part, network, waits, replica_generation):
         self.part, self.network, self.waits = part, network, waits
-        self.greet = msgspec.structs.replace(GREET, partition=part, life=life)
+        self.greet = msgspec.structs.replace(GREET, partition=part, replica_generation=replica_generation)
         self.taken, self.given_back = [], []
         self.made = 0
         self.refused = 0
@@ -113,9 +113,9 @@ class Worker:
 
 
 @asynccontextmanager
-async def two_workers(network, *, lives=(7, 7), waits=WAITS):
+async def two_workers(network, *, replica_generations=(7, 7), waits=WAITS):
     """Both workers, as soon as they know each other's addresses."""
-    workers = [Worker(part, network, waits, lives[part]) for part in (0, 1)]
+    workers = [Worker(part, network, waits, replica_generations[part]) for part in (0, 1)]
     try:
         async with AsyncExitStack() as stack:
             listeners = [
@@ -241,7 +241,7 @@ async def test_a_worker_of_another_life_is_not_talked_to(network):
     waits = msgspec.structs.replace(WAITS, patience_s=0.2)
     seen = []
     with pytest.raises(RoleDied, match=r"worker-1.*it talked to us no more for 0.2 s"):
-        async with two_workers(NETWORKS[network](), lives=(7, 8), waits=waits) as workers:
+        async with two_workers(NETWORKS[network](), replica_generations=(7, 8), waits=waits) as workers:
             seen += workers
             workers[0].put()
             await asyncio.get_running_loop().create_future()

@@ -35,7 +35,7 @@ class Replica:
     steps: dict[int, Step] = field(default_factory=dict)
     running: list[Place] = field(default_factory=list)
     asked: int | None = None
-    met: bool = False
+    sync_clock: bool = False
 
 
 class World:
@@ -68,13 +68,13 @@ class World:
                 yield self.admit, replica
             for place in replica.running:
                 yield self.train, replica, place
-            if not left and not replica.met:
+            if not left and not replica.sync_clock:
                 yield self.meet, replica
             head = replica.steps.get(replica.said)
             if head is not None and head.closed and head.trained == head.groups:
                 if clock.leaves(replica.said, replica.values):
                     yield self.push, replica
-            if head is None and replica.met and replica.said < clock.base:
+            if head is None and replica.sync_clock and replica.said < clock.base:
                 yield self.jump, replica
             if replica.asked is not None and self.slowest >= replica.asked:
                 yield self.land, replica
@@ -106,7 +106,7 @@ class World:
         replica.steps[place.step].trained += 1
 
     def meet(self, replica):
-        replica.met = True
+        replica.sync_clock = True
         number = replica.clock.step
         if replica.clock.meet(self.ends[self.epoch]):
             replica.steps[number].closed = True
@@ -136,10 +136,10 @@ class World:
 
     def next_epoch(self):
         end = self.ends[self.epoch]
-        if all(r.met and r.said == end and not r.running and not r.steps for r in self.replicas):
+        if all(r.sync_clock and r.said == end and not r.running and not r.steps for r in self.replicas):
             self.epoch += 1
             for replica in self.replicas:
-                replica.met = False
+                replica.sync_clock = False
 
     def run(self, data):
         while self.epoch < len(self.ends):

@@ -8,7 +8,7 @@ import pytest
 
 from adam_async.errors import RunFailed
 from adam_async.messages import Block
-from adam_async.parameter_server.storage import StorageShelf
+from adam_async.parameter_server.storage import StoragePool
 from adam_async.run.config import Config
 from adam_async.runtime.traffic import Traffic
 from adam_async.worker.run_session import Participation, hand_over
@@ -87,22 +87,22 @@ async def test_steps_that_the_servers_count_are_the_groups_that_were_trained():
 async def test_a_worker_without_the_memory_of_the_servers_says_what_to_do():
     with pytest.raises(RunFailed, match="not in the process of worker-0: run it with weights=copy"):
         async with cluster_of(config_of(epochs=1000)) as cluster:
-            cluster.workers[0]._shelf = StorageShelf()
+            cluster.workers[0]._storage_pool = StoragePool()
             await cluster.train()
 
 
 async def test_a_worker_whose_servers_have_left_a_run_waits_for_the_next_one():
     async with cluster_of(config_of()) as cluster:
-        worker, shelf = cluster.workers[0], StorageShelf()
-        shelf.has_servers = True
-        worker._shelf, shared = shelf, worker._shelf
+        worker, storage_pool = cluster.workers[0], StoragePool()
+        storage_pool.has_servers = True
+        worker._storage_pool, shared = storage_pool, worker._storage_pool
         missed = asyncio.create_task(cluster.train(), name="missed")
         await until(lambda: any(n.role == "ps" and n.ready for n in worker._membership.map.nodes.values()))
         assert worker._part is None
         missed.cancel()
         with pytest.raises(asyncio.CancelledError):
             await missed
-        worker._shelf = shared
+        worker._storage_pool = shared
         result = await cluster.train()
         assert [epoch.images for epoch in result.epochs] == [60]
 

@@ -53,13 +53,13 @@ def test_own_pushes_are_counted_in_the_copy_that_they_went_into_and_end_with_it(
     weights.count_local_steps(stepped)
     weights.count_local_steps(stepped)
     read = weights.snapshot()
-    assert read.own == {"a": 2, "b": 0}
+    assert read.own_applied == {"a": 2, "b": 0}
     weights.count_local_steps(stepped)
-    assert read.own == {"a": 2, "b": 0}, "a snapshot is of its moment"
+    assert read.own_applied == {"a": 2, "b": 0}, "a snapshot is of its moment"
     weights.install("a", np.zeros(3), (2,))
-    assert weights.snapshot().own == {"a": 0, "b": 0}
+    assert weights.snapshot().own_applied == {"a": 0, "b": 0}
     weights.count_local_steps(stepped)
-    assert weights.snapshot().own == {"a": 0, "b": 0}, "the step went into a copy that is gone"
+    assert weights.snapshot().own_applied == {"a": 0, "b": 0}, "the step went into a copy that is gone"
 
 
 def test_threads_see_whole_versions_while_the_loop_installs():

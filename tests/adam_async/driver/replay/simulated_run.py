@@ -197,7 +197,7 @@ class SimulatedWorker:
             shards=step.shards,
             numbers=tuple(lane.numbers[shard] for shard in step.shards),
             versions=step.versions,
-            own=step.own,
+            own_applied=step.own_applied,
             pull=step.pull,
         )
 
@@ -285,12 +285,12 @@ class SimulatedRun:
             number = self.dice.randrange(len(self.workers))
             if shares[number] and self.dice.random() < 0.5:
                 self.workers[number].train(epoch, shares[number].pop(0))
-            self._turn()
+            self._round_groups()
         for worker in self.workers:
             worker.stepper.close()
         self._settle()
 
-    def _turn(self) -> None:
+    def _round_groups(self) -> None:
         """One thing happens somewhere."""
         name = self.dice.choice(self.names)
         lane = self.dice.choice(self.workers).lanes[name]
@@ -308,4 +308,4 @@ class SimulatedRun:
         while any(lane.there or lane.back for _, lane in lanes) or any(
             not server.state.idle for server in self.servers.values()
         ):
-            self._turn()
+            self._round_groups()

@@ -52,7 +52,7 @@ def order_log(entries, *, shards=tuple(spec.id for spec in TABLE.shards), sessio
     log = OrderLog([int(shard) for shard in shards])
     for shard in shards:
         for clock, flags in entries:
-            log.note(shard, clock, log.life(0, session, 6), flags)
+            log.note(shard, clock, log.replica_generation(0, session, 6), flags)
     return Log(node="ps-0", role="ps", data=log.packed())
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from adam_async.controller.map_history import difference
 from adam_async.controller.replicated_state import Machine, Open, Set, command_bytes
-from adam_async.run.cluster_map import ClusterMap, LendingRecord, NodeRecord
+from adam_async.run.cluster_map import ClusterMap, LedgerRecord, NodeRecord
 from adam_async.simulation.checkers.maps import Maps
 from adam_async.simulation.scenario import Violation
 
@@ -14,8 +14,8 @@ def node(incarnation, *, changed, live=True):
     return NodeRecord(role="ps", address="x", incarnation=incarnation, live=live, changed=changed)
 
 
-def lending(term, *keepers, run="r"):
-    return LendingRecord(run=run, term=term, keepers=tuple((name, 1) for name in keepers))
+def ledger_record(term, *ledger_replicas, run="r"):
+    return LedgerRecord(run=run, term=term, ledger_replicas=tuple((name, 1) for name in ledger_replicas))
 
 
 def follow(*fields):
@@ -33,10 +33,14 @@ def test_what_goes_forward_passes():
             "nodes": {"a": node(2, changed=3)},
             "generation": 2,
             "buckets": ("b",),
-            "lending": lending(1, "d", "e"),
+            "lending": ledger_record(1, "d", "e"),
         },
-        {"nodes": {"a": node(2, changed=3)}, "generation": 2, "lending": lending(2, "e")},
-        {"nodes": {"a": node(2, changed=3)}, "generation": 2, "lending": lending(1, "d", run="another")},
+        {"nodes": {"a": node(2, changed=3)}, "generation": 2, "lending": ledger_record(2, "e")},
+        {
+            "nodes": {"a": node(2, changed=3)},
+            "generation": 2,
+            "lending": ledger_record(1, "d", run="another"),
+        },
     )
     assert maps.lost == 1
 
@@ -50,8 +54,16 @@ def test_what_goes_forward_passes():
             {"generation": 1, "buckets": ("b",)},
             "I3: generation 1 has two tables",
         ),
-        ({"lending": lending(1, "d")}, {"lending": lending(1, "e")}, "I3: .* both lend in term 1 of r"),
-        ({"lending": lending(2, "d")}, {"lending": lending(1, "e")}, "I4: the lending of r went back"),
+        (
+            {"lending": ledger_record(1, "d")},
+            {"lending": ledger_record(1, "e")},
+            "I3: .* both lend in term 1 of r",
+        ),
+        (
+            {"lending": ledger_record(2, "d")},
+            {"lending": ledger_record(1, "e")},
+            "I4: the lending of r went back",
+        ),
         ({"nodes": {"a": node(1, changed=2)}}, {"nodes": {"a": node(1, changed=1)}}, "I4: a went back"),
     ],
 )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from adam_async.simulation.scenarios.hostile import BREACHES, DEAF, FIRST, KNOCKS
+from adam_async.simulation.scenarios.hostile import BREACHES, CONNECTS, DEAF, FIRST
 from transport import BufferPool, HandshakeRejected, Identity, LinkConfig, RemoteProtocolError, RoleTable
 from transport.frames import FrameDecoder
 from transport.handshake import RECORD_BYTES, ServerHandshake
@@ -44,19 +44,19 @@ def test_what_the_deaf_ask_is_in_order_and_half_a_message_is_none() -> None:
     assert feed(FIRST) == 0
 
 
-@pytest.mark.parametrize("name", KNOCKS)
+@pytest.mark.parametrize("name", CONNECTS)
 def test_a_knock_is_refused_for_what_it_is_named_for(name: str) -> None:
-    knock = KNOCKS[name]
+    connect = CONNECTS[name]
     server = ServerHandshake(
         Identity(role="server", node="server", incarnation=1), token=bytes(16), entropy=bytes, rules=RULES
     )
-    if knock.code == "late":
-        assert len(knock.says) < RECORD_BYTES
+    if connect.code == "late":
+        assert len(connect.says) < RECORD_BYTES
         return
 
     with pytest.raises((HandshakeRejected, RemoteProtocolError)) as caught:
-        for start in range(0, len(knock.says), RECORD_BYTES):
-            server.receive(knock.says[start : start + RECORD_BYTES])
+        for start in range(0, len(connect.says), RECORD_BYTES):
+            server.receive(connect.says[start : start + RECORD_BYTES])
 
     refused = caught.value.code if isinstance(caught.value, HandshakeRejected) else ""
-    assert refused == knock.code or name == "knock-refusal"  # to a refusal nobody answers
+    assert refused == connect.code or name == "knock-refusal"  # to a refusal nobody answers

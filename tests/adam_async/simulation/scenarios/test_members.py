@@ -97,8 +97,8 @@ def test_groups_that_were_not_reported_do_not_count(monkeypatch: pytest.MonkeyPa
     shipped = Membership.set_node
     answered = []
 
-    async def counted(seat: Membership, **changes: Any) -> None:
-        await shipped(seat, **changes)
+    async def counted(membership: Membership, **changes: Any) -> None:
+        await shipped(membership, **changes)
         answered.extend(changes.get("info", ()))
 
     monkeypatch.setattr(Membership, "set_node", counted)
@@ -109,7 +109,7 @@ def test_groups_that_were_not_reported_do_not_count(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.slow
 def test_leases_that_are_only_ever_with_one_data_server_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    shipped = ClusterMap.lenders.fget
+    shipped = ClusterMap.ledger_leaders.fget
     monkeypatch.setattr(ClusterMap, "lenders", property(lambda newest: shipped(newest)[:1]))
 
     assert run_seed(MEMBERS, 3).invariant == "leases are kept twice"
@@ -135,9 +135,9 @@ def test_a_seed_is_the_same_run_in_every_process() -> None:
 def test_a_write_that_is_acknowledged_and_lost_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     shipped = Membership.set_node
 
-    async def forgetful(seat: Membership, **changes: Any) -> None:
+    async def forgetful(membership: Membership, **changes: Any) -> None:
         if changes.get("info", {}).get("number") != 10:
-            await shipped(seat, **changes)
+            await shipped(membership, **changes)
 
     monkeypatch.setattr(Membership, "set_node", forgetful)
 
@@ -146,12 +146,12 @@ def test_a_write_that_is_acknowledged_and_lost_is_seen(monkeypatch: pytest.Monke
 
 def test_members_that_do_not_take_their_seats_again_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     shipped = Membership._sit
-    seated = set()
+    joined = set()
 
-    async def once(seat: Membership, *arguments: object) -> None:
-        if seat.node not in seated:
-            seated.add(seat.node)
-            await shipped(seat, *arguments)
+    async def once(membership: Membership, *arguments: object) -> None:
+        if membership.node not in joined:
+            joined.add(membership.node)
+            await shipped(membership, *arguments)
 
     monkeypatch.setattr(Membership, "_sit", once)
 
