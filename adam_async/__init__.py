@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from adam_async.checkpoint.files import load_checkpoint
     from adam_async.checkpoint.manifest import Checkpoint, CheckpointError
     from adam_async.checkpoint.trained_model import Model, Predictions
+    from adam_async.cluster import sync
     from adam_async.cluster.local import LocalCluster
     from adam_async.cluster.processes import ProcessCluster
     from adam_async.data_server.dataset import Dataset, make_dataset
@@ -69,6 +70,7 @@ __all__ = [
     "load_dataset",
     "make_config",
     "make_dataset",
+    "sync",
     "synthetic",
 ]
 
@@ -108,6 +110,8 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("adam-async")
+    if name == "sync":
+        return import_module("adam_async.cluster.sync")
     home = _HOME_OF.get(name)
     if home is None:
         raise AttributeError(f"module 'adam_async' has no attribute {name!r}")

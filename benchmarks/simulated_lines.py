@@ -23,10 +23,9 @@ LEAST = 90.0
 
 FOLDERS = (
     "adam_async/controller",
-    "adam_async/consensus",
     "adam_async/parameter_server",
     "adam_async/data_server",
-    "adam_async/model_worker",
+    "adam_async/worker",
     "transport",
 )
 
@@ -41,30 +40,31 @@ EXEMPT: dict[str, str] = {
         [
             f"adam_async/data_server/{name}.py"
             for name in (
-                "cache",
-                "cifar",
                 "dataset",
-                "datasets",
-                "downloads",
-                "host",
-                "idx",
-                "mnist",
-                "npz",
-                "objects",
-                "published",
-                "stage",
-                "stage_files",
-                "stage_peer",
-                "staging",
-                "stored",
-                "supply",
-                "synthetic",
+                "group_producer",
+                "image_cache",
+                "lazy_images",
+                "sources/cifar",
+                "sources/datasets",
+                "sources/downloads",
+                "sources/idx",
+                "sources/mnist",
+                "sources/npz",
+                "sources/objects",
+                "sources/published",
+                "sources/synthetic",
+                "staging/files",
+                "staging/peer",
+                "staging/plan",
+                "staging/service",
+                "standalone",
             )
         ],
         FILES_OF_IMAGES,
     ),
     **dict.fromkeys(
-        [f"adam_async/worker/{name}.py" for name in ("aliased", "in_place", "records")], ONE_PROCESS
+        [f"adam_async/worker/{name}.py" for name in ("in_place_mode", "in_place_step", "step_reports")],
+        ONE_PROCESS,
     ),
     "transport/local.py": ONE_PROCESS,
     **dict.fromkeys(

@@ -67,7 +67,9 @@ class CutRun:
 
     async def both_live(self) -> dict[int, int]:
         """Wait until both replicas train; returns their lives."""
-        return (await self.see(lambda m: len(m.lives()) == 2, "both replicas")).lives()
+        return (
+            await self.see(lambda m: len(m.replica_generations()) == 2, "both replicas")
+        ).replica_generations()
 
     async def begun(self, epoch: int) -> None:
         """Wait until an epoch has begun."""

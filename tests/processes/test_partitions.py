@@ -121,7 +121,7 @@ async def test_a_replica_that_lost_a_worker_begins_anew_as_a_unit_and_the_other_
         at_first, survivor = await run.trained(other), run.pid(0)
         await run.kill(1)
         # The cluster knew it from the kill itself, and waited for no grace.
-        await run.see(lambda m: hit not in m.lives(), "the replica to be missed")
+        await run.see(lambda m: hit not in m.replica_generations(), "the replica to be missed")
         after = await run.both_live()
         at_last = await run.trained(other)
 
@@ -141,7 +141,7 @@ async def test_messages_of_a_life_that_is_over_are_refused_or_change_nothing() -
         before = await run.both_live()
         hit = run.replica_of(1)
         await run.kill(1)
-        await run.see(lambda m: m.lives().get(hit, before[hit]) != before[hit], "another life")
+        await run.see(lambda m: m.replica_generations().get(hit, before[hit]) != before[hit], "another life")
         assert run.map.run is not None
         old = Greet(run=run.map.run.id, replica=hit, life=before[hit], partition=1, received=0, begun=0)
         late = (await run.ask("data-0"))["late_reports"]
@@ -160,7 +160,7 @@ async def test_both_workers_of_a_replica_may_die_at_once() -> None:
         before = await run.both_live()
         hit, other = run.replica_of(0), run.replica_of(2)
         await asyncio.gather(run.kill(0), run.kill(1))
-        await run.see(lambda m: hit not in m.lives(), "the replica to be missed")
+        await run.see(lambda m: hit not in m.replica_generations(), "the replica to be missed")
         after = await run.both_live()
 
         assert after[hit] != before[hit]
@@ -173,7 +173,7 @@ async def test_a_worker_of_each_replica_may_die_at_once() -> None:
     async with cut_run(epochs=ENDLESS) as run, training(run):
         before = await run.both_live()
         await asyncio.gather(run.kill(0), run.kill(3))
-        await run.see(lambda m: not m.lives(), "both replicas to be missed")
+        await run.see(lambda m: not m.replica_generations(), "both replicas to be missed")
         after = await run.both_live()
 
         assert not set(after.values()) & set(before.values())
@@ -188,7 +188,7 @@ async def test_a_worker_that_is_stopped_counts_as_dead_and_takes_a_place_again_w
         os.kill(stopped, signal.SIGSTOP)
         try:
             # Its links are silent for 15 s, and then the grace.
-            await run.see(lambda m: hit not in m.lives(), "the silent worker to be missed")
+            await run.see(lambda m: hit not in m.replica_generations(), "the silent worker to be missed")
             at_first = await run.trained(other)
             await run.begun(len(run.epochs) + 3)
             at_last = await run.trained(other)
@@ -270,7 +270,7 @@ async def test_a_worker_that_was_well_uses_up_no_restarts(monkeypatch: pytest.Mo
         for _ in range(times):
             await run.both_live()
             await run.kill(1)
-            await run.see(lambda m: len(m.lives()) < 2, "the replica to be missed")
+            await run.see(lambda m: len(m.replica_generations()) < 2, "the replica to be missed")
         await run.both_live()
 
         assert run.deaths() == times
@@ -284,20 +284,24 @@ EPOCHS, KILLS = 120, 9
 
 async def outage(run: CutRun, hit: int, other: int) -> int | None:
     """Groups that the other replica trains while one is out; None if it was out itself meanwhile."""
-    lives = run.map.lives()
+    lives = run.map.replica_generations()
     first = await run.trained(other) if other in lives else None
     if first is None:
         return None
 
     def over(cluster: ClusterMap) -> bool:
-        now = cluster.lives()
+        now = cluster.replica_generations()
         back = now.get(hit) not in (None, lives.get(hit))
         ended = cluster.run is None or cluster.run.phase == "finished"
         return back or ended or now.get(other) != lives[other]
 
     await run.see(over, "the end of an outage")
     last = await run.trained(other)
-    return last - first if last is not None and run.map.lives().get(other) == lives[other] else None
+    return (
+        last - first
+        if last is not None and run.map.replica_generations().get(other) == lives[other]
+        else None
+    )
 
 
 async def kill_at_random(run: CutRun, dice: random.Random) -> list[int]:

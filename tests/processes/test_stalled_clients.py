@@ -137,7 +137,7 @@ async def cluster_of(folder: Path, *, workers: int) -> AsyncIterator[Cluster]:
             life = cluster.replica_generation(cluster.nodes[who("worker", number).node].replica)
             await membership.set_node(ready=ready_word(RUN, life))
         cluster = await driver.wait_for(lambda m: m.epoch is not None, "the epoch", 20)
-        yield Cluster(server.pid, rss_before, data.address, network, cluster.lives())
+        yield Cluster(server.pid, rss_before, data.address, network, cluster.replica_generations())
 
 
 async def ask_and_stop_reading(

@@ -110,7 +110,7 @@ class Facts:
             "session": {"anothers": self.others_session},
             "incarnation": {"anothers": self.incarnation + 1},
             "replica": {"anothers": self.others_replica},
-            "life": {"older": self.replica_generation ^ 1},
+            "replica_generation": {"older": self.replica_generation ^ 1},
             "partition": {"unknown": self.partition + 9},
             "epoch": {
                 "one-ahead": self.epoch + 1,
@@ -246,7 +246,7 @@ def _with_a_data_server(facts: Facts) -> list[Example]:
     part: dict[str, Any] = {
         "run": facts.run,
         "replica": facts.replica,
-        "life": facts.replica_generation,
+        "replica_generation": facts.replica_generation,
         "partition": facts.partition,
     }
     lease = m.Lease(epoch=facts.epoch, number=0, attempt=0, images=2, progress=0.0)

@@ -75,7 +75,11 @@ class Cluster:
     def ready(self, *names, run="run-1"):
         for name in names:
             record = self.map.nodes[name]
-            word = ready_word(run, self.map.life(record.replica)) if record.role == "worker" else run
+            word = (
+                ready_word(run, self.map.replica_generation(record.replica))
+                if record.role == "worker"
+                else run
+            )
             self.set(f"nodes/{name}", msgspec.structs.replace(record, ready=word))
 
     def lose(self, name):
@@ -491,27 +495,27 @@ def test_a_run_begins_when_all_workers_of_its_replicas_are_ready():
 
 def test_a_replica_that_lost_a_worker_is_out_until_the_spare_one_and_all_others_are_ready_anew():
     cluster = training(replicas=2, partitions=2)
-    lives = cluster.map.lives()
+    lives = cluster.map.replica_generations()
     cluster.join("worker-9")
-    assert cluster.map.lives() == lives
+    assert cluster.map.replica_generations() == lives
     cluster.lose("worker-1")
     assert places(cluster)["worker-9"] == (0, 1)
-    assert cluster.map.lives() == {1: lives[1]}
+    assert cluster.map.replica_generations() == {1: lives[1]}
     cluster.ready("worker-9")
     assert cluster.map.live_replicas() == (1,)
     cluster.ready("worker-0")
-    again = cluster.map.lives()
+    again = cluster.map.replica_generations()
     assert (again[1], set(again)) == (lives[1], {0, 1})
     assert again[0] != lives[0]
 
 
 def test_a_worker_that_was_gone_and_is_back_gives_its_replica_another_life():
     cluster = training()
-    before = cluster.map.life(0)
+    before = cluster.map.replica_generation(0)
     cluster.lose("worker-0")
-    assert cluster.map.life(0) == 0
+    assert cluster.map.replica_generation(0) == 0
     cluster.join("worker-0")
-    assert cluster.map.life(0) not in (0, before)
+    assert cluster.map.replica_generation(0) not in (0, before)
 
 
 def test_of_two_replicas_that_lack_workers_the_higher_one_gives_its_own_to_the_lower():

@@ -464,7 +464,12 @@ async def test_only_the_worker_that_has_a_part_asks_for_its_groups_and_reports_t
     async with party_of(network, 2) as party:
         await party.train()
         await until(lambda: all(0 in server.state.replica_generations for server in party.servers.values()))
-        part = {"run": RUN, "replica": 0, "life": party.map.replica_generation(0), "partition": 0}
+        part = {
+            "run": RUN,
+            "replica": 0,
+            "replica_generation": party.map.replica_generation(0),
+            "partition": 0,
+        }
         questions = (
             LeaseGroups(**part, position=0, count=1, wait_s=0.0),
             ReportGroups(**part, finished=(Finished(1, 0, 1, 1, 0.5),)),
