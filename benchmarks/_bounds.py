@@ -224,7 +224,8 @@ BOUNDS = (
         old="        if refusal:\n",
         new="        if False:\n",
         guard=TEST_CONTROLLER
-        + "test_replicated_state.py::test_a_full_map_takes_no_new_record_from_any_controller_and_its_members_go_on",
+        + "test_replicated_state.py::"
+        + "test_a_full_map_takes_no_new_record_from_any_controller_and_its_members_go_on",
         seldom="a map of 8 MiB takes longer to fill than a seed may take",
         scenario="hostile",
     ),

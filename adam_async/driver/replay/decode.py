@@ -119,8 +119,8 @@ def _read_orders(log: Log, readers: Mapping[Reader, Reads]) -> dict[int, Order]:
             not in readers
         ):
             raise RecordError(
-                f"{log.node} applied pushes of a worker of replica {replica_generation.replica} that left before "
-                "the run ended, and took its log of reads along; such a run cannot be replayed: record it again"
+                f"{log.node} applied pushes of a worker of replica {replica_generation.replica} that left "
+                "before the run ended, with its log of reads; such a run cannot be replayed: record it again"
             )
     return {shard: _order(shard, replica_generations, found, log.node) for shard, found in entries.items()}
 
