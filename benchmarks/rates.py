@@ -61,7 +61,7 @@ def train(options: list[str]) -> tuple[float, float]:
     """One run; returns its test accuracy after the last epoch, and images per second."""
     command = [sys.executable, "-m", "adam_async", "train", "--keep-going", *options]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=1800)
-    last = re.search(r"test accuracy ([\d.]+)% after .*?, ([\d\u202f ]+) images/s", done.stdout)
+    last = re.search(r"test accuracy ([\d.]+)% after .*?, ([\d,]+) images/s", done.stdout)
     if last is None:
         raise ValueError(f"no summary in the output of {command}: {done.stdout[-500:]!r}")
     return float(last[1]) / 100, float(re.sub(r"\D", "", last[2]))
