@@ -6,9 +6,9 @@ The two update protocols of the paper meet here. A *delta* is the summed gradien
 
 A batch is applied block by block, and per block one push after the other in order (AD-42, AD-43), so
 that a block stays in the cache while the result is that of sequential application, bit for bit. Products of
-factors are formed first, and then applied as deltas are. The one exception is plain SGD on factors of few
-images: there the products add up to one product of the stacked factors, and one larger GEMM replaces
-several.
+factors are formed first, and then applied as deltas are. There are two exceptions. With plain SGD the
+products of few images add up to one product of the stacked factors, and one larger GEMM replaces several.
+Factors of many images are applied push by push, because their activations fill the cache.
 
 All of this is cut into steps of bounded work, so that an event loop may turn between two of them. Where the
 cuts are depends on the batch alone, and no bit depends on when its steps are done.
@@ -280,6 +280,9 @@ class Applier:
                         yield from self._one_pieces(shard, gradient)
                         yield shard.spec.size, [(True,) * len(parts)]
                     continue
+                if len(factors) == len(parts) and _images(factors) > JOINED_IMAGES:
+                    yield from self._apart_pieces(mine, factors)
+                    continue
                 for shard, batch in zip(
                     mine, zip(*(part.each() for part in parts), strict=True), strict=True
                 ):
@@ -300,6 +303,17 @@ class Applier:
             flats = [part.flat if last - first == len(shards) else part.flat[at:end] for part in parts]
             self.batches.apply(shards[first:last], flats, rates)
             yield (end - at) * len(parts), done * (last - first)
+
+    def _apart_pieces(self, shards: Sequence[Shard], parts: Sequence[FactorPart]) -> Pieces:
+        """Apply factors push by push: the activations of one push stay in the cache for all shards."""
+        finite: list[list[bool]] = [[] for _ in shards]
+        for part in parts:
+            for shard, gradient, found in zip(shards, part.each(), finite, strict=True):
+                for work, done in self._shard_pieces(shard, [gradient]):
+                    for applied in done:
+                        found += applied
+                    yield work, []
+        yield 0, list(finite)
 
     def _shard_pieces(self, shard: Shard, batch: Sequence[Gradient]) -> Pieces:
         size = shard.spec.size
@@ -444,7 +458,7 @@ class Applier:
         """Whether one product of stacked factors is the sum of so many pushes, and none can overflow."""
         if not (self._plain and self._join) or len(parts) < 2 or len(parts) < pushes:
             return False
-        if max([part.x_IK.shape[1] for part in parts]) > JOINED_IMAGES:
+        if _images(parts) > JOINED_IMAGES:
             return False
         return _scaled_bound(parts) <= self._limit
 
@@ -546,6 +560,11 @@ def _stretches(shards: Sequence[Shard], pushes: int) -> Iterator[tuple[int, int,
             last += 1
         yield first, last, at, end
         first, at = last, end
+
+
+def _images(parts: Sequence[FactorPart]) -> int:
+    """Return the largest number of images of a push."""
+    return max([part.x_IK.shape[1] for part in parts], default=0)
 
 
 def _scaled_bound(parts: Sequence[FactorPart]) -> float:
