@@ -30,6 +30,7 @@ from dataflow.jobs import Job, JobPool
 from dataflow.pool import ComputePool, MakePool
 from dataflow.scheduler import Scheduler
 from dataflow.stats import EngineStatistics, PoolStatistics
+from dataflow.tags import Tag
 from dataflow.tokens import (
     Abandoned,
     BatchCall,
@@ -38,7 +39,6 @@ from dataflow.tokens import (
     Finished,
     Firing,
     Output,
-    Tag,
     Token,
     TraceRecord,
 )

@@ -36,6 +36,7 @@ from dataflow.jobs import Job, JobPool
 from dataflow.mailbox import Mailbox
 from dataflow.scheduler import Scheduler
 from dataflow.stats import EngineStatistics
+from dataflow.tags import Tag
 from dataflow.tokens import (
     Abandoned,
     BatchCall,
@@ -45,7 +46,6 @@ from dataflow.tokens import (
     Finished,
     Firing,
     Output,
-    Tag,
     Token,
     TraceRecord,
 )

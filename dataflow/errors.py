@@ -22,10 +22,8 @@ DataflowError
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from dataflow.tokens import Tag
+from dataflow.tags import Tag
 
 
 class DataflowError(Exception):

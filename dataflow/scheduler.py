@@ -45,6 +45,7 @@ from typing import Any
 from dataflow.errors import DuplicateToken, NoRoom, TagInFlight, TagSettled, TooManyEarlyTokens, UnknownPort
 from dataflow.graph import CompiledNode, Graph
 from dataflow.settled import SettledTags
+from dataflow.tags import Tag
 from dataflow.tokens import (
     Abandoned,
     BatchCall,
@@ -55,7 +56,6 @@ from dataflow.tokens import (
     Firing,
     Flight,
     Output,
-    Tag,
 )
 
 

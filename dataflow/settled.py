@@ -11,7 +11,7 @@ Remembering every tag would grow without end, so there are two compressions:
 
 from __future__ import annotations
 
-from dataflow.tokens import Tag
+from dataflow.tags import Tag
 
 
 class _Run:

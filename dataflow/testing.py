@@ -13,7 +13,8 @@ from typing import Any
 from dataflow.graph import Graph
 from dataflow.jobs import Job
 from dataflow.scheduler import Scheduler
-from dataflow.tokens import BatchCall, Call, Effect, Firing, Tag, TraceRecord
+from dataflow.tags import Tag
+from dataflow.tokens import BatchCall, Call, Effect, Firing, TraceRecord
 
 
 def first(calls: Sequence[Call]) -> int:

@@ -13,14 +13,7 @@ from typing import Any, NamedTuple
 from dataflow.errors import WrongOutputs
 from dataflow.graph import CompiledNode
 from dataflow.jobs import Job
-
-
-class Tag(NamedTuple):
-    """Names one unit of work. `attempt` grows when the same unit is done again."""
-
-    epoch: int
-    number: int
-    attempt: int = 1
+from dataflow.tags import Tag
 
 
 class Token(NamedTuple):

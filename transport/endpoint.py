@@ -38,10 +38,10 @@ from transport.frames import (
     kind_name,
 )
 from transport.intake import MESSAGE_COST_BYTES, META_COST, UNCHECKED_BYTES, Intake, frame_cost
-from transport.link import Link, LinkStatistics, Observer, OnAnswer, Request, TypeTraffic
+from transport.link import LinkStatistics, Observer, OnAnswer, Request, TypeTraffic
 from transport.messages import Identity, Message
 from transport.release import Release
-from transport.requests import InboundRequest
+from transport.requests import AnsweringLink, InboundRequest
 from transport.roles import RoleTable
 from transport.tensors import Tensor
 
@@ -52,7 +52,7 @@ logger = logging.getLogger(__name__)
 MAX_ERROR_TEXT = 200
 
 
-class Endpoint(Link):
+class Endpoint(AnsweringLink):
     """Shared half of all links. Lives on one event loop."""
 
     # Slots: beyond 30 attributes an instance's dictionary is no longer shared, and every access slower.
@@ -129,12 +129,6 @@ class Endpoint(Link):
         self._in: dict[str, list[int]] = {}
 
     # What a kind of link adds
-
-    @abstractmethod
-    def _transmit(
-        self, kind: int, request_id: int, message: Message, release: Release | None, ordered: bool
-    ) -> None:
-        """Send a message that passed `_check`, or raise LocalProtocolError having done nothing."""
 
     @abstractmethod
     def _over_water(self, message: Message | None, ordered: bool) -> bool:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
+from typing import Protocol, cast
 
 from transport.budget import Budget
 from transport.config import LinkConfig
@@ -20,10 +20,17 @@ from transport.roles import RoleTable
 from transport.sockets import format_tcp_address, tune
 from transport.tcp import TcpLink
 
-if TYPE_CHECKING:
-    from transport.entrance import Entrance
-
 __all__ = ["Greeter"]
+
+
+class HandshakeProgress(Protocol):
+    """The part of a listener's `Entrance` that its greeters use."""
+
+    def connected(self, greeter: "Greeter", host: str) -> None:
+        """Note the connection of a greeter from a remote ``host``."""
+
+    def introduced(self, greeter: "Greeter") -> None:
+        """Note that the first record of a greeter's client is complete and valid."""
 
 
 class Greeter(asyncio.BufferedProtocol):
@@ -42,7 +49,7 @@ class Greeter(asyncio.BufferedProtocol):
         memory: Memory,
         budget: Budget,
         done: "Callable[[TcpLink | TransportError], None]",
-        entrance: "Entrance | None" = None,
+        entrance: HandshakeProgress | None = None,
     ) -> None:
         self._handshake = handshake
         self._config = config

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dataflow.settled import SettledTags
-from dataflow.tokens import Tag
+from dataflow.tags import Tag
 
 
 @given(
