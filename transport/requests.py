@@ -28,7 +28,7 @@ class AnsweringLink(Link):
     _account: Account
     _error: TransportError | None
     _intake: Intake
-    _may_say: frozenset[str]
+    _may_send: frozenset[str]
     _requests: "dict[int, InboundRequest]"
 
     @abstractmethod
@@ -99,7 +99,7 @@ class InboundRequest(Request):
             )
         link = self._link
         if link._error is None:
-            if message.type not in link._may_say:
+            if message.type not in link._may_send:
                 link._check(message)
             if message.tensors and not self._charged:
                 self._check_size(message)

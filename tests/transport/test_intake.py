@@ -84,7 +84,7 @@ async def test_a_link_that_only_serves_ends_at_the_first_message(make_network: M
                 near.send_nowait(NOTE)
             await far.wait_closed()
             if not early:
-                with pytest.raises(RemoteProtocolError, match="only requests are taken"):
+                with pytest.raises(RemoteProtocolError, match="takes only requests"):
                     await far.receive()
             assert far.closed
 

@@ -110,7 +110,7 @@ async def test_a_message_without_a_row_closes_the_link() -> None:
     ):
         await link.send(Message(type="secret"))
         far = await links.get()
-        with pytest.raises(RemoteProtocolError, match="may not say 'secret'"):
+        with pytest.raises(RemoteProtocolError, match="may not send 'secret'"):
             await far.receive()
         with pytest.raises(LinkBroken):
             await link.receive()
