@@ -39,10 +39,9 @@ from transport.frames import (
 )
 from transport.intake import MESSAGE_COST_BYTES, META_COST, UNCHECKED_BYTES, Intake, frame_cost
 from transport.link import LinkStatistics, Observer, OnAnswer, Request, TypeTraffic
-from transport.messages import Identity, Message
+from transport.messages import Identity, Message, RoleTable
 from transport.release import Release
 from transport.requests import AnsweringLink, InboundRequest
-from transport.roles import RoleTable
 from transport.tensors import Tensor
 
 __all__ = ["Endpoint"]
@@ -102,8 +101,8 @@ class Endpoint(AnsweringLink):
         self.peer = peer
         self._config = config
         self._loop = loop
-        self._may_send = rules.sayable(identity.role, peer.role)
-        self._may_receive = rules.sayable(peer.role, identity.role)
+        self._may_send = rules.sendable(identity.role, peer.role)
+        self._may_receive = rules.sendable(peer.role, identity.role)
         self._error: TransportError | None = None
         self._writing = False
         """Whether the transport takes all that is sent: then senders skip `_over_water`."""

@@ -17,9 +17,8 @@ from transport.endpoint import Endpoint
 from transport.errors import LinkBroken, LinkClosed, RemoteProtocolError, TransportError
 from transport.frames import ERROR, MESSAGE, REPLY, Frame
 from transport.intake import MESSAGE_COST_BYTES, UNCHECKED_BYTES
-from transport.messages import Identity, Message
+from transport.messages import Identity, Message, RoleTable
 from transport.release import Release, watched
-from transport.roles import RoleTable
 from transport.tensors import lay_out
 
 __all__ = ["LocalLink", "link_ends"]

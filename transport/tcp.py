@@ -26,10 +26,9 @@ from transport.errors import (
 )
 from transport.frames import CLOSE, ERROR, PING, PONG, REPLY, REQUEST, Frame, FrameEncoder, Memory
 from transport.intake import frame_cost
-from transport.messages import Identity, Message
+from transport.messages import Identity, Message, RoleTable
 from transport.protocol import Buffer, Conversation, GiveUp
 from transport.release import Release
-from transport.roles import RoleTable
 from transport.sockets import checks_payloads
 
 __all__ = ["TcpLink"]

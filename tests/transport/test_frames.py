@@ -27,6 +27,7 @@ from transport.frames import (
     FrameDecoder,
     FrameEncoder,
     Registered,
+    checksum,
 )
 from transport.messages import Message
 from transport.protocol import Conversation
@@ -418,3 +419,16 @@ def test_a_refused_message_leaves_the_encoder_usable() -> None:
     tensors = (np.zeros(2),)
     packed = encoder.pack(Message(type="push", meta={"a": 1}), lay_out(tensors, 1000).packed)
     assert msgpack.unpackb(packed)[:2] == ["push", {"a": 1}]
+
+
+@given(st.integers(0, 9))
+def test_the_check_value_of_crc32c_is_independent_of_the_cuts(cut: int) -> None:
+    digits = b"123456789"
+    assert checksum([digits[:cut], memoryview(digits)[cut:]]) == 0xE3069283
+    assert checksum([memoryview(bytearray(digits[cut:]))], checksum([digits[:cut]])) == 0xE3069283
+
+
+@pytest.mark.parametrize("dtype", ["f4", "i8", "?"])
+def test_the_checksum_of_an_array_is_that_of_its_bytes(dtype: str) -> None:
+    array = np.arange(12).astype(dtype).reshape(3, 4)
+    assert checksum([array]) == checksum([array.tobytes()])

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from transport.errors import HandshakeRejected, ProtocolError
 from transport.handshake import RECORD_BYTES, ClientHandshake, ServerHandshake, reject_record
 from transport.keys import RoleKeys, Secret, derive
-from transport.messages import Identity
-from transport.roles import ANY_ROLE, RoleTable
+from transport.messages import ANY_ROLE, Identity, RoleTable
 
 RULES = RoleTable({"push": {("worker", "ps")}})
 WORKER = Identity(role="worker", node="worker-1", incarnation=2**64 - 1, run="run-7")
@@ -91,7 +90,7 @@ def test_a_proof_of_another_conversation_is_refused() -> None:
 
 def test_roles_without_a_row_are_refused() -> None:
     stranger = client(me=Identity(role="data", node="d", incarnation=1))
-    with pytest.raises(HandshakeRejected, match="nothing to say"):
+    with pytest.raises(HandshakeRejected, match="exchange no messages"):
         server().receive(stranger.hello())
 
 
@@ -162,7 +161,7 @@ def test_a_pair_that_the_keys_do_not_know_is_named() -> None:
     other = ServerHandshake(data, token=TOKEN, entropy=entropy(b"s"), rules=wider)
     with pytest.raises(HandshakeRejected, match="have none for role data: derive them again") as raised:
         one.receive(other.receive(one.hello()))
-    assert "a worker, has no key for role data" in raised.value.told
+    assert "a worker, has no key for role data" in raised.value.peer_text
 
 
 @given(st.binary(min_size=RECORD_BYTES, max_size=RECORD_BYTES), st.booleans())
@@ -178,5 +177,5 @@ def test_a_table_keeps_nothing_of_roles_that_nobody_has_rules_for():
     for number in range(1000):
         assert rules.may_talk(f"stranger-{number}", "ps")
         assert not rules.may_talk(f"stranger-{number}", "worker")
-    assert len(rules._sayable) <= 9
-    assert rules.sayable("worker", "ps") == {"push", "hello"}
+    assert len(rules._sendable) <= 9
+    assert rules.sendable("worker", "ps") == {"push", "hello"}

@@ -6,7 +6,7 @@ import pytest
 
 from transport.errors import HandshakeRejected
 from transport.keys import KEY_BYTES, RoleKeys, derive, hkdf, pair_key
-from transport.roles import RoleTable
+from transport.messages import RoleTable
 
 TOKEN = bytes(range(32))
 ROLES = ("controller", "ps", "worker", "ghost")
@@ -69,7 +69,7 @@ def test_a_role_is_given_the_keys_of_its_own_pairs_alone() -> None:
 
 
 def test_a_role_without_rules_gets_no_keys() -> None:
-    with pytest.raises(ValueError, match="role 'ghost' talks with no other"):
+    with pytest.raises(ValueError, match="role 'ghost' exchanges messages with no other"):
         derive(TOKEN, "ghost", ROLES, RULES)
 
 

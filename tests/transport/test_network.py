@@ -95,7 +95,7 @@ async def test_a_listener_on_every_interface_names_the_advertised_address(advert
 async def test_an_unexpected_role_is_refused(make: Make) -> None:
     network = make()
     async with network.listen(anywhere(network), FAR, lambda link: link.wait_closed()) as listener:
-        with pytest.raises(HandshakeRejected, match="a controller was dialled, a far answered"):
+        with pytest.raises(HandshakeRejected, match="dialled a controller, but a far answered"):
             await network.dial(listener.address, NEAR, peer_role="controller")
 
 
@@ -103,7 +103,7 @@ async def test_an_unexpected_role_is_refused(make: Make) -> None:
 async def test_roles_with_nothing_to_say_are_refused(make: Make) -> None:
     network = make(RoleTable({"push": {("worker", "far")}}))
     async with network.listen(anywhere(network), FAR, lambda link: link.wait_closed()) as listener:
-        with pytest.raises(HandshakeRejected, match="nothing to say"):
+        with pytest.raises(HandshakeRejected, match="exchange no messages"):
             await network.dial(listener.address, NEAR)
 
 
@@ -233,8 +233,8 @@ def test_retry_waits_grow_to_a_limit_and_end() -> None:
 
 def test_roles_may_say_what_has_a_row() -> None:
     rules = RoleTable({"push": {("worker", "ps")}, "stop": {("*", "ps")}})
-    assert rules.sayable("worker", "ps") == {"push", "stop"}
-    assert rules.sayable("ps", "worker") == set()
+    assert rules.sendable("worker", "ps") == {"push", "stop"}
+    assert rules.sendable("ps", "worker") == set()
     assert rules.allows("stop", "data", "ps")
     assert rules.may_talk("ps", "worker")
     assert not rules.may_talk("data", "worker")

@@ -30,7 +30,7 @@ def test_silence_is_answered_by_pings_and_ends_the_link_after_fifteen_seconds() 
     assert tick(one, 105.0) == ["ping"]
     assert tick(one, 110.0) == ["ping"]
     assert one.next_deadline() == 115.0
-    assert tick(one, 115.0) == ["nothing was heard from the peer for 15.0 s"]
+    assert tick(one, 115.0) == ["the peer sent nothing for 15.0 s"]
 
 
 def test_a_peer_that_speaks_gets_no_pings() -> None:

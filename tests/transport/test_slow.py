@@ -275,7 +275,7 @@ async def test_links_are_made_inside_the_block(make: Make) -> None:
 async def test_a_link_of_another_kind_is_refused() -> None:
     faulty = FaultyNetwork(local(), random.Random(1))
     async with SlowNetwork(faulty, delay_s=0.1, dice=random.Random(7), between=PAIR) as network:
-        with pytest.raises(TypeError, match="neither a TCP nor a local link: wrap the network that makes"):
+        with pytest.raises(TypeError, match="neither a TCP nor a local link: wrap a network that makes"):
             async with link_pair(network, address="local://"):
                 pass
 

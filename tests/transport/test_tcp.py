@@ -209,7 +209,7 @@ async def test_keys_of_another_role_neither_listen_nor_dial() -> None:
 async def test_roles_with_nothing_to_say_are_rejected() -> None:
     rules = RoleTable({"push": {("worker", "far")}})
     async with open_listener(network(rules=rules)) as (listener, _):
-        with pytest.raises(HandshakeRejected, match="nothing to say"):
+        with pytest.raises(HandshakeRejected, match="exchange no messages"):
             await network().dial(listener.address, NEAR)
 
 
@@ -319,7 +319,7 @@ async def test_a_silent_peer_is_given_up() -> None:
     async with open_listener(net) as (listener, links), raw_peer(listener.address) as (reader, writer):
         await authenticate(reader, writer)
         link = await links.get()
-        with pytest.raises(LinkBroken, match="nothing was heard"):
+        with pytest.raises(LinkBroken, match="the peer sent nothing"):
             await link.receive()
 
 
@@ -428,13 +428,13 @@ async def test_a_refused_handshake_is_logged_once_for_each_reason(caplog: pytest
         for token in (b"another token of tests", b"a third token of tests", None):
             with pytest.raises(HandshakeRejected, match="token"):
                 await network(token).dial(listener.address, NEAR)
-        with pytest.raises(HandshakeRejected, match="nothing to say to each other"):
+        with pytest.raises(HandshakeRejected, match="exchange no messages"):
             await network().dial(listener.address, stranger)
 
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert [warning.partition(":")[0] for warning in warnings] == ["no link with 127.0.0.1"] * 2
     assert "token: the tokens differ: start both sides with the same token" in warnings[0]
-    assert "role: far and other have nothing to say to each other" in warnings[1]
+    assert "role: far and other exchange no messages" in warnings[1]
 
 
 async def test_a_log_line_counts_the_refusals_since_the_last_one(
