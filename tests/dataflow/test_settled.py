@@ -12,7 +12,7 @@ from dataflow.tags import Tag
     st.lists(st.builds(Tag, st.integers(3, 4), st.integers(-5, 20), st.integers(1, 2))),
     st.builds(Tag, st.integers(3, 4), st.integers(-6, 21), st.integers(1, 2)),
 )
-def test_it_equals_a_set_within_the_epochs_kept(added: list[Tag], asked: Tag) -> None:
+def test_settled_tags_equal_a_set_within_the_epochs_kept(added: list[Tag], asked: Tag) -> None:
     settled = SettledTags(keep_epochs=2)
     for tag in added:
         settled.add(tag)

@@ -20,7 +20,7 @@ def filled(limit: int, silent: int, proving: int = 0) -> Admission[str]:
     return admission
 
 
-def test_nothing_is_closed_up_to_the_limit() -> None:
+def test_no_connection_is_closed_up_to_the_limit() -> None:
     admission = filled(4, silent=4)
     assert not admission.over_limit
     assert admission.take_excess() == []
@@ -42,7 +42,7 @@ def test_a_proving_connection_outlives_older_and_younger_silent_ones() -> None:
     assert admission.take_excess() == ["silent-1"]
 
 
-def test_a_newcomer_is_let_in_where_all_others_have_said_hello() -> None:
+def test_a_new_connection_stays_if_all_others_are_proving() -> None:
     admission = filled(4, silent=0, proving=4)
     admission.arrived("member", FLOOD)
     assert admission.take_excess() == ["proving-0"]

@@ -108,7 +108,9 @@ def messages(draw: st.DrawFn) -> Message:
     st.lists(st.tuples(messages(), st.booleans()), min_size=1, max_size=3),
     st.sampled_from([None, 1, 7, 33, 1000]),
 )
-def test_messages_survive_however_they_arrive(drawn: list[tuple[Message, bool]], step: int | None) -> None:
+def test_messages_survive_any_division_into_reads(
+    drawn: list[tuple[Message, bool]], step: int | None
+) -> None:
     sent = [message for message, _ in drawn]
     wire = b"".join(encode(message, checked=checked) for message, checked in drawn)
     tail = FrameEncoder.head(PING, 0, b"", 0)
@@ -129,7 +131,7 @@ def test_sizes_around_the_chunk_limit_survive() -> None:
 
 
 @pytest.mark.parametrize("checked", [False, True])
-def test_bfloat16_travels(checked: bool) -> None:
+def test_a_bfloat16_tensor_survives(checked: bool) -> None:
     dtypes = pytest.importorskip("ml_dtypes")
     message = Message(type="push", tensors=(np.arange(5).astype(dtypes.bfloat16),))
     (frame,) = feed(new_decoder(), encode(message, checked=checked))
@@ -188,7 +190,7 @@ def test_a_forgotten_destination_is_not_written_to_any_more(checked: bool) -> No
 
 
 @pytest.mark.parametrize("checked", [False, True])
-def test_after_the_conversation_is_over_nothing_is_stored_and_the_goodbye_is_found(checked: bool) -> None:
+def test_an_ended_conversation_stores_nothing_and_finds_the_close(checked: bool) -> None:
     pool = BufferPool(retain_bytes=0)
     decoder = FrameDecoder(CONFIG, pool)
     array = np.ones(100_000, np.float32)
@@ -406,7 +408,7 @@ def _resident_bytes() -> int:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_cannot_travel_is_refused_by_the_sender(message: Message, rule: str) -> None:
+def test_the_sender_refuses_a_message_that_no_frame_can_hold(message: Message, rule: str) -> None:
     with pytest.raises(LocalProtocolError) as caught:
         encode(message)
     assert caught.value.rule == rule

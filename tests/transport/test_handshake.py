@@ -42,7 +42,7 @@ def shake(one: ClientHandshake, other: ServerHandshake) -> None:
 
 
 @pytest.mark.parametrize("token", [TOKEN, None])
-def test_both_sides_learn_who_the_other_is(token: bytes | None) -> None:
+def test_both_sides_learn_the_identity_of_the_other(token: bytes | None) -> None:
     one, other = client(token), server(token)
     shake(one, other)
     assert one.peer == SERVER
@@ -94,13 +94,13 @@ def test_roles_without_a_row_are_refused() -> None:
         server().receive(stranger.hello())
 
 
-def test_an_unexpected_role_is_refused_by_who_dialled() -> None:
+def test_the_dialling_side_refuses_an_unexpected_role() -> None:
     one = client(peer_role="controller")
     with pytest.raises(HandshakeRejected, match="check the address"):
         one.receive(server().receive(one.hello()))
 
 
-def test_another_version_is_told_to_run_the_same_release() -> None:
+def test_the_refusal_of_another_version_has_the_remedy() -> None:
     hello = bytearray(client().hello())
     hello[8:10] = (9).to_bytes(2, "little")
     with pytest.raises(HandshakeRejected, match="same release"):
@@ -153,7 +153,7 @@ def test_with_the_keys_of_one_role_no_other_can_be_claimed() -> None:
     assert other.peer is None
 
 
-def test_a_pair_that_the_keys_do_not_know_is_named() -> None:
+def test_a_pair_without_a_key_is_named() -> None:
     wider = RoleTable({"push": {("worker", "ps")}, "ask": {("worker", "data")}})
     keys = keys_of("worker")  # derived when workers said nothing to data servers
     one = ClientHandshake(WORKER, token=keys, entropy=entropy(b"c"), rules=wider)
@@ -172,7 +172,7 @@ def test_only_named_errors_leave_a_handshake(record: bytes, plausible: bool) -> 
         server().receive(record)
 
 
-def test_a_table_keeps_nothing_of_roles_that_nobody_has_rules_for():
+def test_a_table_keeps_nothing_of_an_unknown_role():
     rules = RoleTable({"push": {("worker", "ps")}, "hello": {(ANY_ROLE, "ps")}})
     for number in range(1000):
         assert rules.may_talk(f"stranger-{number}", "ps")

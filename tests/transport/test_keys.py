@@ -49,7 +49,7 @@ def test_more_than_the_function_can_give_is_refused() -> None:
         hkdf(TOKEN, salt=b"", info=b"", length=8161)
 
 
-def test_each_pair_has_a_key_of_its_own_whichever_side_derives_it() -> None:
+def test_each_pair_has_a_key_of_its_own_on_both_sides() -> None:
     pairs = list(itertools.combinations_with_replacement(ROLES, 2))
     keys = {pair: pair_key(TOKEN, *pair) for pair in pairs}
     assert len(set(keys.values())) == len(pairs)

@@ -43,7 +43,7 @@ def anywhere(network: Network) -> str:
 
 
 @both
-async def test_nobody_there_is_a_failed_dial(make: Make) -> None:
+async def test_a_dial_without_a_listener_fails(make: Make) -> None:
     network = make()
     async with network.listen(anywhere(network), FAR, lambda link: link.wait_closed()) as listener:
         address = listener.address
@@ -100,7 +100,7 @@ async def test_an_unexpected_role_is_refused(make: Make) -> None:
 
 
 @both
-async def test_roles_with_nothing_to_say_are_refused(make: Make) -> None:
+async def test_roles_that_exchange_no_messages_are_refused(make: Make) -> None:
     network = make(RoleTable({"push": {("worker", "far")}}))
     async with network.listen(anywhere(network), FAR, lambda link: link.wait_closed()) as listener:
         with pytest.raises(HandshakeRejected, match="exchange no messages"):
@@ -135,7 +135,7 @@ async def test_a_link_closes_when_its_on_link_returns(make: Make) -> None:
 
 
 @both
-async def test_a_peer_that_leaves_is_no_failure_of_the_listener(make: Make) -> None:
+async def test_the_end_of_a_link_is_no_failure_of_the_listener(make: Make) -> None:
     network = make()
     heard = asyncio.Queue[Message]()
 
@@ -153,7 +153,7 @@ async def test_a_peer_that_leaves_is_no_failure_of_the_listener(make: Make) -> N
 
 
 @both
-async def test_a_bug_in_on_link_ends_the_block_loudly(make: Make) -> None:
+async def test_an_error_in_on_link_ends_the_block_and_is_raised(make: Make) -> None:
     network = make()
 
     async def on_link(link: Link) -> None:
@@ -171,7 +171,7 @@ async def test_a_bug_in_on_link_ends_the_block_loudly(make: Make) -> None:
 
 
 @both
-async def test_what_the_block_raises_leaves_it_as_it_is(make: Make) -> None:
+async def test_an_error_of_the_block_is_raised_alone(make: Make) -> None:
     network = make()
     with pytest.raises(KeyError, match="mine"):
         async with network.listen(anywhere(network), FAR, lambda link: link.wait_closed()):
@@ -201,7 +201,7 @@ async def test_local_delivery_passes_the_very_objects() -> None:
         assert near.statistics().by_type["note"].payload_bytes_out == 24
 
 
-async def test_a_local_peer_that_never_reads_is_given_up() -> None:
+async def test_a_local_peer_that_never_reads_ends_the_link() -> None:
     network = LocalNetwork(rules=open_rules(), config=LinkConfig(stalled_after_s=0.02))
     async with link_pair(network) as (near, far):
         array = np.zeros(1 << 20, np.uint8)
@@ -231,7 +231,7 @@ def test_retry_waits_grow_to_a_limit_and_end() -> None:
             RetrySchedule(**wrong)  # type: ignore[arg-type]
 
 
-def test_roles_may_say_what_has_a_row() -> None:
+def test_roles_may_send_messages_with_a_row() -> None:
     rules = RoleTable({"push": {("worker", "ps")}, "stop": {("*", "ps")}})
     assert rules.sendable("worker", "ps") == {"push", "stop"}
     assert rules.sendable("ps", "worker") == set()

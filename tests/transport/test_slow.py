@@ -111,7 +111,7 @@ async def test_many_messages_are_under_way_at_once(make: Make) -> None:
 
 
 @both
-async def test_the_loop_does_not_wait_for_what_is_under_way(make: Make) -> None:
+async def test_the_loop_does_not_wait_for_messages_under_way(make: Make) -> None:
     async with slow_pair(make, delay_s=LONG_S) as (near, far):
         begin = time.monotonic()
         near.send_nowait(note())
@@ -124,7 +124,7 @@ async def test_the_loop_does_not_wait_for_what_is_under_way(make: Make) -> None:
 
 
 @both
-async def test_what_was_sent_in_one_turn_arrives_in_one(make: Make) -> None:
+async def test_messages_of_one_iteration_arrive_in_one(make: Make) -> None:
     async with slow_pair(make, jitter_s=0.005) as (near, far):
         for _ in range(5):
             for number in range(10):
@@ -149,7 +149,7 @@ async def test_bytes_wait_for_those_before_them_on_a_narrow_path(make: Make) -> 
 
 
 @both
-async def test_a_narrow_path_holds_its_senders_before_much_is_queued(make: Make) -> None:
+async def test_a_narrow_path_stops_its_senders_before_much_is_queued(make: Make) -> None:
     async with slow_pair(make, delay_s=LONG_S, bytes_per_s=1000.0) as (near, far):
         sent = 0
         with pytest.raises(Exception, match="bytes wait for"):
@@ -163,7 +163,7 @@ async def test_a_narrow_path_holds_its_senders_before_much_is_queued(make: Make)
 
 
 @both
-async def test_closing_waits_for_what_is_under_way(make: Make) -> None:
+async def test_closing_waits_for_messages_under_way(make: Make) -> None:
     async with slow_pair(make, delay_s=0.02) as (near, far):
         begin = time.monotonic()
         near.send_nowait(note(5, 1 << 20))
@@ -175,7 +175,7 @@ async def test_closing_waits_for_what_is_under_way(make: Make) -> None:
 
 
 @both
-async def test_a_goodbye_comes_behind_what_was_sent_before_it(make: Make) -> None:
+async def test_a_close_arrives_after_all_earlier_messages(make: Make) -> None:
     async with slow_pair(make, delay_s=0.005) as (near, far), asyncio.TaskGroup() as group:
         near.send_nowait(note(1))
         closing = group.create_task(near.aclose(), name="close")
@@ -198,7 +198,7 @@ async def test_closing_a_local_link_does_not_wait_for_ever() -> None:
 
 
 @both
-async def test_an_abort_drops_and_releases_what_is_under_way(make: Make) -> None:
+async def test_an_abort_drops_and_releases_messages_under_way(make: Make) -> None:
     async with slow_pair(make, delay_s=LONG_S) as (near, far):
         released = asyncio.Event()
         array = np.ones(1 << 20, np.float32)
@@ -245,7 +245,7 @@ async def test_a_rule_is_asked_for_both_ends(make: Make) -> None:
 
 
 @both
-async def test_leaving_the_block_delivers_what_is_held(make: Make) -> None:
+async def test_leaving_the_block_delivers_delayed_messages(make: Make) -> None:
     inner = make()
     address = "local://" if isinstance(inner, LocalNetwork) else "tcp://127.0.0.1:0"
     async with AsyncExitStack() as stack:

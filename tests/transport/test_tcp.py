@@ -116,7 +116,7 @@ async def test_a_message_without_a_row_closes_the_link() -> None:
             await link.receive()
 
 
-async def test_who_does_not_speak_the_protocol_is_hung_up_on() -> None:
+async def test_a_client_of_another_protocol_is_disconnected() -> None:
     async with open_listener(network()) as (listener, links), raw_peer(listener.address) as (reader, writer):
         writer.write(b"GET / HTTP/1.1\r\n" * 20)
         with suppress(ConnectionResetError):
@@ -124,7 +124,7 @@ async def test_who_does_not_speak_the_protocol_is_hung_up_on() -> None:
         assert links.empty()
 
 
-async def test_who_says_nothing_is_hung_up_on() -> None:
+async def test_a_silent_client_is_disconnected() -> None:
     async with (
         open_listener(network(handshake_s=0.05)) as (listener, _),
         raw_peer(listener.address) as (reader, _),
@@ -133,7 +133,7 @@ async def test_who_says_nothing_is_hung_up_on() -> None:
         assert b"late" in answer
 
 
-async def test_who_is_too_busy_for_a_handshake_is_dialled_again() -> None:
+async def test_a_listener_too_busy_for_a_handshake_is_dialled_again() -> None:
     connects: list[asyncio.StreamWriter] = []
     server = await asyncio.start_server(lambda _, writer: connects.append(writer), "127.0.0.1", 0)
     async with server:
@@ -169,7 +169,7 @@ async def test_a_connection_given_up_before_it_was_made_is_closed() -> None:
     assert len(outcomes) == 1
 
 
-async def test_who_has_said_the_first_record_has_longer_than_who_has_not() -> None:
+async def test_a_client_with_a_complete_first_record_has_longer_than_a_silent_one() -> None:
     net = network(first_record_s=0.02, handshake_s=0.04)
     client = ClientHandshake(NEAR, token=TOKEN, entropy=os.urandom, rules=open_rules())
     async with open_listener(net) as (listener, _):
@@ -206,7 +206,7 @@ async def test_keys_of_another_role_neither_listen_nor_dial() -> None:
             assert link.peer == FAR
 
 
-async def test_roles_with_nothing_to_say_are_rejected() -> None:
+async def test_roles_that_exchange_no_messages_are_rejected() -> None:
     rules = RoleTable({"push": {("worker", "far")}})
     async with open_listener(network(rules=rules)) as (listener, _):
         with pytest.raises(HandshakeRejected, match="exchange no messages"):
@@ -225,7 +225,7 @@ def test_an_address_that_is_none_is_refused(address: str) -> None:
         parse_tcp_address(address)
 
 
-def test_loopback_is_told_from_the_rest() -> None:
+def test_loopback_addresses_are_recognised() -> None:
     assert [is_loopback(host) for host in ("127.0.0.1", "::1", "localhost")] == [True] * 3
     assert [is_loopback(host) for host in ("0.0.0.0", "::", "10.0.0.1", "example.org")] == [False] * 4
 
@@ -264,7 +264,7 @@ class CountingTransport:
         return getattr(self.inner, name)
 
 
-async def test_small_frames_of_one_turn_leave_in_one_write() -> None:
+async def test_small_frames_of_one_iteration_leave_in_one_write() -> None:
     async with link_pair(network()) as (near, far):
         assert isinstance(near, TcpLink)
         assert isinstance(far, TcpLink)
@@ -284,7 +284,7 @@ async def test_small_frames_of_one_turn_leave_in_one_write() -> None:
         assert len(answers.writes) <= 2  # type: ignore[attr-defined]
 
 
-async def test_what_waits_for_the_end_of_its_turn_ends_with_the_connection() -> None:
+async def test_frames_waiting_for_the_end_of_the_iteration_end_with_the_connection() -> None:
     loop, errors = asyncio.get_running_loop(), list[dict[str, object]]()
     loop.set_exception_handler(lambda _, context: errors.append(context))
     async with link_pair(network()) as (near, _):
@@ -314,7 +314,7 @@ async def test_a_deadline_wakes_a_link_once(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(woken) == 10
 
 
-async def test_a_silent_peer_is_given_up() -> None:
+async def test_a_silent_peer_ends_the_link() -> None:
     net = network(ping_every_s=0.02, dead_after_s=0.06)
     async with open_listener(net) as (listener, links), raw_peer(listener.address) as (reader, writer):
         await authenticate(reader, writer)
@@ -393,7 +393,7 @@ def test_payloads_between_hosts_have_a_checksum(ours: str | None, theirs: str | 
     assert not checks_payloads(LinkConfig(checksum="off"), Between())
 
 
-async def test_the_kernel_looks_after_the_machine_of_a_peer() -> None:
+async def test_the_kernel_probes_the_machine_of_a_peer() -> None:
     net = network(probe_after_s=7, probe_every_s=2, unacknowledged_s=0.5)
     async with link_pair(net) as links:
         for link in links:
