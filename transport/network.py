@@ -4,8 +4,8 @@ Both have the same interface, so their callers need not know which one they have
 
 A listener is a block. Each link gets a task of the block's own task group, which runs ``on_link`` and closes
 the link when that returns: a server that only answers requests ends its ``on_link`` with
-``await link.wait_closed()``. An error that says that the link ended (LinkClosed, LinkBroken,
-RemoteProtocolError) may leave ``on_link``; any other exception ends the block and is raised from it. Leaving
+``await link.wait_closed()``. An error of an ended link (LinkClosed, LinkBroken, RemoteProtocolError)
+may leave ``on_link``; any other exception ends the block and is raised from it. Leaving
 the block stops listening, cancels every ``on_link``, and waits until all links are closed.
 """
 

@@ -220,7 +220,7 @@ class Conversation:
         self.last_heard = now
 
     def tick(self, *, now: float, unsent_bytes: int, sent_bytes: int) -> list[SendPing | GiveUp]:
-        """Check for silence and stalls, and return what to do.
+        """Check for silence and stalls, and return the effects.
 
         Args:
             now: The time, in seconds.

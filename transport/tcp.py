@@ -292,10 +292,10 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
         bytes that the peer has not read yet.
         """
         try:
-            goodbye = any(frame.kind == CLOSE for frame in self._decoder.updated(nbytes))
+            peer_closed = any(frame.kind == CLOSE for frame in self._decoder.updated(nbytes))
         except RemoteProtocolError:  # a CLOSE behind invalid bytes cannot be found
-            goodbye = True
-        if goodbye:
+            peer_closed = True
+        if peer_closed:
             self._transport.close()
 
     def _pause_reading(self) -> None:

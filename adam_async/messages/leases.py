@@ -27,7 +27,7 @@ from adam_async.messages.bounds import (
 
 
 class Finished(msgspec.Struct, frozen=True, array_like=True):
-    """One group that was trained and whose push was acknowledged."""
+    """One trained group with an acknowledged push."""
 
     epoch: Epoch
     number: GroupNumber

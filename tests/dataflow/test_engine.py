@@ -128,7 +128,7 @@ async def test_admissions_wait_in_line() -> None:
             engine.admit_nowait(Tag(1, 9))
         for _ in range(5):
             pool.step()
-            # The slot is kept for the first in line: nobody passes by in between.
+            # The slot is reserved for the first waiter: no other caller takes it.
             with pytest.raises((NoRoom, TagSettled)):
                 engine.admit_nowait(Tag(1, len(order) - 1 if len(order) == 5 else 9))
             await asyncio.sleep(0)
@@ -375,7 +375,7 @@ async def test_an_error_of_the_body_passes_as_it_is() -> None:
 async def test_an_error_of_a_body_that_has_waited_passes_as_it_is() -> None:
     with pytest.raises(ZeroDivisionError, match="of the body"):
         async with Engine(MIXED, pool=ManualPool(), in_flight=1):
-            await asyncio.sleep(0)  # the task that watches for failures has had its turn
+            await asyncio.sleep(0)  # the task that watches for failures has run
             raise ZeroDivisionError("of the body")
 
 

@@ -1,4 +1,4 @@
-"""A graph says what is wrong with it when it is built, by name."""
+"""The error of an invalid graph names the node or port when the graph is built."""
 
 import pytest
 

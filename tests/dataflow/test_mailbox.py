@@ -1,4 +1,4 @@
-"""Items from threads reach the loop all, in order, with few wake-ups."""
+"""All items from threads reach the loop, in order, with few wake-ups."""
 
 import asyncio
 from threading import Thread

@@ -1,4 +1,4 @@
-"""The pool runs every accepted job once, tells the loop, and leaves no thread behind."""
+"""The pool runs every accepted job once, reports it to the loop, and leaves no thread behind."""
 
 import asyncio
 import os
@@ -184,7 +184,7 @@ async def test_cancelling_the_leaving_still_ends_the_threads() -> None:
         await asyncio.sleep(0)
         task.cancel()
     gate.set()
-    # That no thread is left is checked for every test.
+    # A fixture checks for every test that no thread is left.
 
 
 async def test_statistics_have_busy_time_and_wakes() -> None:
@@ -228,7 +228,7 @@ async def test_a_thread_runs_only_on_its_cpus() -> None:
 
 
 def burn(cpu_s: float) -> float:
-    """Compute until the thread has used that much of a core's time; returns how much it was."""
+    """Compute until the thread has used that much of a core's time; return the time used."""
     begin = time.thread_time()
     while (used := time.thread_time() - begin) < cpu_s:
         pass

@@ -1,4 +1,4 @@
-"""The scheduler fires every node once per tag, whatever the order, and never shares a context."""
+"""The scheduler fires every node once per tag, in any order of events, and never shares a context."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -94,8 +94,8 @@ def test_an_output_is_reported_before_the_tag_finishes() -> None:
     scheduler.admit(A)
     scheduler.deliver("a", A, 1)
 
-    told = [effect for effect in run_calls(scheduler) if not isinstance(effect, Firing)]
-    assert told == [Output("a", A, 1), Output("x", A, 2), Finished(A)]
+    reported = [effect for effect in run_calls(scheduler) if not isinstance(effect, Firing)]
+    assert reported == [Output("a", A, 1), Output("x", A, 2), Finished(A)]
 
 
 def test_a_node_without_inputs_fires_at_admission() -> None:
@@ -387,7 +387,7 @@ def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str) ->
         Scheduler(ONE, **arguments)
 
 
-# Properties. Nodes build terms of what they were given: a term shows which inputs of which tag it came from.
+# Properties. Nodes build terms of their inputs: a term shows the inputs and the tag that it comes from.
 
 
 def term_node(name: str, *, num_outputs: int, batch: int) -> Any:
@@ -431,7 +431,7 @@ def graphs(draw: st.DrawFn) -> Graph:
 
 
 def expected(graph: Graph, tag: Tag) -> dict[str, object]:
-    """What a direct evaluation gives for every port."""
+    """Return the value of every port by direct evaluation."""
     values: dict[str, object] = {port: (port, tag) for port in graph.inputs}
     for node in graph.nodes:
         for place, port in enumerate(node.outputs):

@@ -1,4 +1,4 @@
-"""What is over is remembered exactly, and in little memory."""
+"""Settled tags are kept exactly, and in little memory."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""The fakes do what they say, so that tests which use them prove something."""
+"""The fakes behave like the scheduler and the pool that they replace."""
 
 import asyncio
 

@@ -10,7 +10,7 @@ MEMBER, FLOOD = "10.0.0.1", "10.0.0.2"
 
 
 def filled(limit: int, silent: int, proving: int = 0) -> Admission[str]:
-    """A listener with connections of one source, of which the proving ones are older."""
+    """Return an admission with connections of one source, the proving ones older."""
     admission = Admission[str](limit)
     for number in range(proving):
         admission.arrived(f"proving-{number}", FLOOD)
@@ -71,7 +71,7 @@ def test_the_limit_holds_and_no_source_with_a_fair_share_loses_a_connection(
     admission = Admission[int](limit)
     here: dict[int, tuple[int, bool]] = {}
     for number, (step, choice) in enumerate(steps):
-        silent = [one for one, (_, said) in here.items() if not said]
+        silent = [one for one, (_, proving) in here.items() if not proving]
         if step == "arrive":
             admission.arrived(number, str(choice))
             here[number] = (choice, False)

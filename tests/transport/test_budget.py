@@ -79,7 +79,7 @@ def test_links_that_take_all_they_can_leave_each_other_link_its_part() -> None:
 
 
 def test_successive_links_that_take_all_they_can_stay_within_the_budget() -> None:
-    """A part of each link that goes by the number of links would let them hold half as much again."""
+    """Parts that depend on the number of links would let the links hold half as much again."""
     budget = Budget(1 << 20)
     for _ in range(300):
         drain(Account(budget, 1 << 17), 16)

@@ -1,4 +1,4 @@
-"""Memory goes back to the pool with its last reader, and not before."""
+"""Memory returns to the pool with its last view, and not before."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""The decoder reads what the encoder wrote, however it arrives, and nothing but ProtocolError leaves it."""
+"""The decoder inverts the encoder for any division into reads, and raises only ProtocolError."""
 
 import tracemalloc
 from collections.abc import Iterable
@@ -55,7 +55,7 @@ def encode(
 
 
 def feed(decoder: FrameDecoder, wire: bytes, step: int | None = None) -> list[Frame]:
-    """Put bytes where the decoder wants them, at most ``step`` at a time."""
+    """Pass bytes to the decoder, at most ``step`` at a time."""
     frames: list[Frame] = []
     while wire:
         room = decoder.get_buffer()
@@ -215,7 +215,7 @@ def test_an_empty_reply_is_the_empty_arrays_that_were_registered_for_it() -> Non
     assert all(got is target for got, target in zip(frame.message.tensors, targets, strict=True))
 
 
-# What a peer could do wrong
+# Faults of a peer
 
 
 def prelude(**changes: int | bytes) -> bytes:
@@ -332,7 +332,7 @@ def test_only_protocol_errors_leave_the_decoder(wire: bytes, data: st.DataObject
     damaged = bytearray(wire)
     for _ in range(data.draw(st.integers(1, 4))):
         damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
-    if resign:  # a peer that means it gets the checksum right
+    if resign:  # a malicious peer computes the checksum
         meta = min(int.from_bytes(damaged[16:20], "little"), 1 << 14)
         fixed = FrameEncoder.head(
             damaged[5],
@@ -349,7 +349,7 @@ def test_only_protocol_errors_leave_the_decoder(wire: bytes, data: st.DataObject
 
 
 def hostile_inputs() -> list[bytes]:
-    """Inputs of little that claim, or unpack to, much."""
+    """Return short inputs that claim, or expand to, much memory."""
     bombs = [
         msgpack.packb(["x", {"a": [{}] * 16_000}]),
         msgpack.packb(["x", {"a": [[]] * 16_000}]),
@@ -381,7 +381,7 @@ def test_a_hostile_input_takes_little_memory(wire: bytes) -> None:
     finally:
         tracemalloc.stop()
     assert peak <= HOSTILE_LIMIT_BYTES
-    # Mapped memory is not traced; it is real only where something was received.
+    # Mapped memory is not traced; its pages exist only for received bytes.
     assert _resident_bytes() - before <= 2 * HOSTILE_LIMIT_BYTES
 
 
@@ -389,7 +389,7 @@ def _resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
-# What our own caller could do wrong
+# Faults of the caller
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Two sides prove the token to each other, or are told what to do."""
+"""Two sides prove the token to each other, or the refusal has the remedy."""
 
 import hashlib
 from collections.abc import Callable
@@ -72,9 +72,9 @@ def test_a_missing_token_is_named(mine: bytes | None, theirs: bytes | None) -> N
     one = client(mine)
     with pytest.raises(HandshakeRejected) as refusal:
         server(theirs).receive(one.hello())
-    with pytest.raises(HandshakeRejected) as heard:
+    with pytest.raises(HandshakeRejected) as received:
         one.receive(reject_record(refusal.value))
-    lacking, having = (refusal, heard) if theirs is None else (heard, refusal)
+    lacking, having = (refusal, received) if theirs is None else (received, refusal)
     assert "the other side has a token and this side has none: give it the same" in str(lacking.value)
     assert "this side has a token and the other side has none: give both the same" in str(having.value)
 
@@ -89,9 +89,9 @@ def test_a_proof_of_another_conversation_is_refused() -> None:
 
 
 def test_roles_without_a_row_are_refused() -> None:
-    stranger = client(me=Identity(role="data", node="d", incarnation=1))
+    other = client(me=Identity(role="data", node="d", incarnation=1))
     with pytest.raises(HandshakeRejected, match="exchange no messages"):
-        server().receive(stranger.hello())
+        server().receive(other.hello())
 
 
 def test_the_dialling_side_refuses_an_unexpected_role() -> None:
@@ -155,7 +155,7 @@ def test_with_the_keys_of_one_role_no_other_can_be_claimed() -> None:
 
 def test_a_pair_without_a_key_is_named() -> None:
     wider = RoleTable({"push": {("worker", "ps")}, "ask": {("worker", "data")}})
-    keys = keys_of("worker")  # derived when workers said nothing to data servers
+    keys = keys_of("worker")  # derived without a row for data servers
     one = ClientHandshake(WORKER, token=keys, entropy=entropy(b"c"), rules=wider)
     data = Identity(role="data", node="d", incarnation=1)
     other = ServerHandshake(data, token=TOKEN, entropy=entropy(b"s"), rules=wider)
@@ -175,7 +175,7 @@ def test_only_named_errors_leave_a_handshake(record: bytes, plausible: bool) -> 
 def test_a_table_keeps_nothing_of_an_unknown_role():
     rules = RoleTable({"push": {("worker", "ps")}, "hello": {(ANY_ROLE, "ps")}})
     for number in range(1000):
-        assert rules.may_talk(f"stranger-{number}", "ps")
-        assert not rules.may_talk(f"stranger-{number}", "worker")
+        assert rules.may_talk(f"unknown-{number}", "ps")
+        assert not rules.may_talk(f"unknown-{number}", "worker")
     assert len(rules._sendable) <= 9
     assert rules.sendable("worker", "ps") == {"push", "hello"}

@@ -280,8 +280,8 @@ async def peers(net: Network, count: int, far_links: list[Link], stack: AsyncExi
     listener = await stack.enter_async_context(net.listen(address, FAR, on_link))
     near = []
     for number in range(count):
-        who = Identity(role="near", node=f"near-{number}", incarnation=1)
-        near.append(await stack.enter_async_context(net.connect(listener.address, who)))
+        identity = Identity(role="near", node=f"near-{number}", incarnation=1)
+        near.append(await stack.enter_async_context(net.connect(listener.address, identity)))
     await turns(lambda: len(far_links) == count)
     return near
 

@@ -1,4 +1,4 @@
-"""Doors open and close, dialling tries again, and both kinds of network agree on it."""
+"""Listeners open and close, dials are repeated, and both kinds of network behave alike."""
 
 import asyncio
 import hashlib
@@ -71,14 +71,16 @@ async def test_a_dial_waits_for_a_listener_that_is_late(make: Make) -> None:
 
 
 @pytest.mark.parametrize(
-    ("advertised", "told"),
+    ("advertised", "expected"),
     [
         ("tcp://localhost:0", "tcp://localhost:{port}"),
         ("tcp://gateway:7100", "tcp://gateway:7100"),
         ("tcp://[::1]:0", "tcp://[::1]:{port}"),
     ],
 )
-async def test_a_listener_on_every_interface_names_the_advertised_address(advertised: str, told: str) -> None:
+async def test_a_listener_on_every_interface_names_the_advertised_address(
+    advertised: str, expected: str
+) -> None:
     entropy = lambda count: hashlib.shake_128(b"test").digest(count)  # noqa: E731
     token = b"a token of many bytes"
     network = TcpNetwork(token=token, entropy=entropy, rules=open_rules(), advertise=advertised)
@@ -86,7 +88,7 @@ async def test_a_listener_on_every_interface_names_the_advertised_address(advert
     async with plain.listen("tcp://127.0.0.1:0", FAR, lambda link: link.wait_closed()) as free:
         port = free.address.rpartition(":")[2]
     async with network.listen(f"tcp://0.0.0.0:{port}", FAR, lambda link: link.wait_closed()) as listener:
-        assert listener.address == told.format(port=port)
+        assert listener.address == expected.format(port=port)
         async with plain.connect(f"tcp://127.0.0.1:{port}", NEAR) as link:
             assert link.peer == FAR
 
@@ -137,17 +139,17 @@ async def test_a_link_closes_when_its_on_link_returns(make: Make) -> None:
 @both
 async def test_the_end_of_a_link_is_no_failure_of_the_listener(make: Make) -> None:
     network = make()
-    heard = asyncio.Queue[Message]()
+    received = asyncio.Queue[Message]()
 
     async def on_link(link: Link) -> None:
         while True:
-            heard.put_nowait(await link.receive())
+            received.put_nowait(await link.receive())
 
     async with network.listen(anywhere(network), FAR, on_link) as listener:
         for _ in range(2):
             async with network.connect(listener.address, NEAR) as link:
                 await link.send(Message(type="note"))
-                await heard.get()
+                await received.get()
         link = await network.dial(listener.address, NEAR)
         link.abort()
 

@@ -69,7 +69,7 @@ def test_a_peer_that_takes_nothing_ends_the_link_after_ten_seconds() -> None:
 
 
 def begin_message(one: Conversation) -> None:
-    """Have the conversation receive the first bytes of a large message."""
+    """Pass the first bytes of a large message to the conversation."""
     outgoing = one.encode(MESSAGE, 0, Message(type="push", tensors=(np.zeros(100_000, np.uint8),)))
     head = bytes(outgoing.buffers[0])
     one.decoder.get_buffer()[: len(head)] = head
@@ -82,7 +82,7 @@ def test_an_unfinished_message_ends_the_link_of_a_peer_that_still_sends() -> Non
     for now in (5.0, 9.0):
         one.last_heard = now
         assert tick(one, now) == []
-    assert one.next_deadline() == 14.0  # heard again, and 15 for the message
+    assert one.next_deadline() == 14.0  # bytes came again; the message has until 15
     one.decoder.updated(10)
     one.last_heard = 14.0
     assert tick(one, 14.0) == []
@@ -129,8 +129,8 @@ def test_at_a_deadline_tick_has_an_effect_or_the_next_one_is_later(
         one.pause()
     for _ in range(8):
         deadline = one.next_deadline()
-        said = tick(one, deadline, unsent=unsent)
-        if said and said != ["ping"]:
+        effects = tick(one, deadline, unsent=unsent)
+        if effects and effects != ["ping"]:
             break
         assert one.next_deadline() > deadline
     else:

@@ -1,4 +1,4 @@
-"""The bytes printed in docs/protocol.md are what the code speaks."""
+"""The bytes printed in docs/protocol.md are those of the code."""
 
 import re
 from pathlib import Path

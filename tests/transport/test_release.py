@@ -1,4 +1,4 @@
-"""A sender hears once, and only when nobody looks at its arrays any more."""
+"""A release fires once, after the last reader of the arrays is gone."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""A slow network is as slow as it says between the nodes that it names, and a network in everything else."""
+"""A slow network delays links between the named nodes, and is a normal network otherwise."""
 
 import asyncio
 import gc
@@ -133,7 +133,7 @@ async def test_messages_of_one_iteration_arrive_in_one(make: Make) -> None:
             turn: list[int] = []
             asyncio.get_running_loop().call_soon(turn.append, 1)  # after this turn
             for _ in range(9):
-                await far.receive()  # waits for no turn: all of them are there
+                await far.receive()  # waits for no iteration: all of them have arrived
             assert turn == []
 
 
@@ -191,7 +191,7 @@ async def test_closing_a_local_link_does_not_wait_for_ever() -> None:
         closing = group.create_task(near.aclose(), name="close")
         await asyncio.sleep(0)
         closing.cancel()
-        # Whoever gives up the wait has closed at once: the other side hears it now.
+        # A cancelled close takes effect at once: the other side sees it now.
         assert (await far.receive()).meta["number"] == 1
         with pytest.raises(LinkClosed):
             await far.receive()
@@ -225,7 +225,7 @@ async def test_a_release_fires_after_delivery(make: Make) -> None:
 
 
 @both
-@pytest.mark.parametrize("between", [("near-1", "somebody"), lambda one, other: False], ids=["pair", "rule"])
+@pytest.mark.parametrize("between", [("near-1", "another"), lambda one, other: False], ids=["pair", "rule"])
 async def test_links_between_other_nodes_are_left_alone(make: Make, between: Any) -> None:
     async with slow_pair(make, delay_s=LONG_S, between=between) as (near, far):
         near.send_nowait(note(3))
@@ -257,7 +257,7 @@ async def test_leaving_the_block_delivers_delayed_messages(make: Make) -> None:
         near.send_nowait(note(2))
         await asyncio.sleep(0)
         await network.__aexit__(None, None, None)
-        near.send_nowait(note(3))  # and from then on nothing is held
+        near.send_nowait(note(3))  # and from then on no message is delayed
         assert [(await far.receive()).meta["number"] for _ in range(3)] == [1, 2, 3]
 
 

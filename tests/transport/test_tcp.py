@@ -1,4 +1,4 @@
-"""What only sockets can show: hostile peers, joined writes, chunks that let others pass."""
+"""Behaviour of sockets only: hostile peers, joined writes, chunks that let other frames pass."""
 
 import asyncio
 import logging
@@ -279,7 +279,7 @@ async def test_small_frames_of_one_iteration_leave_in_one_write() -> None:
         far.serve(lambda request: request.reply(Message(type="answer")))
         calls = [near.call_nowait(Message(type="ask"), timeout_s=50) for _ in range(20)]
         await asyncio.gather(*calls)
-        # The first call of an idle link does not wait for the others of its turn.
+        # The first call of an idle link does not wait for the others of its iteration.
         assert len(counting.writes) == 3  # type: ignore[attr-defined]
         assert len(answers.writes) <= 2  # type: ignore[attr-defined]
 
@@ -298,7 +298,7 @@ async def test_frames_waiting_for_the_end_of_the_iteration_end_with_the_connecti
 
 
 async def test_a_deadline_wakes_a_link_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Though deadlines are finer than the clock of a loop, which rounds them."""
+    """Deadlines are finer than the clock of a loop, which rounds them."""
     woken: list[float] = []
     on_timer = TcpLink._on_timer
 
@@ -422,14 +422,14 @@ async def test_the_listener_knows_its_links() -> None:
 
 async def test_a_refused_handshake_is_logged_once_for_each_reason(caplog: pytest.LogCaptureFixture) -> None:
     rules = RoleTable({"ask": {("near", "far")}})
-    stranger = Identity(role="other", node="other-1", incarnation=1)
+    other = Identity(role="other", node="other-1", incarnation=1)
 
     async with open_listener(network(rules=rules)) as (listener, _):
         for token in (b"another token of tests", b"a third token of tests", None):
             with pytest.raises(HandshakeRejected, match="token"):
                 await network(token).dial(listener.address, NEAR)
         with pytest.raises(HandshakeRejected, match="exchange no messages"):
-            await network().dial(listener.address, stranger)
+            await network().dial(listener.address, other)
 
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert [warning.partition(":")[0] for warning in warnings] == ["no link with 127.0.0.1"] * 2

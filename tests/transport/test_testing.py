@@ -1,4 +1,4 @@
-"""The faults that tests inject are the faults they asked for, over both kinds of network."""
+"""The injected faults are those requested, over both kinds of network."""
 
 import asyncio
 import hashlib

@@ -1,4 +1,4 @@
-"""A timekeeper is never early, keeps the order, and leaves nothing behind."""
+"""A timekeeper is never early, keeps the order, and leaves no thread behind."""
 
 import asyncio
 from functools import partial
@@ -20,7 +20,7 @@ async def test_no_callback_runs_early_and_all_run_in_the_order_of_their_times() 
             if ms == 9:
                 over.set()
 
-        for ms in (5, 1, 9, 3, 7, 0):  # some sooner than what the thread already sleeps for
+        for ms in (5, 1, 9, 3, 7, 0):  # some are due before the end of the thread's sleep
             timekeeper.call_at(begin + ms / 1000, partial(ring, ms))
         await over.wait()
 
@@ -52,7 +52,7 @@ async def test_leaving_runs_waiting_callbacks_in_order_and_later_ones_at_once() 
     assert called == ["first", "last"]
     timekeeper.call_at(now + 3000, partial(called.append, "late"))
     assert called == ["first", "last", "late"]
-    # That no thread is left is checked for every test.
+    # A fixture checks for every test that no thread is left.
 
 
 async def test_one_callback_that_raises_spares_the_others() -> None:

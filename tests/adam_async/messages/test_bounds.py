@@ -1,4 +1,4 @@
-"""Bounds: every number, text and tuple of every message has them, and NaN and infinities do not pass."""
+"""Every number, text and tuple of every message has bounds; NaN and infinities are refused."""
 
 import math
 from typing import Annotated, Any
@@ -101,7 +101,7 @@ def test_a_wait_that_is_not_finite_is_refused(body, value):
 
 
 class Unbounded(Body, frozen=True, kw_only=True):
-    """A message that forgot the bounds of its field."""
+    """A message whose field has no bounds."""
 
     share: float
 

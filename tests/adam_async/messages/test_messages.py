@@ -1,4 +1,4 @@
-"""Messages: who may say what, what survives the trip, and how wrong ones are told."""
+"""Messages: the roles that may send them, their way over a link, and the errors of invalid ones."""
 
 from importlib import import_module
 
@@ -260,7 +260,7 @@ def test_a_role_may_send_exactly_the_messages_of_the_table(name, speaker):
     rules = role_table()
     for listener in ROLES:
         assert rules.allows(name, speaker, listener) == ((speaker, listener) in ALLOWED[name])
-    assert not rules.allows(name, speaker, "stranger")
+    assert not rules.allows(name, speaker, "unknown")
 
 
 @pytest.mark.parametrize("network", NETWORKS)
