@@ -1,17 +1,17 @@
-"""Pure: what can go wrong above the transport, whose fault it is, and the exit code of each.
+"""Pure: the errors above the transport, and the exit code of each.
 
-    AdamError                   anything of ours; ``exit_code`` is what the command line ends with
-      ConfigError          2    the caller's options, files or specs: says which value and what to do
+    AdamError                   base of all; ``exit_code`` is the exit code of the command line
+      ConfigError          2    the caller's options, files or specs: names the value and the remedy
         RecordError        2    a record of a run cannot be made, read or replayed
       DataError            3    a data source is missing, damaged or of the wrong kind
-      RoleDied             4    a role ended while it was needed; names it and how it ended
-        RoleUnreachable    4    a role was not there to begin with
+      RoleDied             4    a needed role ended; names the role and the cause
+        RoleUnreachable    4    a needed role was absent from the beginning
         Leaderless         4    none of several controllers led for too long
       DeadlineExceeded     5    a named wait took longer than its deadline
-      ShardUnavailable     5    the primary of a shard could not be reached in time
-      BindFailed           7    an address is taken, or not ours to listen on
-      RunFailed            8    the run ended for a reason that is not one of the above
-        Diverged           9    its training loss is not finite, or far beyond that of guessing
+      ShardUnavailable     5    the primary of a shard was unreachable for too long
+      BindFailed           7    an address is taken, or belongs to another machine
+      RunFailed            8    the run ended for another reason
+        Diverged           9    the training loss is not finite, or far beyond that of guessing
 
 The command line adds 6 (a peer refused the handshake), 130 and 143 (ended by a signal);
 docs/exit-codes.md lists them all.
@@ -23,7 +23,7 @@ LOST_SHARDS = (
     "with it went the only copy of its shards; --resume DIR picks the run up at its last checkpoint, if "
     "--checkpoint DIR kept one"
 )
-"""What the loss of a parameter server means for its run."""
+"""Text on the consequence of a lost parameter server for its run."""
 
 
 class AdamError(Exception):
@@ -33,17 +33,17 @@ class AdamError(Exception):
 
 
 class ConfigError(AdamError, ValueError):
-    """An option, file or spec is wrong. The message says which, its value and what to do."""
+    """An option, file or spec is wrong. The message has its name, its value and the remedy."""
 
     exit_code = 2
 
 
 class RecordError(ConfigError):
-    """A record of a run cannot be made, read or replayed; says what is wrong with it and what to do."""
+    """A record of a run cannot be made, read or replayed. The message has the fault and the remedy."""
 
 
 class DataError(AdamError):
-    """A data source is missing, damaged or not what its name says."""
+    """A data source is missing, damaged or of another kind than its name."""
 
     exit_code = 3
 
@@ -60,7 +60,7 @@ class RoleDied(AdamError):
 
 
 class RoleFailed(RoleDied):
-    """A role that is there, or may be, does not do what the run needs of it."""
+    """A role that may be running does not do its work for the run."""
 
     def __init__(self, node: str, how: str) -> None:
         AdamError.__init__(self, f"{node} {how}")
@@ -69,7 +69,7 @@ class RoleFailed(RoleDied):
 
 
 class RoleUnreachable(RoleDied):
-    """A role that is needed was not there to begin with."""
+    """A needed role was absent from the beginning."""
 
     def __init__(self, node: str, address: str, why: str) -> None:
         AdamError.__init__(self, f"cannot reach {node} at {address}: {why}")
@@ -85,7 +85,7 @@ class Leaderless(RoleDied):
         AdamError.__init__(
             self,
             f"none of the controllers {', '.join(addresses)} led for {waited_s:g} s; one does while more "
-            f"than half of them run; the last word: {why}",
+            f"than half of them run; the last error: {why}",
         )
         self.node = "the controller"
         self.how = why
@@ -103,23 +103,23 @@ class DeadlineExceeded(AdamError):
 
 
 class ShardUnavailable(DeadlineExceeded):
-    """The primary of a shard could not be reached, or did not answer, in time."""
+    """The primary of a shard was unreachable, or did not answer in time."""
 
 
 class RunFailed(AdamError):
-    """The run ended early; the message carries the first cause."""
+    """The run ended early; the message has the first cause."""
 
     exit_code = 8
 
 
 class Diverged(RunFailed):
-    """The training loss is not finite, or far beyond that of guessing; says what to try."""
+    """The training loss is not finite, or far beyond that of guessing. The message has remedies."""
 
     exit_code = 9
 
 
 class BindFailed(AdamError):
-    """A role cannot listen where it was told to."""
+    """A role cannot listen on its address."""
 
     exit_code = 7
 
@@ -129,9 +129,9 @@ class BindFailed(AdamError):
 
 
 def first_cause(error: BaseException) -> BaseException:
-    """Return what happened first in a group of errors, cancellations left out; or the error itself.
+    """Return the first error of a group that is no cancellation, or the error itself.
 
-    Raise it `from` its own `__cause__`: `from None` would remove that, such as the error of a user's layer.
+    Raise it `from` its own `__cause__`, such as the error of a user's layer: `from None` would remove that.
     """
     if isinstance(error, BaseExceptionGroup):
         causes = [first_cause(inner) for inner in error.exceptions]

@@ -1,11 +1,11 @@
-"""Event-driven dataflow graphs for asyncio: nodes fire when their inputs for a tag are there, in any order.
+"""Event-driven dataflow graphs for asyncio: a node fires once all its inputs for a tag have arrived.
 
 A `Graph` describes nodes joined by named ports. An `Engine` runs it for many tags at once: light nodes on the
-loop, heavy ones in a `ComputePool`. All decisions are made by a pure `Scheduler`. Fakes are in
-`dataflow.testing`. Standard library only.
+loop, heavy ones in a `ComputePool`. A pure `Scheduler` makes all decisions. `dataflow.testing` has the fakes.
+Standard library only.
 """
 
-from dataflow.engine import Engine, OnOutput, Trace
+from dataflow.engine import Engine, EngineStatistics, OnOutput, Trace
 from dataflow.errors import (
     DataflowError,
     DuplicateToken,
@@ -27,9 +27,9 @@ from dataflow.errors import (
 )
 from dataflow.graph import Graph, Node
 from dataflow.jobs import Job, JobPool
-from dataflow.pool import ComputePool, MakePool
+from dataflow.pool import ComputePool, MakePool, PoolStatistics
 from dataflow.scheduler import Scheduler
-from dataflow.stats import EngineStatistics, PoolStatistics
+from dataflow.tags import Tag
 from dataflow.tokens import (
     Abandoned,
     BatchCall,
@@ -38,7 +38,6 @@ from dataflow.tokens import (
     Finished,
     Firing,
     Output,
-    Tag,
     Token,
     TraceRecord,
 )

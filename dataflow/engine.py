@@ -1,15 +1,14 @@
-"""The shell that runs a scheduler: light nodes on the loop, heavy ones in a pool.
+"""The engine runs a scheduler: light nodes on the loop, heavy ones in a pool.
 
 Theory of operation
 -------------------
-Whatever happens (an admission, a delivery, jobs coming back) is told to the scheduler, then one *turn*
-carries out its effects until there are none: light nodes run at once and cause further effects, heavy calls
-collect in a backlog that is handed to the pool in one go at the end. So light nodes that follow a heavy one
-fire in the same loop turn as its completion, and a wake-up that brings eight jobs back costs one
-submission. Callbacks and light nodes may call the engine again; that only adds effects to the turn under
-way.
+The engine reports every event (an admission, a delivery, completed jobs) to the scheduler, then one *turn*
+carries out effects until there are none: light nodes run at once and cause further effects, and heavy calls
+collect in a backlog that goes to the pool in one call at the end. So light nodes that follow a heavy one fire
+in the same iteration of the loop as its completion, and a wake-up with eight completed jobs costs one
+submission. Callbacks and light nodes may call the engine again; that only adds effects to the current turn.
 
-The engine waits for nothing itself. Its one task watches for the failure that stops it, so that the failure
+The engine itself waits for nothing. Its one task watches for the failure that stops it, so that the failure
 cancels the body of the `async with` like that of any task group.
 """
 
@@ -18,6 +17,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Self, cast
 
@@ -35,7 +35,7 @@ from dataflow.graph import Graph
 from dataflow.jobs import Job, JobPool
 from dataflow.mailbox import Mailbox
 from dataflow.scheduler import Scheduler
-from dataflow.stats import EngineStatistics
+from dataflow.tags import Tag
 from dataflow.tokens import (
     Abandoned,
     BatchCall,
@@ -45,7 +45,6 @@ from dataflow.tokens import (
     Finished,
     Firing,
     Output,
-    Tag,
     Token,
     TraceRecord,
 )
@@ -54,27 +53,55 @@ OnOutput = Callable[[str, Tag, Any], None]
 Trace = Callable[[TraceRecord], None]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStatistics:
+    """Counts since the engine was entered, and its current state."""
+
+    admitted: int
+    """Admitted tags."""
+    finished: int
+    """Tags whose nodes have all fired."""
+    abandoned: int
+    """Tags abandoned after admission, with failed ones."""
+    failed: int
+    """Tags abandoned because a node raised."""
+    firings: int
+    """Completed firings of live tags."""
+    dropped_tokens: int
+    """Tokens that arrived for settled tags."""
+    live: int
+    """Live tags."""
+    still_running: int
+    """Abandoned tags whose context a thread may use."""
+    waiting: int
+    """Callers that wait in `admit`."""
+    early_tokens: int
+    """Tokens kept for tags not yet admitted."""
+    backlog: int
+    """Ready calls for which the pool has no room."""
+
+
 class Engine:
     """Runs one graph for many tags at once. An asynchronous context manager.
 
-    Leaving it abandons what is live, waits until no thread runs a call of it, and raises what stopped it: a
-    `NodeFailed`, or what a callback raised. Call `drain` first if everything admitted is to finish.
-    Cancelling the leaving does not shorten that wait, for the contexts are the caller's to reuse
-    afterwards; a job that outlasts `close_timeout_s` is reported by WaitTimedOut.
+    Leaving it abandons all live tags, waits until no thread runs a call of them, and raises the error that
+    stopped the engine: a `NodeFailed`, or the error of a callback. Call `drain` first to finish all admitted
+    tags. Cancelling does not shorten that wait, because the caller may reuse the contexts afterwards; a job
+    that takes longer than `close_timeout_s` raises WaitTimedOut.
 
     Args:
-        graph: What to run.
-        pool: Where heavy nodes run. It must stay open for as long as the engine.
-        in_flight: Most tags live at once.
+        graph: Graph to run.
+        pool: Pool of the heavy nodes. It must stay open for as long as the engine.
+        in_flight: Maximum number of live tags.
         contexts: Training contexts, at least `in_flight` of them; see `Scheduler`.
-        on_output: Called on the loop as ``on_output(port, tag, value)`` when a graph output has its value.
-        on_room: Called on the loop, within a turn that leaves room, to `admit_nowait` what is there: cheaper
+        on_output: Callback on the loop, ``on_output(port, tag, value)``, for each value of a graph output.
+        on_room: Callback on the loop, within a turn that leaves room, for calls of `admit_nowait`: cheaper
             than a task that waits in `admit` for every tag.
-        on_failure: What a failing node does: "stop" the engine, or "drop" its tag and count it.
-        trace: Called on the loop with the record of every firing that ended. None costs nothing.
-        early_limit: Most tokens held for tags not admitted yet.
-        keep_epochs: Epochs whose tags are remembered one by one; tags of older ones count as over.
-        wait_timeout_s: Deadline of `admit`, `wait_room`, `wait_finished` and `drain` unless a call gives one.
+        on_failure: Effect of a failing node: "stop" the engine, or "drop" its tag and count it.
+        trace: Callback on the loop with the record of every ended firing. None costs nothing.
+        early_limit: Maximum number of tokens kept for tags not admitted yet.
+        keep_epochs: Number of epochs whose tags are kept one by one; tags of older ones count as settled.
+        wait_timeout_s: Default time limit of `admit`, `wait_room`, `wait_finished` and `drain`, in seconds.
         close_timeout_s: Seconds that leaving waits for running jobs.
     """
 
@@ -111,7 +138,7 @@ class Engine:
         self._turning = False
         self._backlog: deque[Call] = deque()
         self._asked_for_room = False
-        # In order of arrival. `_reserved` counts waiters told to go ahead that have not run yet.
+        # In order of arrival. `_reserved` counts woken waiters that have not run yet.
         self._admissions: deque[asyncio.Future[None]] = deque()
         self._admitting: set[Tag] = set()
         self._reserved = 0
@@ -141,18 +168,18 @@ class Engine:
         try:
             await self._task_group.__aexit__(kind, error, trace)
         except BaseExceptionGroup as group:
-            # That the body was refused is the consequence of what stopped the engine, not a second error.
-            # Cancelling the watch has cancelled what it waited for.
+            # The refusal of the body follows from the error that stopped the engine: it is no second error.
+            # Cancelling the watch has cancelled its future.
             failed = self._failure.done() and not self._failure.cancelled()
             failure = self._failure.exception() if failed else None
             errors = group if failure is None else group.split(EngineClosed)[1]
             found = [] if errors is None else list(errors.exceptions)
             if failure is not None and failure not in found:
-                # The body raised before the task that watches for failures had its turn.
+                # The body raised before the task that watches for failures ran.
                 found.insert(0, failure)
             if len(found) > 1:
                 raise BaseExceptionGroup(group.message, found) from None
-            # One error is raised as itself: the group only says that an engine has a task inside.
+            # One error is raised alone: a group would only show that an engine has a task inside.
             only = found[0]
             if only is not error:
                 raise only from only.__cause__
@@ -171,8 +198,8 @@ class Engine:
 
         Raises:
             TagInFlight, TagSettled: The tag is or was in use.
-            EngineClosed: The engine is not running, or stopped meanwhile.
-            WaitTimedOut: No slot came free in `timeout_s`.
+            EngineClosed: The engine is not running, or stopped during the wait.
+            WaitTimedOut: No slot was free within `timeout_s`.
         """
         self._check_running()
         self._check_admissible(tag)
@@ -191,10 +218,10 @@ class Engine:
                 turn.cancel()
             else:
                 self._reserved -= 1
-            self._turn()  # starts what came early; or passes on the place that was kept for us
+            self._turn()  # runs the early tokens, or passes the reserved slot on
 
     def admit_nowait(self, tag: Tag) -> Any:
-        """Like `admit`, but raises NoRoom where that would wait."""
+        """Like `admit`, but raise NoRoom instead of waiting."""
         self._check_running()
         self._check_admissible(tag)
         if self._admissions or self._scheduler.room <= self._reserved:
@@ -203,15 +230,17 @@ class Engine:
 
     @property
     def has_room(self) -> bool:
-        """Whether `admit_nowait` may go on."""
+        """Whether `admit_nowait` has a slot and a context."""
         return not self._admissions and self._scheduler.room > self._reserved
 
     async def wait_room(self, *, timeout_s: float | None = None) -> None:
-        """Wait until a turn, with its `on_room`, leaves room. Others may take it first. Cancel it at will.
+        """Wait until a turn, with its `on_room`, leaves room. Another caller may take it first.
+
+        Cancelling is harmless.
 
         Raises:
-            EngineClosed: The engine is not running, or stopped meanwhile.
-            WaitTimedOut: No slot came free in `timeout_s`.
+            EngineClosed: The engine is not running, or stopped during the wait.
+            WaitTimedOut: No slot was free within `timeout_s`.
         """
         self._check_running()
         if not self.has_room:
@@ -221,10 +250,10 @@ class Engine:
             self._check_running()
 
     def abandon(self, tag: Tag) -> bool:
-        """Give `tag` up; returns False if it was over already.
+        """Abandon `tag`; return False if it was settled.
 
-        Its slot is free at once. Its context is free when no thread runs a call of it any more; calls that
-        have not started never will. A tag that was not admitted can no longer be.
+        Its slot is free at once, and its context when no thread runs a call of it any more. Calls that have
+        not started never start. A tag that was not admitted cannot be admitted any more.
         """
         self._check_running()
         known = self._scheduler.abandon(tag)
@@ -232,14 +261,15 @@ class Engine:
         return known
 
     async def wait_finished(self, tag: Tag, *, timeout_s: float | None = None) -> None:
-        """Wait until all nodes have fired for `tag`; returns at once if the tag is over. Cancelling is
-        harmless.
+        """Wait until all nodes have fired for `tag`; return at once for a settled tag.
+
+        Cancelling is harmless.
 
         Raises:
-            TagUnknown: It was never admitted.
-            TagAbandoned: It was abandoned while we waited.
+            TagUnknown: The tag was never admitted.
+            TagAbandoned: The tag was abandoned during the wait.
             EngineClosed: The engine is not running.
-            WaitTimedOut: It took longer than `timeout_s`.
+            WaitTimedOut: The wait took longer than `timeout_s`.
         """
         self._check_running()
         if not self._scheduler.is_live(tag):
@@ -255,7 +285,7 @@ class Engine:
 
         Raises:
             EngineClosed: The engine is not running.
-            WaitTimedOut: It took longer than `timeout_s`; the message says which tags lack what.
+            WaitTimedOut: The wait took longer than `timeout_s`; the message lists the missing inputs per tag.
         """
         self._check_running()
         if not self._scheduler.idle:
@@ -266,10 +296,10 @@ class Engine:
     # Tokens
 
     def deliver(self, port: str, tag: Tag, value: Any) -> None:
-        """Give external input `port` its value for `tag`; nodes that are now ready start.
+        """Give external input `port` its value for `tag`, and start the nodes that are now ready.
 
-        Any order will do. A token that comes before its tag is admitted is held; one for a tag that is over
-        is dropped and counted.
+        Tokens may arrive in any order. One that arrives before its tag is admitted is kept; one for a settled
+        tag is dropped and counted.
 
         Raises:
             UnknownPort, DuplicateToken, TooManyEarlyTokens: See `Scheduler.deliver`.
@@ -281,10 +311,10 @@ class Engine:
             self._turn()
 
     def deliver_all(self, tokens: Iterable[tuple[str, Tag, Any]]) -> None:
-        """Like `deliver` for several ``(port, tag, value)``, in one turn: nodes start when all are there.
+        """Like `deliver` for several ``(port, tag, value)``, in one turn: nodes start after the last of them.
 
         Raises:
-            UnknownPort, DuplicateToken, TooManyEarlyTokens: See `Scheduler.deliver`; what came before counts.
+            UnknownPort, DuplicateToken, TooManyEarlyTokens: See `Scheduler.deliver`; earlier tokens count.
             EngineClosed: The engine is not running.
         """
         self._check_running()
@@ -295,11 +325,10 @@ class Engine:
             self._turn()
 
     def deliver_threadsafe(self, port: str, tag: Tag, value: Any) -> None:
-        """Like `deliver`, from any thread, soon.
+        """Like `deliver`, from any thread; the loop delivers the token soon.
 
-        There is no caller left when it happens, so what `deliver` would raise stops the engine. After the
-        engine has stopped, tokens are dropped in silence. Raises EngineClosed if the engine was never
-        entered.
+        The caller has returned by then, so an error of `deliver` stops the engine. A stopped engine drops
+        tokens without an error. Raises EngineClosed if the engine was never entered.
         """
         if self._state == "new":
             raise EngineClosed("the engine has not been entered")
@@ -319,7 +348,7 @@ class Engine:
     # The turn
 
     def _turn(self) -> None:
-        """Carry out effects until there are none, then hand the heavy calls to the pool."""
+        """Carry out effects until there are none, then submit the heavy calls to the pool."""
         if self._turning:
             return
         self._turning = True
@@ -332,7 +361,7 @@ class Engine:
                         else:
                             self._run_light(effect)
                     elif isinstance(effect, Output):
-                        self._tell_output(effect)
+                        self._report_output(effect)
                     else:
                         self._settle(effect)
         finally:
@@ -345,7 +374,7 @@ class Engine:
             self._wake_room_waiters()
 
     def _fill_room(self) -> list[Effect]:
-        """Let the owner admit, if there is room; returns what follows from it."""
+        """Call `on_room` if there is room; return the effects of its admissions."""
         if self._on_room is None or not self.has_room or self._state != "running":
             return []
         try:
@@ -398,7 +427,7 @@ class Engine:
         try:
             if self._backlog:
                 self._submit()
-        except Exception as error:  # the pool calls this, and can do nothing about it
+        except Exception as error:  # called by the pool, which cannot handle it
             self._fail(error)
 
     def _jobs_done(self, jobs: list[Job]) -> None:
@@ -412,18 +441,18 @@ class Engine:
                 if self._trace is not None:
                     self._record(call)
             self._turn()
-        except Exception as error:  # the pool calls this, and the jobs of others come after it
+        except Exception as error:  # called by the pool, which has jobs of other users to report
             self._fail(error)
 
     def _call_failed(self, call: Call, error: BaseException) -> None:
         tags = self._scheduler.failed(call)
-        if not tags:  # abandoned while it ran: nobody waits for it, so nothing is lost
+        if not tags:  # abandoned during the call: no caller waits for it
             return
         self._num_failed += len(tags)
         if self._on_failure == "stop":
             self._fail(NodeFailed(node=call.node.name, tags=tags, cause=error))
 
-    def _tell_output(self, output: Output) -> None:
+    def _report_output(self, output: Output) -> None:
         if self._on_output is not None:
             try:
                 self._on_output(output.port, output.tag, output.value)
@@ -431,7 +460,7 @@ class Engine:
                 self._fail(error)
 
     def _record(self, call: Call) -> None:
-        """Trace the firings of `call`, those that were skipped because their tag was abandoned left out."""
+        """Trace the firings of `call`, except those skipped because their tag was abandoned."""
         assert self._trace is not None
         results = call.result if isinstance(call, BatchCall) and call.error is None else None
         try:
@@ -468,7 +497,7 @@ class Engine:
         return context
 
     def _call_admissions(self) -> None:
-        """Tell as many waiters to go ahead as there is room for."""
+        """Wake as many waiters in `admit` as there is room for."""
         admissions = self._admissions
         while admissions and (admissions[0].done() or self._reserved < self._scheduler.room):
             turn = admissions.popleft()
@@ -497,7 +526,7 @@ class Engine:
         _refuse(future, WaitTimedOut(name=name, timeout_s=timeout_s, details=self._describe()))
 
     async def _wait_for_threads(self) -> None:
-        """Wait until the scheduler is idle; keep on when cancelled, and be cancelled afterwards."""
+        """Wait until the scheduler is idle; a cancellation takes effect after the wait."""
         cancelled: asyncio.CancelledError | None = None
         ends_at = self._loop.time() + self._close_timeout_s
         while not self._scheduler.idle:
@@ -522,15 +551,15 @@ class Engine:
         self._scheduler.check_admissible(tag)
 
     def _fail(self, error: Exception) -> None:
-        """Stop because of `error`; the body of the `async with` is cancelled and the error raised there."""
+        """Stop because of `error`: cancel the body of the `async with`, and raise the error there."""
         if self._state == "running":
             self._failure.set_exception(error)
             self._stop()
-        else:  # something stopped the engine before: this is not what is raised, but must be heard of
+        else:  # an earlier error stopped the engine and is raised: report this one to the loop
             self._loop.call_exception_handler({"message": f"{self!r} failed again", "exception": error})
 
     def _stop(self) -> None:
-        """Abandon everything and refuse all who wait."""
+        """Abandon all tags, and end all waits with an error."""
         self._state = "stopped"
         waiting = [*self._admissions, *self._idle_waiters, *self._room_waiters]
         for futures in self._finish_waiters.values():
@@ -540,7 +569,7 @@ class Engine:
         self._idle_waiters.clear()
         self._finish_waiters.clear()
         for future in waiting:
-            _refuse(future, EngineClosed("the engine stopped meanwhile"))
+            _refuse(future, EngineClosed("the engine stopped during the wait"))
         self._scheduler.abandon_all()
         self._turn()
 
@@ -548,7 +577,7 @@ class Engine:
         return f"{self._scheduler.describe()}; {len(self._backlog)} calls wait for the pool"
 
     def statistics(self) -> EngineStatistics:
-        """Counts so far and what is held now."""
+        """Return the counts so far and the current state."""
         scheduler = self._scheduler
         return EngineStatistics(
             admitted=scheduler.num_admitted,
@@ -572,5 +601,5 @@ class Engine:
 def _refuse(future: asyncio.Future[None], error: Exception) -> None:
     if not future.done():
         future.set_exception(error)
-        # If its waiter is cancelled in this very turn nobody will ask, and that is no reason to complain.
+        # A waiter cancelled in this very iteration retrieves no error, and the loop would log that.
         future.exception()

@@ -1,19 +1,19 @@
-"""Pure: what can go wrong in a graph, and whose doing it is.
+"""Pure: the errors of graphs, engines and pools.
 
 DataflowError
-├── GraphError             a graph's description is wrong; found when it is built
+├── GraphError             a graph's description is wrong; raised when it is built
 ├── TokenError             a delivery was wrong
 │   ├── UnknownPort            the graph has no such input
 │   ├── DuplicateToken         a second token for one input of a live tag
-│   └── TooManyEarlyTokens     too much arrived for tags not yet admitted
-├── TagError               a tag was used wrongly, or is not what the caller hoped
+│   └── TooManyEarlyTokens     too many tokens for tags not yet admitted
+├── TagError               a tag was used wrongly, or has another state than assumed
 │   ├── TagInFlight            admitted twice
 │   ├── TagSettled             admitted again after it finished or was abandoned
 │   ├── TagUnknown             waited for, but never admitted
 │   └── TagAbandoned           waited for, and abandoned meanwhile
-├── NodeFailed             a node's function raised; `__cause__` is what it raised
-├── WrongOutputs           a node's function returned something else than it declared
-├── NoRoom                 nothing free now, and the caller did not want to wait
+├── NodeFailed             a node's function raised; `__cause__` is its error
+├── WrongOutputs           a node's function returned other outputs than it declares
+├── NoRoom                 no free slot or context, in a call that does not wait
 ├── EngineClosed           the engine is not running
 ├── PoolClosed             the pool takes no more jobs
 └── WaitTimedOut           a wait passed its deadline (also a `TimeoutError`)
@@ -22,14 +22,12 @@ DataflowError
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from dataflow.tokens import Tag
+from dataflow.tags import Tag
 
 
 class DataflowError(Exception):
-    """Anything this package raises on purpose."""
+    """Base of every error that this package raises on purpose."""
 
 
 class GraphError(DataflowError):
@@ -37,7 +35,7 @@ class GraphError(DataflowError):
 
 
 class TokenError(DataflowError):
-    """A token was delivered where it cannot go."""
+    """A delivered token was refused."""
 
 
 class UnknownPort(TokenError):
@@ -49,7 +47,7 @@ class UnknownPort(TokenError):
 
 
 class DuplicateToken(TokenError):
-    """A second token came to `port` for `tag`, which is live."""
+    """A second token arrived at `port` for the live `tag`."""
 
     def __init__(self, *, port: str, tag: Tag) -> None:
         super().__init__(
@@ -74,7 +72,7 @@ class TooManyEarlyTokens(TokenError):
 
 
 class TagError(DataflowError):
-    """Something about `tag` is not as the caller assumed."""
+    """`tag` has another state than the caller assumed."""
 
     def __init__(self, message: str, *, tag: Tag) -> None:
         super().__init__(message)
@@ -106,16 +104,16 @@ class TagUnknown(TagError):
 
 
 class TagAbandoned(TagError):
-    """`tag` was abandoned while someone waited for it to finish."""
+    """`tag` was abandoned during a wait for its finish."""
 
     def __init__(self, *, tag: Tag) -> None:
         super().__init__(f"{tag} was abandoned before it finished", tag=tag)
 
 
 class NodeFailed(DataflowError):
-    """The function of `node` raised; the exception is the `__cause__`.
+    """The function of `node` raised; its error is the `__cause__`.
 
-    `tags` holds every tag of the failed call, more than one only for a batching node; `tag` is the first.
+    `tags` has every tag of the failed call, more than one only for a batching node; `tag` is the first.
     """
 
     def __init__(self, *, node: str, tags: Sequence[Tag], cause: BaseException) -> None:
@@ -128,7 +126,7 @@ class NodeFailed(DataflowError):
 
 
 class WrongOutputs(DataflowError):
-    """The function of `node` did not return what the node declares."""
+    """The function of `node` returned other outputs than the node declares."""
 
     def __init__(self, *, node: str, expected: str, result: object) -> None:
         if isinstance(result, tuple | list):

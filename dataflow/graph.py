@@ -1,9 +1,8 @@
 """Pure: the immutable description of a graph, validated once when it is built.
 
 A *port* is a name for a value: either an external input of the graph or an output of one node. A node reads
-ports and writes ports; a port may have any number of readers and has exactly one writer. Everything that
-can be looked up by number is numbered here, so that a firing later costs a few list operations and no
-look-up by name.
+ports and writes ports; a port may have any number of readers and has exactly one writer. Ports and nodes are
+numbered here, so that a firing costs a few list operations and no look-up by name.
 """
 
 from __future__ import annotations
@@ -33,15 +32,15 @@ class Node:
     A node without inputs fires when its tag is admitted.
 
     Args:
-        name: Unique in its graph.
-        fn: The function. It may not be a coroutine function.
-        inputs: Ports it reads. One port may be read twice.
-        outputs: Ports it writes.
-        heavy: Run in the compute pool; otherwise on the event loop, where it must be short.
-        cost: Label handed to the pool with each job; the name by default.
-        batch: At most this many ready tags per call.
-        jobs: At most this many calls at once; what becomes ready meanwhile waits, and forms the next batch.
-            None is no limit without batching and 1 with it: a batch can only form while something is waiting.
+        name: Name, unique in its graph.
+        fn: Plain function, not a coroutine function.
+        inputs: Ports that it reads. One port may be read twice.
+        outputs: Ports that it writes.
+        heavy: Whether it runs in the compute pool; otherwise it runs on the event loop, and must be short.
+        cost: Label of its jobs for the pool; the name by default.
+        batch: Maximum number of ready tags per call.
+        jobs: Maximum number of simultaneous calls; later ready tags wait, and form the next batch. None is no
+            limit without batching, and 1 with it: a batch forms only while tags wait.
 
     Raises:
         GraphError: A name is empty, or a number is below 1.
@@ -77,7 +76,7 @@ class Node:
 
 
 class CompiledNode:
-    """A node by number: what the scheduler looks at when it fires."""
+    """A numbered node, with the values that the scheduler reads for each firing."""
 
     __slots__ = ("arity", "batch", "cost", "fn", "gated", "heavy", "index", "jobs", "name", "outputs")
 
@@ -94,7 +93,7 @@ class CompiledNode:
         self.outputs = outputs
 
     def unpack(self, result: Any) -> Sequence[Any]:
-        """One value per output port, from what the function returned. Raises WrongOutputs."""
+        """Return one value per output port from the function's result. Raises WrongOutputs."""
         count = len(self.outputs)
         if count == 1:
             return (result,)
@@ -114,23 +113,23 @@ class Graph:
 
     Args:
         nodes: At least one node, in any order.
-        inputs: Ports delivered from outside, one token per tag each. Each is read by some node.
-        outputs: Ports reported to the outside as soon as their value is there.
+        inputs: Ports delivered from outside, one token per tag each. Each has at least one reader.
+        outputs: Ports reported to the outside as soon as they have their value.
 
     Raises:
         GraphError: A name is used twice, a port has no writer, an input has no reader, or nodes wait for each
-            other in a cycle. The message names the culprit.
+            other in a cycle. The message names the node or port.
     """
 
     nodes: tuple[Node, ...]
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
     ports: tuple[str, ...] = field(init=False, compare=False)
-    """Every port: the inputs first, then node outputs in node order. A port's number is its place here."""
+    """All ports: the inputs first, then node outputs in node order. A port's number is its index here."""
     compiled: tuple[CompiledNode, ...] = field(init=False, compare=False, repr=False)
     """The nodes by number."""
     readers: tuple[tuple[tuple[CompiledNode, int], ...], ...] = field(init=False, compare=False, repr=False)
-    """Per port number: which nodes read it, and as which of their inputs."""
+    """Readers by port number: each with the node, and the index among its inputs."""
 
     def __post_init__(self) -> None:
         assign = object.__setattr__  # the dataclass is frozen
@@ -184,14 +183,14 @@ class Graph:
                 raise GraphError(f"output {port!r} is written by nothing")
             if port in self.outputs[:place]:
                 raise GraphError(f"output {port!r} is listed twice")
-        # An input that no node reads would make no difference to when a tag has finished.
+        # An input without a reader would not delay the finish of a tag.
         read = {port for node in self.nodes for port in node.inputs}
         for port in self.inputs:
             if port not in read:
                 raise GraphError(f"input {port!r} is read by no node")
 
     def _check_cycles(self) -> None:
-        """Take away nodes whose inputs are all there until none is left, or the rest wait for each other."""
+        """Remove nodes with all inputs known until none is left, or the rest wait for each other."""
         there = set(self.inputs)
         waiting = list(self.nodes)
         while waiting:
@@ -205,7 +204,7 @@ class Graph:
 
 
 def _one_cycle(stuck: list[Node]) -> list[str]:
-    """Walk back from writer to writer among nodes that all wait for each other, until one comes up again."""
+    """Follow writers backwards among nodes that wait for each other, and return the first cycle."""
     writer = {port: node for node in stuck for port in node.outputs}
     node = stuck[0]
     path: list[str] = []

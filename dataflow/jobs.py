@@ -1,7 +1,7 @@
-"""Pure: a job, and what a pool of compute threads promises to those who submit jobs.
+"""Pure: a job, and the interface of a pool of compute threads.
 
-`ComputePool` keeps these promises with threads, `dataflow.testing.ManualPool` by hand. A job cannot be
-cancelled: once accepted it is executed exactly once, and its sink hears about it exactly once.
+`ComputePool` implements it with threads, `dataflow.testing.ManualPool` step by step. A job cannot be
+cancelled: the pool executes an accepted job exactly once, and passes it to its sink exactly once.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ Sink = Callable[[list["Job"]], None]
 
 
 class Job:
-    """One call to make in a compute thread. Subclasses say what to call in `execute`.
+    """One call to make in a compute thread. Subclasses implement the call as `execute`.
 
     The submitter sets `sink` and `cost`; the pool sets the rest. A job is mutable and belongs to one side at
-    a time: to the thread from the moment it is accepted, to the loop again when its sink is called.
+    a time: to the thread from its acceptance, and to the loop again when its sink is called.
 
     Attributes:
-        cost: Label of what the call costs, for simulated time and statistics.
-        sink: Called on the loop with all jobs of one wake-up that share it, in order of completion.
+        cost: Label of the call, for simulated time and statistics.
+        sink: Function that the loop calls with all jobs of one wake-up that share it, in order of completion.
             It must not raise.
-        result: What `execute` returned, if it did.
-        error: What `execute` raised, or None.
-        queued: When the pool accepted it, in seconds of the pool's clock.
-        started: When a thread took it.
-        finished: When it ended.
+        result: Result of `execute`.
+        error: Error of `execute`, or None.
+        queued: Time of acceptance, in seconds of the pool's clock.
+        started: Time at which a thread took it.
+        finished: Time at which it ended.
         thread: Name of that thread.
-        paced: Whether a thread that keeps to a pace counts it; what prepares for the work need not be slow.
+        paced: Whether a thread that keeps to a pace counts it; preparation for the work need not be slow.
     """
 
     __slots__ = ("cost", "error", "finished", "queued", "result", "sink", "started", "thread")
@@ -44,18 +44,18 @@ class Job:
     paced: bool = True
 
     def execute(self, context: Any) -> Any:
-        """Do the work, with the context object of the thread it runs in."""
+        """Do the work, with the context object of the executing thread."""
         raise NotImplementedError
 
 
 class JobPool(Protocol):
-    """What an engine needs of a pool. All methods are for the loop's thread."""
+    """Interface of a pool for an engine. Call all methods on the loop's thread."""
 
     def clock(self) -> float:
-        """The clock that stamps jobs, in seconds."""
+        """Return the time that stamps jobs, in seconds."""
 
     def submit_jobs(self, jobs: Sequence[Job]) -> int:
-        """Accept as many jobs as there is room for, in order; returns how many. Raises PoolClosed."""
+        """Accept jobs in order while there is room; return their number. Raises PoolClosed."""
 
     def call_when_room(self, callback: Callable[[], None]) -> None:
         """Call back once, on the loop, when at least one job fits again."""

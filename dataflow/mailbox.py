@@ -1,7 +1,7 @@
-"""From threads to the loop: many items, one wake-up.
+"""A queue from threads to the loop: many items, one wake-up.
 
-Waking a loop from a thread costs a system call, more than an empty job. So an item only wakes the loop if no
-wake-up is under way, and one wake-up takes everything that has come meanwhile.
+Waking a loop from a thread costs a system call, more than an empty job. So an item wakes the loop only if no
+wake-up is under way, and one wake-up takes all items posted until then.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ T = TypeVar("T")
 
 
 class Mailbox(Generic[T]):
-    """Collects items posted by any thread and hands them to `receive` on the loop, in lists, in order.
+    """Collects items posted by any thread and passes them to `receive` on the loop, in lists, in order.
 
     Args:
-        loop: Where `receive` is called.
-        receive: Takes a list that is never empty. It must not raise.
+        loop: Loop that calls `receive`.
+        receive: Function of a list that is never empty. It must not raise.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, receive: Callable[[list[T]], None]) -> None:
@@ -32,14 +32,14 @@ class Mailbox(Generic[T]):
     def post(self, item: T) -> None:
         """Add an item, from any thread. Raises RuntimeError if the loop is closed."""
         self._items.append(item)
-        # Two threads may both see False and wake the loop twice, which does no harm. An item is never
-        # forgotten: the loop clears the flag before it looks, so who sees True is looked at later.
+        # Two threads may both see False and wake the loop twice, which does no harm. No item is lost: the
+        # loop clears the flag before it takes the items, so it still takes an item whose thread saw True.
         if not self._waking:
             self._waking = True
             self._wake(self.empty)
 
     def empty(self) -> None:
-        """Hand over what is there. On the loop only."""
+        """Pass all posted items on. Call it on the loop only."""
         self._waking = False
         items = self._items
         count = len(items)

@@ -1,16 +1,14 @@
-"""The port for computation: named threads that run jobs, the only place where this package uses threads or
-a clock.
+"""The compute pool: named threads that run jobs. Only this file of the package uses threads or a clock.
 
 Jobs go in through one `SimpleQueue` (in C, one lock) and come back through one `Mailbox`. The loop alone
-counts what is accepted and what has come back, so the bound on the intake needs no lock. Statistics are
-kept per thread and only read by the loop.
+counts accepted and completed jobs, so the limit of the intake needs no lock. Each thread writes its own
+statistics, and the loop only reads them.
 
-A thread runs a job to its end; there is no way to stop it. Whoever gives up on a job must be ready to hear
-of it later. Numerical code must release the interpreter's lock to run in parallel, as numpy and numba
-`nogil` do.
+A thread runs a job to its end; nothing stops it. A submitter that gives up on a job must still expect its
+result. Numerical code must release the interpreter's lock to run in parallel, as numpy and numba `nogil` do.
 
-A pool may be slowed on purpose: each thread then keeps to a `Pace`. It rests between a job and telling of it,
-so that results come as late as from a slower core, and holds no lock and no next job meanwhile.
+A pool may be slowed on purpose: each thread then keeps to a `Pace`. It rests between the end of a job and its
+report, so results come as late as from a slower core, and holds no lock and no next job during the rest.
 """
 
 from __future__ import annotations
@@ -20,6 +18,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
 from threading import Event, Thread
@@ -29,10 +28,69 @@ from typing import Any, Self, TypeVar
 from dataflow.errors import PoolClosed, WaitTimedOut
 from dataflow.jobs import Job
 from dataflow.mailbox import Mailbox
-from dataflow.pace import Pace
-from dataflow.stats import PoolStatistics
 
 R = TypeVar("R")
+
+CREDIT_S = 0.005
+"""Maximum excess of a rest that counts towards the next ones, in seconds: a thread that rested a second too
+long must not run at full speed for one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolStatistics:
+    """Counts since the pool was entered, and its current state."""
+
+    threads: int
+    accepted: int
+    """Accepted jobs."""
+    finished: int
+    """Jobs whose sink has been called."""
+    outstanding: int
+    """Accepted jobs that have not finished: queued, running, or on their way back."""
+    wakes: int
+    """Wake-ups of the loop by threads; finished / wakes is the mean batch of completions."""
+    elapsed_s: float
+    """Seconds since the pool was entered."""
+    busy_s: float
+    """Seconds in jobs that have ended, summed over threads."""
+    busy_share: float
+    """busy_s / (elapsed_s * threads)."""
+    paced_s: float
+    """Seconds of rest to keep to the pace, summed over threads."""
+    queue_wait_s: float
+    """Mean seconds from acceptance to start, over jobs that have ended; 0 before the first."""
+
+
+class Pace:
+    """The pace of one thread: computes its rests from its jobs.
+
+    A job of c seconds of the thread's own CPU time shall take c / share seconds. The thread rests for the
+    difference; the missing part of a rest that was cut short is added to the next one. Time that a job spent
+    waiting counts towards its own length only, and saves no rest of later jobs.
+
+    Args:
+        share: Share of a core's time, above 0 and up to 1.
+
+    Raises:
+        ValueError: ``share`` is out of range.
+    """
+
+    __slots__ = ("_owed_s", "share")
+
+    def __init__(self, share: float) -> None:
+        if not 0 < share <= 1:
+            raise ValueError(f"pace is a share of a core's time, above 0 and up to 1, not {share}")
+        self.share = share
+        self._owed_s = 0.0
+
+    def worked(self, *, cpu_s: float, wall_s: float) -> float:
+        """Note a job and return the seconds to rest now, 0 for none."""
+        self._owed_s += max(cpu_s / self.share - wall_s, 0.0)
+        return max(self._owed_s, 0.0)
+
+    def rested(self, rest_s: float) -> None:
+        """Note the actual length of a rest, in seconds."""
+        self._owed_s = max(self._owed_s - rest_s, -CREDIT_S)
 
 
 class _FunctionJob(Job):
@@ -56,7 +114,7 @@ class _FunctionJob(Job):
         self.on_done = on_done
         self.cost = cost
         self.with_context = with_context
-        self.sink = _tell_each
+        self.sink = _report_each
         self.result = None
         self.error = None
 
@@ -64,19 +122,19 @@ class _FunctionJob(Job):
         return self.fn(context, *self.args) if self.with_context else self.fn(*self.args)
 
 
-def _tell_each(jobs: list[Job]) -> None:
+def _report_each(jobs: list[Job]) -> None:
     for job in jobs:
         assert isinstance(job, _FunctionJob)
         try:
             job.on_done(job)
-        except Exception as error:  # the others must hear of theirs
+        except Exception as error:  # an error of one callback must not lose the others
             asyncio.get_running_loop().call_exception_handler(
                 {"message": f"callback of pool job {job.cost!r} raised", "exception": error}
             )
 
 
 def _settle(future: asyncio.Future[Any], job: Job) -> None:
-    """Give a future what a job came to, if anybody still waits for it."""
+    """Set a future to the outcome of a job, unless the future is done."""
     if future.done():
         return
     if job.error is None:
@@ -96,13 +154,13 @@ def function_job(
     with_context: bool,
     paced: bool = True,
 ) -> Job:
-    """A job that calls `fn(*args)`, or `fn(context, *args)`; for those who write a pool."""
+    """Return a job that calls `fn(*args)`, or `fn(context, *args)`; for implementations of a pool."""
     label = getattr(fn, "__name__", "job") if cost is None else cost
     return _FunctionJob(fn, args, on_done=on_done, cost=label, with_context=with_context, paced=paced)
 
 
 class _Worker:
-    """One thread and what it alone writes."""
+    """One thread, and the values that it alone writes."""
 
     __slots__ = (
         "busy_s",
@@ -156,7 +214,7 @@ class _Worker:
             job.started = started = clock()
             try:
                 job.result = job.execute(self.context)
-            except BaseException as error:  # a thread has nobody above it; the sink decides
+            except BaseException as error:  # a thread has no caller; the sink decides
                 job.error = error
             job.finished = finished = clock()
             self.busy_s += finished - started
@@ -167,12 +225,12 @@ class _Worker:
             self.current = None
             try:
                 post(job)
-            except RuntimeError:  # the loop was closed over a running job: nobody is left to tell
+            except RuntimeError:  # the loop was closed during the job
                 return
             del job  # an idle thread keeps no arrays alive
 
     def _rest(self, pace: Pace, *, cpu_s: float, wall_s: float) -> None:
-        """Wait until the job has taken as long as it would at this pace, or the pool is left."""
+        """Rest until the job has taken as long as it would at this pace, or the pool closes."""
         rest_s = pace.worked(cpu_s=cpu_s, wall_s=wall_s)
         if rest_s and not self.hurry.is_set():
             begin = time.monotonic()
@@ -187,22 +245,22 @@ def _make_for(worker: _Worker, make: Callable[[], Any]) -> None:
 
 
 class ComputePool:
-    """Threads for heavy work, shared by as many engines and other users of one loop as like.
+    """Threads for heavy work, shared by any number of engines and other users of one loop.
 
     An asynchronous context manager. Leaving it takes no new jobs, runs all accepted ones, delivers their
     results, then ends the threads. Cancelling that wait ends the threads as soon as the accepted jobs are
     done, without waiting for it.
 
     Args:
-        threads: How many.
-        name: Threads are called "name/0", "name/1" and so on.
-        contexts: One object per thread, handed to jobs that ask for it; or a function that each thread calls
-            for its own when it starts, so that what is made there lies near it. None gives each thread None.
-        affinity: Per thread, the CPUs it may run on; None leaves that to the system.
-        intake: Most jobs accepted and not yet finished.
+        threads: Number of threads.
+        name: Prefix of the threads' names: "name/0", "name/1" and so on.
+        contexts: One object per thread, passed to jobs with `with_context`; or a function that each thread
+            calls for its own object when it starts, so that its memory is near the thread. None gives None.
+        affinity: CPUs that each thread may run on; None leaves the choice to the system.
+        intake: Maximum number of accepted jobs that have not finished.
         close_timeout_s: Seconds that leaving waits for accepted jobs.
         pace: Share of a core's time that each thread may use, to be slow on purpose: a job of c seconds of
-            CPU time takes c / pace. Once the pool is being left nobody rests any more.
+            CPU time takes c / pace. A closing pool no longer rests.
 
     Raises:
         ValueError: A number is below 1, a pace is not within (0, 1], a sequence has not one entry per thread,
@@ -282,7 +340,7 @@ class ComputePool:
         return self
 
     def _first_jobs(self, make: Callable[[], Any]) -> list[asyncio.Future[None]]:
-        """Let each thread begin with making its context."""
+        """Make each thread begin with its context."""
         loop = asyncio.get_running_loop()
         self._accepted += len(self._workers)
         makings = []
@@ -324,7 +382,7 @@ class ComputePool:
             worker.thread.join()
 
     def clock(self) -> float:
-        """The clock that stamps jobs, in seconds; the one asyncio's loop uses, never coarser."""
+        """Return the time that stamps jobs, in seconds: asyncio's clock, never a coarser one."""
         return time.monotonic()
 
     @property
@@ -333,7 +391,7 @@ class ComputePool:
         return self._accepted - self._finished
 
     def submit_jobs(self, jobs: Sequence[Job]) -> int:
-        """Accept as many jobs as there is room for, in order; returns how many.
+        """Accept jobs in order up to the limit of the intake; return their number.
 
         Raises:
             PoolClosed: The pool is not open.
@@ -352,7 +410,7 @@ class ComputePool:
         return len(jobs)
 
     def call_when_room(self, callback: Callable[[], None]) -> None:
-        """Call back once, on the loop, when jobs have come back. First come, first served."""
+        """Call back once, on the loop, when jobs have come back; callbacks in order of their calls."""
         self._wants_room.append(callback)
 
     def submit(
@@ -365,9 +423,8 @@ class ComputePool:
     ) -> bool:
         """Run `fn(*args)`, or `fn(context, *args)`, in a thread; then `on_done(job)` on the loop.
 
-        Returns False if there is no room, in which case nothing happens. `job.error` is what `fn` raised,
-        or None; `job.result` is what it returned. `cost` defaults to the function's name. Raises
-        PoolClosed.
+        Returns False, and does nothing, if there is no room. `job.error` is the error of `fn`, or None;
+        `job.result` is its result. `cost` defaults to the function's name. Raises PoolClosed.
         """
         job = function_job(fn, args, on_done=on_done, cost=cost, with_context=with_context)
         return bool(self.submit_jobs((job,)))
@@ -382,9 +439,9 @@ class ComputePool:
     ) -> R:
         """Run `fn(*args)`, or `fn(context, *args)`, in a thread and return its result or raise its error.
 
-        Waits for room first. Cancelling while waiting for room submits nothing; cancelling later does not
-        stop the function, only drops its result. Bound the wait with `asyncio.timeout`. Raises PoolClosed.
-        What is not `paced` is followed by no rest, whatever the pool's pace.
+        Waits for room first. Cancelling the wait for room submits nothing; cancelling later does not stop the
+        function, and only drops its result. Limit the wait with `asyncio.timeout`. Raises PoolClosed. No rest
+        follows a job without `paced`, at any pace of the pool.
         """
         loop = asyncio.get_running_loop()
         result: asyncio.Future[R] = loop.create_future()
@@ -404,7 +461,7 @@ class ComputePool:
             by_sink.setdefault(job.sink, []).append(job)
         for sink, mine in by_sink.items():
             sink(mine)
-        # Who finds no room after all lines up anew, so only those there now are called.
+        # A callback that finds no room queues itself again, so call only those queued now.
         for _ in range(len(self._wants_room)):
             if self.outstanding >= self._intake:
                 break
@@ -413,7 +470,7 @@ class ComputePool:
             self._drained.set_result(None)
 
     def statistics(self) -> PoolStatistics:
-        """What the pool has done so far. Jobs still running count for nothing yet."""
+        """Return the counts so far. Running jobs do not count yet."""
         elapsed_s = self.clock() - self._opened_at if self._mailbox is not None else 0.0
         busy_s = sum(worker.busy_s for worker in self._workers)
         num_jobs = sum(worker.jobs for worker in self._workers)
@@ -437,4 +494,4 @@ class ComputePool:
 
 
 MakePool = Callable[..., ComputePool]
-"""Makes a pool, given the arguments of `ComputePool`: that class, or one that only simulates threads."""
+"""Constructor of a pool with the arguments of `ComputePool`: that class, or one that simulates threads."""

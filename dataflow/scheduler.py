@@ -1,12 +1,11 @@
-"""Pure: which node fires when, and who may use which training context.
+"""Pure: the order of firings, and the use of training contexts.
 
 Theory of operation
 -------------------
-Every event is one method call: `admit`, `deliver`, `fired`, `failed`, `abandon`. What follows from it is
-appended to a list of effects that the shell takes with `take_effects` and carries out in order: calls to
-execute (each to be reported back exactly once through `fired` or `failed`), outputs, and news about tags.
-Methods stand in for event records because an event happens several times per firing and a record would cost
-as much as the rest.
+Every event is one method call: `admit`, `deliver`, `fired`, `failed`, `abandon`. Its effects go to a list
+that the engine takes with `take_effects` and carries out in order: calls to execute (the engine reports each
+exactly once through `fired` or `failed`), outputs, and news about tags. Events are methods and not records,
+because several happen per firing, and a record would cost as much as the rest.
 
 A tag moves through these states:
 
@@ -17,23 +16,23 @@ A tag moves through these states:
        |                 +--calls running--> abandoned, still running
        +--abandon-------------------------------------------------+
 
-*early*: tokens came before the tag was admitted. They are held, at most `early_limit` of all tags together.
-*live*: holds a slot (of `in_flight`) and a context. *abandoned, still running*: a call is out in a thread and
-cannot be recalled. The slot is free at once, so that another tag may enter; the context is not, for the
-thread may be writing it. *finished* and *abandoned* are remembered by `SettledTags`; their tokens are
-dropped and counted.
+*early*: tokens arrived before the tag was admitted. The scheduler keeps at most `early_limit` of them.
+*live*: the tag has a slot (of `in_flight`) and a context. *abandoned, still running*: a thread runs a call,
+which cannot be stopped. The slot is free at once, so that another tag may enter; the context is not, because
+the thread may write to it. `SettledTags` keeps *finished* and *abandoned* tags; their tokens are dropped and
+counted.
 
-A tag has finished when all its nodes have fired, not when all outputs are there: a node that only sends is
-part of the work.
+A tag has finished when all its nodes have fired, not when all outputs have their values: a node that only
+sends is part of the work.
 
-Invariants, held by `check_invariants` and by property tests: a node fires at most once per tag, and exactly
-once if the tag finishes; a context belongs to at most one flight, from its admission until it is over and
-nothing of it runs; admission never exceeds `in_flight`; a gated node never has more than `jobs` calls out.
+Invariants, checked by `check_invariants` and by property tests: a node fires at most once per tag, and
+exactly once if the tag finishes; a context belongs to at most one flight, from its admission until it is over
+and no call of it runs; admission never exceeds `in_flight`; a gated node never exceeds `jobs` calls.
 
-A *gated* node (`jobs` is set) keeps its ready firings in a queue. Whenever it has fewer than `jobs` calls
-out, the next call takes up to `batch` of them. So batches grow by themselves when calls are slow, and an
-idle node waits for nobody. All that becomes ready between two `take_effects` is seen together: gates are
-opened there.
+A *gated* node (`jobs` is set) keeps its ready firings in a queue. While it has fewer than `jobs` calls out,
+the next call takes up to `batch` of them. So batches grow by themselves when calls are slow, and an idle node
+starts at once. Firings that become ready between two `take_effects` join one batch, because only
+`take_effects` opens the queues.
 """
 
 from __future__ import annotations
@@ -45,6 +44,7 @@ from typing import Any
 from dataflow.errors import DuplicateToken, NoRoom, TagInFlight, TagSettled, TooManyEarlyTokens, UnknownPort
 from dataflow.graph import CompiledNode, Graph
 from dataflow.settled import SettledTags
+from dataflow.tags import Tag
 from dataflow.tokens import (
     Abandoned,
     BatchCall,
@@ -55,12 +55,11 @@ from dataflow.tokens import (
     Firing,
     Flight,
     Output,
-    Tag,
 )
 
 
 class _Gate:
-    """Ready firings of a gated node, and how many of its calls are out."""
+    """Ready firings of a gated node, and the number of its calls that are out."""
 
     __slots__ = ("node", "out", "ready")
 
@@ -71,15 +70,15 @@ class _Gate:
 
 
 class Scheduler:
-    """Decides what fires. Knows no loop, no thread and no clock.
+    """Decides the firings. Uses no loop, no thread and no clock.
 
     Args:
-        graph: What to run.
-        in_flight: Most tags live at once.
-        contexts: One object per live tag, handed out at admission; at least `in_flight` of them. More let
-            admission go on while abandoned tags still run. None if tags need no context.
-        early_limit: Most tokens held for tags that are not admitted yet.
-        keep_epochs: Epochs whose tags are remembered one by one; see `SettledTags`.
+        graph: Graph to run.
+        in_flight: Maximum number of live tags.
+        contexts: One object per live tag, lent at admission; at least `in_flight` of them. More allow further
+            admissions while abandoned tags still run. None if tags need no context.
+        early_limit: Maximum number of tokens kept for tags that are not admitted yet.
+        keep_epochs: Number of epochs whose tags are kept one by one; see `SettledTags`.
 
     Raises:
         ValueError: A number is below 1, or there are fewer contexts than `in_flight`.
@@ -127,7 +126,7 @@ class Scheduler:
     # Events
 
     def admit(self, tag: Tag) -> Any:
-        """Make `tag` live and return its context; deliver what came early.
+        """Make `tag` live and return its context; deliver its early tokens.
 
         Raises:
             NoRoom: `room` is 0.
@@ -152,12 +151,12 @@ class Scheduler:
     def deliver(self, port: str, tag: Tag, value: Any) -> None:
         """Give external input `port` its value for `tag`.
 
-        Tokens of a tag that is over are dropped and counted; tokens of a tag not yet admitted are held.
+        Tokens of a settled tag are dropped and counted; tokens of a tag not yet admitted are kept.
 
         Raises:
             UnknownPort: The graph has no such input.
-            DuplicateToken: The tag is live, or held as early, and has that token already.
-            TooManyEarlyTokens: The token would be held, and `early_limit` are already.
+            DuplicateToken: The tag is live or early, and has that token already.
+            TooManyEarlyTokens: The token is early, and `early_limit` are kept already.
         """
         index = self._inputs.get(port)
         if index is None:
@@ -173,7 +172,7 @@ class Scheduler:
         self._feed(flight, index, value)
 
     def fired(self, call: Call, result: Any) -> None:
-        """Report that `call` was executed, with what its `execute` returned."""
+        """Report the execution of `call`, with the result of its `execute`."""
         if call.node.gated:
             self._gates[call.node.index].out -= 1
         if type(call) is Firing:
@@ -183,7 +182,7 @@ class Scheduler:
                 self._complete(firing, values)
 
     def failed(self, call: Call) -> list[Tag]:
-        """Report that `call` raised; its live tags are abandoned and returned."""
+        """Report that `call` raised; abandon and return its live tags."""
         if call.node.gated:
             self._gates[call.node.index].out -= 1
         lost = [firing.flight for firing in call.firings if not firing.flight.abandoned]
@@ -196,7 +195,7 @@ class Scheduler:
         return [flight.tag for flight in lost]
 
     def abandon(self, tag: Tag) -> bool:
-        """Give `tag` up, whether live, early or yet unheard of; returns False if it was over already."""
+        """Abandon a live, early or unknown `tag`; return False if it was settled."""
         flight = self._live.get(tag)
         if flight is not None:
             self._abandon(flight)
@@ -210,12 +209,12 @@ class Scheduler:
         return True
 
     def abandon_all(self) -> None:
-        """Give up every live tag."""
+        """Abandon every live tag."""
         for flight in list(self._live.values()):
             self._abandon(flight)
 
     def take_effects(self) -> list[Effect]:
-        """What is to be done since the last time, in order. Empty when there is nothing."""
+        """Return the effects since the last call, in order."""
         for gate in self._gates.values():
             if gate.ready:
                 self._open(gate)
@@ -223,40 +222,40 @@ class Scheduler:
         self._effects = []
         return effects
 
-    # Questions
+    # Queries
 
     @property
     def room(self) -> int:
-        """How many tags could be admitted now."""
+        """Number of tags that can be admitted now."""
         slots = self.in_flight - len(self._live)
         return slots if self._contexts is None else min(slots, len(self._free_contexts))
 
     @property
     def num_live(self) -> int:
-        """Tags that hold a slot."""
+        """Number of live tags."""
         return len(self._live)
 
     @property
     def num_still_running(self) -> int:
-        """Abandoned tags of which a call is still out."""
+        """Number of abandoned tags with a call that still runs."""
         return len(self._still_running)
 
     @property
     def num_early(self) -> int:
-        """Tokens held for tags not yet admitted."""
+        """Number of tokens kept for tags not yet admitted."""
         return self._num_early
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is live and no call is out."""
+        """Whether no tag is live and no call runs."""
         return not self._live and not self._still_running
 
     def is_live(self, tag: Tag) -> bool:
-        """Whether `tag` holds a slot."""
+        """Whether `tag` is live."""
         return tag in self._live
 
     def is_settled(self, tag: Tag) -> bool:
-        """Whether `tag` has finished or was abandoned, as far back as that is remembered."""
+        """Whether `tag` has finished or was abandoned; tags of old epochs count as settled."""
         return tag in self._settled
 
     def check_admissible(self, tag: Tag) -> None:
@@ -267,7 +266,7 @@ class Scheduler:
             raise TagSettled(tag=tag)
 
     def describe(self) -> str:
-        """One line for messages: who holds the slots, and which inputs they lack."""
+        """Return one line for messages: the live tags, and the inputs that they lack."""
         lacks = []
         for tag, flight in self._live.items():
             missing = [port for port, index in self._inputs.items() if not flight.arrived >> index & 1]
@@ -310,7 +309,7 @@ class Scheduler:
         self._num_early += 1
 
     def _feed(self, flight: Flight, port: int, value: Any) -> None:
-        """Hand the value of a port to its readers and, if it is an output, to the outside."""
+        """Pass the value of a port to its readers and, if it is an output, to the outside."""
         for node, slot in self._readers[port]:
             if node.arity == 1:
                 self._ready(Firing(node, flight, (value,)))
@@ -321,7 +320,7 @@ class Scheduler:
             args[slot] = value
             flight.missing[node.index] -= 1
             if not flight.missing[node.index]:
-                flight.args[node.index] = None  # the values live no longer than the call needs them
+                flight.args[node.index] = None  # the call alone keeps the values
                 self._ready(Firing(node, flight, args))
         name = self._output_names[port]
         if name is not None:
@@ -335,7 +334,7 @@ class Scheduler:
         self._effects.append(firing)
 
     def _open(self, gate: _Gate) -> None:
-        """Let calls out until `jobs` are out or nothing is ready. Firings of abandoned tags never leave."""
+        """Start calls until `jobs` are out or no firing is ready; drop firings of abandoned tags."""
         node = gate.node
         while gate.ready and gate.out < node.jobs:
             firings: list[Firing] = []
@@ -385,7 +384,7 @@ class Scheduler:
             self._free_contexts.append(flight.context)
 
     def _free_if_idle(self, flight: Flight) -> None:
-        """Free the context of an abandoned tag when its last call has been reported."""
+        """Free the context of an abandoned tag after the report of its last call."""
         if not flight.running and self._still_running.pop(flight.tag, None) is not None:
             self._release(flight)
             self._effects.append(ContextFreed(flight.tag))

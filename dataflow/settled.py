@@ -1,17 +1,17 @@
-"""Pure: which tags are over, in little memory.
+"""Pure: the set of settled tags, in bounded memory.
 
-A token that comes late must be recognised for as long as it may come, and a tag must never run twice.
-Remembering every tag would grow without end, so there are two compressions:
+A late token must be recognised as late, and a tag must never run twice. A plain set of all tags would grow
+without end, so two compressions apply:
 
-- epochs: only the newest `keep_epochs` are remembered tag by tag; all older ones are over as a whole;
-- numbers: per (epoch, attempt), a run of consecutive numbers is two integers (a watermark), and only what is
-  out of order around it goes into a set. The set is about as large as the disorder: with tags admitted in
-  order, at most the tags in flight. The answer for a remembered epoch is always exact.
+- epochs: only the newest `keep_epochs` are kept tag by tag; all older ones count as settled as a whole;
+- numbers: per (epoch, attempt), a run of consecutive numbers is two integers (a watermark), and only numbers
+  out of order go into a set. With tags admitted in order, the set has at most the tags in flight. The answer
+  for a kept epoch is exact.
 """
 
 from __future__ import annotations
 
-from dataflow.tokens import Tag
+from dataflow.tags import Tag
 
 
 class _Run:
@@ -44,7 +44,7 @@ class SettledTags:
     """The tags that finished or were abandoned.
 
     Args:
-        keep_epochs: How many epochs, counted back from the newest seen, are remembered tag by tag.
+        keep_epochs: Number of epochs, counted back from the newest seen, that are kept tag by tag.
     """
 
     def __init__(self, *, keep_epochs: int) -> None:
@@ -55,7 +55,7 @@ class SettledTags:
         self._runs: dict[tuple[int, int], _Run] = {}
 
     def add(self, tag: Tag) -> None:
-        """Remember that `tag` is over."""
+        """Add a tag."""
         epoch, number, attempt = tag
         run = self._runs.get((epoch, attempt))
         if run is not None:
@@ -76,5 +76,5 @@ class SettledTags:
 
     @property
     def num_loose(self) -> int:
-        """Numbers held one by one, not by a watermark."""
+        """Numbers kept one by one, not by a watermark."""
         return sum(len(run.others) for run in self._runs.values())

@@ -1,7 +1,7 @@
-"""Fakes and helpers for those who test with graphs: run one step at a time, in any order, without threads.
+"""Fakes and helpers for tests with graphs: run one step at a time, in any order, without threads.
 
-`drive` runs a pure `Scheduler`. `ManualPool` stands in for a `ComputePool` under a real `Engine`: jobs run
-when and in the order the test says. `FiringRecorder` is a trace hook that answers questions.
+`run_calls` runs a pure `Scheduler`. `ManualPool` replaces a `ComputePool` under a real `Engine`: the test
+runs its jobs one by one, in any order. `FiringRecorder` is a trace hook with queries and checks.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Any
 from dataflow.graph import Graph
 from dataflow.jobs import Job
 from dataflow.scheduler import Scheduler
-from dataflow.tokens import BatchCall, Call, Effect, Firing, Tag, TraceRecord
+from dataflow.tags import Tag
+from dataflow.tokens import BatchCall, Call, Effect, Firing, TraceRecord
 
 
 def first(calls: Sequence[Call]) -> int:
@@ -21,18 +22,18 @@ def first(calls: Sequence[Call]) -> int:
     return 0
 
 
-def disk_model(scheduler: Scheduler, *, choose: Callable[[Sequence[Call]], int] = first) -> Iterator[Effect]:
+def run_calls(scheduler: Scheduler, *, choose: Callable[[Sequence[Call]], int] = first) -> Iterator[Effect]:
     """Execute calls one by one until none is ready, and yield every effect.
 
-    A call is yielded when it is about to be executed; what it causes is seen from the next step on. Between
-    steps the caller may deliver, admit and abandon. Invariants are checked at each step.
+    A call is yielded before its execution; its effects follow from the next step on. Between steps the caller
+    may deliver, admit and abandon. Each step checks the invariants.
 
     Args:
-        scheduler: Its ready calls are executed with None for a thread's context.
-        choose: Picks the next of the ready calls, by index: the order in which threads would finish.
+        scheduler: Scheduler whose ready calls are executed, with None for a thread's context.
+        choose: Function that returns the index of the next ready call: the order in which threads finish.
 
     Raises:
-        Exception: What a node raises, after its tags were failed.
+        Exception: The error of a node, after its tags were failed.
     """
     ready: list[Call] = []
     while True:
@@ -55,15 +56,14 @@ def disk_model(scheduler: Scheduler, *, choose: Callable[[Sequence[Call]], int] 
 
 
 class ManualPool:
-    """A pool whose jobs run when the test says so.
+    """A pool whose jobs the test runs.
 
-    A job is *queued* when it is submitted, *executed* when `execute` has run it, and gone when `deliver`
-    has given it to its sink. Between the two it is what a job in a thread is: no longer to be stopped, not
-    yet known.
+    A job is *queued* after its submission, *executed* after `execute`, and gone after `deliver` has passed it
+    to its sink. An executed job is like a running one in a thread: beyond a stop, and not yet reported.
 
     Args:
-        context: Handed to jobs as the context of their thread.
-        intake: Most jobs queued or executed at once.
+        context: Object passed to jobs as the context of their thread.
+        intake: Maximum number of jobs queued or executed at once.
     """
 
     def __init__(self, *, context: Any = None, intake: int = 1024) -> None:
@@ -75,11 +75,11 @@ class ManualPool:
         self._wants_room: deque[Callable[[], None]] = deque()
 
     def clock(self) -> float:
-        """The attribute `now`, which only the test changes."""
+        """Return the attribute `now`, which only the test changes."""
         return self.now
 
     def submit_jobs(self, jobs: Sequence[Job]) -> int:
-        """Queue as many as there is room for; returns how many."""
+        """Queue jobs while there is room; return their number."""
         accepted = jobs[: self._intake - len(self.queued) - len(self.executed)]
         for job in accepted:
             job.queued = self.now
@@ -87,11 +87,11 @@ class ManualPool:
         return len(accepted)
 
     def call_when_room(self, callback: Callable[[], None]) -> None:
-        """Call back once when a job has been delivered."""
+        """Call back once after the next delivery of a job."""
         self._wants_room.append(callback)
 
     def execute(self, index: int = 0) -> Job:
-        """Run one of the queued jobs; its sink does not hear of it yet."""
+        """Run one of the queued jobs, without calling its sink."""
         job = self.queued.pop(index)
         job.thread = "manual"
         job.started = self.now
@@ -104,7 +104,7 @@ class ManualPool:
         return job
 
     def deliver(self, index: int = 0) -> None:
-        """Give one of the executed jobs to its sink."""
+        """Pass one of the executed jobs to its sink."""
         job = self.executed.pop(index)
         job.sink([job])
         for _ in range(len(self._wants_room)):
@@ -116,7 +116,7 @@ class ManualPool:
         self.deliver(len(self.executed) - 1)
 
     def run_all(self) -> None:
-        """Run and deliver jobs, in order, until there are none, those caused meanwhile included."""
+        """Run and deliver jobs in order, with those that they cause, until none is left."""
         while self.executed:
             self.deliver()
         while self.queued:
@@ -127,7 +127,7 @@ class ManualPool:
 
 
 class FiringRecorder:
-    """A trace hook that remembers: ``Engine(..., trace=recorder)``."""
+    """A trace hook that keeps all records: ``Engine(..., trace=recorder)``."""
 
     def __init__(self) -> None:
         self.records: list[TraceRecord] = []
@@ -136,7 +136,7 @@ class FiringRecorder:
         self.records.append(record)
 
     def nodes(self, tag: Tag) -> list[str]:
-        """The nodes that fired for `tag`, in order."""
+        """Return the nodes that fired for `tag`, in order."""
         return [record.node for record in self.records if record.tag == tag]
 
     def check_exactly_once(
@@ -146,7 +146,7 @@ class FiringRecorder:
         counts = Counter((record.node, record.tag) for record in self.records)
         finished, abandoned = set(finished), set(abandoned)
         for name, tag in counts:
-            assert tag in finished | abandoned, f"{name!r} fired for {tag}, which was not expected"
+            assert tag in finished | abandoned, f"{name!r} fired for the unexpected {tag}"
         for node in graph.nodes:
             for tag in finished | abandoned:
                 count = counts[node.name, tag]

@@ -1,8 +1,7 @@
-"""Pure: what moves through a graph: tags, tokens, firings and the records they leave.
+"""Pure: tokens, flights, firings, effects, and the trace records of firings.
 
-A *flight* is one admitted tag on its way through the graph. A *firing* is one node run for one tag. A
-*call* is one call of a node's function: a firing, or a batch of firings. Calls are jobs, so that a firing
-costs one object.
+A *flight* is the state of one admitted tag. A *firing* is the run of one node for one tag. A *call* is one
+call of a node's function: a firing, or a batch of firings. Calls are jobs, so that a firing costs one object.
 """
 
 from __future__ import annotations
@@ -13,14 +12,7 @@ from typing import Any, NamedTuple
 from dataflow.errors import WrongOutputs
 from dataflow.graph import CompiledNode
 from dataflow.jobs import Job
-
-
-class Tag(NamedTuple):
-    """Names one unit of work. `attempt` grows when the same unit is done again."""
-
-    epoch: int
-    number: int
-    attempt: int = 1
+from dataflow.tags import Tag
 
 
 class Token(NamedTuple):
@@ -32,10 +24,9 @@ class Token(NamedTuple):
 
 
 class TraceRecord(NamedTuple):
-    """One firing that ended, in seconds of the pool's clock. A named tuple: it is made for every firing.
+    """One ended firing, with times in seconds of the pool's clock. A named tuple: each firing makes one.
 
-    Light nodes have `queued == started` and run in the thread called "loop". All firings of one batch share
-    their times.
+    Light nodes have `queued == started` and the thread "loop". All firings of one batch share their times.
     """
 
     node: str
@@ -47,7 +38,7 @@ class TraceRecord(NamedTuple):
 
 
 class Flight:
-    """The state of one admitted tag. Only the scheduler writes; threads read `abandoned`."""
+    """The state of one admitted tag. Only the scheduler writes it; threads read `abandoned`."""
 
     __slots__ = ("abandoned", "args", "arrived", "context", "missing", "running", "tag", "unfired")
 
@@ -56,23 +47,22 @@ class Flight:
         self.context = context
         self.abandoned = False
         self.arrived = 0
-        """Bit i is set when external input i has its token."""
+        """Bit mask of the external inputs that have their token."""
         self.missing = missing
-        """Per node, inputs without a value."""
+        """Number of inputs without a value, per node."""
         self.args: list[list[Any] | None] = [None] * num_nodes
-        """Per node with several inputs, the values so far."""
+        """Values so far, per node with several inputs."""
         self.unfired = num_nodes
-        """Nodes that have not completed."""
+        """Number of nodes that have not completed."""
         self.running = 0
-        """Calls handed out and not yet reported back. While it is above zero a thread may hold the
-        context."""
+        """Number of calls handed out and not reported back. Above zero a thread may use the context."""
 
 
 class Firing(Job):
-    """One node run for one tag: the first argument of every node function.
+    """The run of one node for one tag: the first argument of every node function.
 
     Attributes:
-        scratch: Context object of the compute thread this runs in; None on the loop.
+        scratch: Context object of the executing compute thread; None on the loop.
         args: The node's inputs, in declared order.
     """
 
@@ -89,12 +79,12 @@ class Firing(Job):
 
     @property
     def tag(self) -> Tag:
-        """The tag this firing belongs to."""
+        """Tag of this firing."""
         return self.flight.tag
 
     @property
     def context(self) -> Any:
-        """The training context of that tag; None if the engine owns none."""
+        """Training context of the tag; None if the engine has none."""
         return self.flight.context
 
     @property
@@ -103,9 +93,9 @@ class Firing(Job):
         return (self,)
 
     def execute(self, context: Any) -> Sequence[Any] | None:
-        """Call the node's function; returns one value per output, or None if the tag is abandoned already.
+        """Call the node's function; return one value per output, or None if the tag was abandoned.
 
-        Raises what the function raises, or WrongOutputs.
+        Raises the function's errors, and WrongOutputs.
         """
         if self.flight.abandoned:
             return None
@@ -120,8 +110,8 @@ class Firing(Job):
 class BatchCall(Job):
     """One call of a batching node for several tags.
 
-    The function may set `started` and `finished` of its firings, in seconds of the pool's clock; otherwise
-    theirs are those of the call.
+    The function may set `started` and `finished` of its firings, in seconds of the pool's clock; by default
+    they have the times of the call.
     """
 
     __slots__ = ("firings", "node")
@@ -136,7 +126,7 @@ class BatchCall(Job):
     def execute(self, context: Any) -> list[Sequence[Any] | None]:
         """Call the node's function for all tags that are not abandoned.
 
-        Returns, per firing, one value per output or None. Raises what the function raises, or WrongOutputs.
+        Returns, per firing, one value per output or None. Raises the function's errors, and WrongOutputs.
         """
         node = self.node
         live = [firing for firing in self.firings if not firing.flight.abandoned]
@@ -178,7 +168,7 @@ class Finished(NamedTuple):
 
 
 class Abandoned(NamedTuple):
-    """Effect: `tag` was given up; its slot is free, its context once nothing of it runs any more."""
+    """Effect: `tag` was abandoned; its slot is free, and its context after the last running call."""
 
     tag: Tag
 
@@ -190,4 +180,4 @@ class ContextFreed(NamedTuple):
 
 
 Effect = Firing | BatchCall | Output | Finished | Abandoned | ContextFreed
-"""What a scheduler asks of its shell. A call is to be executed and reported back; the rest is news."""
+"""Output of a scheduler to its engine. The engine executes a call and reports its end; the rest is news."""

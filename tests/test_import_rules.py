@@ -367,7 +367,7 @@ def test_what_is_against_a_rule_is_found(path: str, source: str, claim: str) -> 
 @pytest.mark.parametrize(
     ("path", "source"),
     [
-        ("dataflow/x.py", "import collections\nfrom dataflow.tokens import Tag"),
+        ("dataflow/x.py", "import collections\nfrom dataflow.tags import Tag"),
         ("transport/frames.py", "import msgpack\nimport numpy as np"),
         ("transport/sockets.py", "import asyncio\nimport socket"),
         ("adam_async/model/x.py", "import numpy as np\nfrom adam_async.model.keyed_random import Dice"),

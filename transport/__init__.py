@@ -3,7 +3,6 @@
 from transport.budget import Budget
 from transport.buffers import BufferPool, PoolStatistics
 from transport.config import LinkConfig
-from transport.dial import RetrySchedule
 from transport.errors import (
     BindRefused,
     CallTimeout,
@@ -20,9 +19,8 @@ from transport.errors import (
 )
 from transport.keys import RoleKeys, Secret
 from transport.link import Link, LinkStatistics, Observer, Request, TypeTraffic
-from transport.messages import Identity, Message
-from transport.network import Listener, LocalNetwork, Network, TcpNetwork
-from transport.roles import ANY_ROLE, RoleTable
+from transport.messages import ANY_ROLE, Identity, Message, RoleTable
+from transport.network import Listener, LocalNetwork, Network, RetrySchedule, TcpNetwork
 
 __all__ = [
     "ANY_ROLE",

@@ -4,7 +4,7 @@ Each link has an `Account`. The link charges it for memory held for the peer: re
 messages until the application receives them, a large message while it arrives, answers from the moment their
 size is known until the peer has taken their bytes. All accounts of a process belong to one `Budget`.
 
-Half of the limit is reserved: a new link gets a fixed part of what is not reserved yet, and always has room
+Half of the limit is reserved: a new link gets a fixed part of the unreserved rest, and always has room
 within its part, so links that hold much cannot lock out the others. The parts are fixed, because a part that
 shrinks with each new link is already full when it shrinks, and then the parts are more than the half. The
 other half is shared: beyond its part a link may hold as many bytes as remain free in it (dynamic thresholds,
@@ -23,7 +23,7 @@ RESERVED = 2
 """Divisor of the limit; the quotient is reserved for the parts of links."""
 
 PART = 64
-"""Divisor of what is not reserved yet; the quotient is the part of a new link. Of 512 MiB the first link gets
+"""Divisor of the unreserved rest; the quotient is the part of a new link. Of 512 MiB the first link gets
 4.2 MB and the hundredth 0.9 MB."""
 
 

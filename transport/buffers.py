@@ -1,16 +1,15 @@
-"""Receive memory that is used again: aligned buffers in power-of-two sizes, returned by their last reader.
+"""Reused memory for received payloads: aligned buffers in power-of-two sizes, freed with their last view.
 
-`BufferPool.acquire` hands out an array of bytes. Tensors are made as views of it, users slice those, and
-numpy keeps the handed-out array alive as the base of every one of them. A weak reference on it therefore
-says exactly when the last reader is gone, and the memory goes back on the free list at that moment, on
-whichever thread the last reader died. (numpy shortens chains of bases down to the oldest *array*, also
-through memoryviews; the memory underneath is a bytearray or a mapping, so the chain ends at the array we
-watch.)
+`BufferPool.acquire` lends an array of bytes. Tensors are views of it, users slice those, and numpy keeps the
+lent array alive as the base of all of them. So a weak reference on it fires when the last view is gone, and
+the memory returns to the free list at that moment, on the thread that dropped the last view. (numpy shortens
+chains of bases down to the oldest *array*, also through memoryviews; the memory underneath is a bytearray or
+a mapping, so the chain ends at the lent array.)
 
-Only list and dictionary operations that are atomic happen on that foreign thread; everything else belongs
-to the loop's thread. Memory from 1 MiB on is mapped: pages nobody has written to cost nothing, so a
-reservation is address space until bytes arrive. A buffer that was used before is warm, which is worth
-more than the copy it saves: 16 MiB of fresh pages cost about as long as receiving 16 MiB.
+Only atomic list and dictionary operations run on that other thread; everything else runs on the loop's
+thread. Memory from 1 MiB on is mapped: unwritten pages cost nothing, so a reservation is address space until
+bytes arrive. A reused buffer has its pages already, which saves more than the copy: 16 MiB of fresh pages
+take about as long as receiving 16 MiB.
 """
 
 import mmap
@@ -33,7 +32,7 @@ _UINT8 = np.dtype(np.uint8)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolStatistics:
-    """State of a pool. ``outstanding`` buffers have living readers; ``free_bytes`` wait for reuse."""
+    """State of a pool. ``outstanding`` buffers have live views; ``free_bytes`` wait for reuse."""
 
     outstanding: int
     outstanding_bytes: int
@@ -57,7 +56,7 @@ class _Block:
         self.reference: weakref.ref[Tensor] | None = None
 
     def returned(self, reference: object) -> None:
-        # May run on any thread: each line is atomic by itself, and the order is safe.
+        # May run on any thread: each line is atomic, and the block is free only after the last one.
         self.reference = None
         self.lent.discard(self)
         if len(self.free_list) < self.keep:
@@ -65,10 +64,10 @@ class _Block:
 
 
 class BufferPool:
-    """Lends aligned memory and takes it back when its last reader is gone.
+    """Lends aligned memory and takes it back when its last view is gone.
 
     Args:
-        retain_bytes: Per size, about this much free memory is kept for reuse; at least one buffer.
+        retain_bytes: Free memory to keep for reuse, for each size, in bytes; at least one buffer is kept.
     """
 
     def __init__(self, *, retain_bytes: int = 64 << 20) -> None:
@@ -83,17 +82,17 @@ class BufferPool:
     def acquire(self, size_bytes: int) -> Tensor:
         """Lend ``size_bytes`` (at least 1) bytes as a uint8 array whose memory is 64-byte aligned.
 
-        The memory returns by itself when the array and all views of it are gone. Sizes beyond 32 MiB
-        are served and not kept.
+        The memory returns by itself when the array and all its views are gone. Buffers beyond 32 MiB are not
+        kept for reuse.
         """
         return self.lend(size_bytes, _UINT8, (size_bytes,))[0]
 
     def lend(
         self, size_bytes: int, dtype: np.dtype[Any], shape: tuple[int, ...]
     ) -> tuple[Tensor, memoryview]:
-        """Like `acquire`, as an array of another kind; also returns its bytes, for filling it.
+        """Like `acquire`, but with a dtype and shape; also return a view of its bytes, to fill it.
 
-        The bytes do not keep the memory lent; use them while the array lives. They may be more than asked.
+        Use the view only while the array exists: it does not keep the memory lent. It may be longer.
         """
         index = 0 if size_bytes <= MIN_BYTES else (size_bytes - 1).bit_length() - _MIN_SHIFT
         self._acquired += 1

@@ -1,8 +1,8 @@
 """Pure: the requests of one side that wait for an answer.
 
-Replies are matched by id and may come in any order. Deadlines are watched lazily: `next_deadline` is a
-lower bound that is exact only after `expire`, so that answering a call costs no timer and no heap. With
-the usual few different timeouts the table is scanned about once per timeout.
+Replies match by id and may come in any order. `next_deadline` is a lower bound that is exact only after
+`expire`, so that an answer costs no timer and no heap. With a few different time-outs, as usual, the table is
+scanned about once per time-out.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ W = TypeVar("W")
 
 
 class Call(NamedTuple, Generic[W]):
-    """One request without an answer. ``waiter`` is whatever the owner wants to be reminded of."""
+    """One request without an answer. ``waiter`` is an object of the table's owner."""
 
     waiter: W
     message_type: str
@@ -25,15 +25,15 @@ class Call(NamedTuple, Generic[W]):
 
 
 make_call = partial(tuple.__new__, Call)
-"""Makes a Call from a tuple, without running a named tuple's ``__new__`` in the interpreter."""
+"""Constructor of a Call from a tuple, which skips the interpreted ``__new__`` of a named tuple."""
 
 
 class CallTable(Generic[W]):
-    """Outstanding calls by request id. Ids count from 1 and are never used again.
+    """Outstanding calls by request id. Ids count from 1 and are never reused.
 
     Attributes:
         waiting: The requests without an answer, by id.
-        next_id: Returns the id of the next request; a compiled function, because every request calls it.
+        next_id: Compiled function that returns the id of the next request, because every request calls it.
     """
 
     def __init__(self) -> None:
@@ -42,17 +42,17 @@ class CallTable(Generic[W]):
         self._deadline: float | None = None
 
     def add(self, request_id: int, call: Call[W]) -> None:
-        """Remember a request until it is popped or expires."""
+        """Add a request until it is popped or expires."""
         self.waiting[request_id] = call
         if self._deadline is None or call.deadline < self._deadline:
             self._deadline = call.deadline
 
     def pop(self, request_id: int) -> Call[W] | None:
-        """Forget a request because it was answered; None if it is not (or no longer) waiting."""
+        """Remove and return an answered request; None if it is not waiting (any more)."""
         return self.waiting.pop(request_id, None)
 
     def expire(self, *, now: float) -> list[tuple[int, Call[W]]]:
-        """Forget and return the requests whose deadline has come."""
+        """Remove and return the requests whose deadline has passed."""
         late = [(request_id, call) for request_id, call in self.waiting.items() if call.deadline <= now]
         for request_id, _ in late:
             del self.waiting[request_id]
@@ -60,14 +60,14 @@ class CallTable(Generic[W]):
         return late
 
     def drain(self) -> list[tuple[int, Call[W]]]:
-        """Forget and return all requests, oldest first."""
+        """Remove and return all requests, oldest first."""
         calls = list(self.waiting.items())
         self.waiting.clear()
         self._deadline = None
         return calls
 
     def next_deadline(self) -> float | None:
-        """When `expire` may next have something; never later than the earliest deadline."""
+        """Return a time no later than the earliest deadline, or None without requests."""
         return self._deadline
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""Pure: every limit and every waiting time of a link, in one frozen record."""
+"""Pure: all limits and time-outs of a link, in one frozen record."""
 
 from dataclasses import dataclass, fields
 from typing import Literal, get_args
@@ -17,45 +17,47 @@ PROBES = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkConfig:
-    """Limits (bytes, counts) and waiting times (seconds) of a link. Both sides may differ.
+    """Limits (bytes, counts) and time-outs (seconds) of a link. The two sides may differ.
 
     Raises:
         ValueError: A value is out of range; the message names the field.
     """
 
     max_message_bytes: int = 64 * MIB
-    """Largest payload of one message, padding included; the sender refuses more, the receiver disconnects."""
+    """Maximum payload of one message, padding included, in bytes. The sender refuses a larger one, and the
+    receiver closes the link."""
 
     max_meta_bytes: int = 16 * KIB
-    """Largest packed meta; bounds what decoding one can allocate (about 72 times its size)."""
+    """Maximum packed meta, in bytes; limits the memory for decoding one to about 72 times its size."""
 
     chunk_bytes: int = 512 * KIB
-    """Payload of a frame; others pass between. 512 to 768 KiB measured best, 1 MiB 1.3 times slower."""
+    """Payload of a frame of a large message, in bytes; frames of other messages pass between two. Measured:
+    512 to 768 KiB are best, 1 MiB is 1.3 times slower."""
 
     gather_bytes: int = 16 * KIB
-    """Payloads up to this size are copied into one write; larger ones are sent from the caller's arrays."""
+    """Maximum payload that is copied into one write, in bytes; larger ones leave from the caller's arrays."""
 
     scratch_bytes: int = 8 * KIB
-    """Offered to the kernel while a header is awaited; what of a payload lands here is moved once."""
+    """Buffer for a header, in bytes; payload bytes that arrive in it are moved once."""
 
     high_water_bytes: int = 4 * MIB
-    """With this much unsent, `send` waits and `send_nowait` raises `WouldBlock`."""
+    """Unsent bytes from which `send` waits and `send_nowait` raises `WouldBlock`."""
 
     low_water_bytes: int = 1 * MIB
-    """Waiting senders go on when no more than this is unsent."""
+    """Unsent bytes at which waiting senders proceed."""
 
     inbox_bytes: int = 4 * MIB
-    """With this much received and not yet taken by `receive`, reading from the peer stops."""
+    """Bytes of messages waiting for `receive` from which the link stops reading."""
 
     inbox_messages: int = 1024
-    """The same as a count."""
+    """Number of messages waiting for `receive` from which the link stops reading."""
 
     link_budget_bytes: int = 64 * MIB
     """Bytes held for the peer (requests, messages, unsent answers) at which reading from it stops; one
     largest message may exceed this."""
 
     max_requests: int = 4096
-    """Unanswered requests of the peer; one more is refused with code ``busy``."""
+    """Maximum number of unanswered requests of the peer; the next is refused with code ``busy``."""
 
     handshake_s: float = 5.0
     """Seconds from connection to the end of the handshake."""
@@ -70,10 +72,10 @@ class LinkConfig:
     """Maximum number of connections that the kernel accepts for a listener before its loop does."""
 
     ping_every_s: float = 5.0
-    """A peer not heard for this long is sent a ping."""
+    """Seconds without a byte from the peer after which the link sends a ping."""
 
     dead_after_s: float = 15.0
-    """A peer not heard for this long is given up."""
+    """Seconds without a byte from the peer after which the link ends."""
 
     stalled_after_s: float = 10.0
     """Seconds without progress after which a link ends: the peer takes none of the bytes waiting for it, or
@@ -93,10 +95,10 @@ class LinkConfig:
     always checks a payload that has one."""
 
     close_s: float = 5.0
-    """For the bytes still unsent when a link is closed; what is left is dropped."""
+    """Seconds in which a closing link sends its unsent bytes; it drops the rest."""
 
     socket_buffer_bytes: int = 0
-    """SO_SNDBUF and SO_RCVBUF; 0 leaves the kernel's own tuning, which measured best."""
+    """Size of SO_SNDBUF and SO_RCVBUF, in bytes; 0 keeps the kernel's tuning, which measured best."""
 
     def __post_init__(self) -> None:
         for field in fields(self):

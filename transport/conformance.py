@@ -1,7 +1,7 @@
-"""What every kind of link promises, as checks that any pair of links can be put through.
+"""Checks of the promises of a link, for any pair of links.
 
-Each check is a short conversation over a fresh pair. They use the message types ask, answer and note,
-in both directions, and default limits.
+Each check is a short conversation over a fresh pair, with the message types ask, answer and note in both
+directions, and default limits.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ Check = Callable[[Link, Link], Coroutine[Any, Any, None]]
 
 
 async def check_link(make_pair: Pair) -> None:
-    """Put fresh pairs of links through every check.
+    """Run every check, each over a fresh pair of links.
 
     Raises:
         AssertionError: A promise is broken; the message names the check.
@@ -132,7 +132,7 @@ async def a_release_fires_exactly_once(near: Link, far: Link) -> None:
         assert count == [1]
 
 
-async def a_received_slice_stays_what_it_was(near: Link, far: Link) -> None:
+async def a_received_slice_keeps_its_values(near: Link, far: Link) -> None:
     for sizes in ((64,), (64, 64), (1 << 18, 3)):
         arrays = [np.full(size, 1, np.float32) for size in sizes]
         await near.send(Message(type="note", tensors=tuple(arrays)), partial(_spoil, arrays))
@@ -218,19 +218,19 @@ async def a_request_is_answered_once(near: Link, far: Link) -> None:
     raise AssertionError("a second reply was not refused")
 
 
-async def who_asks_is_told_once_how_it_ended(near: Link, far: Link) -> None:
-    told: list[Message | TransportError] = []
-    heard = asyncio.Event()
+async def a_callback_runs_once_with_the_answer_or_the_error(near: Link, far: Link) -> None:
+    answers: list[Message | TransportError] = []
+    answered = asyncio.Event()
 
     def on_answer(answer: Message | TransportError) -> None:
-        told.append(answer)
-        heard.set()
+        answers.append(answer)
+        answered.set()
 
     async def ask(*, timeout_s: float = PATIENCE_S, into: tuple[Tensor, ...] | None = None) -> object:
-        heard.clear()
+        answered.clear()
         near.ask(_ask(3, 100), on_answer, timeout_s=timeout_s, into=into)
-        await heard.wait()
-        return told[-1]
+        await answered.wait()
+        return answers[-1]
 
     far.serve(_echo)
     target = np.zeros(100, np.float32)
@@ -246,8 +246,8 @@ async def who_asks_is_told_once_how_it_ended(near: Link, far: Link) -> None:
     far.abort()
     await near.wait_closed()
     await asyncio.sleep(0)
-    assert isinstance(told[-1], LinkBroken)
-    assert len(told) == 4
+    assert isinstance(answers[-1], LinkBroken)
+    assert len(answers) == 4
 
 
 async def requests_wait_for_a_handler(near: Link, far: Link) -> None:
@@ -258,7 +258,7 @@ async def requests_wait_for_a_handler(near: Link, far: Link) -> None:
     assert (await future).meta["number"] == 4
 
 
-async def a_reader_that_does_not_read_holds_the_sender(near: Link, far: Link) -> None:
+async def a_reader_that_does_not_read_stops_the_sender(near: Link, far: Link) -> None:
     array = np.zeros(1 << 18, np.float32)
     sent = 0
     try:
@@ -274,13 +274,13 @@ async def a_reader_that_does_not_read_holds_the_sender(near: Link, far: Link) ->
     await near.send(Message(type="note"))
 
 
-async def what_has_no_row_is_refused(near: Link, far: Link) -> None:
+async def a_message_without_a_row_is_refused(near: Link, far: Link) -> None:
     await _raises(LocalProtocolError, near.send(Message(type="unheard-of")))
     await _raises(LocalProtocolError, near.call(Message(type="unheard-of"), timeout_s=PATIENCE_S))
     assert not near.closed
 
 
-async def what_cannot_travel_is_refused_and_the_link_lives(near: Link, far: Link) -> None:
+async def an_unsupported_tensor_is_refused_and_the_link_stays_open(near: Link, far: Link) -> None:
     far.serve(_echo)
     strided = np.zeros((4, 4), np.float32)[:, ::2]
     for tensor in (strided, np.zeros(2, np.complex64), np.zeros((1,) * 9), np.zeros(2, ">f4")):
@@ -288,7 +288,7 @@ async def what_cannot_travel_is_refused_and_the_link_lives(near: Link, far: Link
     await near.call(_ask(), timeout_s=PATIENCE_S)
 
 
-async def closing_ends_the_other_side_after_what_was_sent(near: Link, far: Link) -> None:
+async def a_close_ends_the_other_side_after_all_sent_messages(near: Link, far: Link) -> None:
     held: list[Request] = []
     far.serve(held.append)
     call = far.call_nowait(_ask(), timeout_s=PATIENCE_S)
@@ -303,7 +303,7 @@ async def closing_ends_the_other_side_after_what_was_sent(near: Link, far: Link)
     await far.wait_closed()
     await _raises(LinkClosed, _result(call))
     if held:
-        _echo(held[0])  # nobody is there to hear it; that is no error
+        _echo(held[0])  # an answer after the end is no error
     await near.aclose()
 
 
@@ -325,17 +325,17 @@ async def traffic_is_counted(near: Link, far: Link) -> None:
         assert traffic[out].frame_bytes_out < 0.02 * (4 << 16)
 
 
-async def an_observer_is_told_of_each_message_as_it_is_counted(near: Link, far: Link) -> None:
+async def an_observer_gets_each_message_as_it_is_counted(near: Link, far: Link) -> None:
     await near.send(Message(type="note"))
-    told: dict[Link, list[tuple[bool, str, int, int]]] = {near: [], far: []}
-    for link, seen in told.items():
+    seen_by: dict[Link, list[tuple[bool, str, int, int]]] = {near: [], far: []}
+    for link, seen in seen_by.items():
         link.observe(lambda *message, seen=seen: seen.append(message))
     far.serve(_echo)
     await near.call(_ask(1, 1 << 10), timeout_s=PATIENCE_S)
-    assert [message[:3] for message in told[near]] == [(True, "ask", 4096), (False, "answer", 4096)]
-    # What was sent before anybody observed may still come in.
-    assert [m[:3] for m in told[far] if m[1] != "note"] == [(False, "ask", 4096), (True, "answer", 4096)]
-    for link, seen in told.items():
+    assert [message[:3] for message in seen_by[near]] == [(True, "ask", 4096), (False, "answer", 4096)]
+    # A message sent before the observation may still arrive.
+    assert [m[:3] for m in seen_by[far] if m[1] != "note"] == [(False, "ask", 4096), (True, "answer", 4096)]
+    for link, seen in seen_by.items():
         traffic = link.statistics().by_type
         for sent, kind, _, frame_bytes in seen:
             row = traffic[kind]
@@ -352,20 +352,20 @@ CHECKS: tuple[Check, ...] = (
     messages_keep_their_order,
     a_small_message_sent_ordered_does_not_pass_a_large_one,
     a_release_fires_exactly_once,
-    a_received_slice_stays_what_it_was,
+    a_received_slice_keeps_its_values,
     a_release_fires_when_the_link_is_lost,
     a_reply_lands_in_registered_arrays,
     an_unanswered_call_times_out_and_a_late_reply_is_dropped,
     a_cancelled_call_leaves_the_link_usable,
     errors_reach_the_caller_as_code_and_text,
     a_request_is_answered_once,
-    who_asks_is_told_once_how_it_ended,
+    a_callback_runs_once_with_the_answer_or_the_error,
     requests_wait_for_a_handler,
-    a_reader_that_does_not_read_holds_the_sender,
-    what_has_no_row_is_refused,
-    what_cannot_travel_is_refused_and_the_link_lives,
-    closing_ends_the_other_side_after_what_was_sent,
+    a_reader_that_does_not_read_stops_the_sender,
+    a_message_without_a_row_is_refused,
+    an_unsupported_tensor_is_refused_and_the_link_stays_open,
+    a_close_ends_the_other_side_after_all_sent_messages,
     an_abort_breaks_the_other_side,
     traffic_is_counted,
-    an_observer_is_told_of_each_message_as_it_is_counted,
+    an_observer_gets_each_message_as_it_is_counted,
 )

@@ -1,4 +1,4 @@
-"""What every kind of link has in common: calls, the inbox, roles, counting, and how it ends.
+"""The common part of all links: calls, the inbox, roles, counts, and the end.
 
 A kind of link adds `_transmit`, which sends a message, and `_over_water` for back-pressure. It hands each
 complete received message to `_deliver`.
@@ -38,11 +38,10 @@ from transport.frames import (
     kind_name,
 )
 from transport.intake import MESSAGE_COST_BYTES, META_COST, UNCHECKED_BYTES, Intake, frame_cost
-from transport.link import Link, LinkStatistics, Observer, OnAnswer, Request, TypeTraffic
-from transport.messages import Identity, Message
+from transport.link import LinkStatistics, Observer, OnAnswer, Request, TypeTraffic
+from transport.messages import Identity, Message, RoleTable
 from transport.release import Release
-from transport.requests import InboundRequest
-from transport.roles import RoleTable
+from transport.requests import AnsweringLink, InboundRequest
 from transport.tensors import Tensor
 
 __all__ = ["Endpoint"]
@@ -52,7 +51,7 @@ logger = logging.getLogger(__name__)
 MAX_ERROR_TEXT = 200
 
 
-class Endpoint(Link):
+class Endpoint(AnsweringLink):
     """Shared half of all links. Lives on one event loop."""
 
     # Slots: beyond 30 attributes an instance's dictionary is no longer shared, and every access slower.
@@ -69,8 +68,8 @@ class Endpoint(Link):
         "_intake",
         "_into",
         "_loop",
-        "_may_hear",
-        "_may_say",
+        "_may_receive",
+        "_may_send",
         "_observer",
         "_out",
         "_over",
@@ -102,11 +101,11 @@ class Endpoint(Link):
         self.peer = peer
         self._config = config
         self._loop = loop
-        self._may_say = rules.sayable(identity.role, peer.role)
-        self._may_hear = rules.sayable(peer.role, identity.role)
+        self._may_send = rules.sendable(identity.role, peer.role)
+        self._may_receive = rules.sendable(peer.role, identity.role)
         self._error: TransportError | None = None
         self._writing = False
-        """Whether the stream takes all that is sent: then senders need not ask `_over_water`."""
+        """Whether the transport takes all that is sent: then senders skip `_over_water`."""
         self._over = loop.create_future()
         self._calls: CallTable[Waiter] = CallTable()
         self._into: dict[int, Registered] = {}
@@ -128,21 +127,15 @@ class Endpoint(Link):
         self._out: dict[str, list[int]] = {}
         self._in: dict[str, list[int]] = {}
 
-    # What a kind of link adds
-
-    @abstractmethod
-    def _transmit(
-        self, kind: int, request_id: int, message: Message, release: Release | None, ordered: bool
-    ) -> None:
-        """Send a message that passed `_check`, or raise LocalProtocolError having done nothing."""
+    # Added by each kind of link
 
     @abstractmethod
     def _over_water(self, message: Message | None, ordered: bool) -> bool:
-        """Whether what is unsent before a message reaches the high water mark; None asks about all of it."""
+        """Whether the unsent bytes before a message, or all of them for None, reach the high water mark."""
 
     @abstractmethod
     def _unsent_bytes(self) -> int:
-        """How much is unsent."""
+        """Return the number of unsent bytes."""
 
     @abstractmethod
     def _arriving_bytes(self) -> int:
@@ -158,7 +151,7 @@ class Endpoint(Link):
 
     @abstractmethod
     def _tick(self, now: float) -> float | None:
-        """Look at time-outs of this kind of link; return when to look again."""
+        """Check the time-outs of this kind of link; return the time of the next check."""
 
     @abstractmethod
     def _give_up(self, error: TransportError) -> None:
@@ -166,14 +159,14 @@ class Endpoint(Link):
 
     @abstractmethod
     def _bytes_moved(self) -> int:
-        """How many bytes were copied after receipt."""
+        """Return the number of bytes copied after receipt."""
 
     # Sending
 
     def _check(self, message: Message) -> None:
         if self._error is not None:
             raise self._error.again()
-        if message.type not in self._may_say:
+        if message.type not in self._may_send:
             raise LocalProtocolError(
                 "role",
                 f"the role table has no row for {message.type!r} "
@@ -203,7 +196,7 @@ class Endpoint(Link):
             await self._wait_room()
 
     async def _wait_room(self) -> None:
-        """Wait until the unsent bytes fall to the low water mark; a peer that stalls ends the link first."""
+        """Wait until the unsent bytes fall to the low water mark. A stalled peer ends the link first."""
         waiter = self._loop.create_future()
         self._room.append(waiter)
         await waiter
@@ -226,6 +219,7 @@ class Endpoint(Link):
         ordered: bool = False,
     ) -> Message:
         if not self._writing and self._over_water(message, ordered):
+            # First, because a message that may not be sent should not wait for room.
             self._check(message)
             try:
                 async with asyncio.timeout(timeout_s):
@@ -261,7 +255,7 @@ class Endpoint(Link):
     ) -> None:
         if not self._writing:
             self._refuse_over_water(message, ordered)
-        self._say(message, _Listener(on_answer, self._loop), timeout_s, release, into, ordered)
+        self._send_request(message, _Callback(on_answer, self._loop), timeout_s, release, into, ordered)
 
     def _request(
         self,
@@ -272,12 +266,12 @@ class Endpoint(Link):
         ordered: bool,
     ) -> "asyncio.Future[Message]":
         future: asyncio.Future[Message] = self._loop.create_future()
-        request_id = self._say(message, future, timeout_s, release, into, ordered)
+        request_id = self._send_request(message, future, timeout_s, release, into, ordered)
         if into is not None:
             future.add_done_callback(lambda _: self._detach(request_id))
         return future
 
-    def _say(
+    def _send_request(
         self,
         message: Message,
         waiter: "Waiter",
@@ -286,8 +280,9 @@ class Endpoint(Link):
         into: Sequence[Tensor] | None,
         ordered: bool,
     ) -> int:
-        """Send a request of which `waiter` shall hear; returns its id."""
-        if self._error is not None or message.type not in self._may_say:
+        """Send a request and pass its answer to `waiter`; return the request's id."""
+        # Both tests of `_check` inline, because every request runs them.
+        if self._error is not None or message.type not in self._may_send:
             self._check(message)
         registered = None if into is None else Registered(into, self._config.max_message_bytes)
         request_id = self._calls.next_id()
@@ -304,23 +299,24 @@ class Endpoint(Link):
         """Stop writing into the arrays registered for a reply."""
         self._into.pop(request_id, None)
 
-    # Delivery: everything that arrives comes through here
+    # Delivery: every arrived frame passes through here
 
     def _deliver(self, frame: Frame) -> None:
         """Act on one whole frame.
 
         Raises:
-            RemoteProtocolError: It breaks a rule; the caller closes the link.
+            RemoteProtocolError: The frame breaks a rule; the caller closes the link.
         """
         kind, request_id, message, payload_bytes, frame_bytes = frame
         if message is None:
             raise RemoteProtocolError("kind", f"unexpected {kind_name(kind)}")
+        # Before the role table: the type of an ERROR is a code.
         if kind == ERROR:
             self._on_error(request_id, RemoteError(message.type, str(message.meta.get("text", ""))))
             return
-        if message.type not in self._may_hear:
+        if message.type not in self._may_receive:
             raise RemoteProtocolError(
-                "role", f"{self.peer.role} may not say {message.type[:64]!r} to {self.identity.role}"
+                "role", f"{self.peer.role} may not send {message.type[:64]!r} to {self.identity.role}"
             )
         counts = self._in.get(message.type)
         if counts is None:
@@ -354,10 +350,11 @@ class Endpoint(Link):
     def _on_reply(self, request_id: int, message: Message) -> None:
         call = self._calls.pop(request_id)
         if call is None or call.waiter.done():
-            return  # too late, or given up
+            return  # the call timed out or was cancelled
         registered = self._into.get(request_id)
         if registered is not None:
             self._detach(request_id)
+        # The decoder puts the registered arrays themselves into a reply that matches them.
         if registered is not None and message.tensors and message.tensors is not registered.tensors:
             call.waiter.set_exception(
                 LocalProtocolError(
@@ -380,16 +377,20 @@ class Endpoint(Link):
             raise RemoteProtocolError("request-id", f"request {request_id} is still unanswered")
         request = InboundRequest(self, request_id, message, cost)
         if len(self._requests) >= self._config.max_requests:
-            request.fail("busy", f"{self._config.max_requests} requests are unanswered: call less at a time")
+            request.fail(
+                "busy", f"{self._config.max_requests} requests are unanswered: make fewer calls at once"
+            )
             self._intake.look()
             return
         self._requests[request_id] = request
         self._account.charge(cost)
+        # Requests keep their order: behind an unhandled one, this one waits as well.
         if self._handler is None or self._unhandled:
             self._unhandled.append(request)
             self._intake.look()
         else:
             self._handle(request)
+            # Checking the budgets on every small request would cost speed: the first 64 KiB go unchecked.
             if self._account.held_bytes > self._unchecked:
                 self._intake.look()
 
@@ -405,7 +406,7 @@ class Endpoint(Link):
         if not self._receives:
             raise RemoteProtocolError(
                 "message",
-                f"{self.peer.node} sent {message.type!r} as a message: only requests are taken",
+                f"{self.peer.node} sent {message.type!r} as a message: this side takes only requests",
             )
         cost = payload_bytes + MESSAGE_COST_BYTES
         self._inbox.append((message, cost, held_bytes))
@@ -431,7 +432,7 @@ class Endpoint(Link):
                 await waiter
             except asyncio.CancelledError:
                 if waiter.done() and not waiter.cancelled():
-                    self._pass_on_receive()
+                    self._wake_next_receiver()
                 raise
         message, cost, held_bytes = self._inbox.popleft()
         self._inbox_bytes -= cost
@@ -440,8 +441,8 @@ class Endpoint(Link):
             self._intake.release(held_bytes, 0)
         return message
 
-    def _pass_on_receive(self) -> None:
-        """A receiver was woken and cancelled in one turn: wake the next, so that nothing lies unseen."""
+    def _wake_next_receiver(self) -> None:
+        """Wake the next receiver in place of one that was cancelled after its wake-up."""
         while self._receivers and self._inbox:
             waiter = self._receivers.popleft()
             if not waiter.done():
@@ -449,7 +450,7 @@ class Endpoint(Link):
                 return
 
     def _taken(self, cost: int) -> None:
-        """Note that the application has taken a message from the inbox."""
+        """Note that the application has received a message from the inbox."""
 
     def _inbox_full(self) -> bool:
         """Whether the messages not yet received or handled reach the limit of the inbox."""
@@ -460,7 +461,7 @@ class Endpoint(Link):
         )
 
     def _note_owed(self, replied_bytes: int = 0) -> None:
-        """Charge for answers that the peer has not taken: add these, and release those that have left."""
+        """Charge for unsent answers: add ``replied_bytes``, and release the bytes that have left."""
         was = self._owed
         owed = self._owed = min(was + replied_bytes, self._unsent_bytes())
         if owed > was:
@@ -475,7 +476,9 @@ class Endpoint(Link):
         if not receives and self._inbox and self._error is None:
             message = self._inbox[0][0]
             self._give_up(
-                RemoteProtocolError("message", f"{message.type!r} came as a message; only requests are taken")
+                RemoteProtocolError(
+                    "message", f"{message.type!r} came as a message; this side takes only requests"
+                )
             )
         self._handler = handler
         while self._unhandled:
@@ -492,7 +495,7 @@ class Endpoint(Link):
                 try:
                     await handler(request)
                 except TransportError:
-                    logger.debug("%r: peer left during %r", self, request.message.type)
+                    logger.debug("%r: the link ended during %r", self, request.message.type)
                 except Exception as error:
                     logger.exception("%r: handler failed on %r", self, request.message.type)
                     request.fail(
@@ -522,7 +525,7 @@ class Endpoint(Link):
     # Time
 
     def _arm_by(self, deadline: float) -> None:
-        """Set the timer to that time, unless it is set to an earlier one."""
+        """Set the timer to ``deadline``, unless it is set to an earlier time."""
         if self._timer is None or deadline < self._timer_at:
             self._arm(deadline)
 
@@ -534,15 +537,15 @@ class Endpoint(Link):
 
     def _on_timer(self) -> None:
         self._timer = None
-        # What the timer was set for has come, also where the clock that the loop shows is a coarser one:
-        # it would be set for the same time again and again until that shows it, too.
+        # Not before the timer's own time: a loop with a coarse clock may still show an earlier one, and the
+        # timer would be set for the same time again and again.
         now = max(self._loop.time(), self._timer_at)
         try:
             for request_id, call in self._calls.expire(now=now):
                 self._detach(request_id)
                 _fail(call.waiter, CallTimeout(call.message_type, call.timeout_s, str(self.peer)))
             deadlines = (self._tick(now), self._intake.tick(now), self._calls.next_deadline())
-        except Exception as error:  # without its timer the link would not detect a silent peer
+        except Exception as error:  # a link without its timer detects no silent peer
             self._defect("its timer", error)
             return
         deadline = min((one for one in deadlines if one is not None), default=None)
@@ -569,11 +572,12 @@ class Endpoint(Link):
     async def wait_closed(self) -> None:
         if not self._over.done():
             waiter = self._loop.create_future()
+            # A future of its own: cancelling a waiter on `_over` itself would cancel it for all waiters.
             self._over.add_done_callback(lambda _: None if waiter.done() else waiter.set_result(None))
             await waiter
 
     def _finish(self, error: TransportError) -> bool:
-        """End the conversation for everyone who waits; the first reason counts. False if it was over."""
+        """End the conversation and all waits on it; the first error counts. Return False if it was over."""
         if self._error is not None:
             return False
         self._error = error.again()
@@ -586,6 +590,7 @@ class Endpoint(Link):
         self._requests.clear()
         self._unhandled.clear()
         self._intake.close()
+        # Unsent answers stay charged until the transport has let go of their memory.
         self._account.release(self._account.held_bytes - self._owed)
         self._wake_senders()
         while self._receivers:
@@ -634,30 +639,30 @@ class Endpoint(Link):
         )
 
 
-class _Listener:
-    """Stands where a future may: hands what it is told on at once."""
+class _Callback:
+    """Replacement of a future: passes its result to a function at once, without another iteration."""
 
-    __slots__ = ("_loop", "_on_answer", "_told")
+    __slots__ = ("_done", "_loop", "_on_answer")
 
     def __init__(self, on_answer: OnAnswer, loop: asyncio.AbstractEventLoop) -> None:
         self._on_answer = on_answer
         self._loop = loop
-        self._told = False
+        self._done = False
 
     def done(self) -> bool:
-        return self._told
+        return self._done
 
     def set_result(self, answer: Message) -> None:
-        self._tell(answer)
+        self._call(answer)
 
     def set_exception(self, error: TransportError) -> None:
-        self._tell(error)
+        self._call(error)
 
     def exception(self) -> None:
-        """A future would note that its error was seen."""
+        """Do nothing; a future marks its error as retrieved."""
 
-    def _tell(self, answer: Message | TransportError) -> None:
-        self._told = True
+    def _call(self, answer: Message | TransportError) -> None:
+        self._done = True
         try:
             self._on_answer(answer)
         except Exception as error:
@@ -666,11 +671,11 @@ class _Listener:
             )
 
 
-Waiter: TypeAlias = "asyncio.Future[Message] | _Listener"
+Waiter: TypeAlias = "asyncio.Future[Message] | _Callback"
 
 
 def _fail(waiter: Waiter, error: TransportError) -> None:
-    """Fail a future whose owner may have dropped it: mark it as seen, so that no one logs a complaint."""
+    """Fail a waiter, and mark its error as retrieved, because its owner may have dropped it."""
     if not waiter.done():
         waiter.set_exception(error)
         waiter.exception()

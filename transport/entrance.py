@@ -74,7 +74,7 @@ class Entrance:
         """Log the refusal of a handshake, unless a line about the same reason is recent."""
         if error.code == "crowded":  # `_make_room` logs these
             return
-        # The code and text of a peer's own refusal are the peer's words: all of them count as one reason.
+        # The peer chooses code and text of its own refusals: all of them count as one reason.
         reason = "" if error.text.startswith("the peer refused") else error.code
         refusals = self._refusals.setdefault(reason, _Refusals())
         now = asyncio.get_running_loop().time()
@@ -83,12 +83,12 @@ class Entrance:
             return
         more = f" ({refusals.unlogged} more since the last such line)" if refusals.unlogged else ""
         refusals.news_at, refusals.unlogged = now + NEWS_EVERY_S, 0
-        # A stranger may have written the text: no line of it ends a line of the log.
+        # An unauthenticated client may have chosen the text: no line break of it reaches the log.
         text = str(error).encode("unicode_escape").decode()
         logger.warning("no link with %s: %s%s", greeter.address or "a peer", text, more)
 
     def close(self) -> None:
-        """Give up all handshakes."""
+        """End all handshakes."""
         if self._round is not None:
             self._round.cancel()
         for greeter in list(self._greeters):

@@ -1,17 +1,17 @@
-"""Pure: everything that can go wrong between two parties, and whose fault it was.
+"""Pure: the errors of links, by cause and by the party at fault.
 
 TransportError
 ├── LinkClosed            the conversation ended in good order, by either side
 ├── LinkBroken            the conversation was lost: the peer vanished, fell silent or stopped reading
 ├── ProtocolError         a rule was broken ...
-│   ├── LocalProtocolError    ... by our own caller; nothing was sent
+│   ├── LocalProtocolError    ... by the caller of this side; nothing was sent
 │   └── RemoteProtocolError   ... by the peer; the link is closed
-├── HandshakeRejected     the two sides may not or cannot talk
-├── DialFailed            nobody could be reached at the address in the time given
-├── BindRefused           an address that others can reach needs a token
-├── CallTimeout           (also a TimeoutError) no reply in the time given
+├── HandshakeRejected     one side refused the other
+├── DialFailed            no peer answered at the address within the time limit
+├── BindRefused           an address that other machines can reach needs a token
+├── CallTimeout           (also a TimeoutError) no reply within the time limit
 ├── RemoteError           the peer answered a request with an error
-└── WouldBlock            the peer is not reading fast enough; wait or drop
+└── WouldBlock            the peer reads too slowly; wait or drop the message
 """
 
 from typing import Self
@@ -36,10 +36,10 @@ class TransportError(Exception):
     """Base of every error of this package."""
 
     def again(self) -> Self:
-        """Return an equal error that was not raised yet.
+        """Return an equal error that has not been raised.
 
-        An error that was raised keeps the frames that it passed, and with them messages of the peer. A link
-        that stored such an error would keep them until the garbage collector finds the circle.
+        A raised error keeps the frames that it passed, and with them messages of the peer. A link that stored
+        such an error would keep them until the garbage collector finds the cycle.
         """
         twin = type(self).__new__(type(self), *self.args)
         twin.args = self.args
@@ -52,7 +52,7 @@ class LinkClosed(TransportError):
 
 
 class LinkBroken(TransportError):
-    """The conversation was lost without a goodbye; whether unanswered requests took effect is unknown."""
+    """The conversation was lost without a CLOSE; unanswered requests may or may not have taken effect."""
 
 
 class ProtocolError(TransportError):
@@ -60,7 +60,7 @@ class ProtocolError(TransportError):
 
     Attributes:
         rule: Short fixed name of the rule, such as ``"meta-length"``.
-        detail: What was found and what was expected.
+        detail: The value found and the value expected.
     """
 
     def __init__(self, rule: str, detail: str) -> None:
@@ -70,36 +70,36 @@ class ProtocolError(TransportError):
 
 
 class LocalProtocolError(ProtocolError):
-    """Our own caller asked for something the protocol forbids; nothing was sent and the link lives on."""
+    """The caller requested something that the protocol forbids; nothing was sent and the link stays open."""
 
 
 class RemoteProtocolError(ProtocolError):
-    """The peer broke a rule; its link is closed, no other link is touched."""
+    """The peer broke a rule; its link is closed, and no other."""
 
 
 class HandshakeRejected(TransportError):
-    """The two sides may not or cannot talk.
+    """One side refused the other.
 
     Attributes:
         code: Short fixed name of the reason, such as ``"token"`` or ``"version"``.
-        text: The reason, as the side that refuses says it to itself.
-        told: The reason as it says it to the other side.
+        text: The reason, in words for the side that refuses.
+        peer_text: The reason, in words for the other side.
     """
 
-    def __init__(self, code: str, text: str, *, told: str = "") -> None:
+    def __init__(self, code: str, text: str, *, peer_text: str = "") -> None:
         super().__init__(f"{code}: {text}")
         self.code = code
         self.text = text
-        self.told = told or text
+        self.peer_text = peer_text or text
 
 
 class DialFailed(TransportError):
-    """Nobody could be reached.
+    """No peer answered.
 
     Attributes:
-        address: The address that was dialled.
-        attempts: How often it was tried.
-        reason: What went wrong the last time.
+        address: The dialled address.
+        attempts: Number of attempts.
+        reason: Error of the last attempt.
     """
 
     def __init__(self, address: str, attempts: int, text: str) -> None:
@@ -110,11 +110,11 @@ class DialFailed(TransportError):
 
 
 class BindRefused(TransportError):
-    """Listening where other machines can reach us is refused without a token."""
+    """A listener without a token on an address that other machines can reach was refused."""
 
 
 class CallTimeout(TransportError, TimeoutError):
-    """No reply arrived in time; whether the request took effect is unknown."""
+    """No reply arrived in time; the request may or may not have taken effect."""
 
     def __init__(self, message_type: str, timeout_s: float, peer: str) -> None:
         super().__init__(f"{peer} did not answer {message_type!r} within {timeout_s:g} s")
@@ -127,7 +127,7 @@ class RemoteError(TransportError):
 
     Attributes:
         code: Short fixed name chosen by the peer's handler.
-        text: One short sentence; never a traceback.
+        text: One short sentence, never a traceback.
     """
 
     def __init__(self, code: str, text: str) -> None:

@@ -1,4 +1,4 @@
-"""Pure: frames, from messages to bytes and back.
+"""Pure: encodes messages into frames and decodes frames into messages.
 
 A frame is a prelude of 32 bytes, a meta of at most 16 KiB, and a payload of at most 1 MiB:
 
@@ -10,26 +10,26 @@ A frame is a prelude of 32 bytes, a meta of at most 16 KiB, and a payload of at 
 A frame with the flag CHECKED has the CRC-32C of its payload in the last 4 bytes of its meta, where the CRC-32
 of the prelude covers it. The sender decides for each frame; a receiver checks each frame with the flag.
 
-Meta is msgpack: ``[type, meta]`` or ``[type, meta, descriptions of the tensors]``. Tensors never pass
-through msgpack: it would copy them, and what a packed byte can expand to would no longer be bounded. A
-payload is the tensors' bytes, each padded to start at a multiple of 64.
+Meta is msgpack: ``[type, meta]`` or ``[type, meta, descriptions of the tensors]``. Tensors bypass msgpack,
+because it would copy them and would make the expansion of a packed byte unbounded. A payload is the tensors'
+bytes, each padded to start at a multiple of 64.
 
 A message whose payload exceeds 1 MiB is a frame with the flag MORE and the first part of the payload,
-then CHUNK frames with the rest, all but the last flagged MORE. Of each sender at most one such message is
-in progress; whole frames of other messages may come between its chunks.
+then CHUNK frames with the rest, all but the last flagged MORE. A sender has at most one such message in
+progress; whole frames of other messages may come between its chunks.
 
-The decoder tells its caller where the next bytes belong. While a header is awaited that is a scratch of
-8 KiB, so that a small frame arrives in one read; payload bytes that came with the header are moved once.
-From then on bytes go straight to their destination: memory registered for this reply, or one pooled
-buffer for the whole message. Between the chunks of a message only the 32 bytes of the next prelude are
-asked for, so that nothing of a chunk has to be moved.
+The decoder returns the memory for the next bytes. For a header it returns a scratch of 8 KiB, so that a
+small frame arrives in one read; payload bytes that came with the header are moved once. Further bytes go
+straight to their destination: memory registered for this reply, or one pooled buffer for the whole message.
+Between the chunks of a message the decoder requests only the 32 bytes of the next prelude, so no byte of a
+chunk is moved.
 
-Memory: a claim is checked against the limit before anything is reserved. Up to 1 MiB is allocated, more is
-mapped, and mapped pages exist only once bytes have been written to them: what a peer can make us hold is
-what it sent, plus 1 MiB, plus at most 1.2 MB while a meta of 16 KiB is decoded. A link assembles one large
-message at a time, so address space is bounded as well.
+Memory: the decoder checks a claimed size against the limit before it reserves memory. It allocates up to
+1 MiB and maps more, and a mapped page exists only once bytes are written to it. So a peer can make this side
+hold the bytes that it sent, plus 1 MiB, plus at most 1.2 MB during the decoding of a meta of 16 KiB. A link
+assembles one large message at a time, so address space is bounded as well.
 
-Only `ProtocolError` leaves the decoder; after one, the decoder is of no further use.
+The decoder raises only `ProtocolError`; after one, discard the decoder.
 """
 
 from collections.abc import Iterable, Sequence
@@ -40,8 +40,8 @@ from zlib import crc32
 
 import msgpack
 import numpy as np
+from google_crc32c import extend
 
-from transport.checksum import CHECKSUM_BYTES, checksum
 from transport.config import LinkConfig
 from transport.errors import LocalProtocolError, RemoteProtocolError
 from transport.messages import Message
@@ -49,6 +49,7 @@ from transport.tensors import Layout, Tensor, lay_out, raw_bytes, read_layout
 
 __all__ = [
     "CHECKED",
+    "CHECKSUM_BYTES",
     "CHUNK",
     "CLOSE",
     "ERROR",
@@ -64,6 +65,7 @@ __all__ = [
     "FrameEncoder",
     "Memory",
     "Registered",
+    "checksum",
     "kind_name",
 ]
 
@@ -71,12 +73,15 @@ MAGIC: Final = b"TLNK"
 VERSION: Final = 1
 PRELUDE_BYTES: Final = 32
 MAX_CHUNK_BYTES: Final = 1 << 20
+CHECKSUM_BYTES: Final = 4
+"""Length of a payload's CRC-32C on the wire, in bytes."""
+
 MAX_DEPTH: Final = 8
 _CHECKED_BYTES: Final = 28
 _UINT8 = np.dtype(np.uint8)
 _ENCODE = Struct("<4sBBHQIQ").pack
 _DECODE = Struct("<QQIQI").unpack_from
-"""Unpacks a prelude: magic, version, kind and flags as one number, request id, both lengths, checksum."""
+"""Decoder of a prelude: magic, version, kind and flags as one number, request id, both lengths, checksum."""
 _DECODE_START = Struct("<4sBBH").unpack
 
 MESSAGE: Final = 1
@@ -100,6 +105,7 @@ CHECKED: Final = 2
 
 _FLAGS: Final = MORE | CHECKED
 
+# The first 8 bytes of a prelude as one number: one look-up replaces four comparisons for each frame.
 _STARTS: Final = {
     int.from_bytes(Struct("<4sBBH").pack(MAGIC, VERSION, kind, flags), "little"): (kind, flags)
     for kind in (MESSAGE, REQUEST, REPLY)
@@ -108,8 +114,19 @@ _STARTS: Final = {
 """Kind and flags of the messages that may have a payload, by the first 8 bytes of their prelude."""
 
 
+def checksum(parts: Iterable[bytes | memoryview | Tensor], begun: int = 0) -> int:
+    """Return the CRC-32C of contiguous parts in order, continued from the checksum ``begun``.
+
+    It finds errors that the 16-bit checksum of TCP misses. ``checksum([b"123456789"])`` is 0xE3069283.
+    """
+    for part in parts:
+        # The extension accepts arrays, but not memoryviews.
+        begun = extend(begun, np.frombuffer(part, _UINT8))
+    return begun
+
+
 def kind_name(kind: int) -> str:
-    """Name a frame kind for people."""
+    """Return the name of a frame kind for logs and errors."""
     return _NAMES[kind] if 0 < kind < len(_NAMES) else f"kind {kind}"
 
 
@@ -127,23 +144,23 @@ class Frame(NamedTuple):
 
 
 _make_frame = partial(tuple.__new__, Frame)
-"""Makes a Frame from a tuple, in half the time: a named tuple's own ``__new__`` runs in the interpreter."""
+"""Constructor of a Frame from a tuple, in half the time: a named tuple's ``__new__`` is interpreted."""
 
 
 class Memory(Protocol):
-    """Where payloads are received: the part of a buffer pool that a decoder needs."""
+    """Source of memory for received payloads: the part of a buffer pool that a decoder uses."""
 
     def lend(
         self, size_bytes: int, dtype: np.dtype[Any], shape: tuple[int, ...]
     ) -> tuple[Tensor, memoryview]:
-        """Lend an array in 64-byte aligned memory, and the bytes of it (or more) for filling it."""
+        """Lend an array in 64-byte aligned memory, and a view of at least its bytes to fill it."""
 
 
 class Registered:
-    """Arrays of the caller that the tensors of one reply are to land in.
+    """Arrays of the caller that receive the tensors of one reply.
 
     Raises:
-        LocalProtocolError: An array cannot be described, see `describe`, or cannot be written to.
+        LocalProtocolError: `lay_out` refuses an array, or an array is read-only.
     """
 
     __slots__ = ("layout", "tensors")
@@ -161,6 +178,7 @@ _CONTAINERS = frozenset((dict, list, tuple))
 
 def _is_too_deep(meta: dict[str, Any]) -> bool:
     """Whether a meta nests over `MAX_DEPTH` deep."""
+    # By levels, without recursion: a peer chooses the depth, and must not reach the recursion limit.
     containers: list[Any] = [meta]
     left = MAX_DEPTH
     while containers and left:
@@ -175,17 +193,18 @@ def _is_too_deep(meta: dict[str, Any]) -> bool:
 
 
 class FrameEncoder:
-    """Turns messages into the heads of their frames. One per conversation."""
+    """Encodes the heads of frames. One per conversation."""
 
     def __init__(self, config: LinkConfig) -> None:
         self._max_meta_bytes = config.max_meta_bytes
+        # One packer: msgpack.packb would make a packer and its buffer for each message.
         self._pack = msgpack.Packer().pack
 
     def pack(self, message: Message, described: bytes) -> bytes:
-        """Pack the meta of a message; ``described`` is what its layout says, or empty.
+        """Pack the meta of a message; ``described`` is the `Layout.packed` of its tensors, or empty.
 
         Raises:
-            LocalProtocolError: It holds what msgpack does not carry, is too deep or too large.
+            LocalProtocolError: The meta has a value that msgpack does not carry, or is too deep or too large.
         """
         meta = message.meta
         try:
@@ -200,6 +219,7 @@ class FrameEncoder:
                 f"meta of {message.type!r} is {len(packed)} bytes packed, {self._max_meta_bytes} are the "
                 "most: split the message or send the data as a tensor",
             )
+        # Most metas are flat: walk the levels only if a value is a container.
         nests = False
         for key, value in meta.items():
             if type(key) is not str:
@@ -220,7 +240,9 @@ class FrameEncoder:
         payload: Iterable[bytes | memoryview | Tensor] = (),
     ) -> bytes:
         """Build prelude and meta of one frame, followed by a copy of ``payload``."""
+        # The CRC continues from the prelude over the meta, so that the receiver needs one comparison.
         checked = _ENCODE(MAGIC, VERSION, kind, flags, request_id, len(meta), payload_bytes)
+        # One join: a small payload leaves in the buffer of its head, hence in one write.
         return b"".join((checked, crc32(meta, crc32(checked)).to_bytes(4, "little"), meta, *payload))  # type: ignore[arg-type]
 
 
@@ -229,8 +251,9 @@ def _refuse_extension(code: int, data: bytes) -> None:
 
 
 def _unpack(packed: bytes | bytearray) -> tuple[str, dict[str, Any], bytes]:
-    """Unpack a meta into type, meta and the descriptions of the tensors, which are not looked at yet."""
-    # Strings, arrays and maps are bounded by msgpack itself to what the 16 KiB could hold.
+    """Unpack a meta into type, meta and the undecoded descriptions of the tensors."""
+    # msgpack itself limits strings, arrays and maps to the length of its input, which is at most 16 KiB.
+    # A timestamp (extension -1) never reaches the hook, so the length of extensions is limited as well.
     try:
         parts = msgpack.unpackb(
             packed,
@@ -246,6 +269,7 @@ def _unpack(packed: bytes | bytearray) -> tuple[str, dict[str, Any], bytes]:
     if type(name) is not str or type(meta) is not dict or type(described) is not bytes:
         raise RemoteProtocolError("meta", "type is not a str, meta no map, or descriptions no bytes")
     for value in meta.values():
+        # The walk begins at the meta itself, so the first container decides for all.
         if type(value) in _CONTAINERS:
             if _is_too_deep(meta):
                 raise RemoteProtocolError("meta-depth", f"meta nests over {MAX_DEPTH} deep")
@@ -254,12 +278,12 @@ def _unpack(packed: bytes | bytearray) -> tuple[str, dict[str, Any], bytes]:
 
 
 class _Scatter:
-    """The places, one after the other, that the coming payload bytes belong to."""
+    """Destinations of the coming payload bytes, in order."""
 
     __slots__ = ("_pieces", "piece")
 
     def __init__(self, pieces: list[memoryview]) -> None:
-        self._pieces = pieces[::-1]
+        self._pieces = pieces[::-1]  # reversed, so that taking the next one is a pop from the end
         self.piece = self._pieces.pop()
 
     def room(self, limit: int) -> memoryview:
@@ -268,7 +292,7 @@ class _Scatter:
     def advance(self, count: int) -> None:
         if count < len(self.piece):
             self.piece = self.piece[count:]
-        elif self._pieces:
+        elif self._pieces:  # behind the last byte no piece is needed
             self.piece = self._pieces.pop()
 
     def fill(self, source: memoryview) -> None:
@@ -280,7 +304,7 @@ class _Scatter:
 
 
 class _Discard(_Scatter):
-    """Takes bytes nobody waits for any more."""
+    """Destination of bytes without a receiver; each write overwrites the one before."""
 
     __slots__ = ()
 
@@ -292,7 +316,13 @@ class _Discard(_Scatter):
 
 
 class _Arrival:
-    """A message whose payload is still arriving."""
+    """A message whose payload is still arriving.
+
+    Attributes:
+        scatter: Destinations of its coming bytes.
+        lacking: Payload bytes in its coming CHUNK frames; those of the current frame do not count.
+        total: Payload bytes of the whole message, padding included.
+    """
 
     __slots__ = (
         "frame_bytes", "kind", "lacking", "meta", "name", "payload_bytes", "request_id", "scatter", "tensors",
@@ -322,6 +352,7 @@ class _Arrival:
         self.total = 0
 
     def discard(self) -> None:
+        # The rest of the payload still has to be read, to find the next frame behind it.
         self.scatter = _Discard()
         self.tensors = ()
 
@@ -331,12 +362,13 @@ class _Arrival:
 
 
 def _pieces(layout: Layout, tensors: tuple[Tensor, ...]) -> list[memoryview]:
-    """List the memory of registered arrays, with somewhere for the padding between them."""
+    """List the memory of registered arrays, with scratch memory for the padding between them."""
     pieces: list[memoryview] = []
     end = 0
     for spec, tensor in zip(layout.specs, tensors, strict=True):
         if spec.offset > end:
             pieces.append(memoryview(bytearray(spec.offset - end)))
+        # `raw_bytes` takes no empty array, and an empty piece would be an empty buffer for the loop.
         if spec.nbytes:
             pieces.append(raw_bytes(tensor))
         end = spec.offset + spec.nbytes
@@ -346,11 +378,11 @@ def _pieces(layout: Layout, tensors: tuple[Tensor, ...]) -> list[memoryview]:
 class FrameDecoder:
     """Decodes one direction of a conversation, in place.
 
-    Ask `get_buffer` where the next bytes belong, put some there, tell `updated` how many.
+    Write received bytes to `get_buffer`, then pass their number to `updated`.
 
     Attributes:
-        registered: Destinations of replies, by request id; filled and emptied by the owner.
-        bytes_moved: Bytes that had to be copied after they were received.
+        registered: Destinations of replies, by request id; the owner adds and removes them.
+        bytes_moved: Bytes copied after they were received.
     """
 
     def __init__(self, config: LinkConfig, memory: Memory) -> None:
@@ -360,35 +392,38 @@ class FrameDecoder:
         self._max_message_bytes = config.max_message_bytes
         self._scratch_bytes = config.scratch_bytes
         self._memory = memory
+        # Room behind the largest unfinished head for one more read of the full scratch size.
         self._scratch = bytearray(
             PRELUDE_BYTES + config.max_meta_bytes + CHECKSUM_BYTES + config.scratch_bytes
         )
         self._view = memoryview(self._scratch)
+        # Made once: `get_buffer` runs before every read, and a slice costs an object.
         self._offer = self._view[: config.scratch_bytes]
         self._prelude = self._view[:PRELUDE_BYTES]
         self._end = 0
         self._current: _Arrival | None = None
         self._large: _Arrival | None = None
         self._need = 0
-        self._expected: int | None = None  # checksum of the payload that is arriving, if it has one
-        self._computed = 0  # checksum of the part of it that has arrived
+        self._expected: int | None = None  # checksum of the arriving payload, if it has one
+        self._computed = 0  # checksum of its arrived part
         self._discards = False
 
     def get_buffer(self, sizehint: int = -1) -> memoryview:
-        """Return where the next received bytes belong; never empty. The hint of an event loop is ignored."""
+        """Return the memory for the next received bytes, never empty. The loop's hint is ignored."""
         if self._need:
             assert self._current is not None
             return self._current.scatter.room(self._need)
         end = self._end
         if end == 0:
+            # Between chunks a longer read would bring payload bytes into the scratch and cost a copy.
             return self._offer if self._large is None else self._prelude
         return self._view[end : end + self._scratch_bytes]
 
     def updated(self, count: int) -> list[Frame]:
-        """Take note of ``count`` bytes put where `get_buffer` said; return what they complete.
+        """Decode ``count`` bytes written to `get_buffer`; return the frames that they complete.
 
         Raises:
-            RemoteProtocolError: The bytes break a rule; frames complete before them are lost with it.
+            RemoteProtocolError: The bytes break a rule; frames completed by the same bytes are lost.
         """
         if not self._need:
             self._end += count
@@ -396,6 +431,7 @@ class FrameDecoder:
         arrival = self._current
         assert arrival is not None
         if self._expected is not None:
+            # Before `advance`: the bytes are in the cache now, and the piece still begins with them.
             self._computed = checksum((arrival.scatter.piece[:count],), self._computed)
         arrival.scatter.advance(count)
         self._need -= count
@@ -415,6 +451,7 @@ class FrameDecoder:
     @property
     def arriving_bytes(self) -> int:
         """Arrived bytes of requests and messages in progress; requested replies do not count."""
+        # This side asked for each reply; the peer decides alone to send everything else.
         found = 0
         large, current = self._large, self._current
         if large is not None and large.kind != REPLY:
@@ -424,12 +461,12 @@ class FrameDecoder:
         return found
 
     def drop(self) -> None:
-        """Release messages in progress, because the stream has ended."""
+        """Release messages in progress, because the connection has ended."""
         self._current = self._large = None
         self._need = 0
 
     def discard(self) -> None:
-        """Store nothing more, because the conversation is over; only the peer's goodbye is still read for."""
+        """Store no further bytes, because the conversation is over; decode only to find the peer's CLOSE."""
         self._discards = True
         for arrival in (self._current, self._large):
             if arrival is not None:
@@ -443,6 +480,7 @@ class FrameDecoder:
                 arrival.discard()
 
     def _finished(self, arrival: _Arrival) -> list[Frame]:
+        # The rest follows in CHUNK frames, with frames of other messages between them.
         if arrival.lacking:
             return []
         if arrival is self._large:
@@ -458,15 +496,16 @@ class FrameDecoder:
         while end - start >= PRELUDE_BYTES:
             first, request_id, meta_length, payload_length, crc = _DECODE(scratch, start)
             body = start + PRELUDE_BYTES
-            # One test lets the common case pass; `_check_prelude` finds out what is wrong or unusual.
+            # One test passes the common case; `_check_prelude` names the fault or passes the unusual case.
             known = _STARTS.get(first)
             if known is None or meta_length > self._max_meta_bytes or payload_length > MAX_CHUNK_BYTES:
                 known = self._check_prelude(first, meta_length, payload_length)
             kind, flags = known
             if end - body < meta_length:
-                break
+                break  # the rest of the meta comes with the next read
             position = body + meta_length
             packed = scratch[body:position]
+            # The CRC first: no byte of a damaged head reaches msgpack.
             if crc32(packed, crc32(scratch[start : start + _CHECKED_BYTES])) != crc:
                 raise RemoteProtocolError("checksum", f"prelude and meta of a {kind_name(kind)} are damaged")
             head_bytes = position - start
@@ -475,6 +514,7 @@ class FrameDecoder:
                 packed = self._open_checked(packed, payload_length)
             if kind <= _LAST_WITH_META:
                 unpacked = _unpack(packed)
+                # Messages without tensors are the most frequent: they skip the layout and the arrival.
                 if not payload_length and not flags and not unpacked[2]:
                     message = Message(type=unpacked[0], meta=unpacked[1])
                     frames.append(_make_frame((kind, request_id, message, 0, head_bytes)))
@@ -486,6 +526,7 @@ class FrameDecoder:
                 frame, arrival = None, self._chunk(flags, payload_length, head_bytes)
             else:
                 frame, arrival = _make_frame((kind, request_id, None, 0, head_bytes)), None
+            # A read of a header may bring part of the payload, all of it, or further frames behind it.
             moved = min(end - start, payload_length)
             if self._expected is not None:
                 self._computed = checksum((view[start : start + moved],))
@@ -499,30 +540,33 @@ class FrameDecoder:
             arrival.scatter.fill(view[start : start + moved])
             self.bytes_moved += moved
             start += moved
+            # The next bytes are payload: `get_buffer` returns their destination, not the scratch.
             if moved < payload_length:
                 self._current = arrival
                 self._need = payload_length - moved
                 break
             frames += self._finished(arrival)
         if start < end and start:
-            # bytes() first: the two ranges may overlap.
+            # Move an incomplete head to the front, so that the scratch cannot overflow.
+            # bytes() first, because the two ranges may overlap.
             view[: end - start] = bytes(view[start:end])
             self.bytes_moved += end - start
         self._end = end - start
         return frames
 
     def _check_prelude(self, first: int, meta_length: int, payload_length: int) -> tuple[int, int]:
-        """Return the kind and flags of a prelude, if it keeps the rules."""
+        """Return the kind and flags of a valid prelude."""
         magic, version, kind, flags = _DECODE_START(first.to_bytes(8, "little"))
         if magic != MAGIC:
             raise RemoteProtocolError("magic", f"a frame begins with {magic!r}, not {MAGIC!r}")
         if version != VERSION:
-            raise RemoteProtocolError("version", f"a frame of version {version}; this side speaks {VERSION}")
+            raise RemoteProtocolError("version", f"a frame of version {version}, not {VERSION}")
         if not 0 < kind < len(_NAMES):
-            raise RemoteProtocolError("kind", f"frame kind {kind} is unknown here")
+            raise RemoteProtocolError("kind", f"unknown frame kind {kind}")
         carries = kind <= _LAST_WITH_PAYLOAD or kind == CHUNK
         if flags > (_FLAGS if carries else MORE):
-            raise RemoteProtocolError("flags", f"a {kind_name(kind)} has flags {flags:#x}, unknown here")
+            raise RemoteProtocolError("flags", f"a {kind_name(kind)} has unknown flags {flags:#x}")
+        # The limit of a meta is that of its content: a checksum at its end comes on top.
         most = self._max_meta_bytes if kind <= _LAST_WITH_META else 0
         if meta_length > most + (CHECKSUM_BYTES if flags & CHECKED else 0):
             raise RemoteProtocolError("meta-length", f"{kind_name(kind)} claims {meta_length}, over {most}")
@@ -536,8 +580,9 @@ class FrameDecoder:
 
     def _open_checked(self, packed: bytearray, payload_length: int) -> bytearray:
         """Store the checksum at the end of a meta for the coming payload; return the meta without it."""
+        # Without a payload no byte would ever be compared with the checksum.
         if len(packed) < CHECKSUM_BYTES or not payload_length:
-            raise RemoteProtocolError("flags", "a frame is flagged to have a checksum and has none")
+            raise RemoteProtocolError("flags", "a frame is flagged CHECKED and has no checksum or no payload")
         self._expected = int.from_bytes(packed[-CHECKSUM_BYTES:], "little")
         return packed[:-CHECKSUM_BYTES]
 
@@ -547,18 +592,19 @@ class FrameDecoder:
         if self._computed != expected:
             raise RemoteProtocolError(
                 "payload-checksum",
-                f"a payload is damaged: CRC-32C {self._computed:08x}, its frame says {expected:08x}",
+                f"a payload is damaged: CRC-32C {self._computed:08x}, its frame has {expected:08x}",
             )
 
     def _chunk(self, flags: int, payload_length: int, head_bytes: int) -> _Arrival:
         arrival = self._large
         if arrival is None:
-            raise RemoteProtocolError("chunk", "a chunk without a message it belongs to")
+            raise RemoteProtocolError("chunk", "a chunk without a message in progress")
         rest = arrival.lacking - payload_length
+        # Length and MORE must agree, and an empty chunk would be a frame without progress.
         if payload_length == 0 or rest < 0 or (rest > 0) != (flags & MORE):
             raise RemoteProtocolError(
                 "chunk",
-                f"a chunk of {payload_length} bytes, flags {flags}, where {arrival.lacking} are lacking",
+                f"a chunk of {payload_length} bytes, flags {flags}, while {arrival.lacking} are lacking",
             )
         arrival.lacking = rest
         arrival.frame_bytes += head_bytes
@@ -575,9 +621,9 @@ class FrameDecoder:
         start: int,
         end: int,
     ) -> tuple[Frame | None, _Arrival | None]:
-        """Begin a message; its payload is at ``start`` of the scratch, as far as it came before ``end``.
+        """Begin a message; the arrived part of its payload is in the scratch from ``start`` to ``end``.
 
-        Returns it whole if its payload is there entirely, else what is to be filled.
+        Returns its frame if the whole payload has arrived, else its arrival to fill.
         """
         name, meta, described = unpacked
         more = flags & MORE
@@ -590,9 +636,13 @@ class FrameDecoder:
                 "payload-length",
                 f"the tensors of {name!r} take {total} bytes, its frame has {payload_length}",
             )
+        # Only for replies: a request of the peer may have the same id, because each side counts its own.
         registered = self.registered.get(request_id) if kind == REPLY and self.registered else None
         if registered is not None and registered.layout != layout:
-            registered = None
+            registered = (
+                None  # the reply comes in other memory, and `Endpoint._on_reply` reports the mismatch
+            )
+        # Empty arrays have no payload, so they need neither pooled memory nor an arrival.
         if not total:
             if registered is not None:
                 empty = registered.tensors
@@ -605,8 +655,11 @@ class FrameDecoder:
         tensors: tuple[Tensor, ...]
         scatter: _Scatter
         if self._discards:
+            # An ended link has released its account: it must reserve nothing for a peer that sends on.
             tensors, scatter = (), _Discard()
         elif registered is None:
+            # One tensor is lent as an array of its own dtype. Several are views of one buffer, which the pool
+            # takes back after the last of them.
             if len(specs) == 1:
                 tensor, memory = self._memory.lend(total, specs[0].dtype, specs[0].shape)
                 tensors = (tensor,)
@@ -615,6 +668,7 @@ class FrameDecoder:
                 tensors = tuple(
                     [np.ndarray(shape, dtype, whole, offset) for dtype, shape, offset, _ in specs]
                 )
+            # A small payload came whole with its head: copy it, and skip the arrival.
             if not more and start + total <= end:
                 memory[:total] = self._view[start : start + total]
                 self.bytes_moved += total
@@ -623,6 +677,7 @@ class FrameDecoder:
             scatter = _Scatter([memory[:total]])
         else:
             tensors = registered.tensors
+            # A small reply for one array came whole with its head: copy it, and skip the arrival.
             if not flags and len(tensors) == 1 and start + total <= end:
                 raw_bytes(tensors[0])[:] = self._view[start : start + total]
                 self.bytes_moved += total
@@ -634,14 +689,17 @@ class FrameDecoder:
         if more:
             arrival.lacking = total - payload_length
             self._large = arrival
-            # Between chunks, read only the head of a chunk, so that its payload needs no copy.
+            # Between chunks, request only the head of a chunk, so that its payload needs no copy.
             self._prelude = self._view[: PRELUDE_BYTES + (CHECKSUM_BYTES if flags & CHECKED else 0)]
         return None, arrival
 
     def _check_first(self, name: str, payload_length: int, total: int) -> None:
         """Check the first of several frames of a large message."""
+        # One at a time: else a peer could reserve address space for any number of messages.
         if self._large is not None:
-            raise RemoteProtocolError("chunk", f"{name!r} begins before the large message in progress ended")
+            raise RemoteProtocolError(
+                "chunk", f"{name!r} begins before the large message in progress has ended"
+            )
         if not 0 < payload_length < total:
             raise RemoteProtocolError(
                 "payload-length", f"the first of several frames of {name!r} has {payload_length} of {total}"

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
+from typing import Protocol, cast
 
 from transport.budget import Budget
 from transport.config import LinkConfig
@@ -15,15 +15,21 @@ from transport.errors import (
 )
 from transport.frames import Memory
 from transport.handshake import RECORD_BYTES, ClientHandshake, Handshake, reject_record
-from transport.messages import Identity
-from transport.roles import RoleTable
+from transport.messages import Identity, RoleTable
 from transport.sockets import format_tcp_address, tune
 from transport.tcp import TcpLink
 
-if TYPE_CHECKING:
-    from transport.entrance import Entrance
-
 __all__ = ["Greeter"]
+
+
+class HandshakeProgress(Protocol):
+    """The part of a listener's `Entrance` that its greeters use."""
+
+    def connected(self, greeter: "Greeter", host: str) -> None:
+        """Note the connection of a greeter from a remote ``host``."""
+
+    def introduced(self, greeter: "Greeter") -> None:
+        """Note that the first record of a greeter's client is complete and valid."""
 
 
 class Greeter(asyncio.BufferedProtocol):
@@ -42,7 +48,7 @@ class Greeter(asyncio.BufferedProtocol):
         memory: Memory,
         budget: Budget,
         done: "Callable[[TcpLink | TransportError], None]",
-        entrance: "Entrance | None" = None,
+        entrance: HandshakeProgress | None = None,
     ) -> None:
         self._handshake = handshake
         self._config = config
@@ -61,7 +67,7 @@ class Greeter(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # Not an isinstance check: uvloop's transports do not derive from asyncio's.
         self._transport = transport = cast(asyncio.Transport, transport)
-        if self._done is None:  # abandoned between accept and here
+        if self._done is None:  # abandoned after the accept
             transport.close()
             return
         self._connected_at = asyncio.get_running_loop().time()
@@ -71,7 +77,7 @@ class Greeter(asyncio.BufferedProtocol):
         else:
             self._wait_for("first record", min(self._config.first_record_s, self._config.handshake_s))
         if self._entrance is not None:
-            # A peer that has already hung up has no name.
+            # A peer that has already hung up has no peername.
             self._peername = transport.get_extra_info("peername") or ("", 0)
             self._entrance.connected(self, self._peername[0])
 
@@ -102,7 +108,7 @@ class Greeter(asyncio.BufferedProtocol):
         try:
             answer = self._handshake.receive(bytes(self._record))
         except HandshakeRejected as error:
-            self._fail(error, tell=True)
+            self._fail(error, send=True)
             return
         except RemoteProtocolError as error:
             self._fail(error)
@@ -151,18 +157,18 @@ class Greeter(asyncio.BufferedProtocol):
         self._fail(LinkBroken(f"connection lost during the handshake: {exc or 'the peer hung up'}"))
 
     def _late(self, goal: str, limit_s: float) -> None:
-        self._fail(HandshakeRejected("late", f"no {goal} within {limit_s:g} s"), tell=True)
+        self._fail(HandshakeRejected("late", f"no {goal} within {limit_s:g} s"), send=True)
 
     def crowd_out(self) -> None:
         """Refuse the connection to make room for other handshakes."""
         text = "too many connections are in their handshake: try again"
-        self._fail(HandshakeRejected("crowded", text), tell=True)
+        self._fail(HandshakeRejected("crowded", text), send=True)
 
     def abandon(self) -> None:
         """End the handshake, because the caller no longer waits for the link."""
-        self._fail(LinkClosed("given up during the handshake"))
+        self._fail(LinkClosed("this side gave up during the handshake"))
 
-    def _fail(self, error: TransportError, *, tell: bool = False) -> None:
+    def _fail(self, error: TransportError, *, send: bool = False) -> None:
         if self._done is None:
             return
         done, self._done = self._done, None
@@ -170,7 +176,7 @@ class Greeter(asyncio.BufferedProtocol):
             self._deadline.cancel()
         if self._transport is not None:
             if (
-                tell
+                send
                 and isinstance(error, HandshakeRejected)
                 and not error.text.startswith("the peer refused")
             ):

@@ -1,4 +1,4 @@
-"""Pure: who is there, proven in four records of 256 bytes, before anything else is decoded.
+"""Pure: the handshake, which proves the identities of both sides in four records of 256 bytes.
 
     client                                         server
     HELLO      identity, nonce C           --->
@@ -9,13 +9,13 @@
 The key belongs to the pair of roles (`keys`). A root token derives it; a party with the keys of one role only
 can prove no other role to other roles.
 
-Both proofs cover both records, hence both identities and both nonces; the label keeps
-one from being played back as the other. The client proves first: a client without the key learns
-nothing to guess the token from. Either side without a token uses an empty key and says so in its record, so
-that the refusal can say which side lacks it. Magic and version stand where every later version keeps them.
+Both proofs cover both records, hence both identities and both nonces; the label prevents a replay of one as
+the other. The client proves first, so a client without the key receives nothing to guess the token from. A
+side without a token uses an empty key and flags this in its record, so the refusal can name the side that
+lacks the token. Magic and version keep their place in every later version.
 
-The proof shows that the peer knew the pair's key when the conversation began. It does not encrypt, and CRCs
-do not authenticate what follows: use it on networks you trust.
+The proof shows that the peer knew the pair's key when the conversation began. It encrypts nothing, and the
+CRCs of the frames authenticate nothing: use it on networks you trust.
 """
 
 import hmac
@@ -25,8 +25,7 @@ from typing import Final
 
 from transport.errors import HandshakeRejected, RemoteProtocolError
 from transport.keys import Secret, pair_key
-from transport.messages import Identity
-from transport.roles import RoleTable
+from transport.messages import Identity, RoleTable
 
 __all__ = ["RECORD_BYTES", "ClientHandshake", "Handshake", "ServerHandshake", "reject_record"]
 
@@ -47,8 +46,8 @@ def _record(kind: int, body: bytes, *, has_token: bool = False) -> bytes:
 
 
 def reject_record(error: HandshakeRejected) -> bytes:
-    """Tell the peer why it was refused; code and text are cut to 16 and 200 bytes."""
-    return _record(_REJECT, _REASON.pack(error.code.encode()[:16], error.told.encode()[:200]))
+    """Return the record that refuses the peer; code and text are cut to 16 and 200 bytes."""
+    return _record(_REJECT, _REASON.pack(error.code.encode()[:16], error.peer_text.encode()[:200]))
 
 
 def _text(raw: bytes) -> str:
@@ -59,10 +58,10 @@ def _text(raw: bytes) -> str:
 
 
 class Handshake:
-    """What both sides of a handshake have in common.
+    """The common part of both sides of a handshake.
 
-    Feed whole records to `receive`; it returns the record to answer with, or nothing. After `peer` is set
-    the handshake is over.
+    Pass whole records to `receive`; it returns the record to answer with, or nothing. The handshake is over
+    once `peer` is set.
     """
 
     def __init__(
@@ -93,29 +92,29 @@ class Handshake:
         return self._ours
 
     def _open(self, record: bytes, expected: int) -> bytes:
-        """Check the head of a record, raise what a REJECT says, return the body."""
+        """Check the head of a record, raise the error of a REJECT, return the body."""
         magic, version, kind, has_token = _HEAD.unpack_from(record)
         if magic != MAGIC:
-            raise RemoteProtocolError("handshake", "the peer does not speak this protocol: check the address")
+            raise RemoteProtocolError("handshake", "the peer uses another protocol: check the address")
         if version != PROTOCOL_VERSION:
             raise HandshakeRejected(
                 "version",
-                f"peer speaks version {version}, this side {PROTOCOL_VERSION}: run the same release on both",
+                f"the peer has version {version}, this side {PROTOCOL_VERSION}: run the same release on both",
             )
         body = record[_HEAD.size :]
         if kind == _REJECT:
             code, text = _REASON.unpack_from(body)
             raise HandshakeRejected(_text(code), f"the peer refused: {_text(text)}")
         if kind != expected:
-            raise RemoteProtocolError("handshake", f"record {kind} where {expected} was expected")
+            raise RemoteProtocolError("handshake", f"record {kind} in place of {expected}")
         if expected in (_HELLO, _CHALLENGE) and bool(has_token) != (self._token is not None):
             we_lack = "the other side has a token and this side has none: give it the same"
             they_lack = "this side has a token and the other side has none: give both the same, or none"
-            text, told = (we_lack, they_lack) if has_token else (they_lack, we_lack)
-            raise HandshakeRejected("token", text, told=told)
+            text, peer_text = (we_lack, they_lack) if has_token else (they_lack, we_lack)
+            raise HandshakeRejected("token", text, peer_text=peer_text)
         return body
 
-    def _meet(self, record: bytes, body: bytes) -> None:
+    def _introduced(self, record: bytes, body: bytes) -> None:
         role, node, run, incarnation, _nonce = _BODY.unpack_from(body)
         self._theirs = record
         try:
@@ -124,12 +123,12 @@ class Handshake:
             raise RemoteProtocolError("handshake", str(error)) from None
         if self._peer_role is not None and peer.role != self._peer_role:
             raise HandshakeRejected(
-                "role", f"a {self._peer_role} was dialled, a {peer.role} answered: check the address"
+                "role", f"dialled a {self._peer_role}, but a {peer.role} answered: check the address"
             )
         if not self._rules.may_talk(self.identity.role, peer.role):
             raise HandshakeRejected(
                 "role",
-                f"{self.identity.role} and {peer.role} have nothing to say to each other: check the address",
+                f"{self.identity.role} and {peer.role} exchange no messages: check the address",
             )
         self._candidate = peer
 
@@ -151,14 +150,14 @@ class Handshake:
         """Take one record of `RECORD_BYTES`; return the answer, or nothing.
 
         Raises:
-            HandshakeRejected: We cannot or may not talk with this peer; tell it with `reject_record`.
-            RemoteProtocolError: The peer does not follow the protocol.
+            HandshakeRejected: This side refuses the peer; send it the `reject_record`.
+            RemoteProtocolError: The record breaks a rule.
         """
         raise NotImplementedError
 
 
 class ClientHandshake(Handshake):
-    """The side that dialled. Begins with `hello`."""
+    """The dialling side. Begins with `hello`."""
 
     def hello(self) -> bytes:
         """Return the first record to send."""
@@ -167,19 +166,19 @@ class ClientHandshake(Handshake):
     def receive(self, record: bytes) -> bytes:
         """Take the server's next record. See `Handshake.receive`."""
         if self._candidate is None:
-            self._meet(record, self._open(record, _CHALLENGE))
+            self._introduced(record, self._open(record, _CHALLENGE))
             return _record(_PROOF, self._proof(b"client", self._ours, self._theirs))
         self._check_proof(self._open(record, _ACCEPT), self._proof(b"server", self._ours, self._theirs))
         return b""
 
 
 class ServerHandshake(Handshake):
-    """The side that listens."""
+    """The listening side."""
 
     def receive(self, record: bytes) -> bytes:
         """Take the client's next record. See `Handshake.receive`."""
         if self._candidate is None:
-            self._meet(record, self._open(record, _HELLO))
+            self._introduced(record, self._open(record, _HELLO))
             return self._introduce(_CHALLENGE)
         self._check_proof(self._open(record, _PROOF), self._proof(b"client", self._theirs, self._ours))
         return _record(_ACCEPT, self._proof(b"server", self._theirs, self._ours))

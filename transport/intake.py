@@ -1,11 +1,10 @@
 """Intake of a link: limits the bytes held for the peer, and pauses reading above the limits.
 
-Reading waits while the inbox is full, while the link holds what its limit or the budget of the process
-allows, and while an answer waits for room. The link keeps frames that it has decoded,
-undelivered.
-A wait has a name (`Intake.waits`) and a deadline: if ``stalled_after_s`` pass without a release (the
+Reading pauses while the inbox is full, while the link holds as many bytes as its limit or the budget of the
+process allows, and while an answer waits for room. The link keeps decoded frames until it delivers them.
+A pause has a reason (`Intake.waits`) and a deadline: if ``stalled_after_s`` pass without a release (the
 application receives no message, the server makes no answer, the peer takes no bytes), the link ends. A link
-that waits for room in the budget of the process does not end so, unless it holds more than its equal share.
+that waits for room in the budget of the process ends so only if it holds more than its equal share.
 """
 
 import asyncio
@@ -79,7 +78,7 @@ class Taker(Protocol):
         """End the link."""
 
     def _arm_by(self, deadline: float) -> None:
-        """Have `Intake.tick` called at that time or earlier."""
+        """Call `Intake.tick` at ``deadline`` or earlier."""
 
 
 class Intake:
@@ -87,7 +86,7 @@ class Intake:
 
     Attributes:
         account: Account of the link.
-        reason: Why reading waits, in a word; empty while the link reads.
+        reason: Reason of a pause of reading, in a word; empty while the link reads.
     """
 
     __slots__ = (
@@ -196,7 +195,7 @@ class Intake:
 
     @property
     def waits(self) -> str:
-        """What reading waits for, as a clause; empty while the link reads."""
+        """Reason of a pause of reading, as a clause; empty while the link reads."""
         if not self.reason:
             return ""
         account, peer = self.account, self._link.peer.node

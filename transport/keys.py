@@ -7,7 +7,7 @@ The derivation is HKDF-SHA-256 (RFC 5869); its info is a fixed label and both na
 both sides of a link derive the same key, whichever side dials.
 
 The keys are symmetric. A holder of the keys of role A can pose as any other holder of role A, and, to these,
-as any role that talks with A.
+as any role that exchanges messages with A.
 """
 
 import hmac
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from transport.errors import HandshakeRejected
-from transport.roles import RoleTable
+from transport.messages import RoleTable
 
 __all__ = [
     "KEY_BYTES",
@@ -74,7 +74,7 @@ class RoleKeys:
 
     def __post_init__(self) -> None:
         if not self.keys:
-            raise ValueError(f"role {self.role!r} talks with no other: there are no keys for it")
+            raise ValueError(f"role {self.role!r} exchanges messages with no other role: it has no keys")
         for other, key in self.keys.items():
             if len(key) != KEY_BYTES:
                 raise ValueError(f"the key for {self.role} and {other} has {len(key)} bytes, not {KEY_BYTES}")
@@ -106,10 +106,10 @@ def derive(token: bytes, role: str, others: Iterable[str], rules: RoleTable) -> 
         token: The root token.
         role: Role to derive keys for.
         others: All roles of the cluster; a role that has no rules with ``role`` gets no key.
-        rules: Table of the roles that talk with each other.
+        rules: Table of the messages that each role may send.
 
     Raises:
-        ValueError: The role talks with no other, or the token is too short.
+        ValueError: The role exchanges messages with no other, or the token is too short.
     """
     check_secret(token)
     return RoleKeys(
@@ -118,7 +118,7 @@ def derive(token: bytes, role: str, others: Iterable[str], rules: RoleTable) -> 
 
 
 def pair_key(secret: Secret, role: str, other: str) -> bytes:
-    """Return the key that our own role ``role`` shares with ``other``.
+    """Return the key that this side's role ``role`` shares with ``other``.
 
     Raises:
         HandshakeRejected: The keys are those of another role, or have none for this pair.
@@ -133,7 +133,7 @@ def pair_key(secret: Secret, role: str, other: str) -> bytes:
         raise HandshakeRejected(
             "token",
             f"the keys of role {role} here have none for role {other}: derive them again from the token",
-            told=f"the other side, a {role}, has no key for role {other}: derive its keys again",
+            peer_text=f"the other side, a {role}, has no key for role {other}: derive its keys again",
         )
     return key
 

@@ -1,11 +1,11 @@
 """The interface of a link: one conversation between two parties, in one process or over a network.
 
-Ownership: arrays given to a sending method are not written to until ``release`` is called (without
-``release``: until the reply, or forever). It is called exactly once if the method returned, whatever
-becomes of the link, possibly before the method returns and on any thread.
+Ownership: the caller does not write to arrays of a sent message until the link calls ``release`` (without
+``release``: until the reply, or forever). The link calls it exactly once if the sending method returned, even
+if the link ends, possibly before the method returns and on any thread.
 
-Order: messages keep their order, with one exception. A message of more than one chunk (1 MiB) leaves piece
-by piece, and others pass it on the way unless they were sent with ``ordered=True``. Replies overtake freely.
+Order: messages keep their order, with one exception. A message of more than one chunk (1 MiB) leaves in
+pieces, and other messages pass it unless they were sent with ``ordered=True``. Replies come in any order.
 """
 
 import asyncio
@@ -23,12 +23,12 @@ from transport.tensors import Tensor
 __all__ = ["Link", "LinkStatistics", "Observer", "Request", "TypeTraffic"]
 
 Observer = Callable[[bool, str, int, int], None]
-"""Told of a message as it is counted: whether it was sent, its type, its payload and frame bytes."""
+"""Callback for each counted message: whether this side sent it, its type, its payload and frame bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TypeTraffic:
-    """Traffic of one message type, each way. ``frame_bytes`` is everything on the wire but tensor bytes."""
+    """Traffic of one message type, each way. ``frame_bytes`` excludes tensor bytes."""
 
     messages_out: int = 0
     payload_bytes_out: int = 0
@@ -40,9 +40,9 @@ class TypeTraffic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkStatistics:
-    """Traffic of a link by message type, and its state now.
+    """Traffic of a link by message type, and its current state.
 
-    ``bytes_moved`` counts bytes copied after they were received; 0 on local links.
+    ``bytes_moved`` counts bytes copied after receipt; 0 on local links.
     """
 
     by_type: dict[str, TypeTraffic]
@@ -53,7 +53,7 @@ class LinkStatistics:
     held_bytes: int = 0
     """Bytes that the link holds for its peer, as charged to the budgets."""
     waits: str = ""
-    """What reading waits for, as a clause; empty while the link reads."""
+    """Reason of a pause of reading, as a clause; empty while the link reads."""
 
 
 class Request(ABC):
@@ -64,7 +64,7 @@ class Request(ABC):
     @property
     @abstractmethod
     def link(self) -> "Link":
-        """The link it came by."""
+        """The link that received the request."""
 
     @abstractmethod
     def charge(self, nbytes: int, then: Callable[[], object]) -> None:
@@ -91,7 +91,7 @@ class Request(ABC):
 
 
 OnAnswer = Callable[[Message | TransportError], None]
-"""Takes the reply to a question, or why there is none."""
+"""Callback for the reply to a request, or for the error in its place."""
 
 
 class Link(ABC):
@@ -102,7 +102,7 @@ class Link(ABC):
     identity: Identity
     """This side."""
     peer: Identity
-    """The other side, as it proved itself in the handshake."""
+    """The other side, as authenticated in the handshake."""
 
     @property
     @abstractmethod
@@ -112,7 +112,7 @@ class Link(ABC):
     @property
     @abstractmethod
     def closed(self) -> bool:
-        """Whether the conversation is over, for whatever reason."""
+        """Whether the conversation is over, for any reason."""
 
     @abstractmethod
     async def wait_closed(self) -> None:
@@ -120,21 +120,21 @@ class Link(ABC):
 
     @abstractmethod
     async def aclose(self) -> None:
-        """Send what is queued, say goodbye, close; at most ``close_s``. Cancelling closes at once."""
+        """Send queued messages and CLOSE, then close, within ``close_s``. Cancelling closes at once."""
 
     @abstractmethod
     def abort(self) -> None:
-        """Close at once; what is unsent is dropped and released, the peer sees a broken link."""
+        """Close at once; drop and release unsent messages. The peer sees a broken link."""
 
     @abstractmethod
     async def send(self, message: Message, release: Release | None = None, *, ordered: bool = False) -> None:
-        """Send a message that gets no answer; waits while the peer does not read.
+        """Send a message without an answer; wait while the peer does not read.
 
         Cancelling sends nothing.
 
         Raises:
             LinkClosed, LinkBroken: The conversation is over.
-            LocalProtocolError: No row in the role table, or it cannot travel.
+            LocalProtocolError: The role table has no row for the message, or no frame can hold it.
         """
 
     @abstractmethod
@@ -143,16 +143,16 @@ class Link(ABC):
 
     @abstractmethod
     async def wait_writable(self) -> None:
-        """Wait until `send_nowait` and `call_nowait` may go on, or the conversation is over. Never raises.
+        """Wait until `send_nowait` and `call_nowait` may proceed, or the conversation is over. Never raises.
 
-        A peer that stalls ends the link first. Cancelling loses nothing.
+        A stalled peer ends the link first. Cancelling loses nothing.
         """
 
     @abstractmethod
     async def receive(self) -> Message:
         """Return the next message that is neither request nor reply. Cancelling loses nothing.
 
-        What arrived before the end is returned first.
+        Messages that arrived before the end are returned first.
 
         Raises:
             LinkClosed, LinkBroken, RemoteProtocolError: The conversation is over.
@@ -170,16 +170,17 @@ class Link(ABC):
     ) -> Message:
         """Send a request and return its reply.
 
-        ``into`` registers arrays that the reply's tensors must match in dtype and shape, and land in; the
-        reply then holds these very arrays. They are not written to after this returns or raises, nor by a
-        reply without any tensors, which comes as it is.
+        ``into`` registers arrays that receive the reply's tensors and must match them in dtype and shape; the
+        reply then holds these very arrays. The link does not write to them after this returns or raises, nor
+        for a reply without tensors, which is returned as received.
         Cancelling gives up the reply; the request may take effect.
 
         Raises:
             CallTimeout: No reply within ``timeout_s``.
             RemoteError: The peer answered with an error.
-            LinkClosed, LinkBroken, RemoteProtocolError: The link went before the answer.
-            LocalProtocolError: No row in the role table, it cannot travel, or the reply is not like ``into``.
+            LinkClosed, LinkBroken, RemoteProtocolError: The link ended before the answer.
+            LocalProtocolError: The role table has no row for the message, no frame can hold it, or the reply
+                does not match ``into``.
         """
 
     @abstractmethod
@@ -209,10 +210,10 @@ class Link(ABC):
         into: Sequence[Tensor] | None = None,
         ordered: bool = False,
     ) -> None:
-        """Like `call_nowait`, with a callback in place of a future: cheaper, for it waits for no turn.
+        """Like `call_nowait`, with a callback in place of a future, which saves an iteration of the loop.
 
-        ``on_answer`` is called once, within the turn in which the reply comes, with the reply or with what
-        `call` would raise. What it raises goes to the loop's exception handler.
+        The link calls ``on_answer`` once, during the delivery of the reply, with the reply or with the error
+        that `call` would raise. An error of ``on_answer`` goes to the loop's exception handler.
 
         Raises:
             WouldBlock: The peer does not read fast enough; ``on_answer`` is not called.
@@ -220,28 +221,28 @@ class Link(ABC):
 
     @abstractmethod
     def serve(self, handler: Callable[[Request], None], *, receives: bool = True) -> None:
-        """Have requests handled by a plain function, called inline; those that already came are next.
+        """Handle requests with a plain function, called inline, beginning with those that have arrived.
 
-        A handler that raises answers with code ``internal`` and is logged. Without ``receives`` this side
-        takes no messages: the first one that comes ends the link with a RemoteProtocolError.
+        An error of the handler is logged, and answers with code ``internal``. Without ``receives`` this side
+        takes no messages: the first one ends the link with a RemoteProtocolError.
         """
 
     @abstractmethod
     async def serve_forever(
         self, handler: Callable[[Request], Awaitable[object]], *, concurrency: int = 64
     ) -> None:
-        """Handle requests with a coroutine function until the link is over; never raises for its end.
+        """Handle requests with a coroutine function until the link is over; its end raises nothing.
 
         Cancelling cancels the handlers.
         """
 
     @abstractmethod
     def observe(self, observer: Observer) -> None:
-        """Have a plain function called with each message from now on, as it is counted. It must not raise."""
+        """Call a plain function for each further message, as it is counted. It must not raise."""
 
     @abstractmethod
     def statistics(self) -> LinkStatistics:
-        """Count traffic and look at the state now."""
+        """Return the traffic so far and the current state."""
 
     async def __aenter__(self) -> Self:
         return self

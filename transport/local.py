@@ -1,8 +1,8 @@
-"""Links within one process: messages are handed over by reference and pay no framing.
+"""Links within one process: they pass messages by reference, without frames.
 
-Everything else is as over TCP: delivery is never inside the sender's call but in a later callback of the
-loop (one for all messages of a turn), unread bytes count against the sender's water marks, a closed side is
-noticed after what was sent before, an aborted one at once.
+Everything else is as over TCP. Delivery runs in a later callback of the loop (one for all messages of an
+iteration), never inside the sender's call. Unread bytes count against the sender's water marks. The other
+side sees a close after all earlier messages, and an abort at once.
 """
 
 import asyncio
@@ -17,28 +17,27 @@ from transport.endpoint import Endpoint
 from transport.errors import LinkBroken, LinkClosed, RemoteProtocolError, TransportError
 from transport.frames import ERROR, MESSAGE, REPLY, Frame
 from transport.intake import MESSAGE_COST_BYTES, UNCHECKED_BYTES
-from transport.messages import Identity, Message
+from transport.messages import Identity, Message, RoleTable
 from transport.release import Release, watched
-from transport.roles import RoleTable
 from transport.tensors import lay_out
 
 __all__ = ["LocalLink", "link_ends"]
 
 
 class OtherEnd(Protocol):
-    """What one end of a link needs of the other."""
+    """Interface of the other end of a link."""
 
     def _arrive(self, frame: Frame | LinkClosed) -> None:
-        """Take what was sent, to be delivered in a later turn."""
+        """Queue a frame, or the close of the link, for delivery in a later iteration of the loop."""
 
     def _settle(self, cost: int) -> None:
-        """Hear that one of its messages was taken."""
+        """Note that this end has taken one of its messages."""
 
     def _finish(self, error: TransportError) -> bool:
-        """Be over, because the link was broken here."""
+        """End the conversation with an error; return False if it was over."""
 
     async def _reached(self) -> None:
-        """Wait until what was sent before a goodbye has got there."""
+        """Wait until all messages before a close have arrived."""
 
 
 class LocalLink(Endpoint):
@@ -111,7 +110,7 @@ class LocalLink(Endpoint):
                     return
 
     def _settle(self, cost: int) -> None:
-        """The other side has taken one of our messages."""
+        """Note that the other side has taken a message of this side."""
         self._unsent -= cost
         self._taken_messages += 1
         if self._room and self._unsent <= self._config.low_water_bytes:
@@ -131,7 +130,7 @@ class LocalLink(Endpoint):
 
     def _drain(self) -> None:
         self._draining = False
-        # What handlers cause to arrive meanwhile belongs to the next turn.
+        # Frames that arrive because of handlers are left for the next iteration of the loop.
         for _ in range(len(self._arrived)):
             if self._intake.reason or self._error is not None:
                 break

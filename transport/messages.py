@@ -1,5 +1,6 @@
-"""Pure: what travels over a link, and who the two ends are."""
+"""Pure: messages, the identities of the two ends of a link, and the messages that each role may send."""
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -7,7 +8,12 @@ import msgspec
 
 from transport.tensors import Tensor
 
-__all__ = ["Identity", "Message"]
+__all__ = ["ANY_ROLE", "Identity", "Message", "RoleTable"]
+
+ANY_ROLE = "*"
+"""Name that stands for every role in a row."""
+
+Row = tuple[str, str]
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -15,9 +21,9 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     Attributes:
         type: Its name in the role table.
-        meta: What msgpack carries (None, bool, int, float, str, bytes, list, dict with str keys), at most
-            8 levels deep and 16 KiB packed. Over TCP a tuple arrives as a list.
-        tensors: C-contiguous arrays. Not written to between sending and release.
+        meta: Values that msgpack carries (None, bool, int, float, str, bytes, list, dict with str keys), at
+            most 8 levels deep and 16 KiB packed. Over TCP a tuple arrives as a list.
+        tensors: C-contiguous arrays. The caller does not write to them between sending and release.
     """
 
     # A struct of msgspec, because its constructor is compiled, and every request makes four messages.
@@ -33,13 +39,13 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """One end of a link, as told in the handshake.
+    """Identity of one end of a link, which the handshake exchanges.
 
     Attributes:
-        role: What it is, in the words of the role table; at most 32 bytes.
-        node: Which one, unique in its role; at most 80 bytes.
-        incarnation: Which life of it; a restart without memory is a new one. Below 2**64.
-        run: Which run it belongs to, or empty; at most 64 bytes.
+        role: Name of its role in the role table; at most 32 bytes.
+        node: Name of the node, unique in its role; at most 80 bytes.
+        incarnation: Number of the node's incarnation, below 2**64; a restart without memory begins a new one.
+        run: Id of its run, or empty; at most 64 bytes.
     """
 
     role: str
@@ -58,3 +64,41 @@ class Identity:
 
     def __str__(self) -> str:
         return f"{self.role} {self.node}"
+
+
+class RoleTable:
+    """Table of message types, each with the (from role, to role) pairs that may send it.
+
+    Sender and receiver refuse a message without a row. Replies are messages and need rows.
+    """
+
+    def __init__(self, rows: Mapping[str, Iterable[Row]]) -> None:
+        self._rows: dict[str, frozenset[Row]] = {name: frozenset(pairs) for name, pairs in rows.items()}
+        self._roles = {role for pairs in self._rows.values() for pair in pairs for role in pair}
+        self._sendable: dict[Row, frozenset[str]] = {}
+        for name, pairs in self._rows.items():
+            for pair in pairs:
+                if len(pair) != 2 or not all(isinstance(role, str) and role for role in pair):
+                    raise ValueError(f"row {pair!r} of message {name!r} is not (from role, to role)")
+
+    def allows(self, message_type: str, from_role: str, to_role: str) -> bool:
+        """Whether ``from_role`` may send ``message_type`` to ``to_role``."""
+        return message_type in self.sendable(from_role, to_role)
+
+    def sendable(self, from_role: str, to_role: str) -> frozenset[str]:
+        """Return the message types that ``from_role`` may send to ``to_role``."""
+        pair = from_role, to_role
+        known = self._sendable.get(pair)
+        if known is None:
+            fits = {pair, (ANY_ROLE, to_role), (from_role, ANY_ROLE), (ANY_ROLE, ANY_ROLE)}
+            known = frozenset(name for name, pairs in self._rows.items() if pairs & fits)
+            if self._roles.issuperset(pair):  # an unauthenticated client may claim any role: do not keep it
+                self._sendable[pair] = known
+        return known
+
+    def may_talk(self, role: str, other: str) -> bool:
+        """Whether one of two roles may send any message to the other."""
+        return bool(self.sendable(role, other) or self.sendable(other, role))
+
+    def __repr__(self) -> str:
+        return f"<RoleTable {len(self._rows)} message types>"

@@ -1,25 +1,25 @@
-"""The network port: how links are made. `TcpNetwork` between machines, `LocalNetwork` within one loop.
+"""Networks, which make links: `TcpNetwork` between machines, `LocalNetwork` within one loop.
 
-Both understand the same calls; the code that uses them does not know which one it has.
+Both have the same interface, so their callers need not know which one they have.
 
-A listener is a block. Each peer gets a task of the block's own task group that runs ``on_link`` and closes
+A listener is a block. Each link gets a task of the block's own task group, which runs ``on_link`` and closes
 the link when that returns: a server that only answers requests ends its ``on_link`` with
-``await link.wait_closed()``. That the peer left (LinkClosed, LinkBroken, RemoteProtocolError) may leave
-``on_link`` and is no failure; any other exception ends the block, loudly. Leaving the block closes
-the door, cancels every ``on_link``, and waits until all links are closed.
+``await link.wait_closed()``. An error of an ended link (LinkClosed, LinkBroken, RemoteProtocolError)
+may leave ``on_link``; any other exception ends the block and is raised from it. Leaving
+the block stops listening, cancels every ``on_link``, and waits until all links are closed.
 """
 
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 
 from transport.budget import Budget
 from transport.buffers import BufferPool
 from transport.config import LinkConfig
-from transport.dial import RetrySchedule
 from transport.entrance import Entrance
 from transport.errors import (
     BindRefused,
@@ -35,29 +35,57 @@ from transport.handshake import ClientHandshake, ServerHandshake
 from transport.keys import Secret, check_role, check_secret
 from transport.link import Link
 from transport.local import link_ends
-from transport.messages import Identity
-from transport.roles import RoleTable
+from transport.messages import Identity, RoleTable
 from transport.sockets import deepen_backlog, format_tcp_address, is_loopback, parse_tcp_address
 from transport.tcp import TcpLink
 
-__all__ = ["Listener", "LocalNetwork", "Network", "OnLink", "TcpNetwork"]
+__all__ = ["Listener", "LocalNetwork", "Network", "OnLink", "RetrySchedule", "TcpNetwork"]
 
 logger = logging.getLogger(__name__)
 
 OnLink = Callable[[Link], Awaitable[object]]
 
 DIAL_S = 10.0
+"""Default time limit of a dial, in seconds."""
 
-NOT_NOW = ("crowded", "late")
-"""Refusals that are no last word: who was too busy to finish a handshake may be less so the next time."""
+TEMPORARY = ("crowded", "late")
+"""Codes of refusals after which a dial tries again: a busy listener may have room at the next attempt."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetrySchedule:
+    """Waits between attempts to dial: ``first_s``, then ``factor`` times longer each, at most ``longest_s``.
+
+    Attempts end with the dial's own ``timeout_s``. ``attempts`` limits them as well; 1 never tries again.
+    """
+
+    first_s: float = 0.05
+    factor: float = 2.0
+    longest_s: float = 2.0
+    attempts: int = 1_000_000
+
+    def __post_init__(self) -> None:
+        if self.first_s <= 0 or self.longest_s < self.first_s:
+            raise ValueError(f"need 0 < first_s <= longest_s, not {self.first_s} and {self.longest_s}")
+        if self.factor < 1:
+            raise ValueError(f"factor must be at least 1, not {self.factor}")
+        if self.attempts < 1:
+            raise ValueError(f"attempts must be at least 1, not {self.attempts}")
+
+    def waits(self) -> Iterator[float]:
+        """Yield the seconds to wait after each failed attempt; ends when no attempt is left."""
+        wait_s = self.first_s
+        for _ in range(self.attempts - 1):
+            yield wait_s
+            wait_s = min(wait_s * self.factor, self.longest_s)
 
 
 class Listener:
-    """An open door.
+    """A listening address and the links made through it.
 
     Attributes:
-        address: Where it stands; with the port that was chosen if 0 was asked for.
-        identity: Who answers there.
+        address: Its address, with the port that the kernel chose in place of port 0.
+        identity: Identity of the listening party.
     """
 
     def __init__(self, address: str, identity: Identity, on_link: OnLink, group: asyncio.TaskGroup) -> None:
@@ -65,52 +93,52 @@ class Listener:
         self.identity = identity
         self._on_link = on_link
         self._group = group
-        self._hosts: dict[asyncio.Task[None], Link] = {}
+        self._serving: dict[asyncio.Task[None], Link] = {}
         self._open = True
 
     @property
     def links(self) -> tuple[Link, ...]:
-        """The links that are being served, oldest first."""
-        return tuple(self._hosts.values())
+        """The open links, oldest first."""
+        return tuple(self._serving.values())
 
-    def welcome(self, link: Link) -> None:
-        """Serve one more link."""
+    def serve(self, link: Link) -> None:
+        """Start a task that runs ``on_link`` for a new link; abort the link after `close`."""
         if not self._open:
             link.abort()
             return
-        serving = self._host(link)
+        serving = self._serve(link)
         try:
             task = self._group.create_task(serving, name=f"{self.identity.node}/link-{link.peer.node}")
-        except RuntimeError:  # the owner has failed, and its group takes nobody any more
+        except RuntimeError:  # the block has failed, and its group starts no further task
             serving.close()
             link.abort()
             return
-        self._hosts[task] = link
-        task.add_done_callback(self._hosts.pop)
+        self._serving[task] = link
+        task.add_done_callback(self._serving.pop)
 
-    async def _host(self, link: Link) -> None:
+    async def _serve(self, link: Link) -> None:
         try:
             await self._on_link(link)
         except (LinkClosed, LinkBroken, RemoteProtocolError) as error:
-            logger.debug("%r: left: %s", link, error)
+            logger.debug("%r: ended: %s", link, error)
         finally:
             await link.aclose()
 
     def close(self) -> tuple[Link, ...]:
-        """Welcome nobody any more and cancel whoever serves; return the links that were being served."""
+        """Abort all further links and cancel the tasks of the open ones; return the open ones."""
         self._open = False
         links = self.links
-        for task in list(self._hosts):
+        for task in list(self._serving):
             task.cancel()
         return links
 
     def __repr__(self) -> str:
-        return f"<Listener {self.address} of {self.identity}, {len(self._hosts)} links>"
+        return f"<Listener {self.address} of {self.identity}, {len(self._serving)} links>"
 
 
 @asynccontextmanager
 async def _listener(address: str, identity: Identity, on_link: OnLink) -> AsyncIterator[Listener]:
-    """Run a listener's task group. What the block itself raises leaves as it is, not as a group."""
+    """Run a listener's task group. An error of the block itself is raised alone, not in a group."""
     raised: Exception | None = None
     links: tuple[Link, ...] = ()
     try:
@@ -128,7 +156,7 @@ async def _listener(address: str, identity: Identity, on_link: OnLink) -> AsyncI
             raise raised from None
         raise
     finally:
-        # A task that is cancelled before its first step never gets to close its link.
+        # A task that is cancelled before its first step does not close its link.
         for link in links:
             await link.aclose()
 
@@ -140,13 +168,13 @@ class Network(ABC):
     def listen(
         self, address: str, identity: Identity, on_link: OnLink
     ) -> AbstractAsyncContextManager[Listener]:
-        """Open a door at ``address`` for as long as the block runs. See the module's text.
+        """Listen on ``address`` while the block runs. See the module.
 
         Raises:
-            BindRefused: Others could reach the address, and there is no token.
+            BindRefused: Other machines could reach the address, and the network has no token.
             HandshakeRejected: The keys of this network are those of another role.
-            OSError: The address is taken or not ours.
-            ValueError: Not an address of this network.
+            OSError: The address is taken, or belongs to another machine.
+            ValueError: ``address`` is not an address of this network.
         """
 
     @abstractmethod
@@ -159,17 +187,17 @@ class Network(ABC):
         retry: RetrySchedule | None = None,
         peer_role: str | None = None,
     ) -> Link:
-        """Reach the peer at ``address``; the caller closes the link.
+        """Make a link with the peer at ``address``; the caller closes it.
 
-        Tries again as ``retry`` says (default: with growing waits) until ``timeout_s`` have passed. A
-        refusal is final, but for those of who is too busy. With ``peer_role``, any other role is refused.
+        Tries again on the schedule ``retry`` (default: with growing waits) until ``timeout_s`` have passed. A
+        refusal is final, unless it is `TEMPORARY`. With ``peer_role``, a peer of another role is refused.
         Cancelling leaves nothing behind.
 
         Raises:
-            DialFailed: Nobody answered in time.
-            HandshakeRejected: The two may not or cannot talk; the text says what to do.
-            RemoteProtocolError: Somebody else answers there.
-            ValueError: Not an address of this network.
+            DialFailed: No peer answered in time.
+            HandshakeRejected: One side refuses the other; the text has the remedy.
+            RemoteProtocolError: The address answers in another protocol.
+            ValueError: ``address`` is not an address of this network.
         """
 
     @asynccontextmanager
@@ -182,7 +210,7 @@ class Network(ABC):
         retry: RetrySchedule | None = None,
         peer_role: str | None = None,
     ) -> AsyncIterator[Link]:
-        """Like `dial`, as a block that closes the link at its end."""
+        """Like `dial`, but as a block that closes the link at its end."""
         link = await self.dial(address, identity, timeout_s=timeout_s, retry=retry, peer_role=peer_role)
         try:
             yield link
@@ -209,7 +237,7 @@ class Network(ABC):
                     except (OSError, LinkBroken) as error:
                         reason = str(error) or type(error).__name__
                     except HandshakeRejected as error:
-                        if error.code not in NOT_NOW:
+                        if error.code not in TEMPORARY:
                             raise
                         reason = str(error)
                     wait_s = next(waits, None)
@@ -225,15 +253,15 @@ class TcpNetwork(Network):
     """Links over TCP. Addresses are ``tcp://host:port``.
 
     Args:
-        config: Limits and waiting times of its links.
+        config: Limits and time-outs of its links.
         token: The cluster's root token, or the keys of one role that were derived from it; None only on
             addresses that no other machine can reach.
-        entropy: Returns that many unpredictable bytes.
-        pool: Where its links receive.
-        budget: What its links may hold for their peers together; 512 MiB without it.
-        rules: Who may say what.
-        advertise: ``tcp://host:port`` that listeners name as their address, for those that listen on every
-            interface or behind a gateway; port 0 is the port that is listened on. Empty: where they listen.
+        entropy: Function that returns a number of unpredictable bytes.
+        pool: Memory in which its links receive.
+        budget: Bytes that all its links together may hold for their peers; default 512 MiB.
+        rules: Table of the messages that each role may send.
+        advertise: ``tcp://host:port`` that listeners report as their address, for listeners on every
+            interface or behind a gateway; port 0 stands for the listening port. Empty: the listening address.
     """
 
     def __init__(
@@ -261,7 +289,7 @@ class TcpNetwork(Network):
         host, port = parse_tcp_address(address)
         if self._token is None and not is_loopback(host):
             raise BindRefused(
-                f"refusing to listen on {address} without a token, where others can reach it: "
+                f"refusing to listen on {address} without a token, because other machines can reach it: "
                 "set the cluster's token, or listen on tcp://127.0.0.1:0"
             )
         check_role(self._token, identity.role)
@@ -271,9 +299,9 @@ class TcpNetwork(Network):
                 def done(outcome: TcpLink | TransportError) -> None:
                     entrance.left(greeter)
                     if isinstance(outcome, TcpLink):
-                        listener.welcome(outcome)
+                        listener.serve(outcome)
                         return
-                    logger.info("%r: a peer was not let in: %s", listener, outcome)
+                    logger.info("%r: refused a peer: %s", listener, outcome)
                     if isinstance(outcome, HandshakeRejected):
                         entrance.refused(greeter, outcome)
 
@@ -285,13 +313,13 @@ class TcpNetwork(Network):
                 return greeter
 
             entrance = Entrance(self.config.max_unauthenticated)
-            # Serving starts in a step of its own: cancelled in the middle of both, the loop would lose the
-            # server with its socket open.
+            # Serving starts in a step of its own: a cancellation between both would lose the server with its
+            # socket open.
             server = await asyncio.get_running_loop().create_server(greet, host, port, start_serving=False)
             try:
                 bound = server.sockets[0].getsockname()
-                told = parse_tcp_address(self._advertise) if self._advertise else (bound[0], 0)
-                listener.address = format_tcp_address(told[0], told[1] or bound[1])
+                host, port = parse_tcp_address(self._advertise) if self._advertise else (bound[0], 0)
+                listener.address = format_tcp_address(host, port or bound[1])
                 await server.start_serving()
                 deepen_backlog(server, self.config.backlog)
                 yield listener
@@ -358,9 +386,9 @@ class TcpNetwork(Network):
 
 
 class LocalNetwork(Network):
-    """Links within one event loop. Addresses are ``local://name``, known to this object only.
+    """Links within one event loop. Addresses are ``local://name``, valid for this object only.
 
-    ``local://`` listens under a name of its own choosing.
+    ``local://`` listens under a generated name.
 
     Args:
         rules: Table of the messages that each role may send.
@@ -408,22 +436,22 @@ class LocalNetwork(Network):
     async def _attempt(self, address: str, identity: Identity, peer_role: str | None) -> Link:
         listener = self._listeners.get(address)
         if listener is None:
-            raise OSError(f"nobody listens on {address}")
+            raise OSError(f"no listener on {address}")
         peer = listener.identity
         if peer_role is not None and peer.role != peer_role:
             raise HandshakeRejected(
-                "role", f"a {peer_role} was dialled, a {peer.role} answered: check the address"
+                "role", f"dialled a {peer_role}, but a {peer.role} answered: check the address"
             )
         if not self.rules.may_talk(identity.role, peer.role):
             raise HandshakeRejected(
                 "role",
-                f"{identity.role} and {peer.role} have nothing to say to each other: check the address",
+                f"{identity.role} and {peer.role} exchange no messages: check the address",
             )
         ours, theirs = link_ends(
             identity, peer,
             config=self.config, rules=self.rules, budget=self.budget, loop=asyncio.get_running_loop(),
         )  # fmt: skip
-        listener.welcome(theirs)
+        listener.serve(theirs)
         return ours
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""Pure: when a message that is sent now arrives, over a path that takes its time."""
+"""Pure: arrival times of messages over a path with a delay, jitter and a bandwidth."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -7,7 +7,7 @@ __all__ = ["Dice", "Path", "PathConditions"]
 
 
 class Dice(Protocol):
-    """What jitter and faults are drawn with: a seeded ``random.Random`` will do."""
+    """Source of random numbers for jitter and faults, such as a seeded ``random.Random``."""
 
     def random(self) -> float:
         """Return a number in [0, 1)."""
@@ -15,15 +15,15 @@ class Dice(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathConditions:
-    """How slow a path is, in one direction.
+    """Delay and bandwidth of one direction of a path.
 
     Attributes:
         delay_s: Seconds from one end to the other.
-        jitter_s: Most seconds on top of that, drawn anew each time, each as likely as the other.
-        bytes_per_s: How much passes in a second; None for as much as comes.
+        jitter_s: Maximum additional seconds, drawn uniformly for each transfer.
+        bytes_per_s: Bandwidth in bytes per second; None for no limit.
 
     Raises:
-        ValueError: A number is negative, or no byte may pass.
+        ValueError: A number is negative, or the bandwidth is not positive.
     """
 
     delay_s: float
@@ -40,11 +40,11 @@ class PathConditions:
 
 
 class Path:
-    """One direction of a path. What is sent later never arrives earlier.
+    """One direction of a path. Arrivals keep the order of sending.
 
     Args:
-        conditions: How slow it is.
-        dice: For the jitter; not touched without one.
+        conditions: Its delay and bandwidth.
+        dice: Source of the jitter; not used without jitter.
     """
 
     __slots__ = ("_conditions", "_dice", "_free_at", "_last")
@@ -56,9 +56,9 @@ class Path:
         self._last = float("-inf")
 
     def arrival(self, *, now: float, nbytes: int) -> float:
-        """Send so many bytes; returns when the last of them arrives, in the time of ``now``.
+        """Send ``nbytes`` and return the arrival time of the last of them, on the clock of ``now``.
 
-        Bytes wait until those before them have passed.
+        Bytes wait until all earlier ones have passed.
         """
         conditions = self._conditions
         left = now

@@ -1,23 +1,33 @@
 """Pure: one conversation over a byte stream, without the stream.
 
-What arrives goes through `decoder`. What leaves is either written at once (small frames) or queued here:
-a large message leaves chunk by chunk, each when the stream has taken the one before, and small frames of
-other messages pass between. At most one large message is under way at a time, the others wait in order.
-Messages sent with ``ordered`` must not overtake, and queue up as well.
+Received bytes go through `decoder`. Small frames leave at once, others through a queue here: a large message
+leaves chunk by chunk, each after the stream has taken the one before, and small frames of other messages pass
+between. At most one large message is under way, and the others wait in order. Messages sent with ``ordered``
+must not overtake, so they wait in the queue as well.
 
-The owner notes in ``last_heard`` when bytes arrive, calls `tick` when `next_deadline` has come, and does
-what the returned effects say. Times are absolute seconds on the caller's clock. The deadline does not move
-with every byte: it is when something *may* be due.
+The owner sets ``last_heard`` when bytes arrive, calls `tick` at `next_deadline`, and carries out the returned
+effects. Times are absolute seconds on the caller's clock. The deadline does not move with every byte, so
+`tick` may find nothing due.
 """
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from transport.checksum import CHECKSUM_BYTES, checksum
 from transport.config import LinkConfig
 from transport.errors import LinkBroken
-from transport.frames import CHECKED, CHUNK, MORE, PING, PRELUDE_BYTES, FrameDecoder, FrameEncoder, Memory
+from transport.frames import (
+    CHECKED,
+    CHECKSUM_BYTES,
+    CHUNK,
+    MORE,
+    PING,
+    PRELUDE_BYTES,
+    FrameDecoder,
+    FrameEncoder,
+    Memory,
+    checksum,
+)
 from transport.messages import Message
 from transport.release import watched
 from transport.tensors import ALIGNMENT, Tensor, TensorSpec, lay_out, raw_bytes
@@ -32,7 +42,7 @@ _PING_FRAME = FrameEncoder.head(PING, 0, b"", 0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendPing:
-    """Write this frame: the peer was not heard for a while."""
+    """Write this frame: the peer has been silent for ``ping_every_s``."""
 
     frame: bytes
 
@@ -45,10 +55,10 @@ class GiveUp:
 
 
 class Outgoing:
-    """A message on its way out: its first frame's buffers, and what must follow in chunks.
+    """An encoded message: the buffers of its first frame, and the payload that follows in chunks.
 
     Attributes:
-        buffers: What to write now or in turn.
+        buffers: Buffers of the next frame to write.
         size_bytes: Bytes of ``buffers``.
         payload_bytes: Tensor bytes of the whole message.
         frame_bytes: All other bytes of the whole message on the wire.
@@ -82,11 +92,11 @@ class Conversation:
         self._checked = checked
         self.decoder = FrameDecoder(config, memory)
         self.queued_bytes = 0
-        """Bytes in the queue of large messages; what the stream itself holds comes on top."""
+        """Bytes in the queue of large messages, without those in the stream's own buffer."""
         self._encoder = FrameEncoder(config)
         self._queue: deque[Outgoing] = deque()
         self.last_heard = now
-        """When bytes last arrived; the owner keeps it."""
+        """Time of the last arrived bytes, in seconds; the owner sets it."""
         self._reading = True
         self._progress = 0
         self._progress_at: float | None = None
@@ -94,15 +104,15 @@ class Conversation:
         self._lacking_at: float | None = None
         self._ping_at = now + config.ping_every_s
 
-    # Leaving bytes
+    # Sending
 
     def encode_small(self, kind: int, request_id: int, message: Message) -> tuple[bytes, int] | None:
-        """Turn a message that fits one write into its frame and its number of tensor bytes.
+        """Encode a message that fits one write; return its frame and its number of tensor bytes.
 
         None for a payload over ``gather_bytes``; use `encode`.
 
         Raises:
-            LocalProtocolError: The message cannot travel.
+            LocalProtocolError: No frame can hold the message.
         """
         tensors = message.tensors
         encoder = self._encoder
@@ -120,13 +130,13 @@ class Conversation:
     def encode(
         self, kind: int, request_id: int, message: Message, release: Callable[[], object] | None = None
     ) -> Outgoing:
-        """Turn a message into what must be written.
+        """Encode a message.
 
-        Up to ``gather_bytes`` of payload are copied, and ``release`` is called before this returns; more is
-        left where it is until the stream has taken it.
+        A payload up to ``gather_bytes`` is copied, and ``release`` is called before this returns. A larger
+        one stays in the caller's arrays until the stream has taken it.
 
         Raises:
-            LocalProtocolError: The message cannot travel; nothing was queued or released.
+            LocalProtocolError: No frame can hold the message; nothing was queued or released.
         """
         small = self.encode_small(kind, request_id, message)
         if small is not None:
@@ -165,7 +175,7 @@ class Conversation:
         return [FrameEncoder.head(kind, request_id, meta, size, flags), *taken]
 
     def queue(self, outgoing: Outgoing) -> None:
-        """Line up a message that is large or must not overtake a large one."""
+        """Queue a message that is large or must not overtake a large one."""
         self._queue.append(outgoing)
         self.queued_bytes += outgoing.size_bytes + outgoing.rest_bytes
 
@@ -193,35 +203,35 @@ class Conversation:
         return bool(self._queue)
 
     def drop_queue(self) -> None:
-        """Let go of every array that still waits, because the stream is gone."""
+        """Release all queued arrays, because the stream has ended."""
         self._queue.clear()
         self.queued_bytes = 0
 
     # Keepalive
 
     def pause(self) -> None:
-        """We stop reading by our own choice: the peer's silence means nothing until `resume`."""
+        """Note that this side stops reading: the peer's silence means nothing until `resume`."""
         self._reading = False
         self._lacking_at = None
 
     def resume(self, *, now: float) -> None:
-        """We read again."""
+        """Note that this side reads again."""
         self._reading = True
         self.last_heard = now
 
     def tick(self, *, now: float, unsent_bytes: int, sent_bytes: int) -> list[SendPing | GiveUp]:
-        """Say what silence and stalling call for.
+        """Check for silence and stalls, and return the effects.
 
         Args:
-            now: The time.
+            now: The time, in seconds.
             unsent_bytes: Bytes queued here or in the stream that the kernel has not taken.
             sent_bytes: Bytes the kernel has taken since the conversation began.
         """
-        # Added up as in `next_deadline`: a difference may be rounded so that the deadline has not come yet.
+        # The same sums as in `next_deadline`: a difference could round to a time before the deadline.
         config, last_heard = self.config, self.last_heard
         if self._reading and now >= last_heard + config.dead_after_s:
             silent_s = now - last_heard
-            return [GiveUp(error=LinkBroken(f"nothing was heard from the peer for {silent_s:.1f} s"))]
+            return [GiveUp(error=LinkBroken(f"the peer sent nothing for {silent_s:.1f} s"))]
         if unsent_bytes == 0:
             self._progress_at = None
         elif self._progress_at is None or sent_bytes != self._progress:
@@ -260,7 +270,7 @@ class Conversation:
         return None
 
     def next_deadline(self) -> float:
-        """When `tick` may next have something to say."""
+        """Return the next time at which `tick` may return an effect."""
         deadline = self._ping_at
         if self._reading:
             deadline = min(deadline, self.last_heard + self.config.dead_after_s)
@@ -271,7 +281,7 @@ class Conversation:
 
 
 def payload_parts(specs: Sequence[TensorSpec], tensors: Sequence[Tensor]) -> list[Buffer]:
-    """List the bytes of a payload: the tensors where they are, and the padding between them."""
+    """List the bytes of a payload without copying: the tensors, and the padding between them."""
     if len(specs) == 1:
         return [raw_bytes(tensors[0])] if specs[0].nbytes else []
     parts: list[Buffer] = []

@@ -1,10 +1,10 @@
-"""Pure: tells a sender when nobody looks at its arrays any more.
+"""Pure: calls back a sender when its arrays have no reader any more.
 
-Nothing in an event loop says when the kernel has taken a buffer. But every one of them drops its reference
-then, so each array travels as a fresh view of it, and a weak reference on the view fires at that moment.
-The view is made by ``numpy.frombuffer``: numpy shortens the base of an array's slices down to the oldest
-array of the chain, and only what frombuffer makes stands on a memoryview instead of on the sender's array.
-A receiver that keeps a slice keeps the view, and the sender's memory stays untouched for as long.
+An event loop has no callback for a buffer that the kernel has taken. But every loop drops its reference to
+the buffer then, so the link sends a fresh view of each array, and a weak reference on the view fires at that
+moment. ``numpy.frombuffer`` makes the view: numpy shortens the base of an array's slices down to the oldest
+array of the chain, and only a frombuffer array has a memoryview as its base, not the sender's array. A
+receiver that keeps a slice keeps the view, and the sender does not reuse the memory for as long.
 
 The callback may run on any thread (a compute thread may drop the last slice), exactly once.
 """
@@ -25,13 +25,14 @@ logger = logging.getLogger(__name__)
 
 
 class _Watch:
-    """Calls back when the last of several views is gone. Lives in `_WATCHES` until then."""
+    """Calls back when the last of several views is gone. `_WATCHES` refers to it until then."""
 
     __slots__ = ("_callback", "_references", "_still")
 
     def __init__(self, views: tuple[Tensor, ...], callback: Release) -> None:
         self._callback = callback
-        # One token less than views: whoever finds no token was the last. list.pop is atomic, a count is not.
+        # One token less than views: the view that finds no token is the last. list.pop is atomic, and a
+        # decrement is not.
         self._still = [None] * (len(views) - 1)
         self._references = [weakref.ref(view, self._gone) for view in views]
         _WATCHES.add(self)
@@ -49,13 +50,13 @@ class _Watch:
 
 
 _WATCHES: set[_Watch] = set()
-"""A weak reference that is itself dropped never calls back, so something must hold on to the watches."""
+"""All open watches, because a weak reference that is itself dropped never calls back."""
 
 
 def watched(tensors: tuple[Tensor, ...], callback: Release) -> tuple[Tensor, ...]:
     """Return fresh views of ``tensors``; ``callback`` is called once, when all of them are gone.
 
-    Without any elements it is called at once.
+    If no tensor has an element, it is called at once.
     """
     anchors = tuple([_anchor(tensor) for tensor in tensors if tensor.size])
     if not anchors:

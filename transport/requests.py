@@ -1,24 +1,49 @@
 """A request of the peer, until it is answered."""
 
 import logging
+from abc import abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-from transport.errors import LocalProtocolError, RemoteProtocolError
+from transport.budget import Account
+from transport.errors import LocalProtocolError, RemoteProtocolError, TransportError
 from transport.frames import REPLY
+from transport.intake import Intake
 from transport.link import Link, Request
 from transport.messages import Message
 from transport.release import Release
 
-if TYPE_CHECKING:
-    from transport.endpoint import Endpoint
-
-__all__ = ["InboundRequest"]
+__all__ = ["AnsweringLink", "InboundRequest"]
 
 logger = logging.getLogger(__name__)
 
 UNCHARGED_BYTES = 1 << 20
 """Maximum payload of an answer without a charge, in bytes."""
+
+
+class AnsweringLink(Link):
+    """The part of a link that its requests use."""
+
+    __slots__ = ()
+
+    _account: Account
+    _error: TransportError | None
+    _intake: Intake
+    _may_send: frozenset[str]
+    _requests: "dict[int, InboundRequest]"
+
+    @abstractmethod
+    def _check(self, message: Message) -> None:
+        """Raise the error of an ended link, or LocalProtocolError for a message without a row."""
+
+    @abstractmethod
+    def _transmit(
+        self, kind: int, request_id: int, message: Message, release: Release | None, ordered: bool
+    ) -> None:
+        """Send a message that passed `_check`, or raise LocalProtocolError without an effect."""
+
+    @abstractmethod
+    def _send_error(self, request_id: int, code: str, text: str) -> None:
+        """Answer a request with an error."""
 
 
 class InboundRequest(Request):
@@ -31,7 +56,7 @@ class InboundRequest(Request):
 
     _charged = False
 
-    def __init__(self, link: "Endpoint", request_id: int, message: Message, cost: int) -> None:
+    def __init__(self, link: AnsweringLink, request_id: int, message: Message, cost: int) -> None:
         self._link = link
         self._id = request_id
         self._cost = cost
@@ -74,7 +99,7 @@ class InboundRequest(Request):
             )
         link = self._link
         if link._error is None:
-            if message.type not in link._may_say:
+            if message.type not in link._may_send:
                 link._check(message)
             if message.tensors and not self._charged:
                 self._check_size(message)

@@ -1,13 +1,13 @@
-"""A network whose links between some nodes are slow on purpose, as if there were a long cable between them.
+"""A network with simulated latency and bandwidth on the links between some nodes.
 
     async with SlowNetwork(network, delay_s=0.005, dice=Random(7), between=("worker-0", "ps-0")) as slow:
         ...                                                 # listen and dial with `slow`
 
-It stands between a link and what carries it: the asyncio transport of a TCP link, the other end of a local
-one. So the link is the one that is in use without it, with all of its promises. Whatever it sends (messages,
-requests, replies, signals, pings, its goodbye) is held for a while, in order, and nobody waits for that but
-who closes the link. Each side holds what it sends: where one `SlowNetwork` has both ends, both directions are
-slow; with one per process, both processes have to have one. Dialling and the handshake take no longer.
+It replaces the layer below a link: the asyncio transport of a TCP link, the other end of a local one. So the
+link itself is unchanged and keeps all its promises. All that the link sends (messages, requests, replies,
+signals, pings, CLOSE) is delayed in order, and only a closing side waits for it. Each side delays its own
+bytes: one `SlowNetwork` with both ends slows both directions; with one per process, both processes need one.
+Dialling and the handshake are not delayed.
 """
 
 import asyncio
@@ -19,14 +19,13 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from transport.config import LinkConfig
-from transport.dial import RetrySchedule
 from transport.errors import LinkClosed, TransportError
 from transport.frames import Frame
 from transport.intake import MESSAGE_COST_BYTES
 from transport.link import Link
 from transport.local import LocalLink
 from transport.messages import Identity
-from transport.network import DIAL_S, Listener, Network, OnLink
+from transport.network import DIAL_S, Listener, Network, OnLink, RetrySchedule
 from transport.path import Dice, Path, PathConditions
 from transport.protocol import Buffer
 from transport.tcp import TcpLink
@@ -35,32 +34,32 @@ from transport.timekeeper import Timekeeper
 __all__ = ["SlowNetwork"]
 
 Between = tuple[str, str] | Callable[[str, str], bool]
-"""Two node ids, or a function that says of two node ids whether the path between them is slow."""
+"""Two node ids, or a function of two node ids that returns whether the path between them is slow."""
 
 WINDOW_BYTES = 64 << 20
-"""So much may be under way on a path of any width before its senders wait."""
+"""Maximum bytes under way on a path of any bandwidth before its senders wait."""
 
 T = TypeVar("T")
 
 
 class SlowNetwork(Network):
-    """A network that delays what is said between some nodes, by ``delay_s`` in each direction.
+    """A network that delays messages between some nodes, by ``delay_s`` in each direction.
 
-    An asynchronous context manager: links are made inside its block, and should be closed there. Leaving it
-    delivers at once what is still held, and ends its thread.
+    An asynchronous context manager: make and close links inside its block. Leaving it delivers all delayed
+    messages at once, and ends its thread.
 
     Args:
-        inner: The network that does the work: a `LocalNetwork`, a `TcpNetwork`, or another `SlowNetwork`
+        inner: The network that makes the links: a `LocalNetwork`, a `TcpNetwork`, or another `SlowNetwork`
             between other nodes.
         delay_s: Seconds from one side to the other.
-        jitter_s: Most seconds on top, drawn for each turn of the loop in which something is sent.
-        bytes_per_s: How much passes in a second, in each direction of each link; None for as much as comes.
-        dice: For the jitter, seeded.
+        jitter_s: Maximum additional seconds, drawn for each iteration of the loop that sends.
+        bytes_per_s: Bandwidth in each direction of each link, in bytes per second; None for no limit.
+        dice: Seeded source of the jitter.
         between: Two node ids, or a function of two node ids.
 
     Raises:
         ValueError: A number is out of range.
-        TypeError: A link is made that this file does not know how to slow.
+        TypeError: A new link is neither a TCP nor a local link.
         RuntimeError: A link is made outside the block.
     """
 
@@ -78,16 +77,16 @@ class SlowNetwork(Network):
         self.conditions = PathConditions(delay_s=delay_s, jitter_s=jitter_s, bytes_per_s=bytes_per_s)
         self._dice = dice
         self._between = between
-        self._ledger_replica = Timekeeper("slow-network")
+        self._timekeeper = Timekeeper("slow-network")
 
     async def __aenter__(self) -> Self:
-        await self._ledger_replica.__aenter__()
+        await self._timekeeper.__aenter__()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._ledger_replica.__aexit__(kind, error, trace)
+        await self._timekeeper.__aexit__(kind, error, trace)
 
     def listen(
         self, address: str, identity: Identity, on_link: OnLink
@@ -115,41 +114,41 @@ class SlowNetwork(Network):
             raise
         return link
 
-    def _concerns(self, one: str, other: str) -> bool:
+    def _is_slow(self, one: str, other: str) -> bool:
         if callable(self._between):
             return self._between(one, other)
         return {one, other} == set(self._between)
 
     def _slow_down(self, link: Link) -> None:
-        if not self._concerns(link.identity.node, link.peer.node):
+        if not self._is_slow(link.identity.node, link.peer.node):
             return
-        if not self._ledger_replica.is_open:
+        if not self._timekeeper.is_open:
             raise RuntimeError("links of a SlowNetwork are made inside its `async with` block")
         path = Path(self.conditions, self._dice)
         if isinstance(link, TcpLink):
-            _SlowTransport(link, path, self._ledger_replica, self.conditions)
+            _SlowTransport(link, path, self._timekeeper, self.conditions)
         elif isinstance(link, LocalLink):
-            _SlowEnd(link, path, self._ledger_replica, self.conditions)
+            _SlowEnd(link, path, self._timekeeper, self.conditions)
         else:
-            raise TypeError(f"{link!r} is neither a TCP nor a local link: wrap the network that makes those")
+            raise TypeError(f"{link!r} is neither a TCP nor a local link: wrap a network that makes those")
 
     def __repr__(self) -> str:
         return f"<SlowNetwork {self.conditions} over {self.inner!r}>"
 
 
 class _Line(Generic[T]):
-    """What one side of a link has sent and the other side has not got yet.
+    """Items that one side of a link has sent and the other side has not received.
 
-    What is sent in one turn of the loop stays together, unless bytes wait for one another.
+    The items of one iteration of the loop arrive together, unless the path has a bandwidth.
     """
 
     def __init__(
-        self, path: Path, ledger_replica: Timekeeper, hand_over: Callable[[T], None], *, together: bool
+        self, path: Path, timekeeper: Timekeeper, hand_over: Callable[[T], None], *, together: bool
     ) -> None:
         self.held_bytes = 0
         self.is_cut = False
         self._path = path
-        self._ledger_replica = ledger_replica
+        self._timekeeper = timekeeper
         self._hand_over = hand_over
         self._together = together
         self._loop = asyncio.get_running_loop()
@@ -159,26 +158,26 @@ class _Line(Generic[T]):
         self._emptied: asyncio.Future[None] | None = None
 
     def put(self, item: T, nbytes: int) -> None:
-        """Send something; dropped if the line is cut."""
+        """Send an item; a cut line drops it."""
         if self.is_cut:
             return
         if not self._turn:
-            self._began = self._ledger_replica.clock()
+            self._began = self._timekeeper.clock()
             self._loop.call_soon(self._depart)
         self._turn.append((item, nbytes))
         self.held_bytes += nbytes
 
     def _depart(self) -> None:
-        """The turn is over: what was sent in it sets out."""
+        """Start the way of the items that were sent in one iteration of the loop."""
         turn, self._turn = self._turn, []
         for batch in [turn] if self._together and turn else [[sent] for sent in turn]:
             arrival = self._path.arrival(now=self._began, nbytes=sum(nbytes for _, nbytes in batch))
             self._under_way.append(batch)
-            self._ledger_replica.call_at(arrival, partial(self._arrive, batch))
+            self._timekeeper.call_at(arrival, partial(self._arrive, batch))
 
     def _arrive(self, batch: list[tuple[T, int]]) -> None:
         if not batch:
-            return  # it was hurried along, or dropped
+            return  # delivered early, or dropped
         self._under_way.popleft()
         sent = batch[:]
         batch.clear()
@@ -190,7 +189,7 @@ class _Line(Generic[T]):
         self._look_empty()
 
     def hurry(self) -> None:
-        """Hand over all at once."""
+        """Hand over all items at once."""
         if self._turn:
             self._under_way.append(self._turn)
             self._turn = []
@@ -198,7 +197,7 @@ class _Line(Generic[T]):
             self._arrive(self._under_way[0])
 
     def cut(self) -> None:
-        """Drop everything, now and later."""
+        """Drop all items, and all later ones."""
         self.is_cut = True
         self.held_bytes = 0
         self._turn.clear()
@@ -213,7 +212,7 @@ class _Line(Generic[T]):
             self._emptied = None
 
     async def emptied(self) -> None:
-        """Wait until nothing is held."""
+        """Wait until no item is under way."""
         if self._turn or self._under_way:
             if self._emptied is None:
                 self._emptied = self._loop.create_future()
@@ -221,28 +220,26 @@ class _Line(Generic[T]):
 
 
 def _line(
-    path: Path, ledger_replica: Timekeeper, conditions: PathConditions, hand_over: Callable[[T], None]
+    path: Path, timekeeper: Timekeeper, conditions: PathConditions, hand_over: Callable[[T], None]
 ) -> _Line[T]:
-    return _Line(path, ledger_replica, hand_over, together=conditions.bytes_per_s is None)
+    return _Line(path, timekeeper, hand_over, together=conditions.bytes_per_s is None)
 
 
 def _window(conditions: PathConditions, config: LinkConfig) -> int:
-    """How many bytes may be held before senders wait: of a narrow path what is under way, and a queue."""
+    """Return the bytes under way at which senders wait: those that fit the path's bandwidth, and a queue."""
     if conditions.bytes_per_s is None:
         return WINDOW_BYTES
     return min(int(conditions.bytes_per_s * conditions.delay_s) + config.high_water_bytes, WINDOW_BYTES)
 
 
 class _SlowTransport(asyncio.Transport, asyncio.BufferedProtocol):
-    """Stands between a TCP link and its transport: for each of the two it is the other one."""
+    """A layer between a TCP link and its transport: transport of the one and protocol of the other."""
 
-    def __init__(
-        self, link: TcpLink, path: Path, ledger_replica: Timekeeper, conditions: PathConditions
-    ) -> None:
+    def __init__(self, link: TcpLink, path: Path, timekeeper: Timekeeper, conditions: PathConditions) -> None:
         super().__init__()
         self._link = link
         self._inner = link._transport
-        self._line: _Line[tuple[Buffer, ...] | None] = _line(path, ledger_replica, conditions, self._pass_on)
+        self._line: _Line[tuple[Buffer, ...] | None] = _line(path, timekeeper, conditions, self._pass_on)
         self._window = _window(conditions, link._config)
         self._closing = False
         self._full = False
@@ -250,7 +247,7 @@ class _SlowTransport(asyncio.Transport, asyncio.BufferedProtocol):
         link._transport = self
         self._inner.set_protocol(self)
 
-    # What the link calls
+    # Called by the link
 
     def write(self, data: Any) -> None:
         self._put((data,), len(data))
@@ -287,7 +284,7 @@ class _SlowTransport(asyncio.Transport, asyncio.BufferedProtocol):
         return self._closing or self._inner.is_closing()
 
     def close(self) -> None:
-        """Close when what was written before has left."""
+        """Close after all written bytes have left."""
         self._closing = True
         if self._line.is_cut:
             self._inner.close()
@@ -307,7 +304,7 @@ class _SlowTransport(asyncio.Transport, asyncio.BufferedProtocol):
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return self._inner.get_extra_info(name, default)
 
-    # What the inner transport calls
+    # Called by the inner transport
 
     def pause_writing(self) -> None:
         self._pressed = True
@@ -330,21 +327,19 @@ class _SlowTransport(asyncio.Transport, asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._line.cut()
-        self._link._transport = self._inner  # the two let go of each other
+        self._link._transport = self._inner  # ends the reference cycle
         self._link.connection_lost(exc)
 
 
 class _SlowEnd:
-    """Stands where a local link has its other end."""
+    """A layer between a local link and its other end."""
 
     def __init__(
-        self, link: LocalLink, path: Path, ledger_replica: Timekeeper, conditions: PathConditions
+        self, link: LocalLink, path: Path, timekeeper: Timekeeper, conditions: PathConditions
     ) -> None:
         self._link = link
         self._other = link._other
-        self._line: _Line[tuple[Frame | LinkClosed, int]] = _line(
-            path, ledger_replica, conditions, self._pass_on
-        )
+        self._line: _Line[tuple[Frame | LinkClosed, int]] = _line(path, timekeeper, conditions, self._pass_on)
         self._window = _window(conditions, link._config)
         link._other = self
 
@@ -352,8 +347,8 @@ class _SlowEnd:
         cost = 0
         if isinstance(frame, Frame) and frame.message is not None:
             cost = frame.payload_bytes + MESSAGE_COST_BYTES
-        # The link counts as unsent what the other end has not taken. What is under way is nobody's fault, and
-        # is not counted until it arrives, unless there is more of it than the path is wide.
+        # The link counts bytes as unsent until the other end takes them. Bytes under way are no backlog of
+        # the peer: they count only on arrival, or if there are more than the path's window.
         under_way = cost if self._line.held_bytes + cost <= self._window else 0
         self._link._unsent -= under_way
         self._line.put((frame, under_way), cost)
@@ -377,5 +372,5 @@ class _SlowEnd:
         except TimeoutError:
             pass
         finally:
-            self._line.hurry()  # whoever does not wait any longer has nevertheless said goodbye
+            self._line.hurry()  # also after the time limit, because the CLOSE has been sent
         await self._other._reached()

@@ -11,10 +11,10 @@ __all__ = ["checks_payloads", "deepen_backlog", "is_loopback", "parse_tcp_addres
 
 
 def parse_tcp_address(address: str) -> tuple[str, int]:
-    """Split ``tcp://host:port``; an IPv6 host stands in brackets.
+    """Split ``tcp://host:port``; an IPv6 host is in brackets.
 
     Raises:
-        ValueError: It is not such an address.
+        ValueError: ``address`` has another form.
     """
     scheme, separator, rest = address.partition("://")
     host, colon, port = rest.rpartition(":")
@@ -24,7 +24,7 @@ def parse_tcp_address(address: str) -> tuple[str, int]:
 
 
 def format_tcp_address(host: str, port: int) -> str:
-    """Write ``tcp://host:port``; an IPv6 host stands in brackets."""
+    """Return ``tcp://host:port``; an IPv6 host is in brackets."""
     return f"tcp://{f'[{host}]' if ':' in host else host}:{port}"
 
 
@@ -54,7 +54,7 @@ def tune(transport: asyncio.Transport, config: LinkConfig) -> None:
         ("TCP_USER_TIMEOUT", config.unacknowledged_s * 1000),
     ):
         option = getattr(socket, name, None)
-        if option is not None:  # some platforms lack some of them
+        if option is not None:  # a platform may lack it
             sock.setsockopt(socket.IPPROTO_TCP, option, max(1, round(value)))
     if config.socket_buffer_bytes:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, config.socket_buffer_bytes)
@@ -66,14 +66,15 @@ def checks_payloads(config: LinkConfig, transport: asyncio.Transport) -> bool:
     if config.checksum != "auto":
         return config.checksum == "on"
     ours, theirs = (transport.get_extra_info(name) for name in ("sockname", "peername"))
-    # Bytes within a host cross no wire. A peer that has already hung up has no name.
+    # Bytes within a host cross no wire. A peer that has already hung up has no peername.
     return not (ours and theirs and (ours[0] == theirs[0] or is_loopback(theirs[0])))
 
 
 def deepen_backlog(server: asyncio.AbstractServer, backlog: int) -> None:
-    """Let the kernel accept ``backlog`` connections for a serving server before its loop takes them.
+    """Let the kernel accept ``backlog`` connections of a serving server before its loop takes them.
 
-    asyncio accepts up to its own backlog in one iteration; only the kernel knows this one.
+    asyncio's own backlog also limits the connections that it takes in one iteration; this one is set in the
+    kernel alone.
     """
     for sock in server.sockets:  # type: ignore[attr-defined]
         if hasattr(sock, "fileno"):  # not on a simulated network

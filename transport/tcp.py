@@ -1,13 +1,13 @@
 """Links over TCP.
 
 Writing. Each write to a transport is a system call, on uvloop too, and costs as much as all the rest of a
-small call. So the small frames of one turn of the loop leave in one write, made by a callback. Two cases
-need no callback: what handlers answer while a read is being delivered leaves at the end of the delivery,
-and a call made while no other is outstanding leaves at once, for it has nothing to wait for. Payloads
-beyond ``gather_bytes`` are never joined: the kernel takes them from the caller's arrays. Chunks of large
-messages are written while the transport takes them; when it pauses us, the rest waits for `resume_writing`.
+small call. So the small frames of one iteration of the loop leave in one write, made by a callback. Two cases
+need no callback: answers of handlers during a delivery leave at its end, and a call leaves at once if no
+other call is outstanding. Payloads beyond ``gather_bytes`` are never joined: the kernel takes them from the
+caller's arrays. The link writes chunks of large messages while the transport takes them; after a pause of
+writing the rest waits for `resume_writing`.
 
-Reading. The decoder says where the next bytes belong, so that nearly all of them land in their final place.
+Reading. The decoder returns the memory for the next bytes, so nearly all of them land in their final place.
 """
 
 import asyncio
@@ -26,16 +26,15 @@ from transport.errors import (
 )
 from transport.frames import CLOSE, ERROR, PING, PONG, REPLY, REQUEST, Frame, FrameEncoder, Memory
 from transport.intake import frame_cost
-from transport.messages import Identity, Message
+from transport.messages import Identity, Message, RoleTable
 from transport.protocol import Buffer, Conversation, GiveUp
 from transport.release import Release
-from transport.roles import RoleTable
 from transport.sockets import checks_payloads
 
 __all__ = ["TcpLink"]
 
 TURN_BYTES = 64 << 10
-"""So much in small frames is written at once, even within a turn of the loop."""
+"""Bytes of small frames from which the link writes them at once, even within an iteration of the loop."""
 
 _PONG_FRAME = FrameEncoder.head(PONG, 0, b"", 0)
 
@@ -80,7 +79,7 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
             config, memory, now=loop.time(), checked=checks_payloads(config, transport)
         )
         self._decoder = self._conversation.decoder
-        # A slot, because the loop calls it before every read: no method of the link stands in between.
+        # A slot, because the loop calls it before every read, and a method of the link would add a call.
         self.get_buffer = self._decoder.get_buffer
         self._into = self._decoder.registered
         self._writing = True
@@ -92,7 +91,7 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
         self._backlog: deque[Frame] = deque()
         self._written_bytes = 0
         self._gone = loop.create_future()
-        # Before Python 3.12 asyncio's own writelines joins the buffers, which copies everything.
+        # Before Python 3.12 asyncio's writelines joins the buffers, which copies every payload.
         self._gathers = sys.version_info >= (3, 12) or type(loop).__module__.startswith("uvloop")
         self._turn: list[bytes] = []
         self._turn_bytes = 0
@@ -104,30 +103,34 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
         self, kind: int, request_id: int, message: Message, release: Release | None, ordered: bool
     ) -> None:
         conversation = self._conversation
+        # The short way, with no large message under way: one frame in one buffer, and no order to keep.
         if not conversation.queued_bytes:
             small = conversation.encode_small(kind, request_id, message)
             if small is not None:
                 frame, payload_bytes = small
                 size = len(frame)
+                # The type of an ERROR is a code, not a row of the role table.
                 if kind != ERROR:
                     self._count_out(message.type, payload_bytes, size - payload_bytes)
                 turn = self._turn
                 if self._delivering and self._turn_bytes + size <= TURN_BYTES:
                     turn.append(frame)
                     self._turn_bytes += size
+                # A lone call has no other frame to share a write with: do not wait for the callback.
                 elif kind == REQUEST and not turn and not self._calls.waiting:
                     self._written_bytes += size
                     self._transport.write(frame)
                 else:
                     self._write_small(frame)
                 if release is not None:
-                    release()
+                    release()  # the frame holds a copy
                 if not self._writing and REPLY <= kind <= ERROR:
                     self._note_owed(len(frame))
                 return
         outgoing = conversation.encode(kind, request_id, message, release)
         if kind != ERROR:
             self._count_out(message.type, outgoing.payload_bytes, outgoing.frame_bytes)
+        # A whole frame passes a large message that is under way, unless the caller wants its order kept.
         if outgoing.rest or (ordered and conversation.queuing):
             conversation.queue(outgoing)
             self._pump()
@@ -137,8 +140,9 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
             self._note_owed(outgoing.payload_bytes + outgoing.frame_bytes)
 
     def _write_small(self, frame: bytes) -> None:
-        """Write a frame, together with the others of this turn; see the module's text."""
+        """Write a frame together with the others of this iteration of the loop; see the module."""
         turn = self._turn
+        # During a delivery `_deliver_all` flushes, and the first frame of a turn has set the callback.
         if not turn and not self._delivering:
             self._loop.call_soon(self._flush)
         turn.append(frame)
@@ -155,11 +159,11 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
             self._written_bytes += len(frame)
             try:
                 self._transport.write(frame)
-            except Exception as error:  # the loop calls this: a lost frame must end the link
+            except Exception as error:  # called by the loop: a lost frame must end the link
                 self._defect("writing", error)
 
     def _write(self, buffers: list[Buffer], size: int) -> None:
-        """Give the buffers of a frame to the transport, behind what was written before."""
+        """Give the buffers of a frame to the transport, behind all earlier frames."""
         if self._turn:
             self._flush()
         self._written_bytes += size
@@ -188,22 +192,22 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
                 self._write_small(_PONG_FRAME)
             self._pump()
             unsent = self._unsent_bytes()
-            # The loop does not call this again if the whole queue left without a pause of writing.
+            # Without another pause of writing the loop does not call this again: wake the senders now.
             if self._room and (self._writing or unsent <= self._config.low_water_bytes):
                 self._wake_senders()
             if self._owed:
                 self._note_owed()
-        except Exception as error:  # else senders would wait for ever
+        except Exception as error:  # a link without its error would let senders wait for ever
             self._defect("writing", error)
 
     def _unsent_bytes(self) -> int:
         return self._conversation.queued_bytes + self._transport.get_write_buffer_size()
 
     def _over_water(self, message: Message | None, ordered: bool) -> bool:
-        if self._writing:
+        if self._writing:  # the transport takes all that is sent
             return False
         unsent = self._transport.get_write_buffer_size()
-        # What passes the queue of large messages need not wait for it.
+        # A message that passes the queue of large messages need not wait for it.
         if (
             ordered
             or message is None
@@ -215,6 +219,7 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
     # Reading
 
     def buffer_updated(self, nbytes: int) -> None:
+        # The peer may still send after the end: read on to its CLOSE, but deliver nothing.
         if self._error is not None:
             self._read_to_the_end(nbytes)
             return
@@ -231,15 +236,18 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
             self._note_arriving()
         if frames:
             self._deliver_all(frames)
+        # No frame is complete, but a part of a large message was charged.
         elif self._account.held_bytes > self._unchecked:
             self._intake.look()
 
     def _deliver_all(self, frames: Iterable[Frame]) -> None:
         """Deliver decoded frames; keep those behind a pause."""
-        # What handlers answer inline leaves in one write when all that was read has been delivered.
+        # Answers that handlers give inline leave in one write after the delivery of all frames of a read.
+        # With frames of this iteration waiting, their callback is set already and takes the answers along.
         self._delivering = not self._turn
         try:
             for frame in frames:
+                # A handler may have reached a limit: one read can bring many frames.
                 if self._intake.reason:
                     cost = frame_cost(frame.payload_bytes, frame.frame_bytes)
                     self._account.charge(cost)
@@ -268,23 +276,26 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
             else:
                 self._pong_owed = True  # one pong answers all pings that come until the queue has room
         elif frame.kind == CLOSE:
-            self._on_goodbye()
+            self._on_close()
         elif frame.kind != PONG:
             self._deliver(frame)
 
-    def _on_goodbye(self) -> None:
+    def _on_close(self) -> None:
         self._finish(LinkClosed(f"{self.peer} closed the link"))
         self._conversation.drop_queue()
         self._transport.close()
 
     def _read_to_the_end(self, nbytes: int) -> None:
-        """After our goodbye the peer closes. Closing first, with its bytes unread, would make the kernel
-        reset the connection and lose what the peer has not read yet."""
+        """Read on after this side's CLOSE until the peer's, then close the connection.
+
+        Closing first, with the peer's bytes unread, would make the kernel reset the connection and lose the
+        bytes that the peer has not read yet.
+        """
         try:
-            goodbye = any(frame.kind == CLOSE for frame in self._decoder.updated(nbytes))
-        except RemoteProtocolError:
-            goodbye = True
-        if goodbye:
+            peer_closed = any(frame.kind == CLOSE for frame in self._decoder.updated(nbytes))
+        except RemoteProtocolError:  # a CLOSE behind invalid bytes cannot be found
+            peer_closed = True
+        if peer_closed:
             self._transport.close()
 
     def _pause_reading(self) -> None:
@@ -298,6 +309,7 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
         self._account.release(self._kept)
         self._kept = 0
         self._deliver_all(backlog)
+        # The delivery may have paused reading again, or ended the link.
         if not self._intake.reason and self._error is None and not self._reading:
             self._reading = True
             self._conversation.resume(now=self._loop.time())
@@ -340,7 +352,7 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
     # The end
 
     def _finish(self, error: TransportError) -> bool:
-        # The account is released here, and the peer may take seconds to answer our goodbye.
+        # The account is released here, and the peer may take seconds to answer the CLOSE of this side.
         self._decoder.discard()
         return super()._finish(error)
 
@@ -357,7 +369,7 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
         try:
             async with asyncio.timeout(self._config.close_s):
                 if first:
-                    await self._say_goodbye()
+                    await self._send_close()
                 await asyncio.shield(self._gone)
         except TimeoutError:
             pass
@@ -367,13 +379,14 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
                 self._transport.abort()
         await asyncio.shield(self._gone)
 
-    async def _say_goodbye(self) -> None:
+    async def _send_close(self) -> None:
         while self._conversation.queuing and not self._gone.done():
             await self._wait_room()
         if not self._transport.is_closing():
-            goodbye = self._conversation.encode(CLOSE, 0, Message(type="closed"))
-            self._write(goodbye.buffers, goodbye.size_bytes)
+            close = self._conversation.encode(CLOSE, 0, Message(type="closed"))
+            self._write(close.buffers, close.size_bytes)
             self._flush()
+            # The peer's CLOSE came during a pause, or may still come: a paused link would never read it.
             if any(frame.kind == CLOSE for frame in self._backlog):
                 self._transport.close()
             elif not self._reading:
@@ -397,12 +410,12 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
         try:
             self._deliver_last()
             self._finish(LinkBroken(f"connection to {self.peer} lost: {exc or 'the peer hung up'}"))
-            # Its `_flush` is still to come, and a closed transport may refuse writes.
+            # The callback of `_flush` is still to come, and a closed transport may refuse writes.
             self._turn.clear()
             self._turn_bytes = 0
             self._conversation.drop_queue()
             self._wake_senders()
-        finally:  # `close` waits for this
+        finally:  # `aclose` waits for this
             self._decoder.drop()
             self._account.close()
             if not self._gone.done():

@@ -1,14 +1,14 @@
-"""Pure: what an array looks like on the wire, and back.
+"""Pure: the descriptions and layouts of arrays on the wire.
 
 A tensor is described in the meta of its message by a byte for its dtype, a byte for its number of
 dimensions and 32 bits for each (little endian). Its bytes are a segment of the payload. Segments start at
 multiples of 64 from the start of the payload, so that every tensor of a message received into an aligned
 buffer is aligned too. Nothing here copies tensor bytes.
 
-bfloat16 exists where ml_dtypes can be imported. Its arrays refuse to be memoryviews, hence `raw_bytes`
-looks at them as uint16.
+bfloat16 is available if ml_dtypes can be imported. Its arrays refuse to be memoryviews, so `raw_bytes` views
+them as uint16.
 
-Layouts are remembered: a training run sends the same few shapes over and over.
+Layouts are cached, because a training run sends the same few shapes repeatedly.
 """
 
 import struct
@@ -63,7 +63,7 @@ _DTYPES: dict[int, np.dtype[Any]] = {code: dtype for dtype, code in _CODES.items
 
 
 class TensorSpec(NamedTuple):
-    """Where one tensor lies in the payload of its message."""
+    """Place of one tensor in the payload of its message."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
@@ -75,11 +75,11 @@ class Layout(NamedTuple):
     """The payload of a message.
 
     Attributes:
-        packed: The descriptions as they travel.
-        specs: Where each tensor lies.
+        packed: Packed descriptions of the tensors.
+        specs: Place of each tensor.
         total_bytes: Length of the payload, padding included.
         tensor_bytes: The same without padding.
-        plain: Whether the tensors' buffers, one after the other, are the payload as it is.
+        plain: Whether the concatenated buffers of the tensors are the payload, without padding or views.
     """
 
     packed: bytes
@@ -90,11 +90,11 @@ class Layout(NamedTuple):
 
 
 def lay_out(tensors: Sequence[Tensor], limit_bytes: int) -> Layout:
-    """Describe arrays for the meta of their message, and say where each goes in the payload.
+    """Return the packed descriptions of arrays, and the place of each in the payload.
 
     Raises:
-        LocalProtocolError: Not an array, a dtype that does not travel, more than 8 dimensions, not
-            C-contiguous, or more than ``limit_bytes`` in all.
+        LocalProtocolError: A tensor is no array, has an unsupported dtype or more than 8 dimensions, or is
+            not C-contiguous; or all have more than ``limit_bytes``.
     """
     for tensor in tensors:
         if not isinstance(tensor, np.ndarray):
@@ -124,7 +124,7 @@ def _known_layout(kinds: tuple[tuple[np.dtype[Any], tuple[int, ...]], ...]) -> L
         if code is None:
             known = ", ".join(sorted(dtype.name for dtype in _CODES))
             raise LocalProtocolError(
-                "tensor-dtype", f"dtype {dtype} does not travel; these do, in native byte order: {known}"
+                "tensor-dtype", f"dtype {dtype} is not supported; use, in native byte order: {known}"
             )
         if len(shape) > MAX_DIMS:
             raise LocalProtocolError("tensor-dims", f"{len(shape)} dimensions; {MAX_DIMS} are the most")
@@ -135,7 +135,7 @@ def _known_layout(kinds: tuple[tuple[np.dtype[Any], tuple[int, ...]], ...]) -> L
 
 
 def _place(packed: bytes, kinds: Sequence[tuple[np.dtype[Any], tuple[int, ...]]]) -> Layout:
-    """Put tensors one after the other, each at a multiple of 64."""
+    """Lay tensors out in order, each at a multiple of 64."""
     specs: list[TensorSpec] = []
     end = total = 0
     for dtype, shape in kinds:
@@ -152,9 +152,9 @@ def read_layout(packed: bytes, limit_bytes: int) -> Layout:
     """Read the tensor descriptions of a received meta.
 
     Raises:
-        RemoteProtocolError: A description is not one, or claims more than ``limit_bytes`` in all.
+        RemoteProtocolError: A description is invalid, or all claim more than ``limit_bytes``.
     """
-    # What is remembered is bounded in number and, by this, in size: a peer chooses these bytes.
+    # A peer chooses these bytes: the cache limits the number of its entries, and this test their size.
     return _remembered(packed, limit_bytes) if len(packed) <= 256 else _read_layout(packed, limit_bytes)
 
 
@@ -169,7 +169,7 @@ def _read_layout(packed: bytes, limit_bytes: int) -> Layout:
             raise RemoteProtocolError("tensor-specs", f"{dims} dimensions, or the description is cut short")
         dtype = _DTYPES.get(code)
         if dtype is None:
-            raise RemoteProtocolError("tensor-dtype", f"dtype code {code} is unknown here")
+            raise RemoteProtocolError("tensor-dtype", f"unknown dtype code {code}")
         shape: tuple[int, ...] = struct.unpack_from(f"<{dims}I", packed, position + 2)
         # Dimensions beside a zero are bounded too: numpy refuses shapes whose product overflows without it.
         if prod([size for size in shape if size]) * dtype.itemsize > limit_bytes:
@@ -186,7 +186,7 @@ _remembered = lru_cache(maxsize=1024)(_read_layout)
 
 
 def raw_bytes(tensor: Tensor) -> memoryview:
-    """Look at the bytes of a C-contiguous array of a known dtype, without copying. Not empty."""
+    """View the bytes of a non-empty C-contiguous array of a known dtype, without a copy."""
     if tensor.dtype == BFLOAT16:
         tensor = tensor.view(_UINT16)
     return tensor.data.cast("B")

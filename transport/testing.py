@@ -1,4 +1,4 @@
-"""For tests of whatever uses links: pairs of links, links with faults, and the suite every link passes.
+"""Tools for tests with links: pairs of links, links with faults, and the checks that every link passes.
 
 async with link_pair(LocalNetwork(rules=open_rules())) as (near, far): ...
 network = FaultyNetwork(network, random.Random(7)); network.faults = Faults(drop=0.1)
@@ -11,14 +11,12 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, fields
 
 from transport.conformance import check_link
-from transport.dial import RetrySchedule
 from transport.errors import CallTimeout, TransportError
 from transport.link import Link, LinkStatistics, Observer, OnAnswer, Request
-from transport.messages import Identity, Message
-from transport.network import DIAL_S, Listener, LocalNetwork, Network, OnLink
+from transport.messages import ANY_ROLE, Identity, Message, RoleTable
+from transport.network import DIAL_S, Listener, LocalNetwork, Network, OnLink, RetrySchedule
 from transport.path import Dice
 from transport.release import Release
-from transport.roles import ANY_ROLE, RoleTable
 from transport.tensors import Tensor
 
 __all__ = ["Dice", "Faults", "FaultyLink", "FaultyNetwork", "check_link", "link_pair", "open_rules"]
@@ -28,7 +26,7 @@ FAR = Identity(role="far", node="far-1", incarnation=1)
 
 
 def open_rules(*types: str) -> RoleTable:
-    """A role table in which everybody may say ``types``; those of `check_link` if none are named."""
+    """Return a table in which every role may send ``types``, by default those of `check_link`."""
     return RoleTable({name: {(ANY_ROLE, ANY_ROLE)} for name in types or ("ask", "answer", "note")})
 
 
@@ -36,7 +34,7 @@ def open_rules(*types: str) -> RoleTable:
 async def link_pair(
     network: Network, *, address: str | None = None, near: Identity = NEAR, far: Identity = FAR
 ) -> AsyncIterator[tuple[Link, Link]]:
-    """Listen, dial, and yield both ends; ``near`` dialled. Both are closed at the end of the block."""
+    """Listen, dial as ``near``, and yield both ends. The end of the block closes both."""
     loop = asyncio.get_running_loop()
     arrived: asyncio.Future[Link] = loop.create_future()
 
@@ -56,14 +54,14 @@ async def link_pair(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
-    """How likely each message or call meets with a fault; the sum is at most 1.
+    """Probabilities of faults of a message or call; the sum is at most 1.
 
     Attributes:
-        drop: It is never sent. A call then times out.
-        delay: It is sent ``delay_s`` later; what comes after may overtake it.
-        cut: The link is aborted instead of sending it.
-        drop_reply: A call is carried out and its reply thrown away; it times out.
-        delay_s: How long is later.
+        drop: The message is not sent. A call then times out.
+        delay: The message is sent ``delay_s`` later; later messages may overtake it.
+        cut: The link is aborted in place of sending the message.
+        drop_reply: A call is carried out, and its reply is dropped; it times out.
+        delay_s: Delay in seconds.
     """
 
     drop: float = 0.0
@@ -78,7 +76,7 @@ class Faults:
             raise ValueError(f"chances must not be negative nor sum to more than 1: {self}")
 
     def draw(self, dice: Dice) -> str:
-        """Return the name of the fault that strikes, or an empty string."""
+        """Draw a fault and return its name, or an empty string for none."""
         number = dice.random()
         for name in ("drop", "delay", "cut", "drop_reply"):
             number -= getattr(self, name)
@@ -88,12 +86,12 @@ class Faults:
 
 
 class FaultyNetwork(Network):
-    """A network whose dialled links misbehave as ``faults`` says, reproducibly from ``dice``.
+    """A network whose dialled links have ``faults``, drawn reproducibly from ``dice``.
 
     Attributes:
-        inner: The network that does the work.
-        faults: What goes wrong; may be replaced at any time.
-        links: The dialled links, oldest first, closed ones too.
+        inner: The network that makes the links.
+        faults: Probabilities of faults; may be replaced at any time.
+        links: The dialled links, oldest first, with closed ones.
     """
 
     def __init__(self, inner: Network, dice: Dice, faults: Faults | None = None) -> None:
@@ -124,13 +122,13 @@ class FaultyNetwork(Network):
         return link
 
     def cut_all(self) -> None:
-        """Abort every link that was dialled, as a network that goes away does."""
+        """Abort all dialled links, as a lost network does."""
         for link in self.links:
             link.abort()
 
 
 class FaultyLink(Link):
-    """A link between which and its peer things get lost. Only what this side sends is touched."""
+    """A link that loses, delays or breaks on messages of this side."""
 
     def __init__(self, inner: Link, network: FaultyNetwork) -> None:
         self.inner = inner
@@ -283,7 +281,7 @@ class FaultyLink(Link):
         into: Sequence[Tensor] | None = None,
         ordered: bool = False,
     ) -> None:
-        def tell(future: "asyncio.Future[Message]") -> None:
+        def forward(future: "asyncio.Future[Message]") -> None:
             error = future.exception()
             if error is None:
                 on_answer(future.result())
@@ -292,7 +290,7 @@ class FaultyLink(Link):
 
         self.call_nowait(
             message, timeout_s=timeout_s, release=release, into=into, ordered=ordered
-        ).add_done_callback(tell)
+        ).add_done_callback(forward)
 
     def serve(self, handler: Callable[[Request], None], *, receives: bool = True) -> None:
         self.inner.serve(handler, receives=receives)

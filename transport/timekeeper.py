@@ -1,9 +1,9 @@
-"""A clock that rings on an event loop to a fraction of a millisecond.
+"""Timers on an event loop with a resolution below a millisecond.
 
-Event loops wait in whole milliseconds: asyncio rounds up what it hands to `epoll`, and so does libuv. A
-thread has no such grain. It sleeps until the next time that somebody asked for, and wakes the loop once for
-all that is due then. How late that is stands in docs/stragglers.md; where other threads hold the
-interpreter's lock it may be later, by up to `sys.getswitchinterval`. It is never early.
+Event loops wait in whole milliseconds: asyncio rounds the time-out of `epoll` up, and so does libuv. A thread
+can sleep for shorter times. It sleeps until the next timer, and wakes the loop once for all timers due then.
+docs/stragglers.md has the measured lateness; if other threads hold the interpreter's lock, it may be longer
+by up to `sys.getswitchinterval`. A timer never fires early.
 """
 
 import asyncio
@@ -19,19 +19,19 @@ __all__ = ["Timekeeper"]
 
 
 class Timekeeper:
-    """Calls functions on the loop when their time has come; those of one time in the order asked for.
+    """Calls functions on the loop at given times; functions of one time in the order of their calls.
 
-    An asynchronous context manager. Leaving it calls at once whatever still waits, in its order, and ends the
-    thread; what is asked for later is called at once.
+    An asynchronous context manager. Leaving it calls all waiting functions at once, in order, and ends the
+    thread; later ones are called at once.
 
     Args:
-        name: Of its thread.
+        name: Name of its thread.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._changed = Condition()
-        # Under the condition's lock, which is held for a few instructions and never while anybody sleeps:
+        # Under the condition's lock, which both threads hold for a few instructions only:
         self._waiting: list[tuple[float, int, Callable[[], None]]] = []
         self._asked = 0
         self.is_open = False
@@ -52,28 +52,28 @@ class Timekeeper:
         with self._changed:
             self.is_open = False
             self._changed.notify()
-        self._thread.join()  # it holds nothing and waits for nothing but this
+        self._thread.join()  # short: the thread waits for nothing but this notification
         while self._waiting:
             self._due.append(heappop(self._waiting))
         self._call_due()
 
     def clock(self) -> float:
-        """The time that `call_at` goes by, in seconds."""
+        """Return the time on the clock of `call_at`, in seconds."""
         return time.monotonic()
 
     def call_at(self, due: float, callback: Callable[[], None]) -> None:
-        """Call back on the loop at that time; on the loop only."""
+        """Call ``callback`` on the loop at ``due``; callable on the loop only."""
         with self._changed:
             if self.is_open:
                 self._asked += 1
                 heappush(self._waiting, (due, self._asked, callback))
-                if self._waiting[0][1] == self._asked:  # sooner than what the thread sleeps for
+                if self._waiting[0][1] == self._asked:  # due before the end of the thread's sleep
                     self._changed.notify()
                 return
         callback()
 
     def _watch(self) -> None:
-        """Sleep until something is due, over and over. This is the thread."""
+        """Sleep until a timer is due, repeatedly. Body of the thread."""
         while True:
             with self._changed:
                 while self.is_open and (left_s := self._left_s()) > 0:
@@ -84,7 +84,7 @@ class Timekeeper:
                     self._due.append(heappop(self._waiting))
             try:
                 self._loop.call_soon_threadsafe(self._call_due)
-            except RuntimeError:  # the loop was closed: nobody is left to call
+            except RuntimeError:  # the loop was closed
                 return
 
     def _left_s(self) -> float:
@@ -95,22 +95,24 @@ class Timekeeper:
     def _call_due(self) -> None:
         while self._due:
             if self.is_open and self._due[0][0] > self.clock():
-                self._loop.call_soon(self._call_due)  # in a few turns it will be time
+                self._loop.call_soon(self._call_due)  # due in a few iterations
                 return
             callback = self._due.popleft()[2]
             try:
                 callback()
-            except Exception as error:  # the others must not lose theirs
+            except Exception as error:  # an error of one callback must not lose the others
                 self._loop.call_exception_handler(
                     {"message": f"a callback of {self._name} raised", "exception": error}
                 )
 
 
 MOST_SLEEP_S = 3600.0
-"""What a wait is given where nothing is waited for."""
+"""Sleep of the thread without a timer, in seconds."""
 
 WAKE_UP_S = 0.00015
-"""How much earlier the loop is woken, for it takes about so long; if less, it turns until it is time."""
+"""Time that waking the loop takes, in seconds: the thread wakes it this much earlier. A loop that wakes too
+early iterates until the timer is due."""
 
 NAP_S = 0.0005
-"""The last part of a sleep, slept apart: the longer a core has slept, the longer it takes to wake up."""
+"""Length of the last part of a sleep, in seconds; separate, because a core that slept longer wakes up more
+slowly."""

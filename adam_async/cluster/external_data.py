@@ -8,7 +8,7 @@ from typing import Any, Self
 from adam_async.cluster.roles import address_towards
 from adam_async.errors import ConfigError, DeadlineExceeded, RoleUnreachable, RunFailed
 from adam_async.messages import Serve, Serving, pack, read_text_tensor, unpack
-from adam_async.messages.sizes import MOST_INFO_BYTES
+from adam_async.messages.bounds import MOST_INFO_BYTES
 from adam_async.run.addresses import check_address
 from adam_async.run.config import Config, Waits
 from transport import (

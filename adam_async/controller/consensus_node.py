@@ -61,7 +61,7 @@ from adam_async.controller.stall_aware_clock import CoreClock
 from adam_async.controller.status_log import StatusLog
 from adam_async.errors import ConfigError
 from adam_async.messages import Introduced
-from adam_async.messages.sizes import MOST_MAP_BYTES, MOST_VALUE_BYTES
+from adam_async.messages.bounds import MOST_MAP_BYTES, MOST_VALUE_BYTES
 from adam_async.runtime import fault_points
 from adam_async.runtime.timer import Timer
 from adam_async.runtime.traffic import Traffic

@@ -12,7 +12,7 @@ import msgspec
 from adam_async.controller.consensus import Contents, Saved
 from adam_async.controller.records import MAX_DEPTH, nests_too_deep
 from adam_async.controller.replicated_state import Set, read_command, read_state
-from adam_async.messages.sizes import MOST_VALUE_BYTES
+from adam_async.messages.bounds import MOST_VALUE_BYTES
 
 MAP_DEPTH = MAX_DEPTH + 4
 """Maximum nesting depth of a state, in containers: the map, its nodes, a record and the values in it."""

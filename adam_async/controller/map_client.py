@@ -35,7 +35,7 @@ from adam_async.messages import (
     text_tensor,
     unpack,
 )
-from adam_async.messages.sizes import MOST_MAP_TEXT_BYTES
+from adam_async.messages.bounds import MOST_MAP_TEXT_BYTES
 from adam_async.run.cluster_map import ClusterMap, EpochRecord, LedgerRecord, NodeRecord, RunPiece, RunRecord
 from adam_async.run.config import Waits
 from adam_async.runtime.traffic import Traffic

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET
 
 from adam_async.controller.map_history import Change, difference
-from adam_async.messages.sizes import MOST_MAP_BYTES
+from adam_async.messages.bounds import MOST_MAP_BYTES
 from adam_async.run.cluster_map import RESULTS_KEPT, ClusterMap, RunRecord
 
 GROWTH_BYTES = 1 << 20

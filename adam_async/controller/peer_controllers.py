@@ -33,7 +33,7 @@ from adam_async.messages import (
     read_packed_tensor,
     unpack,
 )
-from adam_async.messages.sizes import MOST_AGREE_BYTES
+from adam_async.messages.bounds import MOST_AGREE_BYTES
 from adam_async.runtime import fault_points
 from adam_async.runtime.traffic import Traffic
 from transport import (
@@ -76,7 +76,7 @@ def say(message: Message, *, group: str) -> LinkMessage:
     packed = packed_tensor(message)
     if packed.nbytes > SMALL_BYTES:
         return pack(Agree(group=group), [packed])
-    return pack(Agree(group=group, said=packed.tobytes()))
+    return pack(Agree(group=group, packed=packed.tobytes()))
 
 
 def hear(message: LinkMessage) -> tuple[str, Message]:
@@ -86,8 +86,8 @@ def hear(message: LinkMessage) -> tuple[str, Message]:
         RemoteProtocolError: It is something else.
     """
     agree = unpack(message, Agree)
-    if agree.said:
-        return agree.group, read_packed(agree.said, Message, of=message)
+    if agree.packed:
+        return agree.group, read_packed(agree.packed, Message, of=message)
     return agree.group, read_packed_tensor(message, Message, MOST_AGREE_BYTES)
 
 

@@ -8,8 +8,7 @@ import msgspec
 import numpy as np
 
 from adam_async.messages.body import ROLES
-from adam_async.messages.bounds import Count, Images, Row
-from adam_async.messages.sizes import MOST_INFO_BYTES, MOST_VALUE_BYTES
+from adam_async.messages.bounds import MOST_INFO_BYTES, MOST_VALUE_BYTES, Count, Images, Row
 from adam_async.run.cluster_map import (
     MOST_REASON,
     RUN_PIECES,

@@ -24,7 +24,7 @@ from adam_async.controller.records import value_too_large
 from adam_async.controller.state import CompareAndSet, Conflict, ControllerState, Event, Invalid, NodeLost
 from adam_async.errors import AdamError
 from adam_async.messages import SESSION_OVER
-from adam_async.messages.sizes import MOST_VALUE_BYTES
+from adam_async.messages.bounds import MOST_VALUE_BYTES
 from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.run.cluster_map import ClusterMap

@@ -57,7 +57,7 @@ from adam_async.messages import (
     text_tensor,
     unpack,
 )
-from adam_async.messages.sizes import MOST_MAP_BYTES, MOST_VALUE_BYTES
+from adam_async.messages.bounds import MOST_MAP_BYTES, MOST_VALUE_BYTES
 from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.run.cluster_map import ClusterMap

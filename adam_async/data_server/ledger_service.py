@@ -39,7 +39,7 @@ from adam_async.messages import (
     read_packed_tensor,
     unpack,
 )
-from adam_async.messages.sizes import MOST_LEDGER_BYTES
+from adam_async.messages.bounds import MOST_LEDGER_BYTES
 from adam_async.run.cluster_map import ClusterMap, LedgerRecord
 from adam_async.run.config import Waits
 from adam_async.runtime.timer import Timer

@@ -66,7 +66,7 @@ from adam_async.messages import (
     TestImages,
     pack,
 )
-from adam_async.messages.sizes import MOST_INFO_BYTES
+from adam_async.messages.bounds import MOST_INFO_BYTES
 from adam_async.model.keyed_random import Dice
 from adam_async.run.cluster_map import MOST_REASON, ClusterMap, EpochRecord, RunRecord, skipped_groups
 from adam_async.run.config import Config, Waits

@@ -1,23 +1,23 @@
-"""Pure: every message of the system, one frozen class each, and who may say it to whom.
+"""Pure: all messages of the system, one frozen class each, and which role may send which message.
 
-A message class describes; tensors ride beside it (`transport.Message.tensors`) and never pass
-through msgpack. `pack` turns a message into what a link carries and `unpack` validates what came.
-Unknown optional keys are ignored, so a newer peer may say more; a missing or mistyped key is a
-`RemoteProtocolError` that names it.
+The fields of a message travel as msgpack. Its tensors (`transport.Message.tensors`) travel beside them and
+bypass msgpack. `pack` makes the link's message from a class, and `unpack` validates a received one. Unknown
+keys are ignored, so a newer peer may send more; a missing or mistyped key is a `RemoteProtocolError` that
+names it.
 
-Conversations, each in a file of its own that ends with who may say what (`ROWS`); the tensors that ride along
+Conversations, each in a file that ends with the table of which role may send which message (`ROWS`); tensors
 are in brackets:
 
-    cluster_map    anyone - controller        GetMap, CompareAndSet [value], WatchMap
+    controllers    any role - controller      GetMap, CompareAndSet [value], WatchMap
                                               -> MapState [map], MapChanges [same]
                                               OpenSession -> SessionOpened
-    controllers    controller - controller    Introduce -> Introduced, Agree [what the consensus core says]
+                   controller - controller    Introduce -> Introduced, Agree [consensus message]
     leases         worker - data server       LeaseGroups -> Groups [images, labels], ReportGroups -> Reported
+                   data server - data server  Enter [events] -> Entered, CopyLedger [part] -> LedgerCopied
     data_service   driver - data server       ReadTest -> TestImages [images, labels]
-                   driver - data host         Serve -> Serving [what it says of its data]
+                   driver - data host         Serve -> Serving [description of its data]
     staging        data server - data server  ReadManifest -> ManifestPart [files]
                                               ReadFile -> FilePart [bytes]
-    ledger         data server - data server  Enter [events] -> Entered, CopyLedger [part] -> LedgerCopied
     partitions     worker - worker            Greet
                                               Blocks [activations, error gradients, partial weight gradients]
     parameters     worker - parameter server  Push [deltas or factors] -> Pushed [values], Tick -> Ticked
@@ -29,9 +29,9 @@ are in brackets:
                    driver - any role          GetStatistics -> Statistics [values]
                    driver - same, but ctrl.   GetProfile -> Profile [events]
 
-What all of them share is in `body`, the whole table of who may say what in `table`, and what rides beside a
-message in `tensors`. Every run-scoped message carries the run's id, and is refused by a role that is on
-another run.
+`body` has their base, `bounds` the types of their fields, `table` the table of all conversations, and
+`tensors` the tensors beside a message. Every message of a run has the run's id; a role on another run refuses
+it.
 """
 
 from adam_async.messages.body import (
@@ -40,19 +40,21 @@ from adam_async.messages.body import (
     pack,
     unpack,
 )
-from adam_async.messages.cluster_map import (
+from adam_async.messages.controllers import (
     NOT_LEADER,
     SESSION_OVER,
     UNKNOWN,
+    Agree,
     CompareAndSet,
     GetMap,
+    Introduce,
+    Introduced,
     MapChanges,
     MapState,
     OpenSession,
     SessionOpened,
     WatchMap,
 )
-from adam_async.messages.controllers import Agree, Introduce, Introduced
 from adam_async.messages.data_service import (
     ReadTest,
     Serve,
@@ -60,18 +62,16 @@ from adam_async.messages.data_service import (
     TestImages,
 )
 from adam_async.messages.leases import (
+    CopyLedger,
+    Enter,
+    Entered,
     Finished,
     Groups,
     Lease,
     LeaseGroups,
+    LedgerCopied,
     Reported,
     ReportGroups,
-)
-from adam_async.messages.ledger import (
-    CopyLedger,
-    Enter,
-    Entered,
-    LedgerCopied,
 )
 from adam_async.messages.notes import (
     PROFILED,

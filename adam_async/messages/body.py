@@ -1,4 +1,4 @@
-"""Pure: what a message is: its base, its parties, and how it gets onto a link and off it."""
+"""Pure: the base of all messages, the roles, and the conversion to and from messages of a link."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
@@ -10,7 +10,7 @@ from adam_async.messages.finite import finder
 from transport import Message, RemoteProtocolError
 
 ROLES = ("controller", "ps", "data", "worker", "driver")
-"""The parties of a cluster. `driver` is the command or program that started the run."""
+"""Roles of a cluster. `driver` is the command or program that started the run."""
 
 
 class Body(msgspec.Struct, frozen=True, kw_only=True):
@@ -18,16 +18,16 @@ class Body(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Rows = Mapping[type[Body], frozenset[tuple[str, str]]]
-"""The (from, to) pairs that each message of a conversation may travel between."""
+"""The (from, to) pairs of roles that may send each message of a conversation."""
 
 _B = TypeVar("_B", bound=Body)
 
 _AS_THEY_ARE = (bytes,)
-"""Travels as it is; text would be a third longer."""
+"""Types that stay as they are in the meta; as text, bytes would be a third longer."""
 
 
 def pack(body: Body, tensors: Sequence[NDArray[Any]] = ()) -> Message:
-    """Turn a message and its tensors into what a link carries."""
+    """Return the link's message for a message and its tensors."""
     return Message(
         type=type(body).__name__,
         meta=msgspec.to_builtins(body, builtin_types=_AS_THEY_ARE),
@@ -39,7 +39,7 @@ def unpack(message: Message, expected: type[_B]) -> _B:
     """Validate a received message as `expected`.
 
     Raises:
-        RemoteProtocolError: It is another message, or a field is missing, mistyped or out of its bounds.
+        RemoteProtocolError: The message has another type, or a field is missing, mistyped or out of bounds.
     """
     if message.type != expected.__name__:
         raise RemoteProtocolError("message", f"expected {expected.__name__}, got {message.type}")

@@ -1,41 +1,145 @@
-"""Pure: controller and controller: who they are, and what their consensus cores say."""
+"""Pure: any role and the controllers: reading and changing the cluster map; and controllers among themselves.
 
-from adam_async.messages.body import Body, Rows
+The leading controller answers a request about the map. The others answer with the leader's address, or with
+none if they know no leader.
+"""
+
+from typing import Annotated
+
+import msgspec
+
+from adam_async.messages.body import ROLES, Body, Rows
 from adam_async.messages.bounds import (
+    Addresses,
+    After,
+    Count,
+    DrawnId,
     Name,
     Names,
     Packed,
+    Seconds,
+    Version,
 )
+
+NOT_LEADER = "not-leader"
+"""Code of a refusal by a controller that does not lead; the text is the leader's address, or empty if the
+controller knows no leader."""
+
+SESSION_OVER = "session-over"
+"""Code of a refusal of an unknown session: open another one. Its last request may have taken effect."""
+
+UNKNOWN = "unknown"
+"""Code of a refusal after a lost leadership: the request may take effect, now or later. Repeat it with the
+same number."""
+
+
+class GetMap(Body, frozen=True, kw_only=True):
+    """Request for the cluster map, with all changes that were answered before this request."""
+
+
+class OpenSession(Body, frozen=True, kw_only=True):
+    """Request for a session: its numbered requests take effect once, even if they are repeated."""
+
+
+class SessionOpened(Body, frozen=True, kw_only=True):
+    """A session. Its numbers begin with 1, and its client sends one request at a time."""
+
+    session: DrawnId
+
+
+class CompareAndSet(Body, frozen=True, kw_only=True):
+    """Request to set `key` if its record still has version `expected` (0: it must not exist).
+
+    The answer is a `MapChanges` or `MapState` as for `WatchMap`, without its wait.
+    Tensor: the new value as JSON text, which may exceed a frame's meta.
+    """
+
+    key: Name
+    expected: Version
+    session: DrawnId
+    number: Count
+    after: After
+    group: Name
+
+
+class WatchMap(Body, frozen=True, kw_only=True):
+    """Request for the changes of the map beyond version `after`; the answer waits for the first of them.
+
+    After `wait_s` the answer comes without changes, which shows that this controller still leads.
+    """
+
+    after: After
+    """Version that the client has; -1 requests the whole map."""
+    group: Name
+    """Group of controllers of that version; the map of another group begins anew."""
+    wait_s: Seconds
+
+
+class MapState(Body, frozen=True, kw_only=True):
+    """The whole cluster map. Tensor: the map as JSON text.
+
+    It also answers a request for changes that are no longer kept, or that belong to another group.
+    """
+
+    version: Version
+    group: Name
+    """Group of the controllers; a newly founded group has another name, and counts versions anew."""
+    done: bool = True
+    """For an answer to `CompareAndSet`: whether it took effect."""
+    at: Version = 0
+    """For an answer to `CompareAndSet`: current version of the key's record."""
+    controllers: Annotated[tuple[Addresses, ...], msgspec.Meta(max_length=64)] = ()
+    """Addresses of all controllers of the group, in the order of their names; empty for a single one."""
+
+
+class MapChanges(Body, frozen=True, kw_only=True):
+    """The changes of the map since the requested version, version by version without a gap.
+
+    Tensor: the changes (`controller.changes.Change`) as JSON text.
+    """
+
+    version: Version
+    """Version after the last of them."""
+    group: Name
+    done: bool = True
+    at: Version = 0
 
 
 class Introduce(Body, frozen=True, kw_only=True):
-    """Say to another controller who we are, and ask the same; see `controller.founding`."""
+    """Request for the identity of another controller, with that of the sender; see `controller.bootstrap`."""
 
     identity: Name
-    """Its name, and the number of its disk."""
+    """Name of the controller, and the number of its disk."""
 
 
 class Introduced(Body, frozen=True, kw_only=True):
-    """Who that is."""
+    """Identity of a controller, and the members of its group."""
 
     identity: Name
     members: Names
-    """The identities in its group, as far as it knows; empty if it belongs to none."""
+    """Known identities of its group; empty if it belongs to none."""
 
 
 class Agree(Body, frozen=True, kw_only=True):
-    """Something that a controller's consensus core says to another's; it may be lost.
+    """A message between the consensus cores of two controllers; it may be lost.
 
-    Tensor: the message (`consensus.Message`) as MessagePack, where it is too large for `said`.
+    Tensor: the message (`consensus.Message`) as MessagePack, if it is too large for `packed`.
     """
 
     group: Name
-    """Of the sender; empty where it knows of none. What one group agrees on means nothing in another."""
-    said: Packed = b""
-    """The same, if it is small."""
+    """Group of the sender; empty if it knows none. Another group ignores the message."""
+    packed: Packed = b""
+    """The message as MessagePack, if it is small."""
 
 
 ROWS: Rows = {
+    GetMap: frozenset((role, "controller") for role in ROLES),
+    CompareAndSet: frozenset((role, "controller") for role in ROLES),
+    WatchMap: frozenset((role, "controller") for role in ROLES),
+    OpenSession: frozenset((role, "controller") for role in ROLES),
+    SessionOpened: frozenset(("controller", role) for role in ROLES),
+    MapState: frozenset(("controller", role) for role in ROLES),
+    MapChanges: frozenset(("controller", role) for role in ROLES),
     Introduce: frozenset({("controller", "controller")}),
     Introduced: frozenset({("controller", "controller")}),
     Agree: frozenset({("controller", "controller")}),

@@ -1,4 +1,4 @@
-"""Pure: driver and data server: the test set, and a data host that is asked into a cluster."""
+"""Pure: driver and data server: the test set, and a data host that joins a cluster."""
 
 from adam_async.messages.body import Body, Rows
 from adam_async.messages.bounds import (
@@ -9,7 +9,7 @@ from adam_async.messages.bounds import (
 
 
 class ReadTest(Body, frozen=True, kw_only=True):
-    """Ask for test images `start` to `stop`; or for those that the run in progress holds back."""
+    """Request for test images `start` to `stop`, or for those of the current run's validation set."""
 
     start: Images
     stop: Images
@@ -19,23 +19,23 @@ class ReadTest(Body, frozen=True, kw_only=True):
 class TestImages(Body, frozen=True, kw_only=True):
     """Tensors: images (n, C, H, W) uint8 and labels (n,). `total` is the size of the whole set."""
 
-    __test__ = False  # not a test class, whatever its name suggests to pytest
+    __test__ = False  # pytest would take the class for tests by its name
 
     total: Images
 
 
 class Serve(Body, frozen=True, kw_only=True):
-    """Ask a data host for a data server in a cluster. It serves until the asker says goodbye or is lost."""
+    """Request to a data host for a data server in a cluster. It serves until the link ends."""
 
     controller: Addresses
-    """Where the host reaches the cluster's controller, ``tcp://host:port``."""
+    """Address of the cluster's controller for the host, ``tcp://host:port``."""
 
 
 class Serving(Body, frozen=True, kw_only=True):
-    """A data server has joined the cluster. Tensor: what the map says of its data, as JSON text."""
+    """A data server has joined the cluster. Tensor: its data's description in the map, as JSON text."""
 
     node: NodeId
-    """Its id there."""
+    """Id of the data server in the cluster."""
 
 
 ROWS: Rows = {

@@ -49,7 +49,7 @@ def _float(value: Any) -> str:
 def _struct(type_: inspect.StructType) -> Finder | None:
     fields = [(f".{field.name}", attrgetter(field.name), _of(field.type)) for field in type_.fields]
     looked = [(name, get, look) for name, get, look in fields if look is not None]
-    if len(looked) == 1 and looked[0][2] is _float:  # most messages have one such field: this saves a call
+    if len(looked) == 1 and looked[0][2] is _float:  # saves a call: most messages have one such field
         name, get, _ = looked[0]
         return lambda value: "" if isfinite(get(value)) else name + _float(get(value))
 

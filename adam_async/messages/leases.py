@@ -1,4 +1,4 @@
-"""Pure: worker and data server: groups that are leased, and those that are finished."""
+"""Pure: worker and data server: leases of groups; and the ledger of leases among data servers."""
 
 from typing import Annotated
 
@@ -22,11 +22,12 @@ from adam_async.messages.bounds import (
     Row,
     RunId,
     Seconds,
+    Version,
 )
 
 
 class Finished(msgspec.Struct, frozen=True, array_like=True):
-    """One group was trained and its push acknowledged."""
+    """One trained group with an acknowledged push."""
 
     epoch: Epoch
     number: GroupNumber
@@ -34,58 +35,58 @@ class Finished(msgspec.Struct, frozen=True, array_like=True):
     images: Images
     loss: Loss
     clock: Clock = 0
-    """Step of the replica that it was in."""
+    """Step of the replica that the group was in."""
 
 
 class LeaseGroups(Body, frozen=True, kw_only=True):
-    """Ask for up to `count` groups. The answer waits for work, but no longer than `wait_s`.
+    """Request for up to `count` groups. The answer waits for work, at most `wait_s`.
 
-    All workers of a replica are given the same groups in the same order, each at its own pace.
+    All workers of a replica receive the same groups in the same order, each at its own pace.
     """
 
     run: RunId
     replica: ReplicaNumber
     replica_generation: DrawnId
-    """Of the replica; see `ClusterMap.life`."""
+    """Generation of the replica in the cluster map."""
     partition: Partition
     position: Count
-    """Groups that this worker has received in this life: the answer goes on behind them. A question that is
-    asked again after a broken link is answered with the same groups."""
+    """Number of groups that this worker has received in this replica generation: the answer begins behind
+    them. A request repeated after a broken link gets the same groups."""
     count: Count
     wait_s: Seconds
     heard: After = -1
-    """Where all meet, as this worker was told it with `last` behind those groups; -1: it was not told."""
+    """Sync clock that this worker received with `last` behind those groups; -1: none."""
     rows: tuple[Row, Row] | None = None
-    """Rows of the images that are wanted; ``(0, 0)``: no images at all. None: whole ones."""
+    """Requested rows of the images; ``(0, 0)``: no images; None: whole images."""
 
 
 class Lease(msgspec.Struct, frozen=True, array_like=True):
-    """One group handed out: its tag, and the images it holds out of those that ride along."""
+    """One leased group: its tag, and the number of its images among those of the message."""
 
     epoch: Epoch
     number: GroupNumber
     attempt: Attempt
     images: Images
     progress: Progress = 0.0
-    """Epochs of the run that lie before it, for its replica: 1.25 is a quarter into the second. Schedules go
-    by this, so that a rate depends on the group alone."""
+    """Epochs of the run before the group, for its replica: 1.25 is a quarter into the second. Rate schedules
+    use it, so that a rate depends on the group alone."""
 
 
 class Groups(Body, frozen=True, kw_only=True):
-    """Leased groups. Tensors, unless there are none: images (n, C, H, W) with the rows asked for, or none,
-    one group after the other and each within one tensor; and the labels of all of them (n,)."""
+    """Leased groups. Tensors, unless there are no groups: images (n, C, H, W) with the requested rows, or
+    none, group by group and each group within one tensor; and the labels of all of them (n,)."""
 
     leases: Annotated[tuple[Lease, ...], msgspec.Meta(max_length=MOST_IN_A_META)] = ()
     last: bool = False
-    """Nothing more waits for this replica: a step that is being collected ends with these groups."""
+    """Whether no further group waits for this replica: a step in progress ends with these groups."""
     clock: Clock = 0
-    """The first of these groups begins no earlier than this clock: the replica ticks up to it. 0 in asp."""
+    """Minimum clock of the first of these groups: the replica ticks up to it. 0 in asp."""
     end: Clock = 0
-    """With `last`: once these groups are pushed the replica ticks up to this clock, where all meet."""
+    """Sync clock, with `last`: after the push of these groups the replica ticks up to it."""
 
 
 class ReportGroups(Body, frozen=True, kw_only=True):
-    """The part of this worker in these groups is finished. A group is finished when all parts are."""
+    """Report of groups whose part on this worker is finished. A group is finished when all parts are."""
 
     run: RunId
     replica: ReplicaNumber
@@ -98,9 +99,36 @@ class Reported(Body, frozen=True, kw_only=True):
     """Acknowledgement of a report."""
 
 
+class Enter(Body, frozen=True, kw_only=True):
+    """Request to the ledger leader to enter events in the ledger of a run. Tensor: the events, packed."""
+
+    run: RunId
+    term: Version
+    """Term of the ledger leader that the sender knows."""
+
+
+class Entered(Body, frozen=True, kw_only=True):
+    """Acknowledgement: the ledger has the events; its replicas may not have them yet."""
+
+
+class CopyLedger(Body, frozen=True, kw_only=True):
+    """A part of the ledger, from its leader. Tensor: a `ledger_replication.Part`, packed."""
+
+    run: RunId
+    term: Version
+
+
+class LedgerCopied(Body, frozen=True, kw_only=True):
+    """Acknowledgement of a part of the ledger."""
+
+
 ROWS: Rows = {
     LeaseGroups: frozenset({("worker", "data")}),
     Groups: frozenset({("data", "worker")}),
     ReportGroups: frozenset({("worker", "data")}),
     Reported: frozenset({("data", "worker")}),
+    Enter: frozenset({("data", "data")}),
+    Entered: frozenset({("data", "data")}),
+    CopyLedger: frozenset({("data", "data")}),
+    LedgerCopied: frozenset({("data", "data")}),
 }

@@ -1,4 +1,4 @@
-"""Pure: driver and any role: what the role counted and noted."""
+"""Pure: driver and any role: statistics, profiles and records of the role."""
 
 from adam_async.messages.body import ROLES, Body, Rows
 from adam_async.messages.bounds import (
@@ -9,11 +9,11 @@ from adam_async.messages.bounds import (
 )
 
 PROFILED = ("ps", "data", "worker")
-"""Those that a group passes: the ones that can note a profile."""
+"""Roles that a group passes; they can record a profile."""
 
 
 class GetRecord(Body, frozen=True, kw_only=True):
-    """Ask a server or worker that records for bytes `start` to `stop` of what it noted."""
+    """Request for bytes `start` to `stop` of the record of a server or worker."""
 
     run: RunId
     start: Count
@@ -24,9 +24,9 @@ def part_refusal(body: GetRecord, num_bytes: int, *, most_bytes: int) -> tuple[s
     """Return code and text of the refusal of a part of a record; None if the role can send it.
 
     Args:
-        body: The question.
-        num_bytes: Bytes of the whole record.
-        most_bytes: Bytes of the largest message.
+        body: The request.
+        num_bytes: Size of the whole record, in bytes.
+        most_bytes: Maximum size of a message, in bytes.
     """
     if body.stop < body.start:
         return "malformed", f"a part of a record from {body.start} to {body.stop}"
@@ -36,36 +36,36 @@ def part_refusal(body: GetRecord, num_bytes: int, *, most_bytes: int) -> tuple[s
 
 
 class RecordPart(Body, frozen=True, kw_only=True):
-    """Tensor: these bytes. `total` is how many there are."""
+    """A part of a record. Tensor: its bytes. `total` is the size of the whole record, in bytes."""
 
     total: Count
 
 
 class GetStatistics(Body, frozen=True, kw_only=True):
-    """Ask a role how it is doing; the driver builds the live table and the report from it."""
+    """Request for the statistics of a role; the driver builds the live table and the report from them."""
 
     run: RunId
 
 
 class Statistics(Body, frozen=True, kw_only=True):
-    """What the role counted. Tensor: the values as JSON text; docs/report.md names the fields."""
+    """Statistics of a role. Tensor: the values as JSON text; docs/report.md names the fields."""
 
     node: NodeId
     role: RoleName
 
 
 class GetProfile(Body, frozen=True, kw_only=True):
-    """Ask a role that notes a profile for its events from `start` to `stop`."""
+    """Request for events `start` to `stop` of the profile of a role."""
 
     start: Count
     stop: Count
 
 
 class Profile(Body, frozen=True, kw_only=True):
-    """What a role noted. Tensor: the events as JSON text; `trace_events.Part`."""
+    """A part of a profile. Tensor: the events as JSON text; `trace_events.Part`."""
 
     total: Count
-    """All events that it has."""
+    """Number of all events of the role."""
 
 
 ROWS: Rows = {

@@ -1,6 +1,6 @@
-"""Pure: worker and parameter server: gradients that are pushed or recorded, values that are pulled.
+"""Pure: worker and parameter server: pushes and records of gradients, pulls of values.
 
-A driver pulls too.
+A driver also pulls.
 """
 
 from typing import Annotated
@@ -30,19 +30,19 @@ from adam_async.messages.bounds import (
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):
-    """How the gradient of some shards rides along."""
+    """Form of the gradient of some shards in a push."""
 
     factors: bool
-    """False: one flat tensor, the shards' deltas one after the other. True: two tensors, activations
-    (I, K) and error gradients (R, K) for the R rows of all these shards, which are of one tensor."""
+    """False: one flat tensor with the concatenated deltas of the shards. True: two tensors, activations
+    (I, K) and error gradients (R, K) for the R rows of all these shards, which belong to one tensor."""
     count: Annotated[int, msgspec.Meta(ge=1, le=MOST_IN_A_META)]
-    """Shards that this part covers."""
+    """Number of shards that this part covers."""
 
 
 class Push(Body, frozen=True, kw_only=True):
-    """One step's gradients for the shards of one server.
+    """Gradients of one step for the shards of one server.
 
-    `shards`, `numbers`, `versions`, `own` run in parallel, in the order of `parts`.
+    `shards`, `numbers`, `versions` and `own_applied` have one entry per shard, in the order of `parts`.
     """
 
     run: RunId
@@ -50,50 +50,50 @@ class Push(Body, frozen=True, kw_only=True):
     incarnation: DrawnId
     replica: ReplicaNumber
     clock: Clock
-    """Step of the replica, from 1, that these gradients end."""
+    """Step of the replica, from 1, that ends with these gradients."""
     images: Images
     rate: Rate
     generation: Version
     parts: Annotated[tuple[Part, ...], msgspec.Meta(max_length=MOST_IN_A_META)]
     shards: Shards
     numbers: PushNumbers
-    """The push's number on each shard, from 1 without gaps per (session, shard)."""
+    """Number of the push on each shard, from 1 without gaps per (session, shard)."""
     versions: Versions
-    """Oldest version of the shard that the step's groups read."""
+    """Oldest version of each shard that the step's groups read."""
     own_applied: PushNumbers
-    """Own pushes since that version which a local step had already applied to the copy read."""
+    """Number of the worker's own pushes since that version that local steps had applied to the copy read."""
     pull: bool = False
-    """Whether the answer shall carry the values of these shards, with this push in them."""
+    """Whether the answer has the values of these shards after this push."""
     epoch: Epoch = 0
-    """In ssp and bsp the epoch of its groups: the server orders it once it has heard of that epoch, and with
-    it of all replicas that take part. 0 in asp: at once."""
+    """Epoch of its groups in ssp and bsp: the server orders the push once it knows the epoch, and with it all
+    replicas that take part. 0 in asp: the server orders the push at once."""
 
 
 APPLIED, DUPLICATE, REFUSED, GAP, NOT_PRIMARY = range(5)
-"""What became of a push on one shard. REFUSED: not finite, or in bsp too late for the sum of its clock; it
-consumed its number and ticked."""
+"""Outcomes of a push on one shard. REFUSED: the gradient is not finite, or in bsp too late for the sum of its
+clock; the push consumed its number and ticked."""
 
 
 class Problem(msgspec.Struct, frozen=True, array_like=True):
-    """A shard of a push that was not simply applied."""
+    """A shard of a push with another outcome than APPLIED."""
 
     index: Place
     """Position of the shard in the push."""
     status: Place
     expected: PushNumber = 0
-    """For GAP: the number that the server wants next."""
+    """For GAP: the next number that the server expects."""
 
 
 class Pushed(Body, frozen=True, kw_only=True):
-    """Acknowledgement: the version of each shard after the push, and what was out of order.
+    """Acknowledgement: the version of each shard after the push, and the exceptional outcomes.
 
-    Tensor, if the push asked for it and every shard of it is settled: the values, as in `Values`.
+    Tensor, if the push has `pull` and each of its shards is settled: the values, as in `Values`.
     """
 
     versions: Versions
     problems: Annotated[tuple[Problem, ...], msgspec.Meta(max_length=MOST_IN_A_META)] = ()
     clock: Clock = 0
-    """With values: all pushes of live replicas up to this clock are in them."""
+    """Clock of the values, if they come: they include all pushes of live replicas up to it."""
 
 
 class StepRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -103,13 +103,13 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True):
     """Step of the replica, from 1."""
     images: Images
     staleness: Staleness
-    """Steps that others applied to that memory while this one was computed."""
+    """Number of steps that others applied to that memory during the computation of this one."""
     refused: Places = ()
-    """Positions, among the record's shards, whose gradient was not finite and was not applied."""
+    """Indices, among the record's shards, of gradients that were not finite and not applied."""
 
 
 class Record(Body, frozen=True, kw_only=True):
-    """Steps of a run that trains in place: numbered like pushes, counted and clocked, without payload."""
+    """Steps of a run that trains in place: numbered, counted and clocked like pushes, without payload."""
 
     run: RunId
     session: DrawnId
@@ -118,7 +118,7 @@ class Record(Body, frozen=True, kw_only=True):
     generation: Version
     shards: Shards
     number: PushNumber
-    """Number of the first step, on each of these shards; the others follow it."""
+    """Number of the first step on each of these shards; the other steps follow it."""
     steps: Annotated[tuple[StepRecord, ...], msgspec.Meta(min_length=1, max_length=MOST_IN_A_META)]
 
 
@@ -127,7 +127,7 @@ class Recorded(Body, frozen=True, kw_only=True):
 
 
 class Tick(Body, frozen=True, kw_only=True):
-    """The replica's step `clock` ended without a push for these shards."""
+    """End of the replica's step `clock` without a push for these shards."""
 
     run: RunId
     session: DrawnId
@@ -137,10 +137,10 @@ class Tick(Body, frozen=True, kw_only=True):
     generation: Version
     shards: Shards
     numbers: PushNumbers = ()
-    """The replica's last push on each of these shards: a server that has not seen it refuses the tick with
-    code ``gap``, for it would say that the push had been applied."""
+    """Number of the replica's last push on each of these shards. A server without that push refuses the tick
+    with code ``gap``, because the tick would count the push as applied."""
     epoch: Epoch = 0
-    """As in `Push`."""
+    """Epoch, as in `Push`."""
 
 
 class Ticked(Body, frozen=True, kw_only=True):
@@ -148,27 +148,27 @@ class Ticked(Body, frozen=True, kw_only=True):
 
 
 class Pull(Body, frozen=True, kw_only=True):
-    """Ask for the values of shards; what came before on the same link is in them."""
+    """Request for the values of shards; they include all earlier messages of the same link."""
 
     run: RunId
     generation: Version
     shards: Shards
     clock: Clock = 0
-    """Answer when all pushes of live replicas up to this clock are in the values; 0: at once."""
+    """Clock that the answer waits for: all pushes of live replicas up to it are in the values. 0: no wait."""
     wait_s: Seconds = 0.0
-    """But answer after this long at the latest, then perhaps without values."""
+    """Maximum wait, in seconds; after it the answer may have no values."""
 
 
 class Values(Body, frozen=True, kw_only=True):
-    """Tensor: the values of the shards asked for, one after the other, flat, copied by the server."""
+    """Values of shards. Tensor: concatenated flat values of the requested shards, copied by the server."""
 
     versions: Versions
-    """Empty, and no tensor, if the clock that was asked for had not come within the time."""
+    """Versions of the shards; empty, and without a tensor, if the requested clock did not come in time."""
     clock: Clock
-    """Slowest clock of these shards: all pushes of live replicas up to it are in the values, and a joining
+    """Slowest clock of these shards: the values include all pushes of live replicas up to it, and a joining
     replica starts there."""
     behind: Annotated[tuple[ReplicaNumber, ...], msgspec.Meta(max_length=MOST_IN_A_META)] = ()
-    """Without values: the replicas that are waited for."""
+    """Replicas that the server waits for, if the answer has no values."""
 
 
 ROWS: Rows = {

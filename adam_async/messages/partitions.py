@@ -1,4 +1,4 @@
-"""Pure: worker and worker of one replica: what crosses from one part of the model to another."""
+"""Pure: worker and worker of one replica: tensors between the parts of the model."""
 
 from typing import Annotated
 
@@ -19,21 +19,21 @@ from adam_async.messages.bounds import (
 
 
 class Greet(Body, frozen=True, kw_only=True):
-    """First message on a link between two workers of a replica, from either side; no others before it."""
+    """First message of both sides of a link between two workers of a replica."""
 
     run: RunId
     replica: ReplicaNumber
     replica_generation: DrawnId
     partition: Partition
-    """Of the sender."""
+    """Partition of the sender."""
     received: Count
-    """Blocks that it has from the other: sending goes on behind them."""
+    """Number of blocks that the sender has received from the other: the other sends on behind them."""
     begun: Count
     """As in `Blocks`."""
 
 
 class Block(msgspec.Struct, frozen=True, array_like=True):
-    """What one tensor is: activations, error gradients or a partial weight gradient of one group."""
+    """Description of one tensor: activations, error gradients or a partial weight gradient of one group."""
 
     crossing: Partition
     """Number of the crossing in the plan."""
@@ -46,12 +46,12 @@ class Blocks(Body, frozen=True, kw_only=True):
     """Blocks of any groups that became ready together. Tensors: one per block, in order."""
 
     first: Count
-    """Number of the first block, from 1 without gaps on the way from this worker to that one in this life."""
+    """Number of the first block, from 1 without gaps, per direction and replica generation."""
     blocks: Annotated[tuple[Block, ...], msgspec.Meta(max_length=MOST_IN_A_META)]
     received: Count
-    """Blocks that the sender has from the receiver: those need not be kept any longer."""
+    """Number of blocks that the sender has received from the receiver, which may drop them."""
     begun: Count
-    """Groups that the sender has begun in this life: nobody who sends to it goes far ahead of that."""
+    """Number of groups that the sender has begun in this replica generation; it limits its peers' lead."""
 
 
 ROWS: Rows = {

@@ -1,13 +1,13 @@
 """Pure: driver and parameter server: shards with their values, versions, clocks and rule state.
 
-The tables of versions and clocks ride as two tensors of int64 in front of the values, for a frame's meta
-holds 16 KiB:
+The tables of versions and clocks are two tensors of int64 before the values, because a frame's meta has
+only 16 KiB:
 
     (shards, 2)  number of the shard, version
     (rows, 3)    number of the shard, replica, step that the replica has finished
 
-Push numbers do not travel: the sessions of a run push into that run only, and no run continues another
-one's sessions.
+Push numbers are not sent: the sessions of a run push into that run only, and no run continues the sessions of
+another.
 """
 
 from collections.abc import Iterable, Sequence
@@ -36,20 +36,20 @@ from transport import RemoteProtocolError
 
 
 class ShardState(msgspec.Struct, frozen=True, array_like=True):
-    """Tables of a shard, which its values and its rule state follow."""
+    """Tables of a shard; its values and its rule state follow them."""
 
     shard: ShardNumber
     version: Version
     clocks: Annotated[dict[ReplicaText, Clock], msgspec.Meta(max_length=MOST_IN_A_META)]
-    """Replica (as text) to the step that it has finished."""
+    """Last finished step by replica (as text)."""
     numbers: Annotated[
         tuple[tuple[DrawnId, DrawnId, PushNumber], ...], msgspec.Meta(max_length=MOST_IN_A_META)
     ] = ()
-    """Push numbers of sessions, in manifests of earlier checkpoints; unused."""
+    """Push numbers of sessions in manifests of earlier checkpoints; unused."""
 
 
 class ReadShards(Body, frozen=True, kw_only=True):
-    """Ask for shards with all that travels with them. What came before on the same link is in them."""
+    """Request for the whole state of shards, with all earlier messages of the same link."""
 
     run: RunId
     generation: Version
@@ -64,7 +64,7 @@ class ShardStates(Body, frozen=True, kw_only=True):
 
 
 class LoadShards(Body, frozen=True, kw_only=True):
-    """Set shards of a run that is preparing. Tensors as in `ShardStates`."""
+    """Request to set shards of a run before its start. Tensors as in `ShardStates`."""
 
     run: RunId
     generation: Version
@@ -72,13 +72,13 @@ class LoadShards(Body, frozen=True, kw_only=True):
 
 
 class Loaded(Body, frozen=True, kw_only=True):
-    """Acknowledgement of `LoadShards`. `left` counts shards of this server that wait for theirs."""
+    """Acknowledgement of `LoadShards`. `left` is the number of this server's shards without values."""
 
     left: Count
 
 
 TABLES = 2
-"""Number of tensors that hold the tables, in front of all others."""
+"""Number of tensors with tables, before all others."""
 
 
 def state_tables(states: Iterable[ShardState]) -> list[NDArray[np.int64]]:
@@ -94,11 +94,11 @@ def state_tables(states: Iterable[ShardState]) -> list[NDArray[np.int64]]:
 def read_state_tables(
     tensors: Sequence[NDArray[Any]],
 ) -> tuple[tuple[ShardState, ...], Sequence[NDArray[Any]]]:
-    """Read the tables at the front of a message's tensors; returns the states and the other tensors.
+    """Read the tables before a message's other tensors; return the states and the other tensors.
 
     Raises:
-        RemoteProtocolError: A table is missing or of another shape or type, a shard is named twice, a clock
-            is of no shard of the message, or a number is out of bounds.
+        RemoteProtocolError: A table is missing or has another shape or type, a shard occurs twice, a clock
+            belongs to no shard of the message, or a number is out of bounds.
     """
     if len(tensors) < TABLES:
         raise RemoteProtocolError("tensors", f"{TABLES} tables come first, got {len(tensors)} tensors")

@@ -1,4 +1,4 @@
-"""Pure: data server and data server: files of one source that they stage together."""
+"""Pure: data server and data server: files of one source that several servers stage."""
 
 from adam_async.messages.body import Body, Rows
 from adam_async.messages.bounds import (
@@ -10,32 +10,32 @@ from adam_async.messages.bounds import (
 
 
 class ReadManifest(Body, frozen=True, kw_only=True):
-    """First question of a data server to another one, and where theirs differ for the files of its list."""
+    """First request to another data server; later ones fetch its list of files, if the lists differ."""
 
     server: Place
-    """Number of the sender, of so many `servers`."""
+    """Number of the sender among the `servers`."""
     servers: Place
     digest: Name
-    """As in the answer: both sides learn that their lists differ."""
+    """Digest of the sender's list of files: both sides detect a difference."""
     first: Count = 0
     count: Count = 0
-    """Files wanted, from `first` on; it may answer with fewer."""
+    """Maximum number of files in the answer, from `first` on."""
 
 
 class ManifestPart(Body, frozen=True, kw_only=True):
-    """Tensor: these files as JSON text; `data_server.staging.File`."""
+    """A part of the list of files. Tensor: the files as JSON text; `data_server.staging.File`."""
 
     server: Place
-    """Number of the sender, of so many `servers`."""
+    """Number of the sender among the `servers`."""
     servers: Place
     digest: Name
-    """Of all files: who has the same means the same files by the same numbers."""
+    """Digest of all files: with equal digests, equal numbers name equal files."""
     yours: Count = 0
-    """Files here that belong to the one that asked."""
+    """Number of files here that belong to the requesting server."""
 
 
 class ReadFile(Body, frozen=True, kw_only=True):
-    """Ask for the piece of a file that begins at `offset`. The answer waits for the file, up to `wait_s`."""
+    """Request for the piece of a file at `offset`. The answer waits for the file, up to `wait_s`."""
 
     digest: Name
     file: Count
@@ -44,12 +44,12 @@ class ReadFile(Body, frozen=True, kw_only=True):
 
 
 class FilePart(Body, frozen=True, kw_only=True):
-    """Tensor, unless it has no bytes: the piece."""
+    """A piece of a file. Tensor, unless the piece is empty: its bytes."""
 
     checksum: Name
-    """Of the whole file; empty, and no tensor: it is not here yet."""
+    """Checksum of the whole file; empty, and without a tensor, if the sender does not have the file yet."""
     progress: Count = 0
-    """Bytes that the sender has staged: one that stays behind but moves is waited for."""
+    """Bytes that the sender has staged: the receiver waits for a slow sender whose progress grows."""
 
 
 ROWS: Rows = {

@@ -1,11 +1,9 @@
-"""Pure: all messages in one table: who may say what to whom, and which class a name is."""
+"""Pure: all messages in one table: which role may send which message, and the class of each name."""
 
 from adam_async.messages import (
-    cluster_map,
     controllers,
     data_service,
     leases,
-    ledger,
     notes,
     parameters,
     partitions,
@@ -16,29 +14,27 @@ from adam_async.messages.body import Body, Rows, unpack
 from transport import Message, RemoteProtocolError, RoleTable
 
 TABLE: Rows = {
-    **cluster_map.ROWS,
     **controllers.ROWS,
     **leases.ROWS,
     **data_service.ROWS,
     **staging.ROWS,
-    **ledger.ROWS,
     **partitions.ROWS,
     **parameters.ROWS,
     **shard_states.ROWS,
     **notes.ROWS,
 }
-"""(from, to) pairs that each message may travel between. A class without a row fails a test."""
+"""The (from, to) pairs of roles that may send each message. A class without a row fails a test."""
 
 BY_NAME = {cls.__name__: cls for cls in TABLE}
 
 
 def role_table() -> RoleTable:
-    """The table in the transport's terms."""
+    """Return the table as a `RoleTable` of the transport."""
     return RoleTable({cls.__name__: pairs for cls, pairs in TABLE.items()})
 
 
 def unpack_any(message: Message) -> Body:
-    """Validate a received message as whatever it says it is."""
+    """Validate a received message as the class that its type names."""
     cls = BY_NAME.get(message.type)
     if cls is None:
         raise RemoteProtocolError("message", f"unknown message {message.type!r}")

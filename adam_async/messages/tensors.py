@@ -1,6 +1,6 @@
-"""Pure: what rides beside a message as a tensor: text, packed records, numbers.
+"""Pure: tensors beside a message: text, packed records, numbers.
 
-The receiver validates all of it before it believes it.
+The receiver validates all of them before it uses them.
 """
 
 from functools import cache
@@ -14,12 +14,12 @@ from adam_async.messages.finite import finder
 from transport import Message, RemoteProtocolError
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What the bytes of a peer may raise: the decoder has words of its own for most of it, but not for all."""
+"""Errors of decoding a peer's bytes: the decoder has its own error for most faults, but not for all."""
 
 
 @cache
 def _text_decoder(expected: Any) -> msgspec.json.Decoder[Any]:
-    """One for each type: to make one takes longer than to decode a small message."""
+    """Return the decoder of a type, made once: making one takes longer than decoding a small message."""
     return msgspec.json.Decoder(expected)
 
 
@@ -29,20 +29,20 @@ def _packed_decoder(expected: Any) -> msgspec.msgpack.Decoder[Any]:
 
 
 def text_tensor(value: Any) -> NDArray[np.uint8]:
-    """Write any builtin or record as JSON text that rides as a tensor."""
+    """Return any builtin or record as a tensor of JSON text."""
     return np.frombuffer(msgspec.json.encode(value), np.uint8)
 
 
 def read_text_tensor(message: Message, expected: Any, most_bytes: int) -> Any:
-    """Validate the JSON text that rides beside a message.
+    """Validate the JSON text beside a message.
 
     Args:
-        message: With one tensor of bytes.
+        message: Message with one tensor of bytes.
         expected: Type of the value.
-        most_bytes: A longer text is not decoded; one of the bounds in `sizes`.
+        most_bytes: Maximum length of the text, in bytes; one of `bounds`.
 
     Raises:
-        RemoteProtocolError: There is no such tensor, or the text is too long or not what is expected.
+        RemoteProtocolError: The tensor is missing, or the text is too long or has another type.
     """
     text = _only_bytes(message, "text", most_bytes)
     try:
@@ -52,31 +52,31 @@ def read_text_tensor(message: Message, expected: Any, most_bytes: int) -> Any:
 
 
 def read_number(value: float | None) -> float:
-    """A number out of JSON text, which writes null for what is not finite, such as a diverged loss."""
+    """Return a number of JSON text, which has null for a number that is not finite: a diverged loss."""
     return float("nan") if value is None else float(value)
 
 
 def packed_tensor(value: Any) -> NDArray[np.uint8]:
-    """Write any builtin or record as bytes that ride as a tensor; unlike text it holds every float."""
+    """Return any builtin or record as a tensor of packed bytes, which, unlike text, hold every float."""
     return np.frombuffer(msgspec.msgpack.encode(value), np.uint8)
 
 
 def read_packed_tensor(message: Message, expected: Any, most_bytes: int) -> Any:
-    """Validate what rides beside a message, as `packed_tensor` writes it.
+    """Validate the packed bytes beside a message; see `packed_tensor`.
 
     Args:
-        message: With one tensor of bytes.
+        message: Message with one tensor of bytes.
         expected: Type of the value.
-        most_bytes: More bytes are not decoded; one of the bounds in `sizes`.
+        most_bytes: Maximum number of bytes; one of `bounds`.
 
     Raises:
-        RemoteProtocolError: There is no such tensor, or it is too long or not what is expected.
+        RemoteProtocolError: The tensor is missing, or it is too long or has another type.
     """
     return read_packed(_only_bytes(message, "packed", most_bytes), expected, of=message)
 
 
 def _only_bytes(message: Message, kind: str, most_bytes: int) -> bytes:
-    """Return the bytes of the one tensor of a message, if they are within the limit."""
+    """Return the bytes of the one tensor of a message, within the limit."""
     if len(message.tensors) != 1 or message.tensors[0].dtype != np.uint8:
         raise RemoteProtocolError("tensors", f"{message.type} must carry one {kind} tensor")
     size = message.tensors[0].nbytes
@@ -88,10 +88,10 @@ def _only_bytes(message: Message, kind: str, most_bytes: int) -> bytes:
 
 
 def read_packed(packed: bytes, expected: Any, *, of: Message) -> Any:
-    """Validate packed bytes that came with a message.
+    """Validate packed bytes of a message.
 
     Raises:
-        RemoteProtocolError: They are not what is expected, or a number in them is not finite.
+        RemoteProtocolError: They have another type, or a number in them is not finite.
     """
     try:
         value = _packed_decoder(expected).decode(packed)
@@ -105,10 +105,10 @@ def read_packed(packed: bytes, expected: Any, *, of: Message) -> Any:
 
 
 def check_tensor(tensor: NDArray[Any], what: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-    """Refuse a tensor that is not what its message promises.
+    """Check the shape and dtype of a tensor.
 
     Raises:
-        RemoteProtocolError: Naming what was expected and what came.
+        RemoteProtocolError: The tensor differs; the message has the expected and the received ones.
     """
     if tensor.shape != shape or tensor.dtype != dtype:
         raise RemoteProtocolError(

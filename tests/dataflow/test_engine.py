@@ -128,7 +128,7 @@ async def test_admissions_wait_in_line() -> None:
             engine.admit_nowait(Tag(1, 9))
         for _ in range(5):
             pool.step()
-            # The slot is kept for the first in line: nobody passes by in between.
+            # The slot is reserved for the first waiter: no other caller takes it.
             with pytest.raises((NoRoom, TagSettled)):
                 engine.admit_nowait(Tag(1, len(order) - 1 if len(order) == 5 else 9))
             await asyncio.sleep(0)
@@ -189,7 +189,7 @@ async def test_room_is_filled_within_the_turn_that_makes_it() -> None:
         assert engine.statistics().finished == 5
 
 
-async def test_who_waits_for_room_hears_of_it_only_when_the_filling_leaves_some() -> None:
+async def test_a_waiter_for_room_wakes_only_if_the_filling_leaves_some() -> None:
     pool, rest = ManualPool(), [B]
 
     def fill() -> None:
@@ -251,7 +251,7 @@ async def test_waits_have_names_and_deadlines() -> None:
         await engine.admit(B)
 
 
-async def test_waiting_for_a_tag_tells_how_it_ended() -> None:
+async def test_a_wait_for_a_tag_returns_or_raises_its_end() -> None:
     pool = ManualPool()
     async with Engine(HEAVY, pool=pool, in_flight=2) as engine:
         with pytest.raises(TagUnknown):
@@ -325,7 +325,7 @@ async def test_a_failing_node_stops_the_engine() -> None:
 
 
 @pytest.mark.parametrize("wait", ["admit", "wait_finished", "drain", "wait_room"])
-async def test_who_waits_when_the_engine_stops_raises_the_failure(wait: str) -> None:
+async def test_a_body_that_waits_when_the_engine_stops_raises_the_failure(wait: str) -> None:
     pool = ManualPool()
     with pytest.raises(NodeFailed):
         async with Engine(FAILING, pool=pool, in_flight=1) as engine:
@@ -340,7 +340,7 @@ async def test_who_waits_when_the_engine_stops_raises_the_failure(wait: str) -> 
             }[wait]()
 
 
-async def test_others_who_wait_when_the_engine_stops_are_refused() -> None:
+async def test_other_waits_are_refused_when_the_engine_stops() -> None:
     pool = ManualPool()
     async with asyncio.TaskGroup() as tg:
         with pytest.raises(NodeFailed):
@@ -348,7 +348,7 @@ async def test_others_who_wait_when_the_engine_stops_are_refused() -> None:
                 await engine.admit(A)
 
                 async def enter() -> None:
-                    with pytest.raises(EngineClosed, match="stopped meanwhile"):
+                    with pytest.raises(EngineClosed, match="stopped during the wait"):
                         await engine.admit(B)
 
                 tg.create_task(enter(), name="enter")
@@ -375,7 +375,7 @@ async def test_an_error_of_the_body_passes_as_it_is() -> None:
 async def test_an_error_of_a_body_that_has_waited_passes_as_it_is() -> None:
     with pytest.raises(ZeroDivisionError, match="of the body"):
         async with Engine(MIXED, pool=ManualPool(), in_flight=1):
-            await asyncio.sleep(0)  # the task that watches for failures has had its turn
+            await asyncio.sleep(0)  # the task that watches for failures has run
             raise ZeroDivisionError("of the body")
 
 
@@ -491,7 +491,7 @@ async def test_a_closed_pool_stops_the_engine() -> None:
             engine.deliver("x", A, 1)
 
 
-async def test_leaving_abandons_what_is_live_and_skips_what_has_not_started() -> None:
+async def test_leaving_abandons_live_tags_and_skips_calls_that_have_not_started() -> None:
     ran = []
     node = Node("n", lambda firing, x: ran.append(x), inputs=("x",), heavy=True)
     pool = ManualPool()
@@ -594,7 +594,7 @@ async def test_every_firing_that_ran_is_traced() -> None:
     assert light == ("increment", A, 2.0, 2.0, 2.0, "loop")
 
 
-async def test_a_batch_may_tell_the_times_of_each_of_its_firings() -> None:
+async def test_a_batch_may_set_the_times_of_each_of_its_firings() -> None:
     def both(firings: list[Firing], values: list[int]) -> list[int]:
         for place, firing in enumerate(firings):
             firing.started, firing.finished = 2.0 + place, 2.5 + place
@@ -612,7 +612,7 @@ async def test_a_batch_may_tell_the_times_of_each_of_its_firings() -> None:
     assert times == {A: (2.0, 2.5), B: (2.0, 2.5), C: (3.0, 3.5)}
 
 
-async def test_an_engine_says_what_it_is_doing() -> None:
+async def test_an_engine_describes_its_state() -> None:
     engine = Engine(HEAVY, pool=ManualPool(), in_flight=2)
     assert repr(engine) == "<Engine new 0/2 tags in flight 0 finished>"
     with pytest.raises(EngineClosed, match="the engine is new"):
@@ -640,7 +640,7 @@ DIAMOND = Graph(
 
 @settings(max_examples=50)
 @given(st.data())
-async def test_whatever_the_order_every_tag_finishes_once_or_is_abandoned(data: st.DataObject) -> None:
+async def test_in_any_order_every_tag_finishes_once_or_is_abandoned(data: st.DataObject) -> None:
     tags = [Tag(1, number) for number in range(5)]
     pool, outputs, recorder = ManualPool(), Outputs(), FiringRecorder()
     tokens = [(port, tag) for tag in tags for port in DIAMOND.inputs]

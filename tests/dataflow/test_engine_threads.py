@@ -1,4 +1,4 @@
-"""The engine over real threads: contexts stay with the thread that uses them, and nothing is lost or left."""
+"""The engine over real threads: each context stays with one thread, and every job ends."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""A graph says what is wrong with it when it is built, by name."""
+"""The error of an invalid graph names the node or port when the graph is built."""
 
 import pytest
 
@@ -56,7 +56,7 @@ def test_lists_are_taken_for_tuples() -> None:
         ),
     ],
 )
-def test_a_wrong_graph_names_the_culprit(
+def test_the_error_of_a_wrong_graph_names_the_node_or_port(
     inputs: tuple[str, ...], nodes: tuple[Node, ...], outputs: tuple[str, ...], message: str
 ) -> None:
     with pytest.raises(GraphError, match=message):
@@ -87,7 +87,7 @@ def test_a_node_that_reads_itself_is_a_cycle() -> None:
         ({"jobs": 0}, "jobs=0"),
     ],
 )
-def test_a_wrong_node_says_which_value(arguments: dict[str, object], message: str) -> None:
+def test_the_error_of_a_wrong_node_has_the_value(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(GraphError, match=message):
         Node(**{"name": "n", "fn": identity, **arguments})  # type: ignore[arg-type]
 
@@ -99,7 +99,7 @@ def test_a_coroutine_function_is_refused() -> None:
         Node("n", wait)
 
 
-def test_a_batching_node_makes_one_call_at_a_time_unless_told_otherwise() -> None:
+def test_a_batching_node_makes_one_call_at_a_time_by_default() -> None:
     assert Node("n", identity).jobs is None
     assert Node("n", identity, batch=4).jobs == 1
     assert Node("n", identity, batch=4, jobs=2).jobs == 2

@@ -1,4 +1,4 @@
-"""Items from threads reach the loop all, in order, with few wake-ups."""
+"""All items from threads reach the loop, in order, with few wake-ups."""
 
 import asyncio
 from threading import Thread
@@ -20,7 +20,7 @@ async def test_many_items_wake_the_loop_once() -> None:
     assert mailbox.num_wakes == 1
 
 
-async def test_what_is_posted_while_handing_over_comes_next() -> None:
+async def test_an_item_posted_during_a_delivery_comes_next() -> None:
     got: list[int] = []
     done = asyncio.Event()
 
@@ -38,7 +38,7 @@ async def test_what_is_posted_while_handing_over_comes_next() -> None:
     assert got == [0, 1, 2, 3]
 
 
-async def test_nothing_is_lost_between_threads() -> None:
+async def test_no_item_is_lost_between_threads() -> None:
     per_thread, num_threads = 2000, 3
     got: list[tuple[int, int]] = []
     done = asyncio.Event()

@@ -1,4 +1,4 @@
-"""The pool runs every accepted job once, tells the loop, and leaves no thread behind."""
+"""The pool runs every accepted job once, reports it to the loop, and leaves no thread behind."""
 
 import asyncio
 import os
@@ -7,9 +7,11 @@ import time
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dataflow import ComputePool, Job, PoolClosed, WaitTimedOut
-from dataflow.pace import CREDIT_S
+from dataflow.pool import CREDIT_S, Pace
 
 
 def thread_name() -> str:
@@ -22,7 +24,7 @@ async def test_run_returns_the_result_from_a_named_thread() -> None:
         assert await pool.run(thread_name) == "worker-0/0"
 
 
-async def test_run_raises_what_the_function_raises() -> None:
+async def test_run_raises_the_error_of_the_function() -> None:
     def fail(error: BaseException) -> None:
         raise error
 
@@ -135,7 +137,7 @@ async def test_cancelling_a_run_drops_its_result_but_not_its_job() -> None:
     assert pool.outstanding == 0
 
 
-async def test_leaving_runs_what_was_accepted_and_takes_no_more() -> None:
+async def test_leaving_runs_accepted_jobs_and_takes_no_more() -> None:
     done: list[Job] = []
     pool = ComputePool(threads=2)
     with pytest.raises(PoolClosed, match="not open"):
@@ -182,10 +184,10 @@ async def test_cancelling_the_leaving_still_ends_the_threads() -> None:
         await asyncio.sleep(0)
         task.cancel()
     gate.set()
-    # That no thread is left is checked for every test.
+    # A fixture checks for every test that no thread is left.
 
 
-async def test_statistics_tell_busy_time_and_wakes() -> None:
+async def test_statistics_have_busy_time_and_wakes() -> None:
     async with ComputePool(threads=1) as pool:
         assert pool.statistics().queue_wait_s == 0
         for value in range(20):
@@ -201,7 +203,7 @@ async def test_statistics_tell_busy_time_and_wakes() -> None:
     assert repr(pool) == "<ComputePool 'pool' 1 threads 0 jobs closed>"
 
 
-async def test_an_idle_thread_keeps_nothing_alive() -> None:
+async def test_an_idle_thread_keeps_no_result_alive() -> None:
     class Array:
         ended = threading.Event()
 
@@ -226,7 +228,7 @@ async def test_a_thread_runs_only_on_its_cpus() -> None:
 
 
 def burn(cpu_s: float) -> float:
-    """Compute until the thread has used that much of a core's time; returns how much it was."""
+    """Compute until the thread has used that much of a core's time; return the time used."""
     begin = time.thread_time()
     while (used := time.thread_time() - begin) < cpu_s:
         pass
@@ -245,7 +247,7 @@ async def test_a_paced_thread_takes_as_long_as_a_slower_core_would() -> None:
     assert pool.statistics().busy_s < took
 
 
-async def test_each_thread_has_a_pace_of_its_own_and_tells_of_a_job_after_its_rest() -> None:
+async def test_each_thread_has_a_pace_of_its_own_and_reports_a_job_after_its_rest() -> None:
     async with ComputePool(threads=2, pace=0.1) as pool:
         jobs: list[Job] = []
         begin = pool.clock()
@@ -256,7 +258,7 @@ async def test_each_thread_has_a_pace_of_its_own_and_tells_of_a_job_after_its_re
         assert pool.clock() - begin >= min(job.result for job in jobs) / 0.1 - CREDIT_S
 
 
-async def test_what_only_prepares_is_not_paced() -> None:
+async def test_preparation_is_not_paced() -> None:
     async with ComputePool(threads=1, pace=1e-6) as pool:
         await pool.run(burn, 0.001, paced=False)
         assert await pool.run(abs, -1, paced=False) == 1
@@ -298,3 +300,61 @@ async def test_leaving_ends_a_rest_at_once_and_no_job_rests_any_more() -> None:
 def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ComputePool(**arguments)
+
+
+PACED_JOBS = st.lists(
+    st.tuples(
+        st.floats(0, 1),  # CPU time of a job
+        st.floats(0, 1),  # time that it waited
+        st.floats(0, 0.1),  # excess of the rest
+    ),
+    min_size=1,
+    max_size=50,
+)
+SHARES = st.floats(0.01, 1)
+
+
+@given(SHARES, PACED_JOBS)
+def test_a_paced_thread_exceeds_its_share_by_a_bounded_credit_only(share, jobs):
+    pace, cpu_s, wall_s = Pace(share), 0.0, 0.0
+    for worked_s, waited_s, late_s in jobs:
+        rest_s = pace.worked(cpu_s=worked_s, wall_s=worked_s + waited_s)
+        if rest_s:
+            pace.rested(rest_s + late_s)
+            rest_s += late_s
+        cpu_s += worked_s
+        wall_s += worked_s + waited_s + rest_s
+        assert wall_s >= cpu_s / share - CREDIT_S - 1e-9
+
+
+@given(SHARES, PACED_JOBS)
+def test_a_paced_thread_that_computes_all_the_time_has_its_share(share, jobs):
+    pace, cpu_s, wall_s = Pace(share), 0.0, 0.0
+    for worked_s, _, late_s in jobs:
+        rest_s = pace.worked(cpu_s=worked_s, wall_s=worked_s)
+        if rest_s:
+            late_s = min(late_s, CREDIT_S)
+            pace.rested(rest_s + late_s)
+            rest_s += late_s
+        cpu_s += worked_s
+        wall_s += worked_s + rest_s
+        assert wall_s <= cpu_s / share + CREDIT_S + 1e-9
+
+
+def test_a_rest_that_was_cut_short_is_added_to_the_next():
+    pace = Pace(0.25)
+    assert pace.worked(cpu_s=1.0, wall_s=1.0) == 3.0
+    pace.rested(1.0)
+    assert pace.worked(cpu_s=1.0, wall_s=1.0) == 5.0
+
+
+def test_a_job_that_waited_long_enough_needs_no_rest_and_saves_nothing_up():
+    pace = Pace(0.5)
+    assert pace.worked(cpu_s=1.0, wall_s=100.0) == 0.0
+    assert pace.worked(cpu_s=1.0, wall_s=1.0) == 1.0
+
+
+@pytest.mark.parametrize("share", [0, -1, 1.1, float("nan")])
+def test_a_pace_is_a_share(share):
+    with pytest.raises(ValueError, match="a share of a core's time, above 0 and up to 1, not"):
+        Pace(share)

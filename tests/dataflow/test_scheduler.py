@@ -1,4 +1,4 @@
-"""The scheduler fires every node once per tag, whatever the order, and never shares a context."""
+"""The scheduler fires every node once per tag, in any order of events, and never shares a context."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ from dataflow import (
     TooManyEarlyTokens,
     UnknownPort,
 )
-from dataflow.testing import disk_model
+from dataflow.testing import run_calls
 from dataflow.tokens import BatchCall, Call
 
 A, B, C = Tag(1, 0), Tag(1, 1), Tag(1, 2)
@@ -84,7 +84,7 @@ def test_a_node_fires_when_its_last_input_comes() -> None:
     assert scheduler.idle
 
 
-def test_an_output_is_told_before_the_tag_finishes() -> None:
+def test_an_output_is_reported_before_the_tag_finishes() -> None:
     graph = Graph(
         inputs=("a",),
         nodes=(Node("d", double, inputs=("a",), outputs=("x",)), Node("send", ignore, inputs=("x",))),
@@ -94,15 +94,15 @@ def test_an_output_is_told_before_the_tag_finishes() -> None:
     scheduler.admit(A)
     scheduler.deliver("a", A, 1)
 
-    told = [effect for effect in disk_model(scheduler) if not isinstance(effect, Firing)]
-    assert told == [Output("a", A, 1), Output("x", A, 2), Finished(A)]
+    reported = [effect for effect in run_calls(scheduler) if not isinstance(effect, Firing)]
+    assert reported == [Output("a", A, 1), Output("x", A, 2), Finished(A)]
 
 
 def test_a_node_without_inputs_fires_at_admission() -> None:
     scheduler = Scheduler(Graph(nodes=(Node("source", lambda firing: 7, outputs=("x",)),)), in_flight=1)
     scheduler.admit(A)
 
-    assert [type(effect) for effect in disk_model(scheduler)] == [Firing, Finished]
+    assert [type(effect) for effect in run_calls(scheduler)] == [Firing, Finished]
 
 
 def test_one_port_may_be_read_twice() -> None:
@@ -111,7 +111,7 @@ def test_one_port_may_be_read_twice() -> None:
     scheduler.admit(A)
     scheduler.deliver("a", A, 3)
 
-    assert Output("s", A, 6) in list(disk_model(scheduler))
+    assert Output("s", A, 6) in list(run_calls(scheduler))
 
 
 def test_a_second_token_for_a_live_tag_is_an_error() -> None:
@@ -124,7 +124,7 @@ def test_a_second_token_for_a_live_tag_is_an_error() -> None:
     assert scheduler.num_dropped == 0
 
 
-def test_tokens_that_come_early_are_held_and_count_as_delivered() -> None:
+def test_early_tokens_are_kept_and_count_as_delivered() -> None:
     scheduler = Scheduler(SUM, in_flight=1)
     scheduler.deliver("b", A, 2)
     scheduler.deliver("a", A, 1)
@@ -134,7 +134,7 @@ def test_tokens_that_come_early_are_held_and_count_as_delivered() -> None:
 
     scheduler.admit(A)
     assert scheduler.num_early == 0
-    assert Output("result", A, 6) in list(disk_model(scheduler))
+    assert Output("result", A, 6) in list(run_calls(scheduler))
 
 
 def test_early_tokens_are_bounded() -> None:
@@ -154,7 +154,7 @@ def test_tokens_for_tags_that_are_over_are_dropped_and_counted() -> None:
     scheduler = Scheduler(ONE, in_flight=1)
     scheduler.admit(A)
     scheduler.deliver("a", A, 1)
-    list(disk_model(scheduler))
+    list(run_calls(scheduler))
     scheduler.deliver("a", A, 1)
     scheduler.abandon(B)
     scheduler.deliver("a", B, 1)
@@ -189,7 +189,7 @@ def test_admission_is_bounded_and_each_tag_enters_once() -> None:
         scheduler.admit(B)
 
     scheduler.deliver("a", A, 1)
-    list(disk_model(scheduler))
+    list(run_calls(scheduler))
     with pytest.raises(TagSettled, match="use a higher attempt"):
         scheduler.admit(A)
     scheduler.admit(A._replace(attempt=2))
@@ -229,7 +229,7 @@ def test_without_a_spare_context_admission_waits_for_the_call() -> None:
     assert scheduler.room == 1
 
 
-def test_the_result_of_an_abandoned_call_goes_nowhere() -> None:
+def test_the_result_of_an_abandoned_call_is_dropped() -> None:
     scheduler = Scheduler(SUM, in_flight=1)
     scheduler.admit(A)
     scheduler.deliver("a", A, 1)
@@ -302,7 +302,7 @@ def test_ready_tags_form_batches_one_at_a_time() -> None:
     scheduler, _ = start_batches(5)
 
     sizes = []
-    for effect in disk_model(scheduler):
+    for effect in run_calls(scheduler):
         if isinstance(effect, BatchCall):
             sizes.append(len(effect.firings))
         elif isinstance(effect, Output):
@@ -357,7 +357,7 @@ def test_a_batch_returns_one_entry_per_tag(returned: object) -> None:
         scheduler.deliver("a", tag, 0)
 
     with pytest.raises(Exception, match=r"node 'n' returned .*, expected one entry for each of 2 tags"):
-        list(disk_model(scheduler))
+        list(run_calls(scheduler))
 
 
 def test_a_gated_node_makes_no_more_calls_than_allowed() -> None:
@@ -387,7 +387,7 @@ def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str) ->
         Scheduler(ONE, **arguments)
 
 
-# Properties. Nodes build terms of what they were given: a term shows which inputs of which tag it came from.
+# Properties. Nodes build terms of their inputs: a term shows the inputs and the tag that it comes from.
 
 
 def term_node(name: str, *, num_outputs: int, batch: int) -> Any:
@@ -431,7 +431,7 @@ def graphs(draw: st.DrawFn) -> Graph:
 
 
 def expected(graph: Graph, tag: Tag) -> dict[str, object]:
-    """What a direct evaluation gives for every port."""
+    """Return the value of every port by direct evaluation."""
     values: dict[str, object] = {port: (port, tag) for port in graph.inputs}
     for node in graph.nodes:
         for place, port in enumerate(node.outputs):

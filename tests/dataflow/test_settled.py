@@ -1,18 +1,18 @@
-"""What is over is remembered exactly, and in little memory."""
+"""Settled tags are kept exactly, and in little memory."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dataflow.settled import SettledTags
-from dataflow.tokens import Tag
+from dataflow.tags import Tag
 
 
 @given(
     st.lists(st.builds(Tag, st.integers(3, 4), st.integers(-5, 20), st.integers(1, 2))),
     st.builds(Tag, st.integers(3, 4), st.integers(-6, 21), st.integers(1, 2)),
 )
-def test_it_equals_a_set_within_the_epochs_kept(added: list[Tag], asked: Tag) -> None:
+def test_settled_tags_equal_a_set_within_the_epochs_kept(added: list[Tag], asked: Tag) -> None:
     settled = SettledTags(keep_epochs=2)
     for tag in added:
         settled.add(tag)

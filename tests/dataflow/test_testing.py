@@ -1,11 +1,11 @@
-"""The fakes do what they say, so that tests which use them prove something."""
+"""The fakes behave like the scheduler and the pool that they replace."""
 
 import asyncio
 
 import pytest
 
 from dataflow import Engine, Finished, Firing, Graph, Job, Node, Output, Scheduler, Tag, TraceRecord
-from dataflow.testing import FiringRecorder, ManualPool, disk_model
+from dataflow.testing import FiringRecorder, ManualPool, run_calls
 
 A, B = Tag(1, 0), Tag(1, 1)
 
@@ -42,11 +42,11 @@ def record(node: str, tag: Tag) -> TraceRecord:
     return TraceRecord(node=node, tag=tag, queued=0.0, started=0.0, finished=0.0, thread="t")
 
 
-def test_driving_goes_one_step_at_a_time() -> None:
+def test_run_calls_makes_one_step_at_a_time() -> None:
     scheduler = Scheduler(GRAPH, in_flight=2)
     scheduler.admit(A)
     scheduler.deliver("x", A, 1)
-    steps = disk_model(scheduler)
+    steps = run_calls(scheduler)
 
     assert isinstance(next(steps), Firing)
     scheduler.admit(B)
@@ -63,17 +63,17 @@ def test_the_order_of_calls_can_be_chosen() -> None:
         scheduler.admit(tag)
         scheduler.deliver("x", tag, 1)
 
-    steps = disk_model(scheduler, choose=lambda calls: len(calls) - 1)
+    steps = run_calls(scheduler, choose=lambda calls: len(calls) - 1)
     assert [effect.tag for effect in steps if isinstance(effect, Finished)] == [B, A]
 
 
-def test_driving_raises_what_a_node_raises_and_fails_its_tag() -> None:
+def test_run_calls_raises_the_error_of_a_node_and_fails_its_tag() -> None:
     node = Node("n", lambda firing: 1 / 0)
     scheduler = Scheduler(Graph(nodes=(node,)), in_flight=1)
     scheduler.admit(A)
 
     with pytest.raises(ZeroDivisionError):
-        list(disk_model(scheduler))
+        list(run_calls(scheduler))
     assert scheduler.is_settled(A)
 
 
@@ -109,7 +109,7 @@ def test_a_manual_pool_is_full_until_a_job_is_delivered() -> None:
     assert pool.submit_jobs([Work()]) == 1
 
 
-async def test_run_all_goes_on_with_what_is_caused_meanwhile() -> None:
+async def test_run_all_also_runs_the_jobs_that_it_causes() -> None:
     chain = Graph(
         inputs=("x",),
         nodes=(
@@ -133,7 +133,7 @@ async def test_run_all_goes_on_with_what_is_caused_meanwhile() -> None:
         ([], "'double' fired 0 times"),
         ([record("double", A)] * 2, "'double' fired 2 times"),
         ([record("double", A), record("double", B), record("double", B)], "'double' fired 2 times"),
-        ([record("double", A), record("double", Tag(9, 9))], "which was not expected"),
+        ([record("double", A), record("double", Tag(9, 9))], "fired for the unexpected"),
     ],
 )
 def test_the_recorder_finds_wrong_counts(records: list[TraceRecord], message: str) -> None:

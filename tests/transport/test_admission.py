@@ -10,7 +10,7 @@ MEMBER, FLOOD = "10.0.0.1", "10.0.0.2"
 
 
 def filled(limit: int, silent: int, proving: int = 0) -> Admission[str]:
-    """A listener with connections of one source, of which the proving ones are older."""
+    """Return an admission with connections of one source, the proving ones older."""
     admission = Admission[str](limit)
     for number in range(proving):
         admission.arrived(f"proving-{number}", FLOOD)
@@ -20,7 +20,7 @@ def filled(limit: int, silent: int, proving: int = 0) -> Admission[str]:
     return admission
 
 
-def test_nothing_is_closed_up_to_the_limit() -> None:
+def test_no_connection_is_closed_up_to_the_limit() -> None:
     admission = filled(4, silent=4)
     assert not admission.over_limit
     assert admission.take_excess() == []
@@ -42,7 +42,7 @@ def test_a_proving_connection_outlives_older_and_younger_silent_ones() -> None:
     assert admission.take_excess() == ["silent-1"]
 
 
-def test_a_newcomer_is_let_in_where_all_others_have_said_hello() -> None:
+def test_a_new_connection_stays_if_all_others_are_proving() -> None:
     admission = filled(4, silent=0, proving=4)
     admission.arrived("member", FLOOD)
     assert admission.take_excess() == ["proving-0"]
@@ -71,7 +71,7 @@ def test_the_limit_holds_and_no_source_with_a_fair_share_loses_a_connection(
     admission = Admission[int](limit)
     here: dict[int, tuple[int, bool]] = {}
     for number, (step, choice) in enumerate(steps):
-        silent = [one for one, (_, said) in here.items() if not said]
+        silent = [one for one, (_, proving) in here.items() if not proving]
         if step == "arrive":
             admission.arrived(number, str(choice))
             here[number] = (choice, False)

@@ -65,7 +65,7 @@ def test_the_sum_of_all_accounts_is_what_the_budget_holds_and_answers_overshoot_
         assert budget.held_bytes <= LIMIT + forced + LIMIT // 2
 
 
-def test_links_that_take_all_they_get_leave_each_other_link_its_part() -> None:
+def test_links_that_take_all_they_can_leave_each_other_link_its_part() -> None:
     budget = Budget(80_000)
     hoarders, others = ([Account(budget, 80_000) for _ in range(5)] for _ in range(2))
     for one in hoarders:
@@ -78,8 +78,8 @@ def test_links_that_take_all_they_get_leave_each_other_link_its_part() -> None:
     assert budget.held_bytes <= 80_000
 
 
-def test_links_that_come_one_after_the_other_and_take_all_they_get_stay_within_the_budget() -> None:
-    """A part of each link that goes by the number of links would let them hold half as much again."""
+def test_successive_links_that_take_all_they_can_stay_within_the_budget() -> None:
+    """Parts that depend on the number of links would let the links hold half as much again."""
     budget = Budget(1 << 20)
     for _ in range(300):
         drain(Account(budget, 1 << 17), 16)
@@ -103,7 +103,7 @@ def test_a_part_that_was_closed_is_reserved_for_the_next_link() -> None:
     assert (budget.reserved_bytes, budget.beyond_bytes, budget.held_bytes) == (0, 0, 0)
 
 
-def test_within_its_part_a_link_has_room_whatever_the_others_hold() -> None:
+def test_within_its_part_a_link_has_room_beside_any_others() -> None:
     budget = Budget(64_000)
     greedy, small = Account(budget, 80_000), Account(budget, 80_000)
     greedy.charge(200_000)
@@ -122,7 +122,7 @@ def test_a_link_has_room_until_its_own_limit_and_one_answer_may_exceed_it() -> N
     assert account.admit(1)
 
 
-def test_the_first_in_line_is_let_past_the_limit_one_at_a_time() -> None:
+def test_the_first_in_the_queue_may_exceed_the_limit_one_at_a_time() -> None:
     budget = Budget(800)
     first, second, third = (Account(budget, 10_000) for _ in range(3))
     woken: list[str] = []
@@ -153,7 +153,7 @@ def test_messages_in_progress_do_not_wait_for_one_another_for_ever() -> None:
     assert other.may_go_on(400)
 
 
-def test_a_closed_account_gives_back_all_that_it_held() -> None:
+def test_a_closed_account_releases_all_its_bytes() -> None:
     budget = Budget(1_000)
     account = Account(budget, 1_000)
     account.charge(600)
@@ -161,7 +161,7 @@ def test_a_closed_account_gives_back_all_that_it_held() -> None:
     assert (budget.held_bytes, budget.links) == (0, 0)
 
 
-def test_what_is_not_held_cannot_be_released() -> None:
+def test_an_account_cannot_release_more_than_it_holds() -> None:
     account = Account(Budget(), 1_000)
     account.charge(10)
     with pytest.raises(ValueError, match="11 bytes are released of 10"):

@@ -1,4 +1,4 @@
-"""Memory goes back to the pool with its last reader, and not before."""
+"""Memory returns to the pool with its last view, and not before."""
 
 import threading
 
@@ -18,7 +18,7 @@ def test_buffers_are_aligned_and_writable(size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [400, 4 << 20])
-def test_memory_is_lent_for_as_long_as_a_slice_of_a_slice_lives(size: int) -> None:
+def test_memory_is_lent_while_a_slice_of_a_slice_exists(size: int) -> None:
     pool = BufferPool()
     lent, _ = pool.lend(size, np.dtype(np.float32), (size // 4,))
     part = lent.reshape(2, -1)[1:][:, ::2]
@@ -33,7 +33,7 @@ def test_memory_is_lent_for_as_long_as_a_slice_of_a_slice_lives(size: int) -> No
 
 
 @pytest.mark.parametrize("size", [400, 4 << 20])
-def test_memory_is_lent_for_as_long_as_a_tensor_within_it_lives(size: int) -> None:
+def test_memory_is_lent_while_a_tensor_within_it_exists(size: int) -> None:
     pool = BufferPool()
     whole = pool.acquire(size)
     inner = np.ndarray((2, 3), np.float32, whole, 64)
@@ -64,7 +64,7 @@ def test_little_is_kept_beyond_what_may_be_retained() -> None:
     assert pool.statistics().free == 2
 
 
-def test_the_last_reader_may_be_on_another_thread() -> None:
+def test_the_last_view_may_end_on_another_thread() -> None:
     pool = BufferPool()
     held = [pool.acquire(100)]
     thread = threading.Thread(target=held.clear)

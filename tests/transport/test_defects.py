@@ -76,7 +76,7 @@ async def test_a_callback_that_raises_closes_its_link_and_is_reported(
     assert report["protocol"] is near
 
 
-async def test_a_handshake_that_raises_lets_its_peer_go_and_is_reported(
+async def test_a_handshake_that_raises_disconnects_its_peer_and_is_reported(
     monkeypatch: pytest.MonkeyPatch, reports: list[dict[str, Any]]
 ) -> None:
     network = tcp()
@@ -92,7 +92,7 @@ async def test_a_handshake_that_raises_lets_its_peer_go_and_is_reported(
     assert isinstance(report["protocol"], Greeter)
 
 
-async def test_an_answer_callback_that_raises_is_reported_and_the_link_lives_on(
+async def test_an_answer_callback_that_raises_is_reported_and_the_link_stays_open(
     reports: list[dict[str, Any]],
 ) -> None:
     async with link_pair(tcp()) as (near, far):

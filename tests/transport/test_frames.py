@@ -1,4 +1,4 @@
-"""The decoder reads what the encoder wrote, however it arrives, and nothing but ProtocolError leaves it."""
+"""The decoder inverts the encoder for any division into reads, and raises only ProtocolError."""
 
 import tracemalloc
 from collections.abc import Iterable
@@ -27,6 +27,7 @@ from transport.frames import (
     FrameDecoder,
     FrameEncoder,
     Registered,
+    checksum,
 )
 from transport.messages import Message
 from transport.protocol import Conversation
@@ -54,7 +55,7 @@ def encode(
 
 
 def feed(decoder: FrameDecoder, wire: bytes, step: int | None = None) -> list[Frame]:
-    """Put bytes where the decoder wants them, at most ``step`` at a time."""
+    """Pass bytes to the decoder, at most ``step`` at a time."""
     frames: list[Frame] = []
     while wire:
         room = decoder.get_buffer()
@@ -107,7 +108,9 @@ def messages(draw: st.DrawFn) -> Message:
     st.lists(st.tuples(messages(), st.booleans()), min_size=1, max_size=3),
     st.sampled_from([None, 1, 7, 33, 1000]),
 )
-def test_messages_survive_however_they_arrive(drawn: list[tuple[Message, bool]], step: int | None) -> None:
+def test_messages_survive_any_division_into_reads(
+    drawn: list[tuple[Message, bool]], step: int | None
+) -> None:
     sent = [message for message, _ in drawn]
     wire = b"".join(encode(message, checked=checked) for message, checked in drawn)
     tail = FrameEncoder.head(PING, 0, b"", 0)
@@ -128,7 +131,7 @@ def test_sizes_around_the_chunk_limit_survive() -> None:
 
 
 @pytest.mark.parametrize("checked", [False, True])
-def test_bfloat16_travels(checked: bool) -> None:
+def test_a_bfloat16_tensor_survives(checked: bool) -> None:
     dtypes = pytest.importorskip("ml_dtypes")
     message = Message(type="push", tensors=(np.arange(5).astype(dtypes.bfloat16),))
     (frame,) = feed(new_decoder(), encode(message, checked=checked))
@@ -187,7 +190,7 @@ def test_a_forgotten_destination_is_not_written_to_any_more(checked: bool) -> No
 
 
 @pytest.mark.parametrize("checked", [False, True])
-def test_after_the_conversation_is_over_nothing_is_stored_and_the_goodbye_is_found(checked: bool) -> None:
+def test_an_ended_conversation_stores_nothing_and_finds_the_close(checked: bool) -> None:
     pool = BufferPool(retain_bytes=0)
     decoder = FrameDecoder(CONFIG, pool)
     array = np.ones(100_000, np.float32)
@@ -212,7 +215,7 @@ def test_an_empty_reply_is_the_empty_arrays_that_were_registered_for_it() -> Non
     assert all(got is target for got, target in zip(frame.message.tensors, targets, strict=True))
 
 
-# What a peer could do wrong
+# Faults of a peer
 
 
 def prelude(**changes: int | bytes) -> bytes:
@@ -329,7 +332,7 @@ def test_only_protocol_errors_leave_the_decoder(wire: bytes, data: st.DataObject
     damaged = bytearray(wire)
     for _ in range(data.draw(st.integers(1, 4))):
         damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
-    if resign:  # a peer that means it gets the checksum right
+    if resign:  # a malicious peer computes the checksum
         meta = min(int.from_bytes(damaged[16:20], "little"), 1 << 14)
         fixed = FrameEncoder.head(
             damaged[5],
@@ -346,7 +349,7 @@ def test_only_protocol_errors_leave_the_decoder(wire: bytes, data: st.DataObject
 
 
 def hostile_inputs() -> list[bytes]:
-    """Inputs of little that claim, or unpack to, much."""
+    """Return short inputs that claim, or expand to, much memory."""
     bombs = [
         msgpack.packb(["x", {"a": [{}] * 16_000}]),
         msgpack.packb(["x", {"a": [[]] * 16_000}]),
@@ -378,7 +381,7 @@ def test_a_hostile_input_takes_little_memory(wire: bytes) -> None:
     finally:
         tracemalloc.stop()
     assert peak <= HOSTILE_LIMIT_BYTES
-    # Mapped memory is not traced; it is real only where something was received.
+    # Mapped memory is not traced; its pages exist only for received bytes.
     assert _resident_bytes() - before <= 2 * HOSTILE_LIMIT_BYTES
 
 
@@ -386,7 +389,7 @@ def _resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
-# What our own caller could do wrong
+# Faults of the caller
 
 
 @pytest.mark.parametrize(
@@ -405,7 +408,7 @@ def _resident_bytes() -> int:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_cannot_travel_is_refused_by_the_sender(message: Message, rule: str) -> None:
+def test_the_sender_refuses_a_message_that_no_frame_can_hold(message: Message, rule: str) -> None:
     with pytest.raises(LocalProtocolError) as caught:
         encode(message)
     assert caught.value.rule == rule
@@ -418,3 +421,16 @@ def test_a_refused_message_leaves_the_encoder_usable() -> None:
     tensors = (np.zeros(2),)
     packed = encoder.pack(Message(type="push", meta={"a": 1}), lay_out(tensors, 1000).packed)
     assert msgpack.unpackb(packed)[:2] == ["push", {"a": 1}]
+
+
+@given(st.integers(0, 9))
+def test_the_check_value_of_crc32c_is_independent_of_the_cuts(cut: int) -> None:
+    digits = b"123456789"
+    assert checksum([digits[:cut], memoryview(digits)[cut:]]) == 0xE3069283
+    assert checksum([memoryview(bytearray(digits[cut:]))], checksum([digits[:cut]])) == 0xE3069283
+
+
+@pytest.mark.parametrize("dtype", ["f4", "i8", "?"])
+def test_the_checksum_of_an_array_is_that_of_its_bytes(dtype: str) -> None:
+    array = np.arange(12).astype(dtype).reshape(3, 4)
+    assert checksum([array]) == checksum([array.tobytes()])

@@ -1,4 +1,4 @@
-"""Two sides prove the token to each other, or are told what to do."""
+"""Two sides prove the token to each other, or the refusal has the remedy."""
 
 import hashlib
 from collections.abc import Callable
@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from transport.errors import HandshakeRejected, ProtocolError
 from transport.handshake import RECORD_BYTES, ClientHandshake, ServerHandshake, reject_record
 from transport.keys import RoleKeys, Secret, derive
-from transport.messages import Identity
-from transport.roles import ANY_ROLE, RoleTable
+from transport.messages import ANY_ROLE, Identity, RoleTable
 
 RULES = RoleTable({"push": {("worker", "ps")}})
 WORKER = Identity(role="worker", node="worker-1", incarnation=2**64 - 1, run="run-7")
@@ -43,7 +42,7 @@ def shake(one: ClientHandshake, other: ServerHandshake) -> None:
 
 
 @pytest.mark.parametrize("token", [TOKEN, None])
-def test_both_sides_learn_who_the_other_is(token: bytes | None) -> None:
+def test_both_sides_learn_the_identity_of_the_other(token: bytes | None) -> None:
     one, other = client(token), server(token)
     shake(one, other)
     assert one.peer == SERVER
@@ -73,9 +72,9 @@ def test_a_missing_token_is_named(mine: bytes | None, theirs: bytes | None) -> N
     one = client(mine)
     with pytest.raises(HandshakeRejected) as refusal:
         server(theirs).receive(one.hello())
-    with pytest.raises(HandshakeRejected) as heard:
+    with pytest.raises(HandshakeRejected) as received:
         one.receive(reject_record(refusal.value))
-    lacking, having = (refusal, heard) if theirs is None else (heard, refusal)
+    lacking, having = (refusal, received) if theirs is None else (received, refusal)
     assert "the other side has a token and this side has none: give it the same" in str(lacking.value)
     assert "this side has a token and the other side has none: give both the same" in str(having.value)
 
@@ -90,18 +89,18 @@ def test_a_proof_of_another_conversation_is_refused() -> None:
 
 
 def test_roles_without_a_row_are_refused() -> None:
-    stranger = client(me=Identity(role="data", node="d", incarnation=1))
-    with pytest.raises(HandshakeRejected, match="nothing to say"):
-        server().receive(stranger.hello())
+    other = client(me=Identity(role="data", node="d", incarnation=1))
+    with pytest.raises(HandshakeRejected, match="exchange no messages"):
+        server().receive(other.hello())
 
 
-def test_an_unexpected_role_is_refused_by_who_dialled() -> None:
+def test_the_dialling_side_refuses_an_unexpected_role() -> None:
     one = client(peer_role="controller")
     with pytest.raises(HandshakeRejected, match="check the address"):
         one.receive(server().receive(one.hello()))
 
 
-def test_another_version_is_told_to_run_the_same_release() -> None:
+def test_the_refusal_of_another_version_has_the_remedy() -> None:
     hello = bytearray(client().hello())
     hello[8:10] = (9).to_bytes(2, "little")
     with pytest.raises(HandshakeRejected, match="same release"):
@@ -154,15 +153,15 @@ def test_with_the_keys_of_one_role_no_other_can_be_claimed() -> None:
     assert other.peer is None
 
 
-def test_a_pair_that_the_keys_do_not_know_is_named() -> None:
+def test_a_pair_without_a_key_is_named() -> None:
     wider = RoleTable({"push": {("worker", "ps")}, "ask": {("worker", "data")}})
-    keys = keys_of("worker")  # derived when workers said nothing to data servers
+    keys = keys_of("worker")  # derived without a row for data servers
     one = ClientHandshake(WORKER, token=keys, entropy=entropy(b"c"), rules=wider)
     data = Identity(role="data", node="d", incarnation=1)
     other = ServerHandshake(data, token=TOKEN, entropy=entropy(b"s"), rules=wider)
     with pytest.raises(HandshakeRejected, match="have none for role data: derive them again") as raised:
         one.receive(other.receive(one.hello()))
-    assert "a worker, has no key for role data" in raised.value.told
+    assert "a worker, has no key for role data" in raised.value.peer_text
 
 
 @given(st.binary(min_size=RECORD_BYTES, max_size=RECORD_BYTES), st.booleans())
@@ -173,10 +172,10 @@ def test_only_named_errors_leave_a_handshake(record: bytes, plausible: bool) -> 
         server().receive(record)
 
 
-def test_a_table_keeps_nothing_of_roles_that_nobody_has_rules_for():
+def test_a_table_keeps_nothing_of_an_unknown_role():
     rules = RoleTable({"push": {("worker", "ps")}, "hello": {(ANY_ROLE, "ps")}})
     for number in range(1000):
-        assert rules.may_talk(f"stranger-{number}", "ps")
-        assert not rules.may_talk(f"stranger-{number}", "worker")
-    assert len(rules._sayable) <= 9
-    assert rules.sayable("worker", "ps") == {"push", "hello"}
+        assert rules.may_talk(f"unknown-{number}", "ps")
+        assert not rules.may_talk(f"unknown-{number}", "worker")
+    assert len(rules._sendable) <= 9
+    assert rules.sendable("worker", "ps") == {"push", "hello"}

@@ -84,7 +84,7 @@ async def test_a_link_that_only_serves_ends_at_the_first_message(make_network: M
                 near.send_nowait(NOTE)
             await far.wait_closed()
             if not early:
-                with pytest.raises(RemoteProtocolError, match="only requests are taken"):
+                with pytest.raises(RemoteProtocolError, match="takes only requests"):
                     await far.receive()
             assert far.closed
 
@@ -108,7 +108,7 @@ async def test_a_link_that_ended_within_a_large_message_keeps_none_of_it() -> No
 
 
 @either
-async def test_who_received_from_a_link_that_ended_is_not_kept_by_it(make_network: MakeNetwork) -> None:
+async def test_an_ended_link_keeps_no_receiver_alive(make_network: MakeNetwork) -> None:
     gc.collect()
     gc.disable()
     try:
@@ -137,7 +137,7 @@ async def test_who_received_from_a_link_that_ended_is_not_kept_by_it(make_networ
 
 
 @either
-async def test_a_link_whose_messages_are_not_received_is_given_up(make_network: MakeNetwork) -> None:
+async def test_a_link_whose_messages_are_not_received_ends(make_network: MakeNetwork) -> None:
     budget = Budget()
     async with link_pair(make_network(budget, inbox_messages=8, stalled_after_s=0.05)) as (near, far):
         fill(near)
@@ -154,7 +154,7 @@ async def test_a_link_whose_messages_are_not_received_is_given_up(make_network: 
     assert (budget.held_bytes, budget.links) == (0, 0)
 
 
-async def test_a_peer_that_fills_the_inbox_and_hangs_up_is_noticed() -> None:
+async def test_the_end_of_a_peer_that_fills_the_inbox_ends_the_link() -> None:
     async with link_pair(tcp(inbox_messages=8, stalled_after_s=0.05)) as (near, far):
         fill(near)
         await turns(lambda: far.statistics().waits)
@@ -229,7 +229,7 @@ async def test_requests_that_were_read_behind_a_pause_wait_and_keep_their_order(
         assert [one.meta["number"] for one in answers] == seen == list(range(12))
 
 
-async def test_what_waited_behind_a_pause_is_received_after_the_peer_has_hung_up() -> None:
+async def test_messages_behind_a_pause_are_received_after_the_peer_has_closed() -> None:
     async with link_pair(tcp(inbox_messages=2)) as (near, far):
         for number in range(9):
             near.send_nowait(Message(type="note", meta={"number": number}))
@@ -280,14 +280,14 @@ async def peers(net: Network, count: int, far_links: list[Link], stack: AsyncExi
     listener = await stack.enter_async_context(net.listen(address, FAR, on_link))
     near = []
     for number in range(count):
-        who = Identity(role="near", node=f"near-{number}", incarnation=1)
-        near.append(await stack.enter_async_context(net.connect(listener.address, who)))
+        identity = Identity(role="near", node=f"near-{number}", incarnation=1)
+        near.append(await stack.enter_async_context(net.connect(listener.address, identity)))
     await turns(lambda: len(far_links) == count)
     return near
 
 
 @either
-async def test_hoarders_leave_room_for_the_others(make_network: MakeNetwork) -> None:
+async def test_links_at_their_limits_leave_room_for_the_others(make_network: MakeNetwork) -> None:
     budget = Budget(64 * MB)
     far_links: list[Link] = []
     async with AsyncExitStack() as stack:
@@ -347,7 +347,7 @@ async def test_an_answer_that_was_not_charged_is_refused_beyond_a_megabyte(make_
                     await near.call(ASK, timeout_s=PATIENCE_S)
 
 
-async def test_what_an_answer_raises_fails_its_request() -> None:
+async def test_an_error_of_an_answer_fails_its_request() -> None:
     def fail(error: Exception) -> None:
         raise error
 
@@ -358,7 +358,7 @@ async def test_what_an_answer_raises_fails_its_request() -> None:
                 await near.call(ASK, timeout_s=PATIENCE_S)
 
 
-async def test_a_link_that_ends_lets_go_of_half_a_message_at_once() -> None:
+async def test_a_link_that_ends_releases_half_a_message_at_once() -> None:
     net = tcp()
 
     async def end_half_way() -> "ref[Link]":
@@ -379,7 +379,7 @@ async def test_a_link_that_ends_lets_go_of_half_a_message_at_once() -> None:
         gc.enable()
 
 
-async def test_a_link_that_ends_releases_what_its_requests_held() -> None:
+async def test_a_link_that_ends_releases_the_bytes_of_its_requests() -> None:
     budget = Budget()
     async with link_pair(local(budget)) as (near, far):
         held: list[Request] = []
@@ -446,6 +446,6 @@ async def test_requests_that_fill_the_link_by_themselves_get_their_charged_answe
             await asyncio.gather(*calls)
 
 
-def test_a_byte_of_meta_counts_for_what_it_can_become() -> None:
+def test_a_byte_of_meta_counts_for_its_largest_expansion() -> None:
     assert META_COST == 72
     assert frame_cost(1000, 100) == 1000 + 7200 + 256

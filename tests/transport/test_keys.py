@@ -6,7 +6,7 @@ import pytest
 
 from transport.errors import HandshakeRejected
 from transport.keys import KEY_BYTES, RoleKeys, derive, hkdf, pair_key
-from transport.roles import RoleTable
+from transport.messages import RoleTable
 
 TOKEN = bytes(range(32))
 ROLES = ("controller", "ps", "worker", "ghost")
@@ -49,7 +49,7 @@ def test_more_than_the_function_can_give_is_refused() -> None:
         hkdf(TOKEN, salt=b"", info=b"", length=8161)
 
 
-def test_each_pair_has_a_key_of_its_own_whichever_side_derives_it() -> None:
+def test_each_pair_has_a_key_of_its_own_on_both_sides() -> None:
     pairs = list(itertools.combinations_with_replacement(ROLES, 2))
     keys = {pair: pair_key(TOKEN, *pair) for pair in pairs}
     assert len(set(keys.values())) == len(pairs)
@@ -69,7 +69,7 @@ def test_a_role_is_given_the_keys_of_its_own_pairs_alone() -> None:
 
 
 def test_a_role_without_rules_gets_no_keys() -> None:
-    with pytest.raises(ValueError, match="role 'ghost' talks with no other"):
+    with pytest.raises(ValueError, match="role 'ghost' exchanges messages with no other"):
         derive(TOKEN, "ghost", ROLES, RULES)
 
 

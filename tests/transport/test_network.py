@@ -1,4 +1,4 @@
-"""Doors open and close, dialling tries again, and both kinds of network agree on it."""
+"""Listeners open and close, dials are repeated, and both kinds of network behave alike."""
 
 import asyncio
 import hashlib
@@ -43,7 +43,7 @@ def anywhere(network: Network) -> str:
 
 
 @both
-async def test_nobody_there_is_a_failed_dial(make: Make) -> None:
+async def test_a_dial_without_a_listener_fails(make: Make) -> None:
     network = make()
     async with network.listen(anywhere(network), FAR, lambda link: link.wait_closed()) as listener:
         address = listener.address
@@ -71,14 +71,16 @@ async def test_a_dial_waits_for_a_listener_that_is_late(make: Make) -> None:
 
 
 @pytest.mark.parametrize(
-    ("advertised", "told"),
+    ("advertised", "expected"),
     [
         ("tcp://localhost:0", "tcp://localhost:{port}"),
         ("tcp://gateway:7100", "tcp://gateway:7100"),
         ("tcp://[::1]:0", "tcp://[::1]:{port}"),
     ],
 )
-async def test_a_listener_on_every_interface_names_the_advertised_address(advertised: str, told: str) -> None:
+async def test_a_listener_on_every_interface_names_the_advertised_address(
+    advertised: str, expected: str
+) -> None:
     entropy = lambda count: hashlib.shake_128(b"test").digest(count)  # noqa: E731
     token = b"a token of many bytes"
     network = TcpNetwork(token=token, entropy=entropy, rules=open_rules(), advertise=advertised)
@@ -86,7 +88,7 @@ async def test_a_listener_on_every_interface_names_the_advertised_address(advert
     async with plain.listen("tcp://127.0.0.1:0", FAR, lambda link: link.wait_closed()) as free:
         port = free.address.rpartition(":")[2]
     async with network.listen(f"tcp://0.0.0.0:{port}", FAR, lambda link: link.wait_closed()) as listener:
-        assert listener.address == told.format(port=port)
+        assert listener.address == expected.format(port=port)
         async with plain.connect(f"tcp://127.0.0.1:{port}", NEAR) as link:
             assert link.peer == FAR
 
@@ -95,15 +97,15 @@ async def test_a_listener_on_every_interface_names_the_advertised_address(advert
 async def test_an_unexpected_role_is_refused(make: Make) -> None:
     network = make()
     async with network.listen(anywhere(network), FAR, lambda link: link.wait_closed()) as listener:
-        with pytest.raises(HandshakeRejected, match="a controller was dialled, a far answered"):
+        with pytest.raises(HandshakeRejected, match="dialled a controller, but a far answered"):
             await network.dial(listener.address, NEAR, peer_role="controller")
 
 
 @both
-async def test_roles_with_nothing_to_say_are_refused(make: Make) -> None:
+async def test_roles_that_exchange_no_messages_are_refused(make: Make) -> None:
     network = make(RoleTable({"push": {("worker", "far")}}))
     async with network.listen(anywhere(network), FAR, lambda link: link.wait_closed()) as listener:
-        with pytest.raises(HandshakeRejected, match="nothing to say"):
+        with pytest.raises(HandshakeRejected, match="exchange no messages"):
             await network.dial(listener.address, NEAR)
 
 
@@ -135,25 +137,25 @@ async def test_a_link_closes_when_its_on_link_returns(make: Make) -> None:
 
 
 @both
-async def test_a_peer_that_leaves_is_no_failure_of_the_listener(make: Make) -> None:
+async def test_the_end_of_a_link_is_no_failure_of_the_listener(make: Make) -> None:
     network = make()
-    heard = asyncio.Queue[Message]()
+    received = asyncio.Queue[Message]()
 
     async def on_link(link: Link) -> None:
         while True:
-            heard.put_nowait(await link.receive())
+            received.put_nowait(await link.receive())
 
     async with network.listen(anywhere(network), FAR, on_link) as listener:
         for _ in range(2):
             async with network.connect(listener.address, NEAR) as link:
                 await link.send(Message(type="note"))
-                await heard.get()
+                await received.get()
         link = await network.dial(listener.address, NEAR)
         link.abort()
 
 
 @both
-async def test_a_bug_in_on_link_ends_the_block_loudly(make: Make) -> None:
+async def test_an_error_in_on_link_ends_the_block_and_is_raised(make: Make) -> None:
     network = make()
 
     async def on_link(link: Link) -> None:
@@ -171,7 +173,7 @@ async def test_a_bug_in_on_link_ends_the_block_loudly(make: Make) -> None:
 
 
 @both
-async def test_what_the_block_raises_leaves_it_as_it_is(make: Make) -> None:
+async def test_an_error_of_the_block_is_raised_alone(make: Make) -> None:
     network = make()
     with pytest.raises(KeyError, match="mine"):
         async with network.listen(anywhere(network), FAR, lambda link: link.wait_closed()):
@@ -201,7 +203,7 @@ async def test_local_delivery_passes_the_very_objects() -> None:
         assert near.statistics().by_type["note"].payload_bytes_out == 24
 
 
-async def test_a_local_peer_that_never_reads_is_given_up() -> None:
+async def test_a_local_peer_that_never_reads_ends_the_link() -> None:
     network = LocalNetwork(rules=open_rules(), config=LinkConfig(stalled_after_s=0.02))
     async with link_pair(network) as (near, far):
         array = np.zeros(1 << 20, np.uint8)
@@ -231,10 +233,10 @@ def test_retry_waits_grow_to_a_limit_and_end() -> None:
             RetrySchedule(**wrong)  # type: ignore[arg-type]
 
 
-def test_roles_may_say_what_has_a_row() -> None:
+def test_roles_may_send_messages_with_a_row() -> None:
     rules = RoleTable({"push": {("worker", "ps")}, "stop": {("*", "ps")}})
-    assert rules.sayable("worker", "ps") == {"push", "stop"}
-    assert rules.sayable("ps", "worker") == set()
+    assert rules.sendable("worker", "ps") == {"push", "stop"}
+    assert rules.sendable("ps", "worker") == set()
     assert rules.allows("stop", "data", "ps")
     assert rules.may_talk("ps", "worker")
     assert not rules.may_talk("data", "worker")

@@ -1,4 +1,4 @@
-"""A path is as slow as its conditions say, and keeps the order."""
+"""A path has the delay and bandwidth of its conditions, and keeps the order."""
 
 import random
 
@@ -16,12 +16,12 @@ def path(**conditions: float) -> Path:
 
 
 def arrivals(path: Path, sent: list[tuple[float, int]]) -> list[tuple[float, float]]:
-    """When each was sent, and when it arrives; pauses lie before each."""
-    now, told = 0.0, []
+    """Return the time of sending and of arrival of each; pauses precede each."""
+    now, sent_and_arrived = 0.0, []
     for pause, nbytes in sent:
         now += pause
-        told.append((now, path.arrival(now=now, nbytes=nbytes)))
-    return told
+        sent_and_arrived.append((now, path.arrival(now=now, nbytes=nbytes)))
+    return sent_and_arrived
 
 
 @given(SENT)
@@ -32,17 +32,17 @@ def test_without_jitter_all_take_the_delay(sent):
 
 @given(SENT)
 def test_with_jitter_none_is_early_none_overtakes_and_none_is_later_than_the_most(sent):
-    told = arrivals(path(delay_s=0.02, jitter_s=0.05), sent)
-    for then, arrival in told:
+    sent_and_arrived = arrivals(path(delay_s=0.02, jitter_s=0.05), sent)
+    for then, arrival in sent_and_arrived:
         assert then + 0.02 <= arrival <= then + 0.07
-    assert [arrival for _, arrival in told] == sorted(arrival for _, arrival in told)
+    assert [arrival for _, arrival in sent_and_arrived] == sorted(arrival for _, arrival in sent_and_arrived)
 
 
 @given(SENT)
 def test_a_narrow_path_passes_no_more_bytes_than_its_width(sent):
-    told = arrivals(path(delay_s=0.02, bytes_per_s=100_000.0), sent)
+    sent_and_arrived = arrivals(path(delay_s=0.02, bytes_per_s=100_000.0), sent)
     free_at = 0.0
-    for (then, arrival), (_, nbytes) in zip(told, sent, strict=True):
+    for (then, arrival), (_, nbytes) in zip(sent_and_arrived, sent, strict=True):
         free_at = max(free_at, then) + nbytes / 100_000
         assert arrival == pytest.approx(free_at + 0.02)
 
@@ -53,7 +53,7 @@ def test_equal_dice_give_equal_jitter():
 
 
 @pytest.mark.parametrize(
-    ("conditions", "said"),
+    ("conditions", "claim"),
     [
         ({"delay_s": -1}, "must not be negative, they are -1 and 0.0"),
         ({"delay_s": float("nan")}, "must not be negative"),
@@ -61,6 +61,6 @@ def test_equal_dice_give_equal_jitter():
         ({"delay_s": 0, "bytes_per_s": 0}, "bytes_per_s must be positive or None, not 0"),
     ],
 )
-def test_impossible_conditions_are_refused(conditions, said):
-    with pytest.raises(ValueError, match=said):
+def test_impossible_conditions_are_refused(conditions, claim):
+    with pytest.raises(ValueError, match=claim):
         PathConditions(**conditions)

@@ -30,10 +30,10 @@ def test_silence_is_answered_by_pings_and_ends_the_link_after_fifteen_seconds() 
     assert tick(one, 105.0) == ["ping"]
     assert tick(one, 110.0) == ["ping"]
     assert one.next_deadline() == 115.0
-    assert tick(one, 115.0) == ["nothing was heard from the peer for 15.0 s"]
+    assert tick(one, 115.0) == ["the peer sent nothing for 15.0 s"]
 
 
-def test_a_peer_that_speaks_gets_no_pings() -> None:
+def test_a_peer_that_sends_gets_no_pings() -> None:
     one = conversation(now=0.0)
     one.last_heard = 4.0
     assert tick(one, 5.0) == []
@@ -50,7 +50,7 @@ def test_a_ping_is_a_frame() -> None:
     assert decoder.updated(32)[0].kind == PING
 
 
-def test_silence_means_nothing_while_we_do_not_read() -> None:
+def test_silence_is_no_fault_while_reading_is_paused() -> None:
     one = conversation(now=0.0)
     one.pause()
     assert tick(one, 60.0) == []
@@ -58,7 +58,7 @@ def test_silence_means_nothing_while_we_do_not_read() -> None:
     assert tick(one, 65.0) == ["ping"]
 
 
-def test_a_peer_that_takes_nothing_is_given_up_after_ten_seconds() -> None:
+def test_a_peer_that_takes_nothing_ends_the_link_after_ten_seconds() -> None:
     one = conversation(now=0.0)
     one.pause()
     assert tick(one, 5.0, unsent=100, sent=1000) == []
@@ -69,20 +69,20 @@ def test_a_peer_that_takes_nothing_is_given_up_after_ten_seconds() -> None:
 
 
 def begin_message(one: Conversation) -> None:
-    """Have the conversation receive the first bytes of a large message."""
+    """Pass the first bytes of a large message to the conversation."""
     outgoing = one.encode(MESSAGE, 0, Message(type="push", tensors=(np.zeros(100_000, np.uint8),)))
     head = bytes(outgoing.buffers[0])
     one.decoder.get_buffer()[: len(head)] = head
     one.decoder.updated(len(head))
 
 
-def test_a_message_of_which_no_more_comes_ends_the_link_though_the_peer_is_heard() -> None:
+def test_an_unfinished_message_ends_the_link_of_a_peer_that_still_sends() -> None:
     one = conversation(now=0.0)
     begin_message(one)
     for now in (5.0, 9.0):
         one.last_heard = now
         assert tick(one, now) == []
-    assert one.next_deadline() == 14.0  # heard again, and 15 for the message
+    assert one.next_deadline() == 14.0  # bytes came again; the message has until 15
     one.decoder.updated(10)
     one.last_heard = 14.0
     assert tick(one, 14.0) == []
@@ -92,7 +92,7 @@ def test_a_message_of_which_no_more_comes_ends_the_link_though_the_peer_is_heard
     assert reason == "the last 99990 bytes of a message did not come for 10.0 s"
 
 
-def test_a_message_that_we_do_not_read_on_is_not_the_peers_fault() -> None:
+def test_an_unfinished_message_is_no_fault_while_reading_is_paused() -> None:
     one = conversation(now=0.0)
     begin_message(one)
     assert tick(one, 5.0) == ["ping"]
@@ -120,7 +120,7 @@ def test_slow_progress_is_progress() -> None:
     reading=st.booleans(),
     unsent=st.integers(0, 1),
 )
-def test_at_a_deadline_something_is_done_or_the_next_one_is_later(
+def test_at_a_deadline_tick_has_an_effect_or_the_next_one_is_later(
     begun: float, ping_s: float, reading: bool, unsent: int
 ) -> None:
     config = LinkConfig(ping_every_s=ping_s, dead_after_s=3.3 * ping_s, stalled_after_s=2.1 * ping_s)
@@ -129,8 +129,8 @@ def test_at_a_deadline_something_is_done_or_the_next_one_is_later(
         one.pause()
     for _ in range(8):
         deadline = one.next_deadline()
-        said = tick(one, deadline, unsent=unsent)
-        if said and said != ["ping"]:
+        effects = tick(one, deadline, unsent=unsent)
+        if effects and effects != ["ping"]:
             break
         assert one.next_deadline() > deadline
     else:
@@ -138,7 +138,7 @@ def test_at_a_deadline_something_is_done_or_the_next_one_is_later(
         assert not unsent
 
 
-def test_a_large_message_leaves_in_chunks_and_in_turn() -> None:
+def test_a_large_message_leaves_in_chunks_and_in_order() -> None:
     one = conversation(chunk_bytes=65536)
     large = Message(type="push", tensors=(np.zeros(200_000, np.uint8),))
     outgoing = one.encode(MESSAGE, 0, large)

@@ -1,4 +1,4 @@
-"""The bytes printed in docs/protocol.md are what the code speaks."""
+"""The bytes printed in docs/protocol.md are those of the code."""
 
 import re
 from pathlib import Path
@@ -20,7 +20,7 @@ def printed_frame() -> bytes:
     return b"".join(bytes.fromhex(group[0]) for group in groups if group)
 
 
-def test_the_printed_frame_decodes_to_what_is_written_beside_it() -> None:
+def test_the_printed_frame_decodes_to_the_values_beside_it() -> None:
     wire = printed_frame()
     decoder = FrameDecoder(LinkConfig(), BufferPool())
     decoder.get_buffer()[: len(wire)] = wire

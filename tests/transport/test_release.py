@@ -1,4 +1,4 @@
-"""A sender hears once, and only when nobody looks at its arrays any more."""
+"""A release fires once, after the last reader of the arrays is gone."""
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ def test_all_arrays_must_be_gone() -> None:
     assert fired == [1]
 
 
-def test_nothing_to_watch_is_released_at_once() -> None:
+def test_tensors_without_elements_are_released_at_once() -> None:
     fired: list[int] = []
     assert watched((), lambda: fired.append(1)) == ()
     watched((np.zeros(0),), lambda: fired.append(2))
@@ -50,7 +50,7 @@ def test_bfloat16_scalars_and_read_only_arrays_can_be_watched() -> None:
     assert fired == [1]
 
 
-def test_a_callback_that_fails_is_logged_and_hurts_nobody(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_callback_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     def fail() -> None:
         raise RuntimeError("no")
 

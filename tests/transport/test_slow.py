@@ -1,4 +1,4 @@
-"""A slow network is as slow as it says between the nodes that it names, and a network in everything else."""
+"""A slow network delays links between the named nodes, and is a normal network otherwise."""
 
 import asyncio
 import gc
@@ -111,7 +111,7 @@ async def test_many_messages_are_under_way_at_once(make: Make) -> None:
 
 
 @both
-async def test_the_loop_does_not_wait_for_what_is_under_way(make: Make) -> None:
+async def test_the_loop_does_not_wait_for_messages_under_way(make: Make) -> None:
     async with slow_pair(make, delay_s=LONG_S) as (near, far):
         begin = time.monotonic()
         near.send_nowait(note())
@@ -124,7 +124,7 @@ async def test_the_loop_does_not_wait_for_what_is_under_way(make: Make) -> None:
 
 
 @both
-async def test_what_was_sent_in_one_turn_arrives_in_one(make: Make) -> None:
+async def test_messages_of_one_iteration_arrive_in_one(make: Make) -> None:
     async with slow_pair(make, jitter_s=0.005) as (near, far):
         for _ in range(5):
             for number in range(10):
@@ -133,7 +133,7 @@ async def test_what_was_sent_in_one_turn_arrives_in_one(make: Make) -> None:
             turn: list[int] = []
             asyncio.get_running_loop().call_soon(turn.append, 1)  # after this turn
             for _ in range(9):
-                await far.receive()  # waits for no turn: all of them are there
+                await far.receive()  # waits for no iteration: all of them have arrived
             assert turn == []
 
 
@@ -149,7 +149,7 @@ async def test_bytes_wait_for_those_before_them_on_a_narrow_path(make: Make) -> 
 
 
 @both
-async def test_a_narrow_path_holds_its_senders_before_much_is_queued(make: Make) -> None:
+async def test_a_narrow_path_stops_its_senders_before_much_is_queued(make: Make) -> None:
     async with slow_pair(make, delay_s=LONG_S, bytes_per_s=1000.0) as (near, far):
         sent = 0
         with pytest.raises(Exception, match="bytes wait for"):
@@ -163,7 +163,7 @@ async def test_a_narrow_path_holds_its_senders_before_much_is_queued(make: Make)
 
 
 @both
-async def test_closing_waits_for_what_is_under_way(make: Make) -> None:
+async def test_closing_waits_for_messages_under_way(make: Make) -> None:
     async with slow_pair(make, delay_s=0.02) as (near, far):
         begin = time.monotonic()
         near.send_nowait(note(5, 1 << 20))
@@ -175,7 +175,7 @@ async def test_closing_waits_for_what_is_under_way(make: Make) -> None:
 
 
 @both
-async def test_a_goodbye_comes_behind_what_was_sent_before_it(make: Make) -> None:
+async def test_a_close_arrives_after_all_earlier_messages(make: Make) -> None:
     async with slow_pair(make, delay_s=0.005) as (near, far), asyncio.TaskGroup() as group:
         near.send_nowait(note(1))
         closing = group.create_task(near.aclose(), name="close")
@@ -191,14 +191,14 @@ async def test_closing_a_local_link_does_not_wait_for_ever() -> None:
         closing = group.create_task(near.aclose(), name="close")
         await asyncio.sleep(0)
         closing.cancel()
-        # Whoever gives up the wait has closed at once: the other side hears it now.
+        # A cancelled close takes effect at once: the other side sees it now.
         assert (await far.receive()).meta["number"] == 1
         with pytest.raises(LinkClosed):
             await far.receive()
 
 
 @both
-async def test_an_abort_drops_and_releases_what_is_under_way(make: Make) -> None:
+async def test_an_abort_drops_and_releases_messages_under_way(make: Make) -> None:
     async with slow_pair(make, delay_s=LONG_S) as (near, far):
         released = asyncio.Event()
         array = np.ones(1 << 20, np.float32)
@@ -225,7 +225,7 @@ async def test_a_release_fires_after_delivery(make: Make) -> None:
 
 
 @both
-@pytest.mark.parametrize("between", [("near-1", "somebody"), lambda one, other: False], ids=["pair", "rule"])
+@pytest.mark.parametrize("between", [("near-1", "another"), lambda one, other: False], ids=["pair", "rule"])
 async def test_links_between_other_nodes_are_left_alone(make: Make, between: Any) -> None:
     async with slow_pair(make, delay_s=LONG_S, between=between) as (near, far):
         near.send_nowait(note(3))
@@ -245,7 +245,7 @@ async def test_a_rule_is_asked_for_both_ends(make: Make) -> None:
 
 
 @both
-async def test_leaving_the_block_delivers_what_is_held(make: Make) -> None:
+async def test_leaving_the_block_delivers_delayed_messages(make: Make) -> None:
     inner = make()
     address = "local://" if isinstance(inner, LocalNetwork) else "tcp://127.0.0.1:0"
     async with AsyncExitStack() as stack:
@@ -257,7 +257,7 @@ async def test_leaving_the_block_delivers_what_is_held(make: Make) -> None:
         near.send_nowait(note(2))
         await asyncio.sleep(0)
         await network.__aexit__(None, None, None)
-        near.send_nowait(note(3))  # and from then on nothing is held
+        near.send_nowait(note(3))  # and from then on no message is delayed
         assert [(await far.receive()).meta["number"] for _ in range(3)] == [1, 2, 3]
 
 
@@ -275,7 +275,7 @@ async def test_links_are_made_inside_the_block(make: Make) -> None:
 async def test_a_link_of_another_kind_is_refused() -> None:
     faulty = FaultyNetwork(local(), random.Random(1))
     async with SlowNetwork(faulty, delay_s=0.1, dice=random.Random(7), between=PAIR) as network:
-        with pytest.raises(TypeError, match="neither a TCP nor a local link: wrap the network that makes"):
+        with pytest.raises(TypeError, match="neither a TCP nor a local link: wrap a network that makes"):
             async with link_pair(network, address="local://"):
                 pass
 

@@ -1,4 +1,4 @@
-"""What only sockets can show: hostile peers, joined writes, chunks that let others pass."""
+"""Behaviour of sockets only: hostile peers, joined writes, chunks that let other frames pass."""
 
 import asyncio
 import logging
@@ -110,13 +110,13 @@ async def test_a_message_without_a_row_closes_the_link() -> None:
     ):
         await link.send(Message(type="secret"))
         far = await links.get()
-        with pytest.raises(RemoteProtocolError, match="may not say 'secret'"):
+        with pytest.raises(RemoteProtocolError, match="may not send 'secret'"):
             await far.receive()
         with pytest.raises(LinkBroken):
             await link.receive()
 
 
-async def test_who_does_not_speak_the_protocol_is_hung_up_on() -> None:
+async def test_a_client_of_another_protocol_is_disconnected() -> None:
     async with open_listener(network()) as (listener, links), raw_peer(listener.address) as (reader, writer):
         writer.write(b"GET / HTTP/1.1\r\n" * 20)
         with suppress(ConnectionResetError):
@@ -124,7 +124,7 @@ async def test_who_does_not_speak_the_protocol_is_hung_up_on() -> None:
         assert links.empty()
 
 
-async def test_who_says_nothing_is_hung_up_on() -> None:
+async def test_a_silent_client_is_disconnected() -> None:
     async with (
         open_listener(network(handshake_s=0.05)) as (listener, _),
         raw_peer(listener.address) as (reader, _),
@@ -133,7 +133,7 @@ async def test_who_says_nothing_is_hung_up_on() -> None:
         assert b"late" in answer
 
 
-async def test_who_is_too_busy_for_a_handshake_is_dialled_again() -> None:
+async def test_a_listener_too_busy_for_a_handshake_is_dialled_again() -> None:
     connects: list[asyncio.StreamWriter] = []
     server = await asyncio.start_server(lambda _, writer: connects.append(writer), "127.0.0.1", 0)
     async with server:
@@ -169,7 +169,7 @@ async def test_a_connection_given_up_before_it_was_made_is_closed() -> None:
     assert len(outcomes) == 1
 
 
-async def test_who_has_said_the_first_record_has_longer_than_who_has_not() -> None:
+async def test_a_client_with_a_complete_first_record_has_longer_than_a_silent_one() -> None:
     net = network(first_record_s=0.02, handshake_s=0.04)
     client = ClientHandshake(NEAR, token=TOKEN, entropy=os.urandom, rules=open_rules())
     async with open_listener(net) as (listener, _):
@@ -206,10 +206,10 @@ async def test_keys_of_another_role_neither_listen_nor_dial() -> None:
             assert link.peer == FAR
 
 
-async def test_roles_with_nothing_to_say_are_rejected() -> None:
+async def test_roles_that_exchange_no_messages_are_rejected() -> None:
     rules = RoleTable({"push": {("worker", "far")}})
     async with open_listener(network(rules=rules)) as (listener, _):
-        with pytest.raises(HandshakeRejected, match="nothing to say"):
+        with pytest.raises(HandshakeRejected, match="exchange no messages"):
             await network().dial(listener.address, NEAR)
 
 
@@ -225,7 +225,7 @@ def test_an_address_that_is_none_is_refused(address: str) -> None:
         parse_tcp_address(address)
 
 
-def test_loopback_is_told_from_the_rest() -> None:
+def test_loopback_addresses_are_recognised() -> None:
     assert [is_loopback(host) for host in ("127.0.0.1", "::1", "localhost")] == [True] * 3
     assert [is_loopback(host) for host in ("0.0.0.0", "::", "10.0.0.1", "example.org")] == [False] * 4
 
@@ -264,7 +264,7 @@ class CountingTransport:
         return getattr(self.inner, name)
 
 
-async def test_small_frames_of_one_turn_leave_in_one_write() -> None:
+async def test_small_frames_of_one_iteration_leave_in_one_write() -> None:
     async with link_pair(network()) as (near, far):
         assert isinstance(near, TcpLink)
         assert isinstance(far, TcpLink)
@@ -279,12 +279,12 @@ async def test_small_frames_of_one_turn_leave_in_one_write() -> None:
         far.serve(lambda request: request.reply(Message(type="answer")))
         calls = [near.call_nowait(Message(type="ask"), timeout_s=50) for _ in range(20)]
         await asyncio.gather(*calls)
-        # The first call of an idle link does not wait for the others of its turn.
+        # The first call of an idle link does not wait for the others of its iteration.
         assert len(counting.writes) == 3  # type: ignore[attr-defined]
         assert len(answers.writes) <= 2  # type: ignore[attr-defined]
 
 
-async def test_what_waits_for_the_end_of_its_turn_ends_with_the_connection() -> None:
+async def test_frames_waiting_for_the_end_of_the_iteration_end_with_the_connection() -> None:
     loop, errors = asyncio.get_running_loop(), list[dict[str, object]]()
     loop.set_exception_handler(lambda _, context: errors.append(context))
     async with link_pair(network()) as (near, _):
@@ -298,7 +298,7 @@ async def test_what_waits_for_the_end_of_its_turn_ends_with_the_connection() -> 
 
 
 async def test_a_deadline_wakes_a_link_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Though deadlines are finer than the clock of a loop, which rounds them."""
+    """Deadlines are finer than the clock of a loop, which rounds them."""
     woken: list[float] = []
     on_timer = TcpLink._on_timer
 
@@ -314,12 +314,12 @@ async def test_a_deadline_wakes_a_link_once(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(woken) == 10
 
 
-async def test_a_silent_peer_is_given_up() -> None:
+async def test_a_silent_peer_ends_the_link() -> None:
     net = network(ping_every_s=0.02, dead_after_s=0.06)
     async with open_listener(net) as (listener, links), raw_peer(listener.address) as (reader, writer):
         await authenticate(reader, writer)
         link = await links.get()
-        with pytest.raises(LinkBroken, match="nothing was heard"):
+        with pytest.raises(LinkBroken, match="the peer sent nothing"):
             await link.receive()
 
 
@@ -393,7 +393,7 @@ def test_payloads_between_hosts_have_a_checksum(ours: str | None, theirs: str | 
     assert not checks_payloads(LinkConfig(checksum="off"), Between())
 
 
-async def test_the_kernel_looks_after_the_machine_of_a_peer() -> None:
+async def test_the_kernel_probes_the_machine_of_a_peer() -> None:
     net = network(probe_after_s=7, probe_every_s=2, unacknowledged_s=0.5)
     async with link_pair(net) as links:
         for link in links:
@@ -422,19 +422,19 @@ async def test_the_listener_knows_its_links() -> None:
 
 async def test_a_refused_handshake_is_logged_once_for_each_reason(caplog: pytest.LogCaptureFixture) -> None:
     rules = RoleTable({"ask": {("near", "far")}})
-    stranger = Identity(role="other", node="other-1", incarnation=1)
+    other = Identity(role="other", node="other-1", incarnation=1)
 
     async with open_listener(network(rules=rules)) as (listener, _):
         for token in (b"another token of tests", b"a third token of tests", None):
             with pytest.raises(HandshakeRejected, match="token"):
                 await network(token).dial(listener.address, NEAR)
-        with pytest.raises(HandshakeRejected, match="nothing to say to each other"):
-            await network().dial(listener.address, stranger)
+        with pytest.raises(HandshakeRejected, match="exchange no messages"):
+            await network().dial(listener.address, other)
 
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert [warning.partition(":")[0] for warning in warnings] == ["no link with 127.0.0.1"] * 2
     assert "token: the tokens differ: start both sides with the same token" in warnings[0]
-    assert "role: far and other have nothing to say to each other" in warnings[1]
+    assert "role: far and other exchange no messages" in warnings[1]
 
 
 async def test_a_log_line_counts_the_refusals_since_the_last_one(

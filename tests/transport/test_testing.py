@@ -1,4 +1,4 @@
-"""The faults that tests inject are the faults they asked for, over both kinds of network."""
+"""The injected faults are those requested, over both kinds of network."""
 
 import asyncio
 import hashlib
@@ -74,7 +74,7 @@ async def test_a_cut_breaks_the_link(make: Callable[[], Network]) -> None:
 
 
 @both
-async def test_what_is_delayed_arrives(make: Callable[[], Network]) -> None:
+async def test_a_delayed_message_arrives(make: Callable[[], Network]) -> None:
     network = FaultyNetwork(make(), random.Random(1), Faults(delay=1.0, delay_s=0.001))
     async with link_pair(network) as (near, far):
         far.serve(Counter())
@@ -112,7 +112,7 @@ async def test_faults_are_the_same_for_the_same_dice() -> None:
     assert len(set(await outcomes(3))) == 2
 
 
-def test_chances_must_make_sense() -> None:
+def test_invalid_probabilities_are_refused() -> None:
     for wrong in ({"drop": 0.6, "cut": 0.6}, {"drop": -0.1}):
         with pytest.raises(ValueError, match="chances"):
             Faults(**wrong)  # type: ignore[arg-type]

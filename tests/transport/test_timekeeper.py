@@ -1,4 +1,4 @@
-"""A timekeeper is never early, keeps the order, and leaves nothing behind."""
+"""A timekeeper is never early, keeps the order, and leaves no thread behind."""
 
 import asyncio
 from functools import partial
@@ -9,50 +9,50 @@ import pytest
 from transport.timekeeper import Timekeeper
 
 
-async def test_nothing_is_called_before_its_time_and_all_in_the_order_of_their_times() -> None:
+async def test_no_callback_runs_early_and_all_run_in_the_order_of_their_times() -> None:
     called: list[tuple[int, float]] = []
     over = asyncio.Event()
-    async with Timekeeper("keeper") as ledger_replica:
-        begin = ledger_replica.clock()
+    async with Timekeeper("timer") as timekeeper:
+        begin = timekeeper.clock()
 
         def ring(ms: int) -> None:
-            called.append((ms, ledger_replica.clock() - begin))
+            called.append((ms, timekeeper.clock() - begin))
             if ms == 9:
                 over.set()
 
-        for ms in (5, 1, 9, 3, 7, 0):  # some sooner than what the thread already sleeps for
-            ledger_replica.call_at(begin + ms / 1000, partial(ring, ms))
+        for ms in (5, 1, 9, 3, 7, 0):  # some are due before the end of the thread's sleep
+            timekeeper.call_at(begin + ms / 1000, partial(ring, ms))
         await over.wait()
 
     assert [ms for ms, _ in called] == [0, 1, 3, 5, 7, 9]
     assert all(at >= ms / 1000 for ms, at in called)
 
 
-async def test_what_is_due_at_once_is_called_in_the_order_asked_for() -> None:
+async def test_callbacks_due_at_once_run_in_the_order_of_their_calls() -> None:
     called: list[int] = []
     over = asyncio.Event()
-    async with Timekeeper("keeper") as ledger_replica:
-        due = ledger_replica.clock() + 0.002
+    async with Timekeeper("timer") as timekeeper:
+        due = timekeeper.clock() + 0.002
         for number in range(100):
-            ledger_replica.call_at(due, partial(called.append, number))
-        ledger_replica.call_at(due, over.set)
+            timekeeper.call_at(due, partial(called.append, number))
+        timekeeper.call_at(due, over.set)
         await over.wait()
 
     assert called == list(range(100))
 
 
-async def test_leaving_calls_what_still_waits_in_its_order_and_what_is_asked_for_later_at_once() -> None:
+async def test_leaving_runs_waiting_callbacks_in_order_and_later_ones_at_once() -> None:
     called: list[str] = []
-    async with Timekeeper("keeper") as ledger_replica:
-        assert ledger_replica.is_open
-        now = ledger_replica.clock()
-        ledger_replica.call_at(now + 2000, partial(called.append, "last"))
-        ledger_replica.call_at(now + 1000, partial(called.append, "first"))
+    async with Timekeeper("timer") as timekeeper:
+        assert timekeeper.is_open
+        now = timekeeper.clock()
+        timekeeper.call_at(now + 2000, partial(called.append, "last"))
+        timekeeper.call_at(now + 1000, partial(called.append, "first"))
 
     assert called == ["first", "last"]
-    ledger_replica.call_at(now + 3000, partial(called.append, "late"))
+    timekeeper.call_at(now + 3000, partial(called.append, "late"))
     assert called == ["first", "last", "late"]
-    # That no thread is left is checked for every test.
+    # A fixture checks for every test that no thread is left.
 
 
 async def test_one_callback_that_raises_spares_the_others() -> None:
@@ -63,9 +63,9 @@ async def test_one_callback_that_raises_spares_the_others() -> None:
     def fail() -> None:
         raise ValueError("one of them")
 
-    async with Timekeeper("keeper") as ledger_replica:
-        ledger_replica.call_at(ledger_replica.clock() + 1000, fail)
-        ledger_replica.call_at(ledger_replica.clock() + 1001, partial(called.append, 1))
+    async with Timekeeper("timer") as timekeeper:
+        timekeeper.call_at(timekeeper.clock() + 1000, fail)
+        timekeeper.call_at(timekeeper.clock() + 1001, partial(called.append, 1))
 
     assert called == [1]
     assert [str(complaint["exception"]) for complaint in complaints] == ["one of them"]
@@ -75,9 +75,9 @@ async def test_one_callback_that_raises_spares_the_others() -> None:
 async def test_the_loop_goes_on_while_time_passes(count: int) -> None:
     turns = 0
     over = asyncio.Event()
-    async with Timekeeper("keeper") as ledger_replica:
+    async with Timekeeper("timer") as timekeeper:
         for _ in range(count):
-            ledger_replica.call_at(ledger_replica.clock() + 0.003, over.set)
+            timekeeper.call_at(timekeeper.clock() + 0.003, over.set)
         while not over.is_set():
             turns += 1
             await asyncio.sleep(0)

@@ -27,7 +27,7 @@ from adam_async.messages import (
     read_text_tensor,
     unpack,
 )
-from adam_async.messages.sizes import MOST_MANIFEST_BYTES
+from adam_async.messages.bounds import MOST_MANIFEST_BYTES
 from adam_async.runtime.traffic import Traffic
 from transport import (
     DialFailed,

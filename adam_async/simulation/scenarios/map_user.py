@@ -29,7 +29,7 @@ from adam_async.messages import (
     unpack,
     unpack_any,
 )
-from adam_async.messages.sizes import MOST_MAP_TEXT_BYTES
+from adam_async.messages.bounds import MOST_MAP_TEXT_BYTES
 from adam_async.model.named import mlp
 from adam_async.run.cluster_map import ClusterMap, NodeRecord, ready_word
 from adam_async.run.config import Config

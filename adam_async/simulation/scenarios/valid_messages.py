@@ -236,7 +236,7 @@ def _among_controllers(facts: Facts) -> list[Example]:
     ]
     for of, one in said.items():
         ride = Ride(kind=consensus.Message, record=one, is_text=False, field="said")
-        body = m.Agree(group=facts.group, said=msgspec.msgpack.encode(one))
+        body = m.Agree(group=facts.group, packed=msgspec.msgpack.encode(one))
         examples.append(Example(body=body, ride=ride, of=of))
     examples.append(_packed(m.Agree(group=facts.group), consensus.Message, said["Append"], "tensor"))
     return examples

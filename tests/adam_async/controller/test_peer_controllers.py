@@ -235,6 +235,6 @@ def test_what_a_core_says_is_heard_as_it_was_said_whatever_its_size(size):
 @pytest.mark.parametrize("said", [b"\xc1", b"\x91\x01"])
 def test_what_is_no_word_of_a_core_is_refused(said):
     with pytest.raises(RemoteProtocolError, match="malformed bytes beside Agree"):
-        hear(pack(Agree(group="g", said=said)))
+        hear(pack(Agree(group="g", packed=said)))
     with pytest.raises(RemoteProtocolError, match="must carry one packed tensor"):
         hear(pack(Agree(group="g")))

@@ -18,7 +18,7 @@ from adam_async.controller.replicated_state import (
     first_state,
 )
 from adam_async.messages import SESSION_OVER
-from adam_async.messages.sizes import MOST_MAP_BYTES, MOST_MAP_TEXT_BYTES, MOST_VALUE_BYTES
+from adam_async.messages.bounds import MOST_MAP_BYTES, MOST_MAP_TEXT_BYTES, MOST_VALUE_BYTES
 from adam_async.model.network import Network
 from adam_async.model.partition.planner import vertical_plan
 from adam_async.model.spec import LayerSpec, ModelSpec

@@ -18,7 +18,7 @@ from adam_async.controller.peer_controllers import say
 from adam_async.controller.replicated_state import Lost, Open, Set, command_bytes, first_state
 from adam_async.controller.service import Controller
 from adam_async.errors import DataError, first_cause
-from adam_async.messages.sizes import MOST_MAP_BYTES
+from adam_async.messages.bounds import MOST_MAP_BYTES
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Waits
 from adam_async.runtime.disk import Disk

@@ -1,4 +1,4 @@
-"""Bounds: every number, text and tuple of every message has them, and NaN and infinities do not pass."""
+"""Every number, text and tuple of every message has bounds; NaN and infinities are refused."""
 
 import math
 from typing import Annotated, Any
@@ -46,15 +46,11 @@ def unbounded(type_, path):
         case inspect.StrType() | inspect.BytesType():
             return [] if type_.max_length is not None else [path]
         case inspect.VarTupleType() | inspect.ListType():
-            own_applied = [] if type_.max_length is not None else [path]
-            return own_applied + unbounded(type_.item_type, f"{path}[]")
+            own = [] if type_.max_length is not None else [path]
+            return own + unbounded(type_.item_type, f"{path}[]")
         case inspect.DictType():
-            own_applied = [] if type_.max_length is not None else [path]
-            return (
-                own_applied
-                + unbounded(type_.key_type, f"{path} key")
-                + unbounded(type_.value_type, f"{path}[]")
-            )
+            own = [] if type_.max_length is not None else [path]
+            return own + unbounded(type_.key_type, f"{path} key") + unbounded(type_.value_type, f"{path}[]")
         case inspect.TupleType():
             return [p for n, each in enumerate(type_.item_types) for p in unbounded(each, f"{path}[{n}]")]
         case inspect.StructType():
@@ -105,7 +101,7 @@ def test_a_wait_that_is_not_finite_is_refused(body, value):
 
 
 class Unbounded(Body, frozen=True, kw_only=True):
-    """A message that forgot the bounds of its field."""
+    """A message whose field has no bounds."""
 
     share: float
 
@@ -147,7 +143,7 @@ def test_a_number_among_packed_events_is_refused_with_its_path(value):
 
 
 @pytest.mark.parametrize("value", NOT_FINITE)
-def test_a_loss_that_diverged_is_a_loss(value):
+def test_a_diverged_loss_is_accepted(value):
     report = ReportGroups(
         run="r", replica=0, replica_generation=1, partition=0, finished=(Finished(1, 0, 1, 16, value, 3),)
     )
@@ -155,7 +151,7 @@ def test_a_loss_that_diverged_is_a_loss(value):
     assert repr(found.loss) == repr(value)
 
 
-def test_what_may_not_be_counted_is_refused():
+def test_an_invalid_count_is_refused():
     record = Record(
         run="r",
         session=1,
@@ -170,7 +166,7 @@ def test_what_may_not_be_counted_is_refused():
         unpack(pack(record), Record)
 
 
-def test_only_types_with_numbers_that_must_be_finite_are_looked_through():
+def test_only_types_with_numbers_that_must_be_finite_are_searched():
     assert finder(tuple[Loss, ...]) is None
     assert finder(dict[str, int]) is None
     assert finder(Annotated[float, msgspec.Meta(ge=0.0)] | None)(None) == ""

@@ -1,4 +1,4 @@
-"""Messages: who may say what, what survives the trip, and how wrong ones are told."""
+"""Messages: the roles that may send them, their way over a link, and the errors of invalid ones."""
 
 from importlib import import_module
 
@@ -246,21 +246,21 @@ def test_every_message_has_a_row_and_an_example_here():
 
 @pytest.mark.parametrize("conversation", sorted({cls.__module__ for cls in classes()}))
 def test_the_rows_of_a_conversation_are_those_of_its_own_messages(conversation):
-    own_applied = {cls for cls in classes() if cls.__module__ == conversation}
-    assert import_module(conversation).ROWS == {cls: TABLE[cls] for cls in own_applied}
+    own = {cls for cls in classes() if cls.__module__ == conversation}
+    assert import_module(conversation).ROWS == {cls: TABLE[cls] for cls in own}
 
 
-def test_all_that_is_said_is_exported_by_name():
+def test_all_messages_are_exported_by_name():
     assert {cls.__name__ for cls in TABLE} <= set(messages.__all__)
 
 
 @pytest.mark.parametrize("name", sorted(BY_NAME))
 @pytest.mark.parametrize("speaker", ROLES)
-def test_every_role_may_say_what_the_table_says_and_nothing_else(name, speaker):
+def test_a_role_may_send_exactly_the_messages_of_the_table(name, speaker):
     rules = role_table()
     for listener in ROLES:
         assert rules.allows(name, speaker, listener) == ((speaker, listener) in ALLOWED[name])
-    assert not rules.allows(name, speaker, "stranger")
+    assert not rules.allows(name, speaker, "unknown")
 
 
 @pytest.mark.parametrize("network", NETWORKS)
@@ -280,7 +280,7 @@ async def test_a_message_survives_a_link(network, body):
 
 
 @pytest.mark.parametrize("network", NETWORKS)
-async def test_what_a_role_may_not_say_does_not_leave_it(network):
+async def test_a_message_without_a_row_is_not_sent(network):
     links = NETWORKS[network]()
     near = Identity(role="driver", node="near", incarnation=1)
     far = Identity(role="ps", node="far", incarnation=2)
@@ -347,7 +347,7 @@ def test_text_beside_a_message_survives_and_is_checked():
             )
 
 
-def test_what_is_nested_deeper_than_can_be_read_or_is_no_text_is_malformed_like_anything_else():
+def test_text_nested_too_deep_or_undecodable_is_malformed():
     deep = np.frombuffer(b"[" * 5000 + b"]" * 5000, np.uint8)
     with pytest.raises(RemoteProtocolError, match="malformed text beside MapState"):
         read_text_tensor(pack(MapState(version=3, group="a1"), [deep]), list, 1 << 20)
@@ -356,7 +356,7 @@ def test_what_is_nested_deeper_than_can_be_read_or_is_no_text_is_malformed_like_
             read_packed_tensor(pack(Agree(group=""), [np.frombuffer(packed, np.uint8)]), list, 1 << 20)
 
 
-def test_what_is_too_long_is_refused_undecoded():
+def test_too_long_text_is_refused_undecoded():
     no_json = np.frombuffer(b"{" * 65, np.uint8)
     state, agree = pack(MapState(version=3, group=""), [no_json]), pack(Agree(group=""), [no_json])
     with pytest.raises(RemoteProtocolError, match="65 bytes beside MapState are above the limit of 64"):
@@ -367,14 +367,14 @@ def test_what_is_too_long_is_refused_undecoded():
         read_text_tensor(state, dict, 65)
 
 
-def test_a_number_that_is_none_survives_as_one_that_is_not_a_number():
+def test_an_absent_number_survives_as_nan():
     message = pack(Statistics(node="d", role="data"), [text_tensor({"loss": float("inf"), "images": 3})])
     values = read_text_tensor(message, dict, 1 << 20)
     assert np.isnan(read_number(values["loss"]))
     assert read_number(values["images"]) == 3.0
 
 
-def test_a_tensor_that_is_not_what_was_promised_is_described():
+def test_the_error_of_an_unexpected_tensor_describes_it():
     with pytest.raises(RemoteProtocolError, match=r"delta of fc1: expected float32\(3,\), got float64\(2,\)"):
         check_tensor(np.zeros(2), "delta of fc1", (3,), np.dtype(np.float32))
 

@@ -45,7 +45,7 @@ def test_any_other_text_is_a_root_token() -> None:
         (WORKER.replace("/1 ", "/2 "), "keys in format '2', and this release reads '1'"),
         (WORKER.replace("/1 worker", "/1 wroker"), "keys of role 'wroker'; roles are controller, ps, data"),
         ("adam-async-keys/1", "keys of role ''"),
-        ("adam-async-keys/1 worker", "talks with no other"),
+        ("adam-async-keys/1 worker", "exchanges messages with no other role"),
         (WORKER.replace(" ps=", " px="), "a key for role 'px', unknown or twice"),
         (WORKER.replace(" ps=", " data="), "a key for role 'data', unknown or twice"),
         (WORKER[:-9], "x: the key for role"),

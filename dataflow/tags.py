@@ -1,0 +1,13 @@
+"""Pure: names for units of work."""
+
+from typing import NamedTuple
+
+__all__ = ["Tag"]
+
+
+class Tag(NamedTuple):
+    """Name of one unit of work. `attempt` grows when the same unit is done again."""
+
+    epoch: int
+    number: int
+    attempt: int = 1
