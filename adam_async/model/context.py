@@ -9,19 +9,96 @@ layer's own way back. Where there is one reader, it writes straight into the one
 """
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 
 from adam_async.model.errors import ModelError
-from adam_async.model.kernel_set import KernelSet
 from adam_async.model.keyed_random import Dice, Key
-from adam_async.model.layer import Array, Layer, Loss, Slots
+from adam_async.model.layer import Array, Layer, Loss, Slots, Weights
+from adam_async.model.rules import RuleState, Sgd
 from adam_async.model.spec import Shape
-from adam_async.model.topology import INPUT_INDEX
+from adam_async.model.step import StepBuffers, StepInput, StepOutcome
+from adam_async.model.topology import INPUT_INDEX, Topology
 
-if TYPE_CHECKING:
-    from adam_async.model.network import Network
+
+class Engine(Protocol):
+    """Compiled kernels that run many layers of one network in one call: `fast.engine.TapeEngine`."""
+
+    @property
+    def kernels(self) -> frozenset[int]:
+        """Numbers of the kernels that the network needs."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether these kernels are compiled, in this process or on disk."""
+
+    @property
+    def are_kept(self) -> bool:
+        """Whether this process can read kernels that another process compiles."""
+
+    def warm_up(self, progress: Callable[[int, int], None] | None) -> None:
+        """Compile the kernels, or read them from disk."""
+
+    def forward(self, weights: Weights, context: "Context", layers: range) -> None:
+        """Run these layers forward."""
+
+    def backward(self, weights: Weights, context: "Context", layers: range) -> None:
+        """Run these layers backward, last first."""
+
+    def descend(
+        self,
+        weights: Weights,
+        state: Mapping[str, RuleState],
+        context: "Context",
+        buffers: StepBuffers,
+        rule: Sgd,
+        rate: float,
+    ) -> StepOutcome:
+        """Run forward, backward and the rule in place; one call if every layer has compiled kernels."""
+
+    def can_descend_groups(self, context: "Context", groups: Sequence[StepInput]) -> bool:
+        """Whether `descend_groups` can train these groups, each as large as the context is laid out for."""
+
+    def descend_groups(
+        self,
+        weights: Weights,
+        state: Mapping[str, RuleState],
+        context: "Context",
+        buffers: StepBuffers,
+        rule: Sgd,
+        groups: Sequence[StepInput],
+        steps: Array,
+    ) -> list[StepOutcome]:
+        """Do the same for groups of one size, one after the other, in one call."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class KernelSet:
+    """The layers of a network with one set of kernels."""
+
+    kernels: str
+    """``"numpy"`` or ``"numba"``."""
+    topology: Topology
+    engine: Engine | None
+    """Runs compiled layers; None with NumPy's kernels."""
+
+
+class RunnableNetwork(Protocol):
+    """The parts of a `Network` that its contexts read."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """float32 or float64."""
+
+    @property
+    def input_shape(self) -> Shape:
+        """Shape of one image."""
+
+    kernel_set: KernelSet
+    """The layers that groups loaded from now on run with."""
 
 
 class Context:
@@ -36,7 +113,7 @@ class Context:
         training: Without it there are no error gradients, and no way back.
     """
 
-    def __init__(self, network: "Network", *, group_size: int, training: bool) -> None:
+    def __init__(self, network: RunnableNetwork, *, group_size: int, training: bool) -> None:
         if group_size < 1:
             raise ModelError(f"a context must hold at least 1 image, not {group_size}")
         self._network = network
@@ -44,7 +121,7 @@ class Context:
         self._group_size = group_size
         self._dtype = network.dtype
         self._training = training
-        layers = network.layers
+        layers = network.kernel_set.topology.layers
         self._drawing = tuple(number for number, layer in enumerate(layers) if training and layer.DRAWS)
         self._numbers = {layer.name: number for number, layer in enumerate(layers)}
         self._take_up(network.kernel_set)

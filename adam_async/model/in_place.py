@@ -11,14 +11,11 @@ from dataclasses import replace
 from itertools import groupby
 
 from adam_async.model.context import Context
-from adam_async.model.finite import is_finite
 from adam_async.model.keyed_random import Dice
 from adam_async.model.layer import Array, Weights
 from adam_async.model.network import Network
 from adam_async.model.rules import Rule, RuleState, Sgd
-from adam_async.model.step import StepBuffers as StepBuffers
-from adam_async.model.step import StepInput as StepInput
-from adam_async.model.step import StepOutcome as StepOutcome
+from adam_async.model.step import StepBuffers, StepInput, StepOutcome, is_finite
 
 
 class InPlaceStep:
@@ -35,7 +32,7 @@ class InPlaceStep:
 
     def new_scratch(self) -> StepBuffers:
         """Allocate what one thread needs beside its context."""
-        return StepBuffers.of(self._network)
+        return StepBuffers.of(self._network.trained, self._network.dtype)
 
     def train(
         self,
@@ -129,3 +126,22 @@ class InPlaceStep:
                 outcomes.append(replace(outcome, staleness=int(steps[0]) - before))
                 steps[0] += 1
         return outcomes
+
+
+def new_rule_state(network: Network, rule: Rule) -> dict[str, RuleState]:
+    """Allocate a rule's state for every tensor of a network."""
+    return {p.name: rule.new_state(p.shape, network.dtype) for p in network.parameters}
+
+
+def train_step(
+    network: Network,
+    weights: Weights,
+    state: Mapping[str, RuleState],
+    context: Context,
+    buffers: StepBuffers,
+    rule: Rule,
+    *,
+    rate: float,
+) -> float:
+    """Train on the group loaded in `context`, changing weights and state. Returns the mean loss."""
+    return InPlaceStep(network, rule).train(weights, state, context, buffers, rate=rate).loss

@@ -45,6 +45,17 @@ Cut = Literal["rows", "outputs", "whole"]
 """How a layer's output may be cut: by rows of an image (or ranges of features, where it is flat), whose
 inputs are cut likewise; by output neurons, each of which reads all of the input; or not at all."""
 
+INITS = ("he", "lecun", "zero")
+"""Start values: `he` keeps the variance through a ReLU, `lecun` through a linear layer; `zero` is 0."""
+
+
+def uniform_bound(init: str, fan_in: int) -> float:
+    """Half-width of the uniform distribution from which a weight with `fan_in` inputs starts.
+
+    Start values are uniform, because uniform draws have the same bits on every machine.
+    """
+    return {"he": math.sqrt(6 / fan_in), "lecun": math.sqrt(3 / fan_in), "zero": 0.0}[init]
+
 
 def extent(shape: Shape) -> int:
     """Count what blocks of an output are ranges of: rows of an image, features of a flat one.

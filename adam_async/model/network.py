@@ -16,32 +16,70 @@ a group keeps those that it was loaded with.
 
 from collections.abc import Callable, Mapping
 from copy import copy
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from adam_async.model.context import Context
+from adam_async.model.context import Context, Engine, KernelSet
 from adam_async.model.errors import ModelError, SpecError
-from adam_async.model.kernel_set import KernelSet
+from adam_async.model.kernels import available_kernels
 from adam_async.model.keyed_random import Dice
 from adam_async.model.layer import Array, Factors, Layer, ParameterSpec, Weights
 from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.model.spec import ModelSpec, Shape
 from adam_async.model.topology import INPUT_INDEX, Topology
 
-if TYPE_CHECKING:
-    from adam_async.model.fast.engine import Engine
-
-KERNELS = ("numpy", "numba", "auto")
-"""Known sets of kernels; `auto` is `numba` where that is installed."""
-
 RANGE_SLACK = 1e-3
 """Distance beyond 0 and 1 that the interpolation of floating-point images may reach."""
 
 PREDICT_BATCH = 64
 """Images per step of an evaluation: columns of a larger group leave the second-level cache."""
+
+
+class Trainable(Protocol):
+    """What `Network` and `JointNetwork` have in common; a context is one that it has made."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """float32 or float64."""
+
+    @property
+    def kernels(self) -> str:
+        """Which implementation of the layers."""
+
+    @property
+    def parameters(self) -> tuple[ParameterSpec, ...]:
+        """All tensors, in the order of their layers."""
+
+    @property
+    def trained(self) -> tuple[ParameterSpec, ...]:
+        """The tensors that have a gradient."""
+
+    @property
+    def frozen(self) -> frozenset[str]:
+        """Names of the tensors that stay as they are."""
+
+    def parameter(self, name: str) -> ParameterSpec:
+        """Look a tensor up by its name."""
+
+    def warm_up(self, progress: Callable[[int, int], None] | None = None) -> None:
+        """Compile the kernels, or read them from the disk."""
+
+    def context(self, group_size: int) -> Any:
+        """Allocate the arrays for one group of up to `group_size` images."""
+
+    def forward(self, weights: Weights, context: Any) -> float:
+        """Run the loaded group until its loss is there, and return its mean."""
+
+    def backward(self, weights: Weights, context: Any) -> None:
+        """Run what is left; afterwards `delta` and `factors` are valid."""
+
+    def delta(self, context: Any, name: str, *, out: Array) -> None:
+        """Write the group gradient of one tensor into `out`."""
+
+    def factors(self, context: Any, name: str) -> Factors | None:
+        """Give the factors of one tensor's gradient; None if it has none."""
 
 
 class Network:
@@ -88,9 +126,9 @@ class Network:
     def _run_by(self, kernels: str, topology: Topology) -> KernelSet:
         if kernels == "numpy":
             return KernelSet(kernels=kernels, topology=topology, engine=None)
-        from adam_async.model.fast.engine import Engine
+        from adam_async.model.fast.engine import TapeEngine
 
-        return KernelSet(kernels=kernels, topology=topology, engine=Engine(topology, self._dtype))
+        return KernelSet(kernels=kernels, topology=topology, engine=TapeEngine(topology, self._dtype))
 
     def use_ready(self) -> None:
         """Run groups that are loaded from now on with the best kernels that need no compiling.
@@ -147,8 +185,8 @@ class Network:
         return self.kernel_set.kernels
 
     @property
-    def engine(self) -> "Engine | None":
-        """What runs many compiled layers in one call; None with NumPy's kernels."""
+    def engine(self) -> Engine | None:
+        """Runs many compiled layers in one call; None with NumPy's kernels."""
         return self.kernel_set.engine
 
     def warm_up(self, progress: Callable[[int, int], None] | None = None) -> None:
@@ -360,23 +398,3 @@ def _check_range(images: Array) -> None:
                 f"floating-point images must lie between 0 and 1, not between {least:g} and {most:g}: divide "
                 "pixels from 0 to 255 by 255, or give them as uint8"
             )
-
-
-def available_kernels(kernels: str) -> str:
-    """Settle which set of kernels a name stands for.
-
-    Raises:
-        SpecError: There is no such set, or it is not installed.
-    """
-    if kernels not in KERNELS:
-        raise SpecError(f"unknown kernels {kernels!r}; known: {', '.join(KERNELS)}")
-    if kernels == "numpy":
-        return kernels
-    if find_spec("numba") is not None:
-        return "numba"
-    if kernels == "numba":
-        raise SpecError(
-            "kernels 'numba' need the package numba, which is not installed; install the extra `fast`: "
-            "pip install 'adam-async[fast]', or choose kernels 'numpy'"
-        )
-    return "numpy"

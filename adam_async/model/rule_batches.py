@@ -11,8 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from adam_async.model.network import available_kernels
-from adam_async.model.rules import RULES, Rule, Sgd, new_scratch
+from adam_async.model.rules import Rule, Sgd, new_scratch
 
 BLOCK = 32_768
 """Elements of a block in a batch: values, gradient and state of 128 KiB each stay inside a 1 MiB L2."""
@@ -46,19 +45,6 @@ class Batches(Protocol):
             rates: The rate of each gradient.
         """
         ...
-
-
-def make_batches(rule: Rule, dtype: "np.dtype[Any]", kernels: str) -> Batches:
-    """Make batches by the kernels of this name, see `Network`; compiles them, or reads them from the disk.
-
-    Raises:
-        SpecError: There are no such kernels, or they are not installed.
-    """
-    if available_kernels(kernels) == "numpy" or type(rule) not in RULES.values():
-        return NumpyBatches(rule, dtype)
-    from adam_async.model.fast.batches import CompiledBatches  # importing numba takes a while
-
-    return CompiledBatches(rule, dtype)
 
 
 class NumpyBatches:

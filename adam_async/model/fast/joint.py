@@ -11,6 +11,7 @@ from dataclasses import replace
 from adam_async.model.context import Context
 from adam_async.model.fast import program
 from adam_async.model.fast.compiled import Compiled
+from adam_async.model.fast.engine import TapeEngine
 from adam_async.model.fast.tape import OUT, Field, Op, Ref, Tape
 from adam_async.model.layer import Array, Slots, Weights
 from adam_async.model.partition.exchange import WIRES, Arrival, Departure
@@ -123,7 +124,7 @@ class JointTapes:
     def _backward(self, part: int, number: int) -> list[Op]:
         context, network = self._contexts[part], self._parts[part].network
         layer, slots = network.layers[number], context.slots(number)
-        assert network.engine is not None
+        assert isinstance(network.engine, TapeEngine)
         if isinstance(layer, Compiled):
             return network.engine.backward_ops(context, number, layer)
         ops = network.engine.gather_ops(context, number)

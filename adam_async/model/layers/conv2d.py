@@ -10,8 +10,7 @@ Weights are O,C,KH,KW and bias O, both C-contiguous.
 
 import numpy as np
 
-from adam_async.model.initial import INITS, uniform_bound
-from adam_async.model.layer import Array, Slots, Weights
+from adam_async.model.layer import INITS, Array, Slots, Weights, uniform_bound
 from adam_async.model.layers.sliding import SlidingKernel
 from adam_async.model.spec import LayerSpec, Shape
 

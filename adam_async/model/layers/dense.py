@@ -10,8 +10,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from adam_async.model.initial import INITS, uniform_bound
-from adam_async.model.layer import Array, Cut, Factors, Layer, Slots, Weights
+from adam_async.model.layer import INITS, Array, Cut, Factors, Layer, Slots, Weights, uniform_bound
 from adam_async.model.spec import LayerSpec, OptionValue, Shape
 
 

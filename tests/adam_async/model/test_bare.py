@@ -43,7 +43,11 @@ def test_network_and_rule_equal_serial_sgd(momentum, decay):
     weights = network.initial_weights(Dice(1))
     expected = serial_sgd(weights, groups(40), momentum=momentum, decay=decay, rate=0.1)
     rule = Sgd(momentum=momentum, weight_decay=decay)
-    state, context, buffers = new_rule_state(network, rule), network.context(5), StepBuffers.of(network)
+    state, context, buffers = (
+        new_rule_state(network, rule),
+        network.context(5),
+        StepBuffers.of(network.trained, network.dtype),
+    )
     for x, labels in groups(40):
         context.load(x, labels)
         train_step(network, weights, state, context, buffers, rule, rate=0.1)
@@ -69,7 +73,11 @@ def bars(count, seed):
 def test_the_digits_model_learns_in_a_few_hundred_steps(rule, rate):
     network = Network(named_model("digits"))
     weights = network.initial_weights(Dice(1))
-    state, context, buffers = new_rule_state(network, rule), network.context(16), StepBuffers.of(network)
+    state, context, buffers = (
+        new_rule_state(network, rule),
+        network.context(16),
+        StepBuffers.of(network.trained, network.dtype),
+    )
     images, labels = bars(1600, seed=1)
     for epoch in range(3):
         order = Dice(1).permutation("order", 1600, keys=(epoch,))

@@ -139,7 +139,11 @@ def test_steady_state_allocates_no_tensors(dtype, limit_bytes):
     network = Network(named_model("mnist-adam"), dtype)
     weights = network.initial_weights(Dice(1))
     rule = Sgd(momentum=0.9, weight_decay=1e-4)
-    state, buffers, context = new_rule_state(network, rule), StepBuffers.of(network), network.context(16)
+    state, buffers, context = (
+        new_rule_state(network, rule),
+        StepBuffers.of(network.trained, network.dtype),
+        network.context(16),
+    )
     images = np.zeros((16, 28, 28), np.uint8)
     labels = np.arange(16) % 10
 
@@ -462,7 +466,13 @@ def scaled_step(kind, kernels, rule):
     context = network.context(2)
     context.load(np.zeros((2, 1, 2, 2), np.uint8), np.zeros(2, np.int64))
     train_step(
-        network, weights, new_rule_state(network, rule), context, StepBuffers.of(network), rule, rate=0.1
+        network,
+        weights,
+        new_rule_state(network, rule),
+        context,
+        StepBuffers.of(network.trained, network.dtype),
+        rule,
+        rate=0.1,
     )
 
 

@@ -7,8 +7,9 @@ import pytest
 
 from adam_async.model import rule_batches
 from adam_async.model.errors import ModelError
+from adam_async.model.kernels import make_batches
 from adam_async.model.keyed_random import Dice
-from adam_async.model.rule_batches import NumpyBatches, make_batches
+from adam_async.model.rule_batches import NumpyBatches
 from adam_async.model.rules import Adagrad, Adam, Sgd, new_scratch
 
 RULES = [

@@ -273,7 +273,7 @@ def test_auto_takes_the_compiled_kernels():
 
 
 def test_without_numba_auto_is_numpy_and_asking_for_it_names_the_extra(monkeypatch):
-    monkeypatch.setattr("adam_async.model.network.find_spec", lambda name: None)
+    monkeypatch.setattr("adam_async.model.kernels.find_spec", lambda name: None)
 
     assert Network(mlp(), kernels="auto").kernels == "numpy"
     with pytest.raises(SpecError, match=r"adam-async\[fast\]"):

@@ -103,7 +103,7 @@ def test_float32_agrees_with_float64_of_numpy(end, kernels):
 def test_steady_state_allocates_no_tensors(end, kernels):
     network, rule = network_of(end, np.float32, kernels), Sgd(momentum=0.9)
     weights, context = network.initial_weights(Dice(1)), network.context(1024)
-    state, buffers = new_rule_state(network, rule), StepBuffers.of(network)
+    state, buffers = new_rule_state(network, rule), StepBuffers.of(network.trained, network.dtype)
     images, labels = group_of(1024)
     images, dice = images.astype(np.float32), Dice(4)
 
