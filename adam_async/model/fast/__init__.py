@@ -15,7 +15,7 @@ batches     these rules on the shards of a parameter server
 program     the interpreter: one call for many kernels
 tape        the rows it works off
 compiled    what a layer with such kernels offers
-dense, conv2d, locally_connected, sliding, joins, layers   the layers
-engine      a network's passes
+dense, conv2d, locally_connected, layers   the layers
+engine      a network's passes, and its steps in place
 joint       those of all parts of a cut network in one process
 """

@@ -3,7 +3,7 @@
 from typing import ClassVar
 
 from adam_async.model.fast import program
-from adam_async.model.fast.sliding import FastSliding
+from adam_async.model.fast.conv2d import FastSliding
 from adam_async.model.fast.tape import Field, Op
 from adam_async.model.fast.tiles import DOT_ROWS
 from adam_async.model.layer import Layer, ScratchSpec, Slots

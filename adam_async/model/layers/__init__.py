@@ -5,14 +5,13 @@ from types import MappingProxyType
 
 from adam_async.model.layer import Layer
 from adam_async.model.layers.activations import Relu, Sigmoid, Tanh
-from adam_async.model.layers.average_pool import AveragePool
 from adam_async.model.layers.conv2d import Conv2d
 from adam_async.model.layers.dense import Dense
 from adam_async.model.layers.dropout import Dropout
 from adam_async.model.layers.joins import Add, Concatenate, Flatten
 from adam_async.model.layers.locally_connected import LocallyConnected
 from adam_async.model.layers.losses import MeanSquaredError, SoftmaxCrossEntropy
-from adam_async.model.layers.max_pool import MaxPool
+from adam_async.model.layers.pool import AveragePool, MaxPool
 from adam_async.model.layers.response_norm import LocalResponseNorm
 
 __all__ = [
