@@ -1,7 +1,7 @@
 """Pure: one update rule on several gradients of the same shards, push after push, block by block (AD-43).
 
-`Batches` is the interface, and `NumpyBatches` does it with NumPy's loops; `adam_async.model.fast.rules` has
-compiled kernels with the same bits.
+`Batches` is the interface and `NumpyBatches` uses NumPy's loops; `adam_async.model.fast.rules` has compiled
+kernels with the same bits.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,11 +14,11 @@ from numpy.typing import DTypeLike, NDArray
 from adam_async.model.rules import Rule, Sgd, new_scratch
 
 BLOCK = 32_768
-"""Elements of a block in a batch: values, gradient and state of 128 KiB each stay inside a 1 MiB L2."""
+"""Number of values in a block: values, gradient and state of 128 KiB each stay inside a 1 MiB L2."""
 
 
 class Target(Protocol):
-    """A shard that a rule changes."""
+    """A shard, which a rule changes."""
 
     @property
     def values(self) -> NDArray[Any]:
@@ -32,7 +32,7 @@ class Target(Protocol):
 
 
 class Batches(Protocol):
-    """Applies one rule. Owns scratch memory, so one per writer."""
+    """Applies one rule. Owns scratch memory, so each writer needs its own."""
 
     def apply(
         self, targets: Sequence[Target], gradients: Sequence[NDArray[Any]], rates: Sequence[float]
@@ -40,7 +40,7 @@ class Batches(Protocol):
         """Apply each gradient to all targets, one gradient after the other.
 
         Args:
-            targets: What to change, in place.
+            targets: The shards to change, in place.
             gradients: Flat, each as long as all targets together, in their order; finite.
             rates: The rate of each gradient.
         """
@@ -71,6 +71,7 @@ class NumpyBatches:
         first = 0
         while first < len(targets):
             last = first + 1
+            # Neighbouring small shards share a block, which saves calls of NumPy; the step has no state.
             while self._plain and last < len(targets) and stops[last + 1] - stops[first] <= BLOCK:
                 last += 1
             if last > first + 1:
@@ -80,7 +81,8 @@ class NumpyBatches:
             else:
                 target, mine = targets[first], [g[stops[first] : stops[last]] for g in gradients]
                 size = len(target.values)
-                # A single gradient is read once whatever the blocks, and the rule has blocks of its own.
+                # Blocks keep values in the cache from gradient to gradient; one gradient needs only the
+                # blocks of the rule itself.
                 step = BLOCK if len(gradients) > 1 else max(size, 1)
                 for start in range(0, size, step):
                     stop = min(start + step, size)
@@ -90,7 +92,7 @@ class NumpyBatches:
     def _step_together(
         self, targets: Sequence[Target], gradients: Sequence[NDArray[Any]], rates: Sequence[float]
     ) -> None:
-        """Plain SGD on small shards: the rate is multiplied in once for all of them."""
+        """Apply plain SGD to small shards: one product with the rate for all of them."""
         for gradient, rate in zip(gradients, rates, strict=True):
             step = np.multiply(gradient, float(rate), out=self._scratch[0, : len(gradient)])
             at = 0
@@ -108,7 +110,7 @@ class NumpyBatches:
         gradients: Sequence[NDArray[Any]],
         rates: Sequence[float],
     ) -> None:
-        """Counts of one number per target advance with the last block, once per gradient."""
+        """Apply the rule to one block of a shard; counts such as Adam's advance with the last block only."""
         whole = target.rule_state
         values = target.values[start:stop]
         state = {name: whole[name][start:stop] for name in self._rule.state_names}

@@ -28,7 +28,7 @@ class StepBuffers:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepInput:
-    """One group, before it is loaded into a context."""
+    """One group, to load into a context."""
 
     images: Array | None
     """Shape ``(n, C, H, W)``; None if no layer reads them."""

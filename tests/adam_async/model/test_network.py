@@ -490,5 +490,5 @@ def test_a_layer_that_fails_is_named_with_its_method(method, kernels, rule, monk
 
 @pytest.mark.parametrize("kernels", ["numpy", "auto"])
 def test_a_layer_without_a_gradient_is_told_the_method_to_add(kernels):
-    with pytest.raises(ModelError, match=r"give the class Scaled a method delta\(slots, kind, out\)"):
+    with pytest.raises(ModelError, match=r"define a method delta\(slots, kind, out\) in class Scaled"):
         scaled_step(Scaled, kernels, Sgd())

@@ -84,7 +84,7 @@ def test_mlp_takes_any_sizes():
         ("input = [1, 6, 6]", "", "needs the key 'input'"),
         ("input = [1, 6, 6]", "input = [6, 6]", r"input must be .* not \[6, 6\]"),
         ("input = [1, 6, 6]", "input = 6", "must be a list of sizes, not 6"),
-        ('name = "small"', "name = 5", "must be a text, not 5"),
+        ('name = "small"', "name = 5", "must be text, not 5"),
         ("kernel = 3", "kernal = 3", "'conv'.*unknown option 'kernal'.*known options: filters, kernel"),
         ("kernel = 3", "", "'conv'.*option 'kernel' is missing"),
         ("kernel = 3", "kernel = 0", "'conv'.*'kernel' must be a whole number of at least 1, not 0"),

@@ -235,7 +235,7 @@ def test_a_part_that_reads_no_image_takes_labels_only_and_others_must_have_their
     assert (first.input_rows, last.input_rows) == (range(8), range(0))
     assert (first.has_loss, last.has_loss) == (False, True)
     last.network.context(3).load(None, labels)
-    with pytest.raises(ModelError, match=r"images of shape \[1, 8, 8\] are read here"):
+    with pytest.raises(ModelError, match=r"this network reads images of shape \[1, 8, 8\]"):
         first.network.context(3).load(None, labels)
     with pytest.raises(ModelError, match=r"images must have shape \[1, 5, 8\], not \[1, 8, 8\]"):
         upper = Partition(network, vertical_plan(network, 2), 0).network
