@@ -1,4 +1,4 @@
-"""Pure: the layers that come with the package, by the kind a spec calls them."""
+"""Pure: the built-in layers, by their kind in a spec."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -52,4 +52,4 @@ BUILTIN_LAYERS: Mapping[str, type[Layer]] = MappingProxyType(
         "mean_squared_error": MeanSquaredError,
     }
 )
-"""Kinds a `Network` knows unless told otherwise. To add one: ``{**BUILTIN_LAYERS, "mine": Mine}``."""
+"""Kinds of layers that a `Network` accepts by default. To add one: ``{**BUILTIN_LAYERS, "mine": Mine}``."""

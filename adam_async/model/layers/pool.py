@@ -44,7 +44,7 @@ class Pool(Layer):
 
     @property
     def _tiles(self) -> bool:
-        """Whether squares neither overlap nor leave gaps: the way back writes every input exactly once."""
+        """Whether squares neither overlap nor leave gaps: backward writes every input exactly once."""
         _, rows, columns = self.output_shape
         covered = (rows * self.kernel, columns * self.kernel)
         return self.stride == self.kernel and covered == self.input_shapes[0][1:]
@@ -56,7 +56,7 @@ class Pool(Layer):
         return range(block.start * self.stride, (block.stop - 1) * self.stride + self.kernel)
 
     def tall_shape(self, images: int) -> Shape:
-        """Shape of what lies between the two passes."""
+        """Shape of the values between the two passes."""
         channels, rows, _ = self.output_shape
         return (channels, rows, self.input_shapes[0][2], images)
 
@@ -83,7 +83,7 @@ class MaxPool(Pool):
     READS_OUTPUT: ClassVar[bool] = True
 
     def scratch(self, images: int) -> dict[str, ScratchSpec]:
-        """Maxima over columns only, their error gradient, and a mask and a rest for each pass back."""
+        """Maxima over columns only, their error gradient, and a mask and a rest for each backward pass."""
         tall, whole = self.tall_shape(images), (*self.output_shape, images)
         return {
             "tall": (tall, None),
@@ -101,10 +101,11 @@ class MaxPool(Pool):
         _maximum(slots.views["across"], slots.output)
 
     def backward(self, weights: Weights, slots: Slots) -> None:
-        """Hand each error gradient back across the row, then down the column, to the value that won."""
+        """Give each error gradient to the maximum's position: first its column, then its row."""
         views, scratch = slots.views, slots.scratch
         input_error = slots.input_errors[0]
         assert input_error is not None
+        # Squares that tile write every error gradient; others add to it, or miss some.
         if not self._tiles:
             scratch["tall_error"].fill(0)
             input_error.fill(0)
@@ -175,7 +176,7 @@ class AveragePool(Pool):
         np.multiply(slots.output, 1.0 / self.kernel**2, out=slots.output)
 
     def backward(self, weights: Weights, slots: Slots) -> None:
-        """Hand each part to the whole row, then to the whole column."""
+        """Copy each part to the whole row, then to the whole column."""
         views, scratch = slots.views, slots.scratch
         input_error = slots.input_errors[0]
         assert input_error is not None

@@ -103,7 +103,7 @@ def test_the_check_of_gradients_leaves_them_out():
     check_network(network, network.initial_weights(Dice(4)), *images_of(3), Dice(4))
 
 
-def test_what_has_nothing_to_freeze_or_would_leave_nothing_to_train_is_refused():
+def test_frozen_is_refused_without_parameters_and_if_nothing_is_left_to_train():
     dense = LayerSpec.of("fc", "dense", outputs=3, frozen=True)
     relu = LayerSpec.of("relu", "relu", frozen=True)
     loss = LayerSpec.of("loss", "softmax_cross_entropy")
@@ -111,7 +111,7 @@ def test_what_has_nothing_to_freeze_or_would_leave_nothing_to_train_is_refused()
     def network_of(*layers: LayerSpec) -> Network:
         return Network(ModelSpec(name="m", input_shape=(4,), layers=layers))
 
-    with pytest.raises(SpecError, match=r"layer 'relu' .* has no parameters that option 'frozen'"):
+    with pytest.raises(SpecError, match=r"layer 'relu' .* has no parameters, so option 'frozen' has no effect"):
         network_of(LayerSpec.of("fc", "dense", outputs=3), relu, loss)
     with pytest.raises(SpecError, match=r"every layer with parameters is frozen \(fc\)"):
         network_of(dense, loss)
