@@ -42,7 +42,7 @@ class LocalResponseNorm(Layer):
         self.beta = self.real("beta", minimum=0)
         self.k = self.real("k", minimum=0)
         if self.k == 0:
-            raise self.refusal("option 'k' must be more than 0: it keeps the output finite if all inputs are 0")
+            raise self.refusal("option 'k' must be more than 0, to keep the output of an input of 0 finite")
 
     def scratch(self, images: int) -> dict[str, ScratchSpec]:
         """Scales, their powers, and one array of terms for the sums."""

@@ -193,7 +193,7 @@ def test_a_plan_for_larger_images_is_refused():
 
     with pytest.raises(ModelError, match=r"layer 'fc1'|layer 'pool1'"):
         layout_of(larger, PLAN)
-    with pytest.raises(ModelError, match="rows 0 to 5 of an image of 4 are read"):
+    with pytest.raises(ModelError, match="reads rows 0 to 5 of an image of 4"):
         Layout(DIGITS.topology, (1, 4, 8), PLAN)
 
 
