@@ -111,9 +111,7 @@ def test_frozen_is_refused_without_parameters_and_if_nothing_is_left_to_train():
     def network_of(*layers: LayerSpec) -> Network:
         return Network(ModelSpec(name="m", input_shape=(4,), layers=layers))
 
-    with pytest.raises(
-        SpecError, match=r"layer 'relu' .* has no parameters, so option 'frozen'"
-    ):
+    with pytest.raises(SpecError, match=r"layer 'relu' .* has no parameters, so option 'frozen'"):
         network_of(LayerSpec.of("fc", "dense", outputs=3), relu, loss)
     with pytest.raises(SpecError, match=r"every layer with parameters is frozen \(fc\)"):
         network_of(dense, loss)

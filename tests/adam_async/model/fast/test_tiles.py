@@ -11,7 +11,7 @@ import llvmlite.binding as llvm
 from llvmlite import ir
 
 from adam_async.model.fast.registers import SETS, Registers
-from adam_async.model.fast.squares import emit_best_of, emit_hand_out, emit_mean_of, emit_share_out
+from adam_async.model.fast.squares import emit_best_of, emit_mean_of, emit_route, emit_spread
 from adam_async.model.fast.tiles import ONE, REST, TWO, emit_dots, emit_tile, tile_vectors
 from adam_async.model.fast.vectors import I64, POINTER, whole
 
@@ -121,13 +121,13 @@ def test_no_sum_of_a_block_of_dots_lies_on_the_stack(processor, triple, register
     ("emit", "arguments"),
     [
         (emit_best_of, 6),
-        (partial(emit_hand_out, adding=False), 8),
-        (partial(emit_hand_out, adding=True), 8),
+        (partial(emit_route, adding=False), 8),
+        (partial(emit_route, adding=True), 8),
         (emit_mean_of, 6),
-        (partial(emit_share_out, adding=False), 6),
-        (partial(emit_share_out, adding=True), 6),
+        (partial(emit_spread, adding=False), 6),
+        (partial(emit_spread, adding=True), 6),
     ],
-    ids=["best_of", "hand_out", "hand_out_adding", "mean_of", "share_out", "share_out_adding"],
+    ids=["best_of", "route", "route_adding", "mean_of", "spread", "spread_adding"],
 )
 @on_each_machine
 def test_no_loop_of_pooling_touches_the_stack(processor, triple, registers, emit, arguments):
