@@ -212,7 +212,7 @@ def test_network_and_rule_equal_serial_sgd(momentum, decay):
 
 
 def bars(count, seed):
-    """Images of 8x8 with a bar, its class being its position (five rows, five columns), in noise."""
+    """Images of 8x8 with a bar in noise; the class is the bar's position (five rows, five columns)."""
     labels = Dice(seed).permutation("labels", count) % 10
     images = Dice(seed).normal("noise", count=count * 64).reshape(count, 8, 8) * 0.4
     for image, label in zip(images, labels, strict=True):

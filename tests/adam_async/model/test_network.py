@@ -423,7 +423,7 @@ def test_one_image_has_one_score_in_every_layout_and_scale_that_is_taken():
 
 
 class Scaled(Layer):
-    """A layer of a user: its input times one value, with a mistake in the method `at`."""
+    """A user's layer: its input times one value, with a mistake in the method `at`."""
 
     def __init__(self, spec, input_shapes):
         super().__init__(spec, input_shapes)
@@ -443,7 +443,7 @@ class Scaled(Layer):
 
 
 class Measured(Scaled):
-    """The same with a gradient."""
+    """A `Scaled` layer with a gradient."""
 
     def delta(self, slots, kind, out):
         out.fill(0)
@@ -489,6 +489,6 @@ def test_a_layer_that_fails_is_named_with_its_method(method, kernels, rule, monk
 
 
 @pytest.mark.parametrize("kernels", ["numpy", "auto"])
-def test_a_layer_without_a_gradient_is_told_the_method_to_add(kernels):
+def test_the_error_of_a_layer_without_a_gradient_names_the_method_to_add(kernels):
     with pytest.raises(ModelError, match=r"define a method delta\(slots, kind, out\) in class Scaled"):
         scaled_step(Scaled, kernels, Sgd())

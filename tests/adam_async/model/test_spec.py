@@ -1,4 +1,4 @@
-"""Specs are checked where they are read, and errors name the culprit."""
+"""Specs are checked when they are read, and errors name the wrong value."""
 
 import pytest
 
@@ -34,7 +34,7 @@ def test_mnist_adam_has_the_counts_of_the_paper():
 
     assert network.num_parameters == 298_090
     assert network.multiply_adds == 756_000
-    # The first layer, of 144,000, has no way back.
+    # The first layer, of 144,000, has no backward.
     assert network.operations == 6 * 756_000 - 2 * 144_000
 
 
@@ -125,7 +125,7 @@ def test_mlp_takes_any_sizes():
         ("[[layers]]", "[layers", "not valid TOML"),
     ],
 )
-def test_a_wrong_model_is_refused_with_the_culprit_named(old, new, message):
+def test_the_refusal_of_a_wrong_model_names_the_wrong_value(old, new, message):
     assert old in TOML
     with pytest.raises(SpecError, match=message):
         Network(ModelSpec.from_toml(TOML.replace(old, new, 1)))
