@@ -14,7 +14,7 @@ class ModelError(AdamError, ValueError):
 
 
 class SpecError(ModelError, ConfigError):
-    """A model specification that cannot be built; the message names the layer and what to change."""
+    """A model specification that cannot be built; the message names the layer and the change to make."""
 
 
 class LayerFailed(ModelError):

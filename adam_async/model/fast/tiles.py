@@ -215,7 +215,7 @@ def emit_dots(builder: Any, element: Any, arguments: list[Any], registers: Regis
     )
     builder.branch(line_block)
     cells = range(side * side)
-    # Both loops hand their sums on as phis: the sums stay in registers from the first line to the last.
+    # Both loops pass their sums on as phis: the sums stay in registers from the first line to the last.
 
     def phis(*sources: tuple[Any, Any]) -> list[Any]:
         made = [builder.phi(vector.type) for _ in cells]

@@ -1,4 +1,4 @@
-"""Pure: where a partition's arrays meet those of other workers: departures and arrivals.
+"""Pure: departures and arrivals, the exchange of a partition's rows with other workers.
 
 Both are layers of a partition's network that compute nothing. A *departure* follows a layer with an output
 that other workers read: forward copies their rows out, backward adds up their error gradients. An *arrival*

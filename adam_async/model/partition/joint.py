@@ -3,8 +3,9 @@
 Theory of operation
 -------------------
 Local exchange needs no message (paper 3.3; AD-15): if all workers of a replica share a process, and no
-message goes between them, one of them runs the segments of all parts, each after the segments that send to
-it. A part writes its rows into the memory of the part that reads them, and reads error gradients in place.
+network or delay between them is configured, one of them runs the segments of all parts, each after the
+segments that send to it. A part writes its rows into the memory of the part that reads them, and reads error
+gradients in place.
 
 A joint network has the interface of the whole network: weights are whole tensors, and each part reads its
 rows of them. Each gradient is joined from the parts' rows, or is the sum of the parts' gradients in the order

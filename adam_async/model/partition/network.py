@@ -228,16 +228,16 @@ def _cut(layers: Sequence[Layer]) -> Iterator[Segment]:
     """Cut the steps of a part, forward and backward, into segments."""
     steps = [(number, False) for number in range(len(layers))]
     steps += [(number, True) for number in reversed(range(len(layers)))]
-    held: list[tuple[int, bool]] = []
+    run: list[tuple[int, bool]] = []
     waiting_only = True
     for number, back in steps:
         waits = bool(_receives(layers[number], back))
-        if waits and held and not waiting_only:
-            yield _segment(layers, held)
-            held, waiting_only = [], True
-        held.append((number, back))
+        if waits and run and not waiting_only:
+            yield _segment(layers, run)
+            run, waiting_only = [], True
+        run.append((number, back))
         waiting_only = waiting_only and waits
-    yield _segment(layers, held)
+    yield _segment(layers, run)
 
 
 def _segment(layers: Sequence[Layer], steps: list[tuple[int, bool]]) -> Segment:

@@ -297,7 +297,7 @@ def _check_plan(topology: Topology, plan: PartitionPlan) -> None:
         if planned.recomputed and (layer.cut_by == "outputs" or not topology.consumers[number]):
             raise ModelError(
                 f"layer {layer.name!r} ({layer.spec.kind}) may not be recomputed: "
-                "a layer may be if it is cut by rows, or not at all, and a layer reads it"
+                "a recomputed layer is cut by rows or not at all, and another layer reads it"
             )
     for name, worker in plan.owners.items():
         if name not in names or not 0 <= worker < plan.workers:

@@ -133,7 +133,7 @@ def test_a_group_gradient_is_the_mean_and_does_not_depend_on_the_size_of_the_con
         np.testing.assert_allclose(value, np.mean([g[name] for g in singles], axis=0), rtol=1e-9, atol=1e-13)
 
 
-# What is left is NumPy's own buffers for mixing dtypes: 8192 values per operand, freed at once.
+# The rest is NumPy's own buffers for mixing dtypes: 8192 values per operand, freed at once.
 @pytest.mark.parametrize(("dtype", "limit_bytes"), [(np.float32, 256 * 1024), (np.float64, 512 * 1024)])
 def test_steady_state_allocates_no_tensors(dtype, limit_bytes):
     network = Network(named_model("mnist-adam"), dtype)

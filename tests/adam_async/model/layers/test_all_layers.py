@@ -97,7 +97,7 @@ def test_float32_agrees_with_float64_of_numpy(end, kernels):
         assert np.linalg.norm(value - exact[name]) <= 1e-4 * np.linalg.norm(exact[name]), name
 
 
-# What is left is NumPy's own buffers for strided operands and mixed dtypes: they do not grow with the group.
+# The rest is NumPy's own buffers for strided operands and mixed dtypes: they do not grow with the group.
 @pytest.mark.parametrize("kernels", ["numpy", "numba"])
 @pytest.mark.parametrize("end", ENDS)
 def test_steady_state_allocates_no_tensors(end, kernels):

@@ -267,7 +267,7 @@ def test_a_part_keeps_no_reference_to_its_wires():
             assert not context.slots(number).views.get(WIRES)
 
 
-# What is left is NumPy's own buffers for strided operands and mixed dtypes: they do not grow with the group.
+# The rest is NumPy's own buffers for strided operands and mixed dtypes: they do not grow with the group.
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("make", [vertical_plan, layers_plan])
 def test_steady_state_allocates_no_tensors(make, kernels):

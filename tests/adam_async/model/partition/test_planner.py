@@ -1,4 +1,4 @@
-"""Plans are balanced, leave nothing whole that can be cut, and name what cannot."""
+"""Plans are balanced, cut every layer that can be cut, and name the others."""
 
 from dataclasses import replace
 from itertools import combinations, pairwise
