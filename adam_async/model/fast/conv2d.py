@@ -84,7 +84,7 @@ class FastSliding(Compiled, SlidingKernel):
         # Kernel column x reads columns of phase x % stride, x // stride of them further to the right.
         starts = (((c * rows + y) * stride + x % stride) * width + x // stride) * images
         slots.views["runs"] = _whole_blocks(starts)
-        # Forward reads the weights in the order of memory; the strips of backward have tables of another order.
+        # Forward reads the weights in the order of memory; the strips of backward have other tables.
         slots.views["weights"] = np.arange(starts.size)
         slots.views["filters"] = _whole_blocks(np.arange(self.filters) * slots.output[0].size)
 

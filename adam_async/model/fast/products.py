@@ -191,7 +191,8 @@ def multiply_back_one(t, like, hyper):
     size, zero = size_of(like), like * 0
     results, errors = floats(c, k, like), floats(b, m, like)
     results[:] = zero
-    # Rows of a are read in the order of memory, four at a time: the results are read and written once for the four.
+    # Rows of a are read in the order of memory, four at a time, so the results are read and written
+    # once for the four.
     for row in range(0, m - m % 4, 4):
         e0, e1, e2, e3 = errors[row], errors[row + 1], errors[row + 2], errors[row + 3]
         w0, w1 = floats(a + row * k * size, k, like), floats(a + (row + 1) * k * size, k, like)
