@@ -336,7 +336,7 @@ class _Growing:
 def networks(draw):
     """Networks of any form, of layers of all kinds: first on images, then on features.
 
-    Half of them are chains. In the others each layer reads any before it, and a join has the rest.
+    Half of them are chains. In the others each layer reads any before it; a join reads unread outputs.
     """
     chain = draw(st.booleans())
     shape = (draw(st.integers(1, 2)), draw(st.integers(1, 11)), draw(st.integers(1, 4)))
