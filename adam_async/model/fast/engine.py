@@ -228,7 +228,7 @@ class Descent:
         self, weights: Weights, state: Mapping[str, RuleState], context: Context, rate: float
     ) -> StepOutcome:
         """Train on the group loaded in the context."""
-        # Tapes keep the address of `_hyper`, so the rate goes into the array.
+        # Tapes pass this array to the kernels, so the rate goes into it.
         self._hyper[0] = rate
         loss = 0.0
         for step in self._steps:

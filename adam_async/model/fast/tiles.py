@@ -104,8 +104,8 @@ def emit_tile(vector: Vectors, rows: int, vectors: int, access: str, arguments: 
     four_rows = builder.mul(a_step, whole(4))
 
     def entry(table: Any, k: Any) -> Any:
-        place = builder.gep(builder.inttoptr(table, POINTER), [k], source_etype=I64)
-        return builder.load(place, typ=I64, align=8)
+        at = builder.gep(builder.inttoptr(table, POINTER), [k], source_etype=I64)
+        return builder.load(at, typ=I64, align=8)
 
     def row_factors(first: Any) -> list[Any]:
         factors = []
